@@ -1,0 +1,292 @@
+"""A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+The cache is a list with one dict {"key", "value"} per layer, tensors (B, H_kv, S, D_h), made by whoever
+decodes (`generation/kv_cache.py`). Slot s of a row holds the token at absolute position s of that row, so
+`start_pos` says both where keys are written and how they are rotated.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.config import TextConfig
+
+KVCache = list[dict[str, Tensor]]
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm (arXiv:1910.07467), computed in float32 and cast back before the weight."""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        x32 = x.float()
+        x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * x32.to(x.dtype)
+
+
+def rope_frequencies(config: TextConfig, device=None) -> Tensor:
+    """Inverse rotary frequencies, (D_h / 2,) float32, with the config's scaling applied.
+
+    The llama3 rule is the one published with Llama 3.1: long wavelengths are divided by `factor`,
+    short ones kept, and those between blended linearly.
+    """
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device=device).float() / config.head_dim
+    inv_freq = 1.0 / (config.rope_theta**exponent)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return inv_freq
+    if scaling.rope_type == "linear":
+        return inv_freq / scaling.factor
+    original = scaling.original_max_position_embeddings
+    wavelength = 2 * math.pi / inv_freq
+    long_limit, short_limit = original / scaling.low_freq_factor, original / scaling.high_freq_factor
+    blend = (original / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    blended = (1 - blend) * (inv_freq / scaling.factor) + blend * inv_freq
+    scaled = torch.where(wavelength > long_limit, inv_freq / scaling.factor, inv_freq)
+    between = (wavelength <= long_limit) & (wavelength >= short_limit)
+    return torch.where(between, blended, scaled)
+
+
+def rope_tables(inv_freq: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin for absolute positions (T,) or (B, T): each (1 or B, 1, T, D_h), computed in float32."""
+    angles = positions.to(torch.float32)[..., None] * inv_freq  # (..., T, D_h / 2)
+    angles = torch.cat((angles, angles), dim=-1)
+    if angles.dim() == 2:
+        angles = angles[None]
+    return angles.cos().to(dtype)[:, None], angles.sin().to(dtype)[:, None]
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate (B, H, T, D_h) by half-splitting, the layout of Llama checkpoints on the Hub."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class Attention(nn.Module):
+    """Grouped-query attention (arXiv:2305.13245) with its three cases spelled out in `attend`."""
+
+    def __init__(self, config: TextConfig):
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads = config.num_key_value_heads
+        self.head_dim = config.head_dim
+        width, bias = config.hidden_size, config.attention_bias
+        self.q_proj = nn.Linear(width, self.num_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, self.num_kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, self.num_kv_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(self.num_heads * self.head_dim, width, bias=bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        layer_cache: dict[str, Tensor] | None,
+        start_pos: int | Tensor,
+        kv_length: int,
+    ) -> Tensor:
+        batch, length, _ = x.shape
+        q = self.q_proj(x).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
+        k = self.k_proj(x).view(batch, length, self.num_kv_heads, self.head_dim).transpose(1, 2)
+        v = self.v_proj(x).view(batch, length, self.num_kv_heads, self.head_dim).transpose(1, 2)
+        q, k = apply_rope(q, *rope), apply_rope(k, *rope)  # rotated before they are cached
+        if layer_cache is not None:
+            write_cache(layer_cache, k, v, start_pos)
+            if kv_length > length:  # there is a prefix: read it back with what was just written
+                k = layer_cache["key"][:, :, :kv_length]
+                v = layer_cache["value"][:, :, :kv_length]
+        out = attend(q, k, v, mask)
+        return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
+
+
+def write_cache(layer_cache: dict[str, Tensor], key: Tensor, value: Tensor, start_pos: int | Tensor) -> None:
+    """Write (B, H_kv, T, D_h) in place at slots start_pos … start_pos + T - 1 of each row."""
+    length = key.shape[2]
+    if isinstance(start_pos, int):
+        layer_cache["key"][:, :, start_pos : start_pos + length] = key
+        layer_cache["value"][:, :, start_pos : start_pos + length] = value
+        return
+    rows = torch.arange(key.shape[0], device=key.device)[:, None]  # (B, 1)
+    slots = start_pos[:, None] + torch.arange(length, device=key.device)  # (B, T)
+    # Advanced indexing puts the indexed axes in front: (B, T, H_kv, D_h).
+    layer_cache["key"][rows, :, slots] = key.transpose(1, 2)
+    layer_cache["value"][rows, :, slots] = value.transpose(1, 2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of q (B, H, T, D_h) over k, v (B, H_kv, S, D_h): returns (B, H, T, D_h).
+
+    Never a mask together with is_causal: what that means depends on the backend.
+    """
+    batch, heads, length, dim = q.shape
+    kv_heads = k.shape[1]
+    if length == 1:
+        # Decode: one query sees every key, so no causal mask; `mask` only hides slots that a shorter row
+        # has not filled. The heads of a group share their keys: fold them into the query axis
+        # instead of repeating the keys.
+        q = q.view(batch, kv_heads, heads // kv_heads, dim)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).view(batch, heads, 1, dim)
+    grouped = heads != kv_heads
+    if mask is None:
+        # Training and full prefill: as many queries as keys, plain causal.
+        assert length == k.shape[2], f"causal attention needs T == S, got {length} and {k.shape[2]}"
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    # A chunk on a cached prefix, padding, or packed documents: the mask says all.
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+
+
+class MLP(nn.Module):
+    """SwiGLU (arXiv:2002.05202)."""
+
+    def __init__(self, config: TextConfig):
+        super().__init__()
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(width, inner, bias=bias)
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderBlock(nn.Module):
+    def __init__(self, config: TextConfig):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, rope, mask, layer_cache, start_pos, kv_length) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rope, mask, layer_cache, start_pos, kv_length)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class LanguageModel(nn.Module):
+    """Embeddings in, hidden states out; `logits` is a call of its own."""
+
+    def __init__(self, config: TextConfig, tie_word_embeddings: bool = False):
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderBlock(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.tied = tie_word_embeddings
+        if tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        self._inv_freq: Tensor | None = None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(…, D) hidden states -> (…, V) logits."""
+        return self.lm_head(hidden)
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        kv_cache: KVCache | None = None,
+        start_pos: int | Tensor = 0,
+        position_ids: Tensor | None = None,
+    ) -> tuple[Tensor, KVCache | None]:
+        """Run the decoder.
+
+        Args:
+            x: (B, T, D) embeddings.
+            attention_mask: None; or (B, S) with 0 on padding, S = start_pos + T; or (B, T, S) bool, True
+                where a query may look, which then has the whole say (packed documents, shared prefixes).
+            kv_cache: one {"key", "value"} dict per layer, written in place at start_pos; None keeps nothing.
+            start_pos: position of the first token, an int, or (B,) int64 where rows differ.
+            position_ids: (B, T) rotary positions, for training; exclusive with a cache and with start_pos.
+
+        Returns:
+            (hidden states (B, T, D), the cache that was given).
+
+        Raises:
+            ValueError: position_ids given together with start_pos or a cache, or a cache too short.
+        """
+        positions, slots = self._positions(x, attention_mask, kv_cache, start_pos, position_ids)
+        kv_length = self._kv_length(x.shape[1], kv_cache, start_pos)
+        if kv_cache is not None:
+            self._check_cache(kv_cache, x.shape[0], kv_length)
+        mask = attention_mask_for(x.shape[1], kv_length, attention_mask, slots)
+        if self._inv_freq is None or self._inv_freq.device != x.device:
+            self._inv_freq = rope_frequencies(self.config, x.device)
+        rope = rope_tables(self._inv_freq, positions, x.dtype)
+        for index, layer in enumerate(self.layers):
+            layer_cache = None if kv_cache is None else kv_cache[index]
+            x = layer(x, rope, mask, layer_cache, start_pos, kv_length)
+        return self.norm(x), kv_cache
+
+    @staticmethod
+    def _kv_length(length: int, kv_cache: KVCache | None, start_pos: int | Tensor) -> int:
+        """Keys that this call's queries may look at."""
+        if isinstance(start_pos, int):
+            return start_pos + length
+        # Reading the longest row back would stop the device: whoever decodes hands in a buffer (or a view of
+        # one) of fitting length, and the mask hides what a row has not filled.
+        return kv_cache[0]["key"].shape[2] if kv_cache is not None else length
+
+    def _positions(self, x, attention_mask, kv_cache, start_pos, position_ids):
+        """Rotary positions (T,) or (B, T), and the slots that the queries stand at, likewise."""
+        batch, length, _ = x.shape
+        steps = torch.arange(length, device=x.device)
+        if position_ids is not None:
+            if kv_cache is not None or not isinstance(start_pos, int) or start_pos:
+                raise ValueError("position_ids are for training: give either them or start_pos and a cache")
+            return position_ids, steps
+        if not isinstance(start_pos, int):
+            if kv_cache is None:
+                raise ValueError("a start_pos for each row needs a kv_cache")
+            slots = start_pos[:, None] + steps  # (B, T)
+            return slots, slots
+        slots = steps + start_pos
+        if attention_mask is not None and attention_mask.dim() == 2 and kv_cache is None:
+            # Padding takes no position: the first real token of a row stands at 0.
+            counted = attention_mask.long().cumsum(-1) - 1
+            return counted.clamp(min=0)[:, -length:], slots
+        return slots, slots
+
+    @staticmethod
+    def _check_cache(kv_cache: KVCache, batch: int, kv_length: int) -> None:
+        rows, _, capacity, _ = kv_cache[0]["key"].shape
+        if rows != batch or capacity < kv_length:
+            raise ValueError(
+                f"kv_cache holds {rows} rows of {capacity} positions; this call needs {batch} rows of {kv_length}"
+            )
+
+
+def attention_mask_for(
+    length: int, kv_length: int, attention_mask: Tensor | None, slots: Tensor
+) -> Tensor | None:
+    """The one explicit mask, (B or 1, 1, T, S) bool, or None where SDPA's plain causal or full attention is right.
+
+    Args:
+        length: T, queries in this call.
+        kv_length: S, keys they may see.
+        attention_mask: None, (B, S) with 0 on padding, or (B, T, S) bool.
+        slots: (T,) or (B, T), the slot each query stands at.
+    """
+    if attention_mask is not None and attention_mask.dim() == 3:
+        return attention_mask[:, None]
+    shared = slots.dim() == 1
+    if attention_mask is None and shared and (length == kv_length or length == 1):
+        return None
+    keys = torch.arange(kv_length, device=slots.device)
+    mask = keys <= slots[..., None]  # (T, S) or (B, T, S)
+    mask = mask[None] if shared else mask
+    if attention_mask is not None:
+        # A padded query may look at itself, so that no softmax runs over nothing.
+        real = attention_mask.bool()[:, None, :]  # (B, 1, S)
+        mask = mask & (real | (keys == slots[..., None]))
+    return mask[:, None]

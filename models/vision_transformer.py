@@ -1,0 +1,125 @@
+"""Pixels to patch features: a SigLIP-style vision transformer (arXiv:2303.15343)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.config import VisionConfig
+
+
+class VisionAttention(nn.Module):
+    """Bidirectional multi-head attention over the patches of one tile."""
+
+    def __init__(self, config: VisionConfig):
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        width = config.hidden_size
+        self.q_proj = nn.Linear(width, width)
+        self.k_proj = nn.Linear(width, width)
+        self.v_proj = nn.Linear(width, width)
+        self.out_proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        batch, length, width = x.shape
+        # (N, P, D) -> (N, heads, P, D / heads)
+        q, k, v = (
+            projection(x).view(batch, length, self.num_heads, -1).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out_proj(out.transpose(1, 2).reshape(batch, length, width))
+
+
+class VisionMLP(nn.Module):
+    def __init__(self, config: VisionConfig):
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.approximate = "tanh" if config.hidden_act == "gelu_pytorch_tanh" else "none"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate=self.approximate))
+
+
+class VisionBlock(nn.Module):
+    def __init__(self, config: VisionConfig):
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.self_attn = VisionAttention(config)
+        self.layer_norm2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = VisionMLP(config)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.layer_norm1(x), mask)
+        return x + self.mlp(self.layer_norm2(x))
+
+
+class VisionTransformer(nn.Module):
+    """Patch convolution, learned positions, pre-norm blocks and a final layer norm; no pooling."""
+
+    def __init__(self, config: VisionConfig):
+        super().__init__()
+        self.config = config
+        self.patch_embedding = nn.Conv2d(
+            config.num_channels, config.hidden_size, kernel_size=config.patch_size, stride=config.patch_size
+        )
+        self.position_embedding = nn.Embedding(config.num_patches, config.hidden_size)
+        self.layers = nn.ModuleList(VisionBlock(config) for _ in range(config.num_hidden_layers))
+        self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, pixel_values: Tensor, patch_mask: Tensor | None = None) -> Tensor:
+        """Encode tiles.
+
+        Args:
+            pixel_values: (N, C, H, W), normalised; H and W at most `image_size`.
+            patch_mask: (N, H / patch, W / patch) bool, True on real patches; None when all are.
+
+        Returns:
+            (N, P, D_v) features, P = (H / patch) · (W / patch), row-major.
+
+        Raises:
+            ValueError: if the tiles are larger than the position table.
+        """
+        height, width = pixel_values.shape[-2:]
+        if max(height, width) > self.config.image_size:
+            raise ValueError(
+                f"tiles of {height}×{width} px do not fit a vision tower of {self.config.image_size} px: "
+                f"resize or split the picture with the checkpoint's processor"
+            )
+        x = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)  # (N, D, h, w) -> (N, P, D)
+        grid = (height // self.config.patch_size, width // self.config.patch_size)
+        x = x + self.position_embedding(self._position_ids(grid, patch_mask, x.device))
+        mask = None
+        if patch_mask is not None:
+            keys = patch_mask.flatten(1)  # (N, P)
+            # A row of padding may attend to itself, so that no softmax runs over nothing.
+            eye = torch.eye(keys.shape[1], dtype=torch.bool, device=keys.device)
+            mask = (keys[:, None, :] | eye)[:, None]  # (N, 1, P, P)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.post_layernorm(x)
+
+    def _position_ids(self, grid: tuple[int, int], patch_mask: Tensor | None, device) -> Tensor:
+        """Rows of the position table, (P,) or (N, P).
+
+        A full square tile takes them in order. Smaller or partly masked tiles spread over the table by
+        fractional coordinates, as NaViT does (arXiv:2307.06304) and Idefics3 with it.
+        """
+        side = self.config.grid
+        if patch_mask is None:
+            if grid == (side, side):
+                return torch.arange(side * side, device=device)
+            patch_mask = torch.ones(1, *grid, dtype=torch.bool, device=device)
+        full = patch_mask.all().item() and grid == (side, side)
+        if full:
+            return torch.arange(side * side, device=device)
+        boundaries = torch.arange(1 / side, 1.0, 1 / side, device=device)
+        buckets = []
+        for axis, counts in ((0, patch_mask[:, :, 0].sum(1)), (1, patch_mask[:, 0, :].sum(1))):
+            steps = torch.arange(grid[axis], device=device, dtype=torch.float32)
+            fraction = (steps[None] * (1.0 / counts)[:, None]).clamp(max=1.0 - 1e-6)
+            buckets.append(torch.bucketize(fraction, boundaries, right=True))  # (N, grid[axis])
+        ids = (buckets[0][:, :, None] * side + buckets[1][:, None, :]).flatten(1)
+        return torch.where(patch_mask.flatten(1), ids, 0)
