@@ -1,0 +1,151 @@
+"""The picture world as training batches: one picture, several questions, each blind to the others.
+
+A row is laid out as
+
+    prefix (chat opening, the picture's placeholders) | question 1, answer 1 | question 2, answer 2 | …
+
+Every question-answer branch sees the prefix and itself only, at the positions it would have alone, so that
+the picture is encoded once and all its questions are trained as if each had been asked by itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from data.shapes import FAMILIES, ask, render_with_map, sample_questions, sample_scene
+
+IGNORE_INDEX = -100
+# Pictures are drawn at one of these sizes and reduced, so that the model sees every softness of edge.
+_RENDER_SIZES, _RENDER_WEIGHTS = (96, 128, 192, 256), (0.5, 0.35, 0.1, 0.05)
+
+
+@dataclass(frozen=True)
+class ShapesStreamConfig:
+    """What a stream of batches is made of; `seed` and the batch index decide every picture."""
+
+    batch_size: int = 64
+    sequence_length: int = 128
+    image_size: int = 64
+    patch_size: int = 8
+    seed: int = 0
+    split: str = "train"
+    curriculum_pictures: int = 60_000  # pictures until scenes reach their full difficulty
+    describe_probability: float = 0.5
+    full_questions: bool = True  # False leaves the text out: pictures and dense targets only
+
+
+@dataclass(frozen=True)
+class ChatPieces:
+    """Token ids that a row is assembled from, in the model's own chat template."""
+
+    prefix: tuple[int, ...]  # from the start of the prompt to the end of the picture
+    middle: tuple[int, ...]  # from the end of a question to the start of its answer
+    end: int  # closes a turn
+    pad: int
+
+
+class ShapesStream(IterableDataset):
+    """Yields batches as dicts of tensors: pixel_values (B, 3, S, S), dense (B, P, 6), input_ids, labels,
+    position_ids, documents (B, T); documents is 0 on the prefix, k on branch k, -1 on padding, and families
+    (B, T) holds each branch's index into FAMILIES."""
+
+    def __init__(self, config: ShapesStreamConfig, tokenizer, pieces: ChatPieces, start_batch: int = 0):
+        self.config, self.tokenizer, self.pieces, self.start_batch = config, tokenizer, pieces, start_batch
+        self._ids: dict[str, list[int]] = {}
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        worker = get_worker_info()
+        step, first = (1, 0) if worker is None else (worker.num_workers, worker.id)
+        index = self.start_batch + first
+        while True:
+            yield self.batch(index)
+            index += step
+
+    def batch(self, index: int) -> dict[str, Tensor]:
+        """Batch number `index`, the same whenever and wherever it is asked for."""
+        size = self.config.batch_size
+        rows = [self.row(index * size + offset) for offset in range(size)]
+        batch = {}
+        for key in rows[0]:
+            batch[key] = torch.from_numpy(np.stack([row[key] for row in rows]))
+        batch["pixel_values"] = batch["pixel_values"].float().div_(127.5).sub_(1.0)
+        return batch
+
+    def row(self, index: int) -> dict[str, np.ndarray]:
+        """Picture number `index` with its dense targets and its packed questions."""
+        config = self.config
+        rng = random.Random(f"{config.split}:{config.seed}:{index}")
+        difficulty = min(1.0, (index + 1) / max(config.curriculum_pictures, 1))
+        scene = sample_scene(rng, split=config.split, difficulty=difficulty)
+        size = rng.choices(_RENDER_SIZES, _RENDER_WEIGHTS)[0]
+        picture, dense = render_with_map(scene, size, config.image_size // config.patch_size)
+        picture = picture.resize((config.image_size, config.image_size), Image.Resampling.LANCZOS)
+        row = {
+            "pixel_values": np.ascontiguousarray(np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1)),
+            "dense": np.asarray(dense, dtype=np.float32),
+        }
+        if config.full_questions:
+            row.update(self._pack(scene, rng))
+        return row
+
+    def _pack(self, scene, rng: random.Random) -> dict[str, np.ndarray]:
+        """Branches until the row is full; a branch that does not fit is left out, never cut."""
+        config, pieces = self.config, self.pieces
+        length, start = config.sequence_length, len(pieces.prefix)
+        row = {
+            "input_ids": np.full(length, pieces.pad, np.int64),
+            "labels": np.full(length, IGNORE_INDEX, np.int64),
+            "position_ids": np.zeros(length, np.int64),
+            "documents": np.full(length, -1, np.int64),
+            "families": np.full(length, -1, np.int64),
+        }
+        row["input_ids"][:start] = pieces.prefix
+        row["position_ids"][:start] = np.arange(start)
+        row["documents"][:start] = 0
+        questions = []
+        if rng.random() < config.describe_probability:
+            questions.append(ask(scene, rng, "describe"))
+        others = tuple(family for family in FAMILIES if family != "describe")
+        questions += sample_questions(scene, rng, 12, others)
+        at, document = start, 0
+        for qa in questions:
+            if qa is None:
+                continue
+            question = [*self.encode(qa.question), pieces.end, *pieces.middle]
+            answer = [*self.encode(" " + qa.answer), pieces.end]
+            end = at + len(question) + len(answer)
+            if end > length:
+                continue
+            document += 1
+            row["input_ids"][at:end] = question + answer
+            row["labels"][end - len(answer) : end] = answer
+            row["position_ids"][at:end] = np.arange(start, start + end - at)
+            row["documents"][at:end] = document
+            row["families"][at:end] = FAMILIES.index(qa.family)
+            at = end
+        return row
+
+    def encode(self, text: str) -> list[int]:
+        if text not in self._ids:
+            if len(self._ids) > 50_000:
+                self._ids.clear()
+            self._ids[text] = self.tokenizer.encode(text, add_special_tokens=False)
+        return self._ids[text]
+
+
+def branch_mask(documents: Tensor) -> Tensor:
+    """(B, T) documents -> (B, T, T) bool: causal, within the own branch and the prefix; padding sees itself."""
+    length = documents.shape[1]
+    query, key = documents[:, :, None], documents[:, None, :]
+    causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
+    return (causal & ((query == key) | (key == 0)) & (key >= 0)) | torch.eye(
+        length, dtype=torch.bool, device=documents.device
+    )

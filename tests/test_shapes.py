@@ -1,0 +1,207 @@
+"""The drawn world: splits, legibility, dense targets, answers that follow from the scene."""
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from data import shapes as S
+
+
+def scenes(n, **kwargs):
+    return [S.sample_scene(random.Random(i), **kwargs) for i in range(n)]
+
+
+def shape(name, colour, x, y, size=0.2):
+    return S.Thing("shape", name, colour, x, y, size, 0.0, S.RGB[colour])
+
+
+def test_digit_split_is_disjoint_stratified_and_complete():
+    (train, train_labels), (held, held_labels) = S.digit_images("train"), S.digit_images("heldout")
+    assert train.dtype == np.uint8 and train.shape[1:] == (8, 8) and len(train) + len(held) == 1797
+    assert not {a.tobytes() for a in train} & {a.tobytes() for a in held}
+    share = np.bincount(held_labels) / (np.bincount(held_labels) + np.bincount(train_labels))
+    assert np.all(abs(share - 0.2) < 0.01)
+    with pytest.raises(ValueError, match="expected split"):
+        S.digit_images("test")
+
+
+def test_scenes_follow_their_seed_and_render_deterministically():
+    a, b = scenes(1)[0], scenes(1)[0]
+    assert a == b
+    assert S.render(a, 96).size == (96, 96) and S.render(a, 96).tobytes() == S.render(b, 96).tobytes()
+
+
+def test_full_difficulty_has_the_promised_spread():
+    sample = scenes(600)
+    counts = Counter(len(s.things) for s in sample)
+    assert set(counts) == set(range(1, 9)) and min(counts.values()) > 45
+    for kind in ("word", "digit"):
+        assert 0.33 < np.mean([s.first(kind) is not None for s in sample]) < 0.47
+
+
+def test_zero_difficulty_is_few_large_things_apart():
+    for s in scenes(200, difficulty=0.0):
+        assert 1 <= len(s.things) <= 3
+        assert all(t.size >= 0.2 for t in s.things)
+
+
+def test_everything_stays_visible_and_apart():
+    for s in scenes(200):
+        ids = S.object_map(s, 128)
+        for i, t in enumerate(s.things, 1):
+            alone = (S.object_map(S.Scene((t,)), 128) > 0).sum()
+            assert (ids == i).sum() >= (0.7 if t.kind == "shape" else 0.9) * alone
+            assert all(np.hypot(t.x - o.x, t.y - o.y) >= S.MIN_CENTRES for o in s.things if o is not t)
+
+
+def test_backgrounds_contrast_with_the_inks():
+    for s in scenes(200):
+        assert all(S._contrast(s.background.first, t.rgb) >= 100 for t in s.things)
+
+
+def test_drawn_colour_is_the_named_one():
+    for s in scenes(50):
+        pixels, ids = np.asarray(S.render(s, 128), np.float32), S.object_map(s, 128)
+        for i, t in enumerate(s.things, 1):
+            if t.kind == "shape" and ids[int(t.y * 128), int(t.x * 128)] == i:
+                seen = pixels[int(t.y * 128), int(t.x * 128)]
+                assert min(S.COLOURS, key=lambda c: np.abs(seen - S.RGB[c]).sum()) == t.colour
+
+
+def test_dense_targets_by_hand():
+    scene = S.Scene((shape("square", "red", 0.25, 0.25, 0.25), shape("star", "blue", 0.80, 0.70, 0.3)))
+    image, dense = S.render_with_map(scene, 64, 4)
+    assert image.size == (64, 64) and dense.shape == (16, 6) and dense.dtype == np.float32
+    assert S.NUM_KINDS == 1 + 6 + 10 + len(S.WORDS)
+    assert dense[3].tolist() == [0, -1, 0, 0, 0, 0]                            # background
+    centre = dense[5]                                                          # row 1, column 1
+    assert centre[:2].tolist() == [2, 0] and centre[5] == 1
+    np.testing.assert_allclose(centre[2:5], [-0.5, -0.5, np.log(0.25)], atol=1e-6)
+    star = dense[2 * 4 + 3]                                                    # row 2, column 3
+    assert star[:2].tolist() == [5, 4] and star[5] == 1
+    np.testing.assert_allclose(star[2:4], [0.8 * 4 - 3.5, 0.7 * 4 - 2.5], atol=1e-6)
+    assert dense[:, 5].sum() == 2
+
+
+@pytest.mark.parametrize("grid", [4, 8, 16])
+def test_dense_offsets_point_at_centres(grid):
+    for s in scenes(30):
+        dense = S.render_with_map(s, 64, grid)[1]
+        patch = np.nonzero(dense[:, 0])[0]
+        x = (patch % grid + 0.5 + dense[patch, 2]) / grid
+        y = (patch // grid + 0.5 + dense[patch, 3]) / grid
+        for row, px, py in zip(dense[patch], x, y):
+            thing = min(s.things, key=lambda t: np.hypot(t.x - px, t.y - py))
+            assert np.hypot(thing.x - px, thing.y - py) < 1e-5
+            assert S.KINDS[int(row[0])] == thing.name and S.COLOURS[int(row[1])] == thing.colour
+        homes = {int(t.y * grid) * grid + int(t.x * grid) for t in s.things}
+        assert set(np.nonzero(dense[:, 5])[0]) == homes
+
+
+def test_answers_by_hand():
+    """Every question that can be asked of one small scene, checked against a table."""
+    scene = S.Scene((shape("circle", "red", 0.2, 0.5, 0.35), shape("square", "blue", 0.8, 0.5, 0.2),
+                     shape("square", "blue", 0.5, 0.15, 0.2)))
+    truth = {"How many blue squares are there?": "2", "How many shapes are there?": "3",
+             "How many circles are there?": "1", "What colour is the circle?": "red",
+             "What colour is the biggest shape?": "red", "Which shape is red?": "circle",
+             "Which shape is the biggest?": "circle", "Is there a red circle?": "yes",
+             "Is there a red square?": "no", "Is there a word?": "no", "Can you see a blue circle?": "no",
+             "Are there more circles than squares?": "no",
+             "Are there more red shapes or blue shapes?": "blue",
+             "Are there more squares than circles?": "yes", "Are there more circles or squares?": "squares"}
+    asked = {}
+    for i in range(3000):
+        for family in ("count", "colour", "shape", "exists", "compare"):
+            qa = S.ask(scene, random.Random(i), family)
+            asked[qa.question] = qa.answer
+    assert {q: asked.get(q) for q in truth} == truth
+    assert S.describe(scene) == ("small blue square top, big red circle left, small blue square right")
+    assert S.ask(scene, random.Random(0), "word") is None and S.ask(scene, random.Random(0), "digit") is None
+    assert S.ask(scene, random.Random(0), "position") is None  # only the circle can be named
+    with pytest.raises(ValueError, match="expected a family"):
+        S.ask(scene, random.Random(0), "mood")
+
+
+def test_positions_and_sizes_follow_the_coordinates():
+    rng, checked = random.Random(1), Counter()
+    for s in scenes(300):
+        named = {phrase: t for t, phrases in S._phrases(s) for phrase in phrases}
+        for family in ("position", "size"):
+            qa = S.ask(s, rng, family)
+            mentioned = [p for p in sorted(named, key=len, reverse=True) if qa and f"the {p}" in qa.question]
+            if len(mentioned) != 2:
+                continue
+            a, b = sorted(mentioned, key=lambda p: qa.question.index(f"the {p}"))
+            a, b = named[a], named[b]
+            if qa.question.startswith("Seen from"):
+                a, b = b, a
+            holds = {"left": a.x < b.x, "right": a.x > b.x, "above": a.y < b.y, "below": a.y > b.y,
+                     "bigger": a.size > b.size, "smaller": a.size < b.size}
+            if qa.answer in holds:
+                assert holds[qa.answer], qa
+            elif qa.answer in ("yes", "no"):
+                said = next(w for w in holds if w in qa.question.split())
+                assert holds[said] == (qa.answer == "yes"), qa
+            checked[family] += 1
+    assert checked["position"] > 80 and checked["size"] > 40
+
+
+def test_answer_balance_and_distinct_questions():
+    answers = {}
+    for i, s in enumerate(scenes(1500)):
+        found = S.sample_questions(s, random.Random(i), 4)
+        assert len({qa.question for qa in found}) == len(found) <= 4
+        for qa in found:
+            answers.setdefault(qa.family, Counter())[qa.answer] += 1
+    assert set(answers) == set(S.FAMILIES)
+    count = answers["count"]
+    assert count["0"] <= 0.12 * count.total() and count.most_common(1)[0][1] <= 0.3 * count.total()
+    for family in ("exists", "position", "size", "compare"):
+        yes, no = answers[family]["yes"], answers[family]["no"]
+        assert 0.42 < yes / (yes + no) < 0.58, (family, yes, no)
+    assert all(qa == qa.lower() for c in answers.values() for qa in c)
+
+
+def test_sample_questions_keeps_to_the_families():
+    for s in scenes(30):
+        assert {qa.family for qa in S.sample_questions(s, random.Random(0), 3, ("word", "describe"))} <= {
+            "word", "describe"}
+
+
+def test_score():
+    assert S.score("count", "3", " 3. ") == 1.0 and S.score("count", "3", "4") == 0.0
+    assert S.score(S.QA("count", "How many?", "3", ("three",)), "3", "Three") == 1.0
+    target = "big red circle top left, word tree bottom, digit 7 right"
+    assert S.score("describe", target, target) == 1.0
+    assert S.score("describe", target, "Small red circle left, word tree top, digit 7 top.") == 1.0
+    assert S.score("describe", target, "big red circle top left") == pytest.approx(0.5)
+    assert S.score("describe", target, "") == 0.0
+    assert S.score("describe", "big red circle left", "red circle, red circle") == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match="expected a family"):
+        S.score("mood", "a", "a")
+
+
+def test_majority_answers():
+    qas = [S.QA("count", "", "1"), S.QA("count", "", "2"), S.QA("count", "", "2"), S.QA("word", "", "cat")]
+    assert S.majority_answers(qas) == {"count": "2", "word": "cat"}
+
+
+def test_heldout_questions():
+    pairs = S.heldout_questions(45)
+    counts = Counter(qa.family for _, qa in pairs)
+    assert set(counts) == set(S.FAMILIES) and max(counts.values()) - min(counts.values()) <= 1
+    assert all(s.split == "heldout" for s, _ in pairs) and len({s for s, _ in pairs}) == 45
+    assert pairs == S.heldout_questions(45) and pairs != S.heldout_questions(45, seed=1)
+
+
+def test_example_scene_and_errors():
+    scene = S.example_scene()
+    assert len(scene.shapes()) == 5
+    assert (scene.first("word").name, scene.first("digit").name) == ("tree", "7")
+    assert "word tree" in S.describe(scene)
+    with pytest.raises(ValueError, match="things"):
+        S.Scene(())
+    with pytest.raises(ValueError, match="difficulty"):
+        S.sample_scene(random.Random(0), difficulty=2.0)

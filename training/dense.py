@@ -1,0 +1,50 @@
+"""Dense vision targets: what each patch shows, so that a tower trained from nothing learns to see quickly.
+
+A one-word answer tells a vision tower little. The picture generator knows, for each patch, which object
+covers it, its colour, where its centre lies and how large it is; a linear head on the patch features learns
+to say so. The head exists in training only and is not part of the saved model.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from data.shapes import COLOURS, NUM_KINDS
+
+
+class DenseHead(nn.Module):
+    """(N, P, D_v) patch features -> (N, P, kinds + colours + 4) predictions."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.linear = nn.Linear(width, NUM_KINDS + len(COLOURS) + 4)
+        nn.init.normal_(self.linear.weight, std=width**-0.5)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.linear(features)
+
+
+def dense_loss(predictions: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean loss over patches, and what share of object patches was named right.
+
+    Args:
+        predictions: (N, P, kinds + colours + 4).
+        targets: (N, P, 6): kind, colour (-1 on background), dx, dy, log size, is_centre.
+    """
+    predictions, targets = predictions.flatten(0, 1), targets.flatten(0, 1)
+    kinds, colours, geometry, centre = predictions.split((NUM_KINDS, len(COLOURS), 3, 1), dim=-1)
+    kind, colour = targets[:, 0].long(), targets[:, 1].long()
+    foreground = kind > 0
+    kind_loss = F.cross_entropy(kinds, kind)
+    centre_loss = F.binary_cross_entropy_with_logits(centre[:, 0], targets[:, 5])
+    colour_loss = F.cross_entropy(colours, colour, ignore_index=-1)
+    distance = F.smooth_l1_loss(geometry, targets[:, 2:5], reduction="none").sum(-1)
+    geometry_loss = (distance * foreground).sum() / foreground.sum().clamp(min=1)
+    loss = kind_loss + centre_loss + 0.5 * colour_loss + 0.5 * geometry_loss
+    with torch.no_grad():
+        right_kind = (kinds.argmax(-1) == kind)[foreground].float().mean()
+        right_colour = (colours.argmax(-1) == colour)[foreground].float().mean()
+    return loss, {"patch_kind": right_kind, "patch_colour": right_colour}
