@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from data.idefics_builder import make_hf_processor
+from data.processor import make_processor
 from data.shapes import FAMILIES, ask, sample_questions, sample_scene
 from data.shapes_stream import ChatPieces, ShapesStream, ShapesStreamConfig, branch_mask
 from data.tokenizer import build_tokenizer
@@ -49,7 +49,7 @@ def build_processor(config: TrainConfig):
         texts += [" " + ask(scene, rng, "describe").answer, "User:", "System:", "\nAssistant:"]
     tokenizer = build_tokenizer(texts, config.vocab_size)
     tokens = (config.image_size // config.patch_size // config.scale_factor) ** 2
-    return make_hf_processor(tokenizer, image_size=config.image_size, image_seq_len=tokens)
+    return make_processor(tokenizer, image_size=config.image_size, image_seq_len=tokens)
 
 
 def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:

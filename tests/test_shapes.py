@@ -1,4 +1,5 @@
 """The drawn world: splits, legibility, dense targets, answers that follow from the scene."""
+
 import random
 from collections import Counter
 
@@ -6,6 +7,9 @@ import numpy as np
 import pytest
 
 from data import shapes as S
+from data.shapes.questions import _phrases
+from data.shapes.sampling import _contrast
+from data.shapes.world import MIN_CENTRES
 
 
 def scenes(n, **kwargs):
@@ -52,12 +56,12 @@ def test_everything_stays_visible_and_apart():
         for i, t in enumerate(s.things, 1):
             alone = (S.object_map(S.Scene((t,)), 128) > 0).sum()
             assert (ids == i).sum() >= (0.7 if t.kind == "shape" else 0.9) * alone
-            assert all(np.hypot(t.x - o.x, t.y - o.y) >= S.MIN_CENTRES for o in s.things if o is not t)
+            assert all(np.hypot(t.x - o.x, t.y - o.y) >= MIN_CENTRES for o in s.things if o is not t)
 
 
 def test_backgrounds_contrast_with_the_inks():
     for s in scenes(200):
-        assert all(S._contrast(s.background.first, t.rgb) >= 100 for t in s.things)
+        assert all(_contrast(s.background.first, t.rgb) >= 100 for t in s.things)
 
 
 def test_drawn_colour_is_the_named_one():
@@ -73,12 +77,12 @@ def test_dense_targets_by_hand():
     scene = S.Scene((shape("square", "red", 0.25, 0.25, 0.25), shape("star", "blue", 0.80, 0.70, 0.3)))
     image, dense = S.render_with_map(scene, 64, 4)
     assert image.size == (64, 64) and dense.shape == (16, 6) and dense.dtype == np.float32
-    assert S.NUM_KINDS == 1 + 6 + 10 + len(S.WORDS)
-    assert dense[3].tolist() == [0, -1, 0, 0, 0, 0]                            # background
-    centre = dense[5]                                                          # row 1, column 1
+    assert 1 + 6 + 10 + len(S.WORDS) == S.NUM_KINDS
+    assert dense[3].tolist() == [0, -1, 0, 0, 0, 0]  # background
+    centre = dense[5]  # row 1, column 1
     assert centre[:2].tolist() == [2, 0] and centre[5] == 1
     np.testing.assert_allclose(centre[2:5], [-0.5, -0.5, np.log(0.25)], atol=1e-6)
-    star = dense[2 * 4 + 3]                                                    # row 2, column 3
+    star = dense[2 * 4 + 3]  # row 2, column 3
     assert star[:2].tolist() == [5, 4] and star[5] == 1
     np.testing.assert_allclose(star[2:4], [0.8 * 4 - 3.5, 0.7 * 4 - 2.5], atol=1e-6)
     assert dense[:, 5].sum() == 2
@@ -101,16 +105,30 @@ def test_dense_offsets_point_at_centres(grid):
 
 def test_answers_by_hand():
     """Every question that can be asked of one small scene, checked against a table."""
-    scene = S.Scene((shape("circle", "red", 0.2, 0.5, 0.35), shape("square", "blue", 0.8, 0.5, 0.2),
-                     shape("square", "blue", 0.5, 0.15, 0.2)))
-    truth = {"How many blue squares are there?": "2", "How many shapes are there?": "3",
-             "How many circles are there?": "1", "What colour is the circle?": "red",
-             "What colour is the biggest shape?": "red", "Which shape is red?": "circle",
-             "Which shape is the biggest?": "circle", "Is there a red circle?": "yes",
-             "Is there a red square?": "no", "Is there a word?": "no", "Can you see a blue circle?": "no",
-             "Are there more circles than squares?": "no",
-             "Are there more red shapes or blue shapes?": "blue",
-             "Are there more squares than circles?": "yes", "Are there more circles or squares?": "squares"}
+    scene = S.Scene(
+        (
+            shape("circle", "red", 0.2, 0.5, 0.35),
+            shape("square", "blue", 0.8, 0.5, 0.2),
+            shape("square", "blue", 0.5, 0.15, 0.2),
+        )
+    )
+    truth = {
+        "How many blue squares are there?": "2",
+        "How many shapes are there?": "3",
+        "How many circles are there?": "1",
+        "What colour is the circle?": "red",
+        "What colour is the biggest shape?": "red",
+        "Which shape is red?": "circle",
+        "Which shape is the biggest?": "circle",
+        "Is there a red circle?": "yes",
+        "Is there a red square?": "no",
+        "Is there a word?": "no",
+        "Can you see a blue circle?": "no",
+        "Are there more circles than squares?": "no",
+        "Are there more red shapes or blue shapes?": "blue",
+        "Are there more squares than circles?": "yes",
+        "Are there more circles or squares?": "squares",
+    }
     asked = {}
     for i in range(3000):
         for family in ("count", "colour", "shape", "exists", "compare"):
@@ -127,7 +145,7 @@ def test_answers_by_hand():
 def test_positions_and_sizes_follow_the_coordinates():
     rng, checked = random.Random(1), Counter()
     for s in scenes(300):
-        named = {phrase: t for t, phrases in S._phrases(s) for phrase in phrases}
+        named = {phrase: t for t, phrases in _phrases(s) for phrase in phrases}
         for family in ("position", "size"):
             qa = S.ask(s, rng, family)
             mentioned = [p for p in sorted(named, key=len, reverse=True) if qa and f"the {p}" in qa.question]
@@ -137,8 +155,14 @@ def test_positions_and_sizes_follow_the_coordinates():
             a, b = named[a], named[b]
             if qa.question.startswith("Seen from"):
                 a, b = b, a
-            holds = {"left": a.x < b.x, "right": a.x > b.x, "above": a.y < b.y, "below": a.y > b.y,
-                     "bigger": a.size > b.size, "smaller": a.size < b.size}
+            holds = {
+                "left": a.x < b.x,
+                "right": a.x > b.x,
+                "above": a.y < b.y,
+                "below": a.y > b.y,
+                "bigger": a.size > b.size,
+                "smaller": a.size < b.size,
+            }
             if qa.answer in holds:
                 assert holds[qa.answer], qa
             elif qa.answer in ("yes", "no"):
@@ -167,7 +191,9 @@ def test_answer_balance_and_distinct_questions():
 def test_sample_questions_keeps_to_the_families():
     for s in scenes(30):
         assert {qa.family for qa in S.sample_questions(s, random.Random(0), 3, ("word", "describe"))} <= {
-            "word", "describe"}
+            "word",
+            "describe",
+        }
 
 
 def test_score():
