@@ -187,6 +187,12 @@ class LanguageModel(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         self._inv_freq: Tensor | None = None
 
+    def inv_freq(self, device: torch.device) -> Tensor:
+        """(D_h / 2,) float32 rotary frequencies; computed once, and never stored with the weights."""
+        if self._inv_freq is None or self._inv_freq.device != device:
+            self._inv_freq = rope_frequencies(self.config, device)
+        return self._inv_freq
+
     def logits(self, hidden: Tensor) -> Tensor:
         """(…, D) hidden states -> (…, V) logits."""
         return self.lm_head(hidden)
@@ -220,9 +226,7 @@ class LanguageModel(nn.Module):
         if kv_cache is not None:
             self._check_cache(kv_cache, x.shape[0], kv_length)
         mask = attention_mask_for(x.shape[1], kv_length, attention_mask, slots)
-        if self._inv_freq is None or self._inv_freq.device != x.device:
-            self._inv_freq = rope_frequencies(self.config, x.device)
-        rope = rope_tables(self._inv_freq, positions, x.dtype)
+        rope = rope_tables(self.inv_freq(x.device), positions, x.dtype)
         for index, layer in enumerate(self.layers):
             layer_cache = None if kv_cache is None else kv_cache[index]
             x = layer(x, rope, mask, layer_cache, start_pos, kv_length)

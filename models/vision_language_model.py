@@ -7,12 +7,28 @@ new_ids = model.generate(**processor_output, max_new_tokens=64)      # (B, T_new
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from generation import kv_cache as kv
+from generation.decoding import (
+    CacheCursor,
+    Chooser,
+    Generated,
+    GenerationOptions,
+    Stopwatch,
+    TokenStream,
+    decode,
+    eager_step,
+    initial_capacity,
+    prefill,
+    recompute_step,
+)
+from generation.prompt import Prompt, compact, prompt_lengths, seen_tokens
+from models.checkpoints.pretrained import Pretrained
 from models.config import VLMConfig
 from models.language_model import KVCache, LanguageModel
 from models.modality_projector import ModalityProjector
@@ -29,7 +45,7 @@ class VLMOutput:
     loss: Tensor | None = None
 
 
-class VisionLanguageModel(nn.Module):
+class VisionLanguageModel(Pretrained, nn.Module):
     """A ViT, a projector and a decoder.
 
     Call names are transformers': a processor's output passes straight in as keyword arguments.
@@ -50,8 +66,8 @@ class VisionLanguageModel(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.language_model.embed_tokens.weight.dtype
 
-    def init_weights(self, generator: torch.Generator | None = None) -> None:
-        """Initialise every weight, in this one place.
+    def init_weights(self, generator: torch.Generator | None = None, prefix: str = "") -> None:
+        """Initialise every weight whose name starts with `prefix`, in this one place.
 
         Normal(0, 0.02) for text as in Llama, with the two projections that write into the residual stream
         scaled by 1 / sqrt(2 · layers) as in GPT-2; variance-preserving Normal(0, 1 / sqrt(fan_in)) for vision
@@ -59,6 +75,8 @@ class VisionLanguageModel(nn.Module):
         """
         depth = 1 / math.sqrt(2 * self.config.text.num_hidden_layers)
         for name, parameter in self.named_parameters():
+            if not name.startswith(prefix):
+                continue
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif parameter.dim() == 1:
@@ -92,7 +110,7 @@ class VisionLanguageModel(nn.Module):
                 pixel_values, mask = pixel_values[real], None if mask is None else mask[real]
         if pixel_values.dim() != 4:
             raise ValueError(
-                f"pixel_values: expected (N, 3, H, W) or (B, n, 3, H, W), got shape {tuple(pixel_values.shape)}"
+                f"pixel_values: expected (N, 3, H, W) or (B, n, 3, H, W), got {tuple(pixel_values.shape)}"
             )
         patch_mask = None
         if mask is not None and not mask.all():
@@ -134,8 +152,9 @@ class VisionLanguageModel(nn.Module):
         expected, got = int(places.sum()), 0 if features is None else features.shape[0] * features.shape[1]
         if expected != got:
             raise ValueError(
-                f"the prompt holds {expected} image placeholders (id {self.config.image_token_id}) but the pictures "
-                f"give {got} features ({self.config.tokens_per_tile} a tile): build both with the same processor"
+                f"the prompt holds {expected} image placeholders (id {self.config.image_token_id}) but the "
+                f"pictures give {got} features ({self.config.tokens_per_tile} a tile): build both with the "
+                "same processor"
             )
         if features is None:
             return x
@@ -190,6 +209,117 @@ class VisionLanguageModel(nn.Module):
         if attention_mask is not None and front and attention_mask.dim() == 2:
             attention_mask = F.pad(attention_mask, (front, 0), value=1)
         return self.language_model(x, attention_mask, kv_cache, start_pos, position_ids)
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        pixel_values: Tensor | None = None,
+        pixel_attention_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **options,
+    ) -> Tensor:
+        """New token ids (B · N, T_new), stop tokens included, the pad id behind a row's stop.
+
+        Args:
+            input_ids: (B, T).
+            pixel_values: (B, n, 3, H, W) or (N, 3, H, W), or None.
+            pixel_attention_mask: (B, n, H, W) or (N, H, W), or None.
+            attention_mask: (B, T), 0 on padding, on either side; every row gets what it gets alone.
+            **options: fields of `GenerationOptions`: max_new_tokens, temperature (0, the default, is greedy),
+                top_k, top_p, min_p, repetition_penalty, seed, stop_token_ids, num_return_sequences,
+                use_cache.
+
+        Raises:
+            TypeError: an option that does not exist.
+            ValueError: bad options or shapes, prompt and answer too long for the context, logits not finite.
+        """
+        return self.generate_detailed(
+            input_ids, pixel_values, pixel_attention_mask, attention_mask, **options
+        ).token_ids
+
+    def generate_detailed(self, *inputs, **inputs_and_options) -> Generated:
+        """`generate`, with stop reasons, timings and sizes. Takes the same arguments."""
+        return self.generate_stream(*inputs, **inputs_and_options).drain()
+
+    def generate_stream(
+        self,
+        input_ids: Tensor,
+        pixel_values: Tensor | None = None,
+        pixel_attention_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **options,
+    ) -> TokenStream:
+        """`generate`, token by token: iterate for (B · N,) ids, then read `.result`."""
+        options = GenerationOptions(**options)
+        if options.stop_token_ids is None:
+            options = replace(options, stop_token_ids=tuple(self.config.eos_token_ids))
+        has_pictures = pixel_values is not None and pixel_values.numel() > 0
+        prefix = self.config.image_placement == "prefix" and has_pictures
+        lengths = prompt_lengths(
+            input_ids,
+            attention_mask,
+            front=self.config.tokens_per_tile if prefix else 0,
+            max_new_tokens=options.max_new_tokens,
+            context=self.config.text.max_position_embeddings,
+        )
+        input_ids = input_ids.to(self.device)
+        attention_mask = None if attention_mask is None else attention_mask.to(self.device)
+
+        def embed_prompt() -> Prompt:
+            x = self.embed(input_ids, pixel_values, pixel_attention_mask)
+            return compact(x, attention_mask, lengths)
+
+        seen = None
+        if options.repetition_penalty != 1:
+            vocab, answers = self.config.text.vocab_size, options.num_return_sequences
+            seen = seen_tokens(input_ids, attention_mask, vocab, answers)
+        return TokenStream(self._generate(embed_prompt, lengths, options, seen))
+
+    @torch.no_grad()
+    def _generate(self, embed_prompt, lengths: list[int], options: GenerationOptions, seen: Tensor | None):
+        """Yield (B · N,) ids, return `Generated`: one prefill pass, then token by token through the cache."""
+        language_model, text, answers = self.language_model, self.config.text, options.num_return_sequences
+        needed, start = max(lengths) + options.max_new_tokens - 1, max(lengths)
+        room = initial_capacity(start, options.max_new_tokens)
+        watch = Stopwatch(self.device)
+        prompt = embed_prompt()
+        watch.lap("vision")
+
+        kv_cache = None
+        if options.use_cache:
+            own_room = room if answers == 1 else start
+            kv_cache = kv.allocate_for(text, len(lengths), own_room, like=prompt.embeddings)
+        logits = prefill(language_model, prompt, kv_cache).repeat_interleave(answers, 0)  # (B · N, V)
+        if options.use_cache:
+            if answers > 1:
+                kv_cache = kv.fork(kv_cache, start, answers, room)
+            step = options.decode_step or eager_step(language_model)
+        else:
+            step = recompute_step(language_model, lambda: embed_prompt().repeat(answers))
+        watch.lap("prefill")
+
+        chooser = Chooser(options, len(lengths), self._pad_id(options), self.device, seen)
+        row_lengths = tuple(length for length in lengths for _ in range(answers))
+        cursor = CacheCursor(kv_cache, row_lengths, self.device, limit=needed)
+        tokens = []
+        for token in decode(step, logits, chooser, cursor, options.max_new_tokens):
+            tokens.append(token)
+            yield token[:, 0]
+        watch.lap("decode")
+        return Generated(
+            token_ids=torch.cat(tokens, dim=1),
+            lengths=chooser.lengths.tolist(),
+            stop_reasons=["stop" if stopped else "length" for stopped in chooser.stopped.tolist()],
+            prompt_tokens=lengths,
+            seconds=watch.seconds,
+            kv_cache_bytes=kv.size_in_bytes(kv_cache) if kv_cache else 0,
+            decode_steps=len(tokens) - 1,
+        )
+
+    def _pad_id(self, options: GenerationOptions) -> int:
+        if self.config.pad_token_id is not None:
+            return self.config.pad_token_id
+        return options.stop_token_ids[0] if options.stop_token_ids else 0
 
     def loss(
         self,

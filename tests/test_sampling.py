@@ -1,0 +1,127 @@
+"""The sampler against transformers' own processors and warpers, and the distribution it draws from."""
+
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from generation.sampling import SamplingParams, adjusted_scores, make_generators, sample
+
+CASES = [
+    {"temperature": 0.7},
+    {"temperature": 1.3, "top_k": 5},
+    {"temperature": 1.0, "top_k": 1000},
+    {"temperature": 0.5, "top_p": 0.9},
+    {"temperature": 2.0, "top_p": 1e-6},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 1.0, "min_p": 1.0},
+    {"temperature": 1.5, "repetition_penalty": 1.7},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 0.6},
+]
+
+
+def transformers_scores(params: SamplingParams, ids, logits):
+    steps = LogitsProcessorList()
+    if params.repetition_penalty != 1:
+        steps.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    steps.append(TemperatureLogitsWarper(params.temperature))
+    if params.top_k:
+        steps.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        steps.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        steps.append(MinPLogitsWarper(params.min_p))
+    return steps(ids, logits)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_scores_equal_transformers(case):
+    torch.manual_seed(1)
+    params = SamplingParams(**case)
+    logits, ids = torch.randn(64, 200) * 4, torch.randint(0, 200, (64, 30))
+    seen = torch.zeros(64, 200, dtype=torch.bool).scatter_(1, ids, True)
+    got = adjusted_scores(logits, params, seen)
+    expected = transformers_scores(params, ids, logits)
+    assert torch.equal(got.isinf(), expected.isinf())
+    torch.testing.assert_close(got, expected)
+
+
+def test_greedy_is_the_exact_argmax_and_needs_no_generator():
+    logits = torch.randn(7, 500)
+    token = sample(logits, SamplingParams())
+    assert token.shape == (7, 1) and token.dtype == torch.int64
+    assert torch.equal(token, logits.argmax(-1, keepdim=True))
+
+
+def test_greedy_takes_the_penalty():
+    logits = torch.tensor([[2.0, 1.5, -1.0]])
+    seen = torch.tensor([[True, False, True]])
+    assert sample(logits, SamplingParams(repetition_penalty=2.0), seen=seen).item() == 1
+
+
+@pytest.mark.parametrize(
+    "case", [{"temperature": 1.0}, {"temperature": 0.6, "top_k": 6, "top_p": 0.9}], ids=str
+)
+def test_draws_follow_the_distribution(case):
+    """Chi-squared over 20,000 draws, against the 99.99 % quantile for at most 11 degrees of freedom."""
+    params, draws = SamplingParams(**case), 20_000
+    logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(3)) * 1.5
+    wanted = transformers_scores(params, torch.zeros(1, 1, dtype=torch.int64), logits).softmax(-1)[0]
+    tokens = sample(logits.expand(draws, -1), params, torch.Generator().manual_seed(4))
+    counts = torch.bincount(tokens[:, 0], minlength=12).float()
+    kept = wanted > 0
+    assert not counts[~kept].any(), "a token that was filtered out was drawn"
+    expected = wanted[kept] * draws
+    assert ((counts[kept] - expected) ** 2 / expected).sum().item() < 37.4
+
+
+def test_a_generator_for_each_row_makes_rows_independent_of_the_batch():
+    params, logits = SamplingParams(temperature=1.0), torch.randn(1, 300).repeat(6, 1)
+    batch = sample(logits, params, make_generators(5, prompts=3, answers=2, device="cpu"))[:, 0]
+    alone = [sample(logits[:1], params, make_generators(5 + j, 1, 1, "cpu")).item() for j in range(2)]
+    assert batch.tolist() == alone * 3
+    torch.manual_seed(0)
+    first = make_generators(None, 2, 1, "cpu")
+    torch.manual_seed(0)
+    second = make_generators(None, 2, 1, "cpu")
+    assert [g.initial_seed() for g in first] == [g.initial_seed() for g in second]
+    assert first[0].initial_seed() != first[1].initial_seed()
+
+
+def test_missing_pieces_are_errors():
+    logits = torch.randn(2, 5)
+    with pytest.raises(ValueError, match=r"needs a torch\.Generator"):
+        sample(logits, SamplingParams(temperature=1.0))
+    with pytest.raises(ValueError, match="each of 2 rows, got 3"):
+        sample(logits, SamplingParams(temperature=1.0), make_generators(0, 3, 1, "cpu"))
+    with pytest.raises(ValueError, match="needs `seen`"):
+        sample(logits, SamplingParams(repetition_penalty=1.1))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_k", -1),
+        ("top_k", 2.5),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.5),
+        ("min_p", 2.0),
+        ("repetition_penalty", 0.0),
+        ("seed", -1),
+        ("seed", 2**63),
+        ("seed", True),
+    ],
+)
+def test_bad_params_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"{field}: expected"):
+        SamplingParams(**{field: value})

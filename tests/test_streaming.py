@@ -1,0 +1,59 @@
+"""Text as it arrives: cut at characters, special tokens skipped, the pieces adding up to the whole."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from generation.streaming import TextStream, stream_text
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """One token for each byte, and <end>: every character beyond ASCII takes several tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
+    tokenizer.add_special_tokens({"eos_token": "<end>"})
+    return tokenizer
+
+
+TEXTS = [
+    "two red circles",
+    "naïve café",
+    "日本語のテキスト",
+    "a 👩\u200d🚀 in space 🚀!",
+    " leading\n\n and trailing  ",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_are_whole_characters_and_add_up(tokenizer, text):
+    ids = [*tokenizer.encode(text), tokenizer.eos_token_id]
+    stream = TextStream(tokenizer)
+    pieces = [stream.put(token_id) for token_id in ids]
+    assert "".join(pieces) + stream.finish() == text
+    assert all("\ufffd" not in piece for piece in pieces)
+    assert [piece for piece in pieces if piece] == list(text)
+
+
+def test_a_character_that_never_completes_is_dropped(tokenizer):
+    stream = TextStream(tokenizer)
+    pieces = [stream.put(token_id) for token_id in tokenizer.encode("ok 🚀")[:-1]]
+    assert "".join(pieces) == "ok " and stream.finish() == ""
+    assert stream.put(tokenizer.encode("x")[0]) == "x", "a finished stream starts afresh"
+
+
+def test_special_tokens_can_be_kept(tokenizer):
+    stream = TextStream(tokenizer, skip_special_tokens=False)
+    assert stream.put(tokenizer.eos_token_id) == "<end>"
+
+
+def test_stream_text_takes_the_columns_of_one_row(tokenizer):
+    columns = [torch.tensor([token_id]) for token_id in tokenizer.encode("çé")]
+    assert list(stream_text(columns, tokenizer)) == ["ç", "é"]
+    with pytest.raises(ValueError, match="one answer, got 2"):
+        list(stream_text([torch.tensor([1, 2])], tokenizer))
