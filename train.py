@@ -24,10 +24,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from data.processor import make_processor
+from data.processor import Processor, make_processor
 from data.shapes import FAMILIES, ask, sample_questions, sample_scene
 from data.shapes_stream import ChatPieces, ShapesStream, ShapesStreamConfig, branch_mask
 from data.tokenizer import build_tokenizer
+from models.checkpoints.card import model_card
+from models.checkpoints.locate import snapshot
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from training.config import TrainConfig, parse_config
@@ -142,7 +144,9 @@ def evaluate(model, head, stream: ShapesStream, batches: int, vision_only: bool)
         targets = batch["labels"][:, 1:]
         labelled = targets != IGNORE_INDEX
         wrong = torch.zeros_like(labelled)
-        wrong[labelled] = model.language_model.logits(hidden[:, :-1][labelled]).argmax(-1) != targets[labelled]
+        wrong[labelled] = (
+            model.language_model.logits(hidden[:, :-1][labelled]).argmax(-1) != targets[labelled]
+        )
         tokens_right, tokens = tokens_right + (labelled & ~wrong).sum().item(), tokens + labelled.sum().item()
         count_branches(batch, wrong, right, asked)
     model.train()
@@ -189,9 +193,14 @@ def main(arguments: list[str] | None = None) -> None:
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
 
-    processor = build_processor(config)
-    model = build_model(config, processor.tokenizer).to(device)
-    head = DenseHead(config.vision_width).to(device)
+    if config.init_from:
+        model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
+        model.train()
+        processor = Processor.from_pretrained(snapshot(config.init_from), config=model.config)
+    else:
+        processor = build_processor(config)
+        model = build_model(config, processor.tokenizer).to(device)
+    head = DenseHead(model.config.vision.hidden_size).to(device)
     trained = nn.ModuleDict({"model": model, "head": head})
     optimizers = build_optimizers(trained, config.lr, config.matrix_lr, config.weight_decay)
     average = {name: p.detach().clone() for name, p in trained.named_parameters()}
@@ -208,12 +217,23 @@ def main(arguments: list[str] | None = None) -> None:
     pieces = chat_pieces(processor.tokenizer, model.config.tokens_per_tile)
     stream = ShapesStream(stream_config, processor.tokenizer, pieces, start_batch=first)
     heldout_config = ShapesStreamConfig(
-        **{**vars(stream_config), "seed": HELDOUT_SEED, "split": "heldout", "curriculum_pictures": 0}
+        **{
+            **vars(stream_config),
+            "seed": HELDOUT_SEED,
+            "split": "heldout",
+            "curriculum_pictures": 0,
+            "list_probability": 0.0,
+        }
     )
     heldout = ShapesStream(heldout_config, processor.tokenizer, pieces)
     parameters = sum(p.numel() for p in model.parameters())
-    print(f"{parameters:,} parameters on {device}, steps {first} to {config.steps} of {config.batch_size} pictures")
-    loader = DataLoader(stream, batch_size=None, num_workers=config.workers, prefetch_factor=4 if config.workers else None)
+    print(
+        f"{parameters:,} parameters on {device}; steps {first} to {config.steps}, "
+        f"{config.batch_size} pictures each"
+    )
+    loader = DataLoader(
+        stream, batch_size=None, num_workers=config.workers, prefetch_factor=4 if config.workers else None
+    )
     run(config, loader, heldout, trained, optimizers, average, processor, first)
 
 
@@ -222,7 +242,7 @@ def run(config, loader, heldout, trained, optimizers, average, processor, first:
     model, head, output = trained["model"], trained["head"], Path(config.output)
     metrics = (output / "metrics.jsonl").open("a")
     bar = tqdm(total=config.steps, initial=first, unit="step", smoothing=0.02, mininterval=2)
-    began, batches = time.time(), iter(loader)
+    began, batches, scores = time.time(), iter(loader), {}
     for step in range(first, config.steps):
         batch = to_device(next(batches), model.device)
         vision_only = step < config.vision_steps
@@ -230,7 +250,9 @@ def run(config, loader, heldout, trained, optimizers, average, processor, first:
         loss.backward()
         norm = nn.utils.clip_grad_norm_(trained.parameters(), config.grad_clip)
         if not torch.isfinite(norm):
-            raise SystemExit(f"step {step}: the gradient is {norm.item()}; the last checkpoint is in {output}")
+            raise SystemExit(
+                f"step {step}: the gradient is {norm.item()}; the last checkpoint is in {output}"
+            )
         rate = schedule(step, config.steps, config.warmup_steps, config.decay_fraction, config.vision_steps)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -245,7 +267,9 @@ def run(config, loader, heldout, trained, optimizers, average, processor, first:
             row |= {name: round(value.item(), 5) for name, value in logged.items()}
             row["pictures_per_second"] = (done - first) * config.batch_size / (time.time() - began)
             write(metrics, row)
-            bar.set_postfix({k: f"{v:.3f}" for k, v in row.items() if k in ("loss", "dense_loss", "patch_kind")})
+            bar.set_postfix(
+                {k: f"{v:.3f}" for k, v in row.items() if k in ("loss", "dense_loss", "patch_kind")}
+            )
         if done % config.eval_every == 0 or done == config.steps:
             with averaged(trained, average):
                 batch_count = math.ceil(config.eval_pictures / config.batch_size)
@@ -254,6 +278,24 @@ def run(config, loader, heldout, trained, optimizers, average, processor, first:
             bar.write(f"step {done}: " + ", ".join(f"{k[5:]} {v:.3f}" for k, v in scores.items()))
         if done % config.save_every == 0 or done == config.steps:
             save_state(output, trained, optimizers, average, config, done)
+            with averaged(trained, average):
+                model.save_pretrained(output, processor, card=card(model, output, done, config, scores))
+
+
+def card(model, output: Path, step: int, config: TrainConfig, scores: dict[str, float]) -> str:
+    """The model card of a run as far as it has come."""
+    rows = [{"held-out, in the run": k.removeprefix("eval_"), "value": f"{v:.3f}"} for k, v in scores.items()]
+    return model_card(
+        output.name,
+        model.config,
+        sum(p.numel() for p in model.parameters()),
+        summary="Answers questions about the built-in picture world of Ocelli: drawn shapes, printed words, "
+        "handwritten digits. It knows nothing else.",
+        training_data=f"{step * config.batch_size:,} pictures of data/shapes, drawn on the fly (seed "
+        f"{config.seed}), each with several questions; digits from the UCI set that scikit-learn carries.",
+        evaluation=rows,
+        license="apache-2.0",
+    )
 
 
 def write(metrics, row: dict) -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from data.shapes import FAMILIES, ask, render_with_map, sample_questions, sample_scene
+from data.shapes import FAMILIES, ask, ask_list, render_with_map, sample_questions, sample_scene
 
 IGNORE_INDEX = -100
 # Pictures are drawn at one of these sizes and reduced, so that the model sees every softness of edge.
@@ -38,7 +38,8 @@ class ShapesStreamConfig:
     seed: int = 0
     split: str = "train"
     curriculum_pictures: int = 60_000  # pictures until scenes reach their full difficulty
-    describe_probability: float = 0.5
+    describe_probability: float = 0.4  # pictures with a full description among their questions
+    list_probability: float = 0.5  # pictures with a list (see data/shapes/lists.py)
     full_questions: bool = True  # False leaves the text out: pictures and dense targets only
 
 
@@ -55,7 +56,7 @@ class ChatPieces:
 class ShapesStream(IterableDataset):
     """Yields batches as dicts of tensors: pixel_values (B, 3, S, S), dense (B, P, 6), input_ids, labels,
     position_ids, documents (B, T); documents is 0 on the prefix, k on branch k, -1 on padding, and families
-    (B, T) holds each branch's index into FAMILIES."""
+    (B, T) holds each branch's index into FAMILIES, -1 where it has none."""
 
     def __init__(self, config: ShapesStreamConfig, tokenizer, pieces: ChatPieces, start_batch: int = 0):
         self.config, self.tokenizer, self.pieces, self.start_batch = config, tokenizer, pieces, start_batch
@@ -113,6 +114,8 @@ class ShapesStream(IterableDataset):
         questions = []
         if rng.random() < config.describe_probability:
             questions.append(ask(scene, rng, "describe"))
+        if rng.random() < config.list_probability:
+            questions.append(ask_list(scene, rng))
         others = tuple(family for family in FAMILIES if family != "describe")
         questions += sample_questions(scene, rng, 12, others)
         at, document = start, 0
@@ -129,7 +132,7 @@ class ShapesStream(IterableDataset):
             row["labels"][end - len(answer) : end] = answer
             row["position_ids"][at:end] = np.arange(start, start + end - at)
             row["documents"][at:end] = document
-            row["families"][at:end] = FAMILIES.index(qa.family)
+            row["families"][at:end] = FAMILIES.index(qa.family) if qa.family in FAMILIES else -1
             at = end
         return row
 
@@ -142,7 +145,7 @@ class ShapesStream(IterableDataset):
 
 
 def branch_mask(documents: Tensor) -> Tensor:
-    """(B, T) documents -> (B, T, T) bool: causal, within the own branch and the prefix; padding sees itself."""
+    """(B, T) documents -> (B, T, T) bool: causal, within branch and prefix; padding sees itself."""
     length = documents.shape[1]
     query, key = documents[:, :, None], documents[:, None, :]
     causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()

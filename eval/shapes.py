@@ -42,7 +42,7 @@ def answer(model, processor: Processor, pictures, questions, max_new_tokens: int
 
 
 def evaluate(model, processor: Processor, pairs, batch_size: int = 32, label: str = "") -> list[dict]:
-    """One record for each (scene, qa): family, question, target, answer and score, and the blanked answer's."""
+    """One record for each (scene, qa): family, question, target, answer, score and blind_score."""
     order = sorted(range(len(pairs)), key=lambda i: (pairs[i][1].family, len(pairs[i][1].question)))
     records: list[dict] = [{} for _ in pairs]
     groups = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
@@ -91,9 +91,8 @@ def table_text(summary: dict[str, dict[str, float]]) -> str:
     ]
     for family, row in summary.items():
         name = f"**{family}**" if family == "overall" else family
-        lines.append(
-            f"| {name} | {row['score']:.1%} | {row['blind']:.1%} | {row['majority']:.1%} | {row['questions']} |"
-        )
+        shares = " | ".join(f"{row[column]:.1%}" for column in ("score", "blind", "majority"))
+        lines.append(f"| {name} | {shares} | {row['questions']} |")
     return "\n".join(lines)
 
 

@@ -31,6 +31,10 @@ DecodeStep = Callable[[Tensor, "KVCache | None", "int | Tensor"], Tensor]
 VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
 
 
+class NotFiniteError(ValueError):
+    """Logits that hold NaN or infinity: no token drawn from them means anything."""
+
+
 @dataclass(frozen=True)
 class GenerationOptions(SamplingParams):
     """Everything a caller may ask of `generate` besides the inputs, validated.
@@ -228,7 +232,7 @@ class Chooser:
     def check_finite(self) -> None:
         """Raises ValueError if any logits so far held NaN or infinity."""
         if not self.finite.item():
-            raise ValueError(
+            raise NotFiniteError(
                 "the model's logits are not finite (NaN or infinity): broken weights, or a dtype of too "
                 "small a range"
             )

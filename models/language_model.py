@@ -243,7 +243,7 @@ class LanguageModel(nn.Module):
 
     def _positions(self, x, attention_mask, kv_cache, start_pos, position_ids):
         """Rotary positions (T,) or (B, T), and the slots that the queries stand at, likewise."""
-        batch, length, _ = x.shape
+        length = x.shape[1]
         steps = torch.arange(length, device=x.device)
         if position_ids is not None:
             if kv_cache is not None or not isinstance(start_pos, int) or start_pos:
@@ -266,14 +266,15 @@ class LanguageModel(nn.Module):
         rows, _, capacity, _ = kv_cache[0]["key"].shape
         if rows != batch or capacity < kv_length:
             raise ValueError(
-                f"kv_cache holds {rows} rows of {capacity} positions; this call needs {batch} rows of {kv_length}"
+                f"kv_cache holds {rows} rows of {capacity} positions; "
+                f"this call needs {batch} rows of {kv_length}"
             )
 
 
 def attention_mask_for(
     length: int, kv_length: int, attention_mask: Tensor | None, slots: Tensor
 ) -> Tensor | None:
-    """The one explicit mask, (B or 1, 1, T, S) bool, or None where SDPA's plain causal or full attention is right.
+    """The one explicit mask, (B or 1, 1, T, S) bool, or None where plain causal or full attention is right.
 
     Args:
         length: T, queries in this call.

@@ -16,7 +16,9 @@ class TrainConfig:
 
     output: str = _field("runs/shapes", "folder for the checkpoint, the metrics and the training state")
     resume: bool = _field(True, "continue from the training state in the output folder, if there is one")
-    init_from: str = _field("", "start from this checkpoint's weights (folder or Hub id) instead of random ones")
+    init_from: str = _field(
+        "", "start from this checkpoint's weights (folder or Hub id) instead of random ones"
+    )
     seed: int = _field(0, "seed of the weights and of every picture")
     device: str = _field("auto", "auto, cpu, cuda or mps")
     threads: int = _field(0, "CPU threads; 0 leaves PyTorch's choice")
@@ -34,7 +36,9 @@ class TrainConfig:
     matrix_lr: float = _field(1e-2, "peak learning rate of Muon (every matrix inside the blocks)")
     weight_decay: float = _field(0.02, "decoupled weight decay of matrices")
     warmup_steps: int = _field(100, "steps of linear warm-up, also at the start of the language stage")
-    decay_fraction: float = _field(0.35, "last share of the run, over which the rate falls to zero (1: cosine)")
+    decay_fraction: float = _field(
+        0.35, "last share of the run, over which the rate falls to zero (1: cosine)"
+    )
     dense_weight: float = _field(0.3, "weight of the dense vision loss once the language model trains too")
     grad_clip: float = _field(1.0, "largest gradient norm")
     ema: float = _field(0.998, "decay of the weight average that is evaluated and saved; 0 turns it off")
@@ -62,7 +66,9 @@ class TrainConfig:
     def __post_init__(self):
         for name in ("pictures", "batch_size", "sequence_length", "log_every", "eval_every", "save_every"):
             if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {getattr(self, name)}")
+                raise ValueError(
+                    f"--{name.replace('_', '-')}: expected at least 1, got {getattr(self, name)}"
+                )
         if not 0 < self.decay_fraction <= 1:
             raise ValueError(f"--decay-fraction: expected more than 0, at most 1, got {self.decay_fraction}")
         if not 0 <= self.ema < 1:
@@ -92,7 +98,9 @@ def parse_config(arguments: list[str] | None = None, description: str = "") -> T
                 flag, action=argparse.BooleanOptionalAction, default=item.default, help=item.metadata["help"]
             )
         else:
-            parser.add_argument(flag, type=type(item.default), default=item.default, help=item.metadata["help"])
+            parser.add_argument(
+                flag, type=type(item.default), default=item.default, help=item.metadata["help"]
+            )
     options = parser.parse_args(arguments)
     try:
         return TrainConfig(**vars(options))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-# Coefficients of the quintic Newton-Schulz iteration, from Keller Jordan's Muon (kellerjordan.github.io/posts/muon).
+# Coefficients of the quintic Newton-Schulz iteration, from Keller Jordan's Muon:
+# https://kellerjordan.github.io/posts/muon
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
@@ -30,7 +31,7 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
 class Muon(Optimizer):
     """Momentum, orthogonalized: matrices of one shape are updated as one batch.
 
-    The update is scaled by 0.2 · sqrt(max(m, n)), which gives it AdamW's typical size (Moonlight, arXiv:2502.16982).
+    The update is scaled by 0.2 · sqrt(max(m, n)), which gives it AdamW's typical size (arXiv:2502.16982).
     """
 
     def __init__(self, params, lr: float = 2e-3, momentum: float = 0.95, weight_decay: float = 0.0):
@@ -54,9 +55,7 @@ class Muon(Optimizer):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-scale)
 
 
-def build_optimizers(
-    modules: nn.Module, lr: float, matrix_lr: float, weight_decay: float
-) -> list[Optimizer]:
+def build_optimizers(modules: nn.Module, lr: float, matrix_lr: float, weight_decay: float) -> list[Optimizer]:
     """Muon for the matrices inside blocks and projector, AdamW for all else; norms and biases never decay."""
     matrices, tables, vectors = [], [], []
     for name, parameter in modules.named_parameters():

@@ -10,6 +10,7 @@ randomness comes from the `random.Random` that is passed in.
 
 from data.shapes.drawing import object_map, render, render_with_map
 from data.shapes.glyphs import digit_images
+from data.shapes.lists import ask_list
 from data.shapes.questions import ask, describe, sample_questions
 from data.shapes.sampling import example_scene, sample_scene
 from data.shapes.scoring import heldout_questions, majority_answers, score
@@ -50,6 +51,7 @@ __all__ = [
     "Scene",
     "Thing",
     "ask",
+    "ask_list",
     "describe",
     "digit_images",
     "example_scene",

@@ -1,0 +1,38 @@
+# Ocelli. Needs Python 3.11 or newer, make and gcc.
+#
+#   make answer                                          # the embedded model on the example picture
+#   make answer IMAGE=photo.jpg QUESTION="How many?"
+#   make test
+#   make train                                           # the embedded model from nothing: hours on a CPU
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/requirements.installed
+
+export IMAGE QUESTION
+
+.PHONY: answer test train clean
+
+answer: $(INSTALLED)
+	@$(PY) generate.py $${IMAGE:+"$$IMAGE"} $${QUESTION:+-q "$$QUESTION"}
+
+test: $(INSTALLED)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pytest
+
+train: $(INSTALLED)
+	$(PY) train.py
+
+# The stamp is a copy of what was installed, made last: an interrupted installation starts again, and a new
+# checkout of the same requirements.txt installs nothing.
+$(INSTALLED): requirements.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("expected Python 3.11 or newer, got " + sys.version.split()[0] + ": make PYTHON=...")'
+	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
+	@cmp -s $< $@ || $(PY) -m pip install --quiet --disable-pip-version-check -r $<
+	@cp $< $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,177 @@
+"""Pictures the nanoVLM way: its resize, its tiles, no normalisation, and its prompts, in three generations.
+
+| generation | told by | picture | prompt |
+|---|---|---|---|
+| v0.1 (May 2025) | no `vlm_extra_tokens` | one square, bilinear | features stand in front of the text |
+| placeholders | `vlm_extra_tokens`, no `max_img_size` | one square, bilinear | `<|image|>` x n |
+| tiles (today) | `max_img_size` | bicubic grid of tiles, the whole picture first | below |
+
+Values are pixel / 255 with no mean or deviation, so a black tile is zero: tiles go to the model as
+(N, 3, M, M), where nothing is padding.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from data.chat import Message
+from data.errors import PromptError
+
+CHATML_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+V01_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'Question: ' + message['content'] +"
+    " ' Answer:' }}{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+class NanoVLMPictures:
+    """How a nanoVLM checkpoint (its config.json as a dict) cuts pictures and writes them into a prompt."""
+
+    string_content = True
+    flat = True
+    hf_processor = None
+
+    def __init__(self, config: dict[str, Any], tokenizer: PreTrainedTokenizerBase):
+        self.tile_size: int = config["vit_img_size"]
+        grid = self.tile_size // config["vit_patch_size"] // config["mp_pixel_shuffle_factor"]
+        self.tokens_per_tile: int = config.get("mp_image_token_length", grid**2)
+        extra = config.get("vlm_extra_tokens") or {}
+        self.image_token: str | None = extra.get("image_token")
+        self.global_token: str | None = extra.get("global_image_token")
+        self.max_side: int | None = config.get("max_img_size")
+        self.to_max_side = bool(config.get("resize_to_max_side_len", False))
+        self.prefix = not extra
+        self.add_special_tokens = self.prefix  # as nanoVLM: a template's output is tokenized as it stands
+        if extra and self.image_token is None:
+            raise PromptError("config.json: vlm_extra_tokens has no image_token")
+        self._known = tokenizer.get_added_vocab()
+
+    def arrange(self, messages: list[Message], where: str) -> list[Message]:
+        """All pictures in front of the first user text, as in training. v0.1: one question about one picture.
+
+        Raises:
+            PromptError: a v0.1 conversation of any other kind.
+        """
+        images = [part for message in messages for part in message.parts if part[0] == "image"]
+        if self.prefix:
+            roles = [message.role for message in messages]
+            if roles not in (["user"], ["user", "assistant"]) or len(images) != 1:
+                raise PromptError(
+                    f"{where}: a nanoVLM v0.1 model takes one picture and one question, got "
+                    f"{len(images)} pictures and messages from {', '.join(roles)}"
+                )
+        text = [
+            Message(message.role, tuple(part for part in message.parts if part[0] == "text"))
+            for message in messages
+        ]
+        first = next((i for i, message in enumerate(text) if message.role == "user"), None)
+        if images and first is None:
+            raise PromptError(f"{where}: pictures need a user message to stand in front of")
+        if images:
+            text[first] = Message("user", (*images, *text[first].parts))
+        return text
+
+    def tiles(self, image: Image.Image) -> tuple[Tensor, int, int]:
+        """An RGB picture → tiles (n, 3, M, M) from 0 to 1 with the whole picture first, and their rows and
+        columns (1, 1 where there is one tile)."""
+        size = self.tile_size
+        if self.max_side is None:
+            return _to_tensor(image.resize((size, size), Image.Resampling.BILINEAR))[None], 1, 1
+        height, width = resized_size(image.height, image.width, size, self.max_side, self.to_max_side)
+        pixels = _to_tensor(image.resize((width, height), Image.Resampling.BICUBIC))  # (3, H, W)
+        rows, cols = height // size, width // size
+        grid = pixels.view(3, rows, size, cols, size).permute(1, 3, 0, 2, 4).reshape(-1, 3, size, size)
+        if (rows, cols) == (1, 1) or self.global_token is None:
+            return grid, rows, cols
+        whole = F.interpolate(
+            pixels[None], (size, size), mode="bilinear", align_corners=False, antialias=True
+        )
+        return torch.cat((whole, grid)), rows, cols
+
+    def prompt(self, rows: int, cols: int, index: int, count: int) -> str:
+        """What stands in a prompt for picture `index` of `count`."""
+        if self.prefix:
+            return ""
+        tile = self.image_token * self.tokens_per_tile
+        if self.max_side is None:
+            return tile
+        if (rows, cols) != (1, 1) and f"<row_{rows}_col_{cols}>" not in self._known:
+            raise PromptError(
+                f"the picture makes {rows} x {cols} tiles, more than this tokenizer has names for"
+            )
+        numbered = f"<image: {index}>" if count > 1 else ""
+        cells = "".join(f"<row_{r}_col_{c}>{tile}" for r in range(1, rows + 1) for c in range(1, cols + 1))
+        if self.global_token is None:
+            return numbered + cells
+        return numbered + self.global_token + tile + ("" if (rows, cols) == (1, 1) else cells)
+
+
+def resized_size(height: int, width: int, tile: int, max_side: int, to_max_side: bool) -> tuple[int, int]:
+    """nanoVLM's (height, width), multiples of `tile`.
+
+    The order of the floating-point operations is nanoVLM's: for some sizes the rounding adds a row of tiles
+    that exact arithmetic would not, and the checkpoints were trained with it.
+    """
+    long, short = max(height, width), min(height, width)
+    new_long = max_side if to_max_side else min(max_side, math.ceil(long / tile) * tile)
+    scale = new_long / long
+    new_short = max(math.ceil(short * scale / tile) * tile, tile)
+    return (new_short, new_long) if width >= height else (new_long, new_short)
+
+
+def open_nanovlm(
+    folder: Path, config: dict[str, Any]
+) -> tuple[NanoVLMPictures, PreTrainedTokenizerBase, str]:
+    """The picture rules, tokenizer and chat template of a nanoVLM checkpoint.
+
+    `lm_tokenizer` names a folder inside the checkpoint or a repository on the Hub. The extra tokens are added
+    where absent, in the config's order, so that they get the ids the model was trained with.
+    """
+    named = str(config.get("lm_tokenizer", ""))
+    if not _REPO_ID.fullmatch(named):
+        raise PromptError(
+            f"config.json: expected lm_tokenizer to be a folder or repository name, got {named!r}"
+        )
+    inside = folder / named
+    if (folder / "tokenizer.json").is_file():
+        inside = folder
+    tokenizer = AutoTokenizer.from_pretrained(inside if inside.is_dir() else named, trust_remote_code=False)
+    extra = config.get("vlm_extra_tokens") or {}
+    absent = [token for token in extra.values() if token not in tokenizer.get_vocab()]
+    if absent:
+        tokenizer.add_special_tokens({"additional_special_tokens": absent}, False)
+    if not extra:
+        return NanoVLMPictures(config, tokenizer), tokenizer, V01_TEMPLATE
+    template = config.get("lm_chat_template") or tokenizer.chat_template or CHATML_TEMPLATE
+    return NanoVLMPictures(config, tokenizer), tokenizer, template
+
+
+def is_nanovlm(config: dict[str, Any]) -> bool:
+    return "vit_img_size" in config and "mp_pixel_shuffle_factor" in config
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json, or {} where there is none."""
+    path = folder / "config.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _to_tensor(image: Image.Image) -> Tensor:
+    """RGB picture → (3, H, W) float32 from 0 to 1."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float() / 255

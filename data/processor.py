@@ -1,0 +1,288 @@
+"""Pictures and messages → what `model.generate(**inputs)` and training take; token ids → text.
+
+    processor = Processor.from_pretrained("path/to/checkpoint", config=model.config)
+    inputs = processor.ask("photo.jpg", "How many boats are there?")
+    new_ids = model.generate(**inputs, max_new_tokens=32)
+    print(processor.decode(new_ids[0]))
+
+One interface over two kinds of checkpoint: those with transformers' Idefics3 / SmolVLM processor, and
+nanoVLM's. What a person typed never becomes a special token (see `data/chat.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from data.chat import ChatEncoder, Message, check_text, read_conversation
+from data.errors import ProcessorError, PromptError
+from data.idefics_processing import (
+    SMOLVLM_CHAT_TEMPLATE,
+    IdeficsPictures,
+    new_idefics,
+    open_idefics,
+)
+from data.images import ImageLimits, describe, load_image
+from data.inputs import EncodedConversation, ModelInputs, collate
+from data.nanovlm_processing import NanoVLMPictures, is_nanovlm, open_nanovlm, read_config
+from models.config import VLMConfig
+
+Conversation = Sequence[Mapping[str, Any]]
+
+_TURN_ENDS = ("<end_of_utterance>", "<|im_end|>")
+
+
+class Processor:
+    """See the module's docstring. Build one with `from_pretrained` or `make_processor`."""
+
+    def __init__(
+        self,
+        pictures: IdeficsPictures | NanoVLMPictures,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_template: str,
+        config: VLMConfig | None = None,
+        limits: ImageLimits = ImageLimits(),  # noqa: B008
+    ):
+        self.pictures = pictures
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self.stop_token_ids = _stop_token_ids(tokenizer)
+        self.image_token_id = (
+            None if pictures.image_token is None else tokenizer.convert_tokens_to_ids(pictures.image_token)
+        )
+        if config is not None:
+            _check_fit(self, config)
+        self.chat = ChatEncoder(
+            tokenizer,
+            chat_template,
+            image_token=pictures.image_token,
+            stop_token_ids=self.stop_token_ids,
+            string_content=pictures.string_content,
+            add_special_tokens=pictures.add_special_tokens,
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        config: VLMConfig | None = None,
+        limits: ImageLimits = ImageLimits(),  # noqa: B008
+    ) -> Processor:
+        """The processor of a checkpoint in a local folder.
+
+        Args:
+            folder: with config.json (nanoVLM), or tokenizer and processor files. For a repository on the Hub,
+                the folder that `models.checkpoints.locate.snapshot` gives.
+            config: the model's; where given, tile size, tokens per tile and placeholder id must fit it.
+
+        Raises:
+            ProcessorError: files are missing or broken, or do not fit the model.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise ProcessorError(f"{folder}: expected a checkpoint folder, found none")
+        try:
+            described = read_config(folder)
+            if is_nanovlm(described):
+                pictures, tokenizer, template = open_nanovlm(folder, described)
+            else:
+                _check_files(folder)
+                pictures, template = open_idefics(folder)
+                tokenizer = pictures.hf_processor.tokenizer
+            if not template:
+                raise ProcessorError(f"{folder}: expected a chat template (chat_template.jinja), found none")
+            return cls(pictures, tokenizer, template, config, limits)
+        except ProcessorError:
+            raise
+        except PromptError as error:
+            raise ProcessorError(f"{folder}: {error}") from error
+        except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
+            raise ProcessorError(
+                f"{folder}: its tokenizer or processor cannot be opened "
+                f"({type(error).__name__}: {' '.join(str(error).split())[:300]})"
+            ) from error
+
+    @property
+    def hf_processor(self):
+        """transformers' processor, for saving; None for nanoVLM checkpoints."""
+        return self.pictures.hf_processor
+
+    # --------------------------------------------------------------------------------------------- in
+    def ask(self, images: Any, question: str, system: str | None = None, **options) -> ModelInputs:
+        """Inputs for one question about one picture, a list of them, or none (None or []).
+
+        Raises:
+            PromptError: the question is empty.
+            ImageError: see `load_image`.
+        """
+        return self.prepare(self.conversation(images, question, system), **options)
+
+    def conversation(self, images: Any, question: str, system: str | None = None) -> list[dict[str, Any]]:
+        """The messages of `ask`."""
+        if not check_text(question, "question").strip():
+            raise PromptError(f"question: expected some text, got {question!r}")
+        if images is None:
+            images = []
+        elif not isinstance(images, list | tuple):
+            images = [images]
+        content = [{"type": "image", "image": image} for image in images]
+        messages = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
+        if system:
+            messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
+        return messages
+
+    def prepare(
+        self,
+        conversations: Conversation | Sequence[Conversation],
+        add_generation_prompt: bool = True,
+        padding_side: str = "left",
+        return_assistant_mask: bool = False,
+    ) -> ModelInputs:
+        """Model inputs for one conversation, or a batch of several with any number of pictures each.
+
+        Returns:
+            input_ids and attention_mask (B, T); with pictures, pixel_values: (B, n, 3, M, M), zero-padded,
+            with pixel_attention_mask (B, n, M, M), or for nanoVLM (N, 3, M, M) alone; on request
+            assistant_mask (B, T) bool.
+
+        Raises:
+            PromptError, ImageError: naming the conversation and message, or the picture.
+        """
+        if isinstance(conversations, Sequence) and conversations and isinstance(conversations[0], Mapping):
+            conversations = [conversations]
+        if not conversations:
+            raise PromptError("expected at least one conversation, got none")
+        several = len(conversations) > 1
+        rows = [
+            self.encode_conversation(
+                conversation, add_generation_prompt, f"conversation {i}" if several else "conversation"
+            )
+            for i, conversation in enumerate(conversations)
+        ]
+        return self.collate(rows, padding_side, return_assistant_mask)
+
+    def encode_conversation(
+        self, conversation: Conversation, add_generation_prompt: bool = False, where: str = "conversation"
+    ) -> EncodedConversation:
+        """One conversation's ids, assistant mask and tiles, with its placeholders counted.
+
+        Raises:
+            PromptError, ImageError: see `prepare`.
+        """
+        messages = read_conversation(conversation, where)
+        if add_generation_prompt:
+            _check_question(messages, where)
+        messages = self.pictures.arrange(messages, where)
+        sources = [value for message in messages for kind, value in message.parts if kind == "image"]
+        names = [describe(source) for source in sources]
+        cut = [self.pictures.tiles(load_image(source, self.limits)) for source in sources]
+        prompts = [self.pictures.prompt(rows, cols, i, len(cut)) for i, (_, rows, cols) in enumerate(cut)]
+        if self.image_token_id is None:  # the features stand in front; the template has no place for them
+            prompts = []
+        encoded = self.chat.encode(messages, prompts, add_generation_prompt, where)
+        tiles = torch.cat([tiles for tiles, _, _ in cut]) if cut else None
+        image_tokens = self._count(encoded.input_ids, tiles, names, where)
+        return EncodedConversation(encoded.input_ids, encoded.assistant_mask, tiles, image_tokens)
+
+    def _count(self, input_ids: list[int], tiles: Tensor | None, names: list[str], where: str) -> int:
+        count = 0 if tiles is None else len(tiles)
+        expected = count * self.pictures.tokens_per_tile
+        got = expected if self.image_token_id is None else input_ids.count(self.image_token_id)
+        if got != expected:
+            raise PromptError(
+                f"{where}: {got} image placeholders for {count} tiles of {', '.join(names) or 'no picture'}; "
+                f"expected {expected}, {self.pictures.tokens_per_tile} a tile"
+            )
+        return expected
+
+    def collate(
+        self,
+        rows: Sequence[EncodedConversation],
+        padding_side: str = "left",
+        return_assistant_mask: bool = False,
+    ) -> ModelInputs:
+        """Pad encoded conversations to one length; see `prepare`."""
+        return collate(rows, self.pad_token_id, padding_side, return_assistant_mask, self.pictures.flat)
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills short rows; masked, so any id will do where the tokenizer names none."""
+        pad = self.tokenizer.pad_token_id
+        return pad if pad is not None else self.stop_token_ids[0] if self.stop_token_ids else 0
+
+    # -------------------------------------------------------------------------------------------- out
+    def decode(self, ids: Tensor | Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of one row of ids (T,)."""
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def make_processor(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    image_size: int,
+    image_seq_len: int,
+    longest_edge: int | None = None,
+    split: bool = False,
+    chat_template: str = SMOLVLM_CHAT_TEMPLATE,
+    config: VLMConfig | None = None,
+) -> Processor:
+    """A processor for a new model, in transformers' Idefics3 form (`.hf_processor`).
+
+    Args:
+        tokenizer: with SmolVLM's special tokens, such as `data.tokenizer.build_tokenizer` gives.
+        image_size: side of a tile in pixels, the vision model's.
+        image_seq_len: language-model positions a tile takes, `VLMConfig.tokens_per_tile`.
+        longest_edge: what a picture is resized to before it is split, or, unsplit, squashed into a tile; one
+            tile by default, four with `split`.
+
+    Raises:
+        PromptError: the tokenizer lacks one of the special tokens.
+    """
+    pictures = new_idefics(
+        tokenizer,
+        image_size=image_size,
+        image_seq_len=image_seq_len,
+        longest_edge=longest_edge,
+        split=split,
+        chat_template=chat_template,
+    )
+    return Processor(pictures, tokenizer, chat_template, config)
+
+
+def _check_question(messages: list[Message], where: str) -> None:
+    last = next((message for message in reversed(messages) if message.role == "user"), None)
+    if last is None or not last.text.strip():
+        got = "no user message" if last is None else repr(last.text)
+        raise PromptError(f"{where}: expected a question, got {got}")
+
+
+def _check_files(folder: Path) -> None:
+    if not any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
+        raise ProcessorError(
+            f"{folder}: expected processor_config.json or preprocessor_config.json, found neither: "
+            "the folder holds a model without the means to read pictures and text"
+        )
+
+
+def _check_fit(processor: Processor, config: VLMConfig) -> None:
+    pictures = processor.pictures
+    for what, got, expected in (
+        ("image tokens per tile", pictures.tokens_per_tile, config.tokens_per_tile),
+        ("pixels per tile side", pictures.tile_size, config.vision.image_size),
+        ("image token id", processor.image_token_id, config.image_token_id),
+    ):
+        if got != expected and not (what == "image token id" and config.image_placement == "prefix"):
+            raise ProcessorError(f"{what}: the model expects {expected}, its processor gives {got}")
+
+
+def _stop_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    known = tokenizer.get_added_vocab()
+    stops = {known[token] for token in _TURN_ENDS if token in known}
+    if tokenizer.eos_token_id is not None:
+        stops.add(tokenizer.eos_token_id)
+    return tuple(sorted(stops))

@@ -1,0 +1,85 @@
+"""Dense training questions: everything in the picture, in one answer, in many orders.
+
+A one-word answer teaches a language model little. A list looks up thing after thing: colours by shape, shapes
+from left to right, counts by colour. These are for training; they are not among the scored FAMILIES.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from data.shapes.wordings import REGIONS
+from data.shapes.world import COLOURS, QA, SHAPES
+
+_WORDINGS = {
+    "colours": ("Name the colour of each shape.", "Which colour is each shape?"),
+    "places": ("Where is each shape?", "Tell me where each thing is."),
+    "across": ("Name all from left to right.", "What do you see from left to right?"),
+    "down": ("Name all from above to below.", "What do you see from top to bottom?"),
+    "sizes": ("Name the shapes from the biggest to the smallest.", "Which shapes are there, biggest first?"),
+    "by_shape": ("How many are there of each shape?", "Count each shape."),
+    "by_colour": ("How many shapes are there of each colour?", "Count each colour."),
+}
+
+
+def ask_list(scene, rng) -> QA | None:
+    """A question whose answer goes through the whole scene; None where there is nothing of its kind."""
+    kind = rng.choice(tuple(_WORDINGS))
+    items = _ITEMS[kind](scene)
+    if not items:
+        return None
+    return QA("list", rng.choice(_WORDINGS[kind]), ", ".join(items))
+
+
+def _region(thing) -> str:
+    return REGIONS[min(2, int(thing.y * 3))][min(2, int(thing.x * 3))]
+
+
+def _name(thing) -> str:
+    return f"{thing.colour} {thing.name}" if thing.kind == "shape" else f"{thing.kind} {thing.name}"
+
+
+def _reading_order(things):
+    return sorted(things, key=lambda t: (min(2, int(t.y * 3)), t.x))
+
+
+def _colours(scene):
+    return [f"{t.name} {t.colour}" for t in _reading_order(scene.shapes())]
+
+
+def _places(scene):
+    # The shape first, so that the place is looked up by it.
+    return [f"{t.name} {t.colour} {_region(t)}" for t in _reading_order(scene.shapes())]
+
+
+def _across(scene):
+    return [_name(t) for t in sorted(scene.things, key=lambda t: t.x)]
+
+
+def _down(scene):
+    return [_name(t) for t in sorted(scene.things, key=lambda t: t.y)]
+
+
+def _sizes(scene):
+    return [_name(t) for t in sorted(scene.shapes(), key=lambda t: -t.size)]
+
+
+def _by_shape(scene):
+    counts = Counter(t.name for t in scene.shapes())
+    return [f"{name} {counts[name]}" for name in SHAPES if counts[name]]
+
+
+def _by_colour(scene):
+    counts = Counter(t.colour for t in scene.shapes())
+    return [f"{colour} {counts[colour]}" for colour in COLOURS if counts[colour]]
+
+
+_ITEMS = {
+    "colours": _colours,
+    "places": _places,
+    "across": _across,
+    "down": _down,
+    "sizes": _sizes,
+    "by_shape": _by_shape,
+    "by_colour": _by_colour,
+}

@@ -1,0 +1,281 @@
+"""Ask a vision-language model about pictures.
+
+    python generate.py                                        # the example picture, the embedded model
+    python generate.py photo.jpg -q "How many boats are there?"
+    python generate.py photo.jpg -q "What is this?" -q "Where is it?" --json
+    python generate.py a.png b.png -q "What differs?" --model HuggingFaceTB/SmolVLM-256M-Instruct
+    python generate.py photo.jpg --num-answers 3 --temperature 0.8 --stats
+    python generate.py --batch questions.jsonl --out answers.jsonl
+
+The answer goes to stdout as it is made, everything else to stderr. Exit status: 0, or 2 with one sentence on
+what was wrong, or 130 after Ctrl-C. A batch reports a bad line in its results and goes on; started again, it
+picks up where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+import traceback
+from pathlib import Path
+
+# Everything that imports torch is imported inside functions: --help and a mistyped option answer at once.
+
+ROOT = Path(__file__).resolve().parent
+DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
+EXAMPLE_IMAGE = ROOT / "assets" / "example.png"
+DEFAULT_QUESTION = "What is in the picture?"
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes on the command line read like every other mistake: one sentence, exit status 2."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="generate.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("images", nargs="*", metavar="IMAGE", help="path or URL; several are shown together")
+    add(
+        "-q",
+        "--question",
+        action="append",
+        dest="questions",
+        metavar="TEXT",
+        help="may be given several times",
+    )
+    add("--no-image", action="store_true", help="ask without a picture, not about the example picture")
+    add("--system", metavar="TEXT", help="system message in front of every question")
+
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", default=str(DEFAULT_MODEL), help="folder, or repository on the Hub")
+    group.add_argument("--revision", help="branch, tag or commit on the Hub")
+    group.add_argument("--device", default="auto", help="auto (default: the best one here), cpu, cuda, mps")
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the checkpoint's own",
+    )
+
+    group = parser.add_argument_group("answer")
+    group.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="at most (default 256)")
+    group.add_argument("--num-answers", type=int, default=1, metavar="N", help="answers to each question")
+    group.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 (default): the likeliest token"
+    )
+    group.add_argument("--top-k", type=int, default=0, metavar="K", help="among the K likeliest; 0 is off")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="among this much probability")
+    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="at least P times the likeliest")
+    group.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="R", help="over 1 repeats less"
+    )
+    group.add_argument("--seed", type=int, help="of sampling; answer N draws from SEED + N - 1")
+    group.add_argument(
+        "--cache",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep keys and values; without it everything is recomputed for every token: same answer, slower",
+    )
+
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="one JSON object per question on stdout")
+    group.add_argument("--stats", action="store_true", help="tokens, seconds and bytes on stderr")
+    group.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+    group = parser.add_argument_group("many questions")
+    group.add_argument(
+        "--batch", type=Path, metavar="FILE.jsonl", help='lines of {"image": ..., "question": ...}'
+    )
+    group.add_argument("--out", type=Path, metavar="FILE.jsonl", help="results, one line each")
+    group.add_argument("--batch-size", type=int, default=8, metavar="N", help="at once (default 8)")
+    return parser
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = build_parser()
+    # Intermixed, so that pictures may stand on both sides of -q.
+    settings = parser.parse_intermixed_args(arguments)
+    if settings.batch is not None:
+        if settings.images or settings.questions or settings.no_image or settings.json:
+            parser.error(
+                "--batch takes pictures and questions from its file: leave out IMAGE, -q, --no-image, --json"
+            )
+        if settings.out is None:
+            parser.error("--batch needs --out FILE.jsonl for its results")
+        if settings.batch_size < 1:
+            parser.error(f"--batch-size: expected at least 1, got {settings.batch_size}")
+    elif settings.out is not None:
+        parser.error("--out belongs to --batch; use --json to have the results of one question on stdout")
+    if settings.no_image and settings.images:
+        parser.error("--no-image: expected no IMAGE, got " + ", ".join(settings.images))
+    for question in settings.questions or ():
+        if not question.strip():
+            parser.error(f"-q: expected a question, got {question!r}")
+    return settings
+
+
+def generation_options(settings: argparse.Namespace):
+    """`GenerationOptions` of the command line. A run that samples gets a seed, for --json to name."""
+    from generation.decoding import GenerationOptions
+    from inference.checkpoint import RequestError
+
+    seed = settings.seed
+    if seed is None and settings.temperature > 0:
+        seed = secrets.randbelow(2**31)
+    try:
+        return GenerationOptions(
+            max_new_tokens=settings.max_new_tokens,
+            num_return_sequences=settings.num_answers,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+            repetition_penalty=settings.repetition_penalty,
+            seed=seed,
+            use_cache=settings.cache,
+        )
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+
+
+def note(text: str) -> None:
+    print(f"generate.py: {text}", file=sys.stderr)
+
+
+def answer_questions(settings: argparse.Namespace) -> None:
+    """Ask every question about the pictures: the answer as text while it is made, or one JSON object each."""
+    from data.images import load_image
+    from inference.answer import ask
+    from inference.checkpoint import open_checkpoint
+
+    options = generation_options(settings)
+    names = settings.images or ([] if settings.no_image else [str(EXAMPLE_IMAGE)])
+    questions = settings.questions or [DEFAULT_QUESTION]
+    pictures = [load_image(name) for name in names]  # before the model: a bad one is told at once
+    checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
+    for number, question in enumerate(questions):
+        reply = ask(checkpoint, pictures, question, options, settings.system)
+        if number == 0 and not settings.json:
+            tell_assumptions(settings)
+        if len(questions) > 1 and not settings.json:
+            print(f"> {question}", flush=True)
+        asked = {"model": settings.model, "images": names, "question": question}
+        made = show(reply, asked | {"seed": options.seed}, settings)
+        if settings.stats:
+            print_stats(made)
+
+
+def tell_assumptions(settings: argparse.Namespace) -> None:
+    """Say what was put in the place of something not given."""
+    if not settings.questions or not (settings.images or settings.no_image):
+        pictures = settings.images or ["no picture" if settings.no_image else EXAMPLE_IMAGE.relative_to(ROOT)]
+        note(f"{', '.join(map(str, pictures))}: {' '.join(settings.questions or [DEFAULT_QUESTION])}")
+    if settings.num_answers > 1 and settings.temperature == 0:
+        note("all answers are the same, the likeliest: give a --temperature to have different ones")
+
+
+def show(reply, asked: dict, settings: argparse.Namespace) -> dict:
+    """Print the answers of a reply while they are made; everything about them, for --stats."""
+    from inference.results import to_json
+
+    if settings.num_answers == 1 and not settings.json:
+        for _, piece in reply:
+            print(piece, end="", flush=True)
+        print(flush=True)
+    made = asked | reply.finish()
+    if settings.json:
+        print(to_json(made), flush=True)
+    elif settings.num_answers > 1:
+        for number, answer in enumerate(made["answers"], 1):
+            print(f"{number}. {answer}", flush=True)
+    return made
+
+
+def print_stats(made: dict) -> None:
+    """What one question took, on stderr."""
+    seconds, speed = made["seconds"], made["decode_tokens_per_second"]
+    lengths = [len(ids) for ids in made["token_ids"]]
+    ends = ", ".join(sorted(set(made["stop_reasons"])))
+    rows = {
+        "model": f"{made['model']}, {made['dtype']} on {made['device']}",
+        "prompt": f"{made['prompt_tokens']} tokens, {made['image_tokens']} of them picture",
+        "answer": f"{' + '.join(map(str, lengths))} tokens, ended by {ends}",
+        **{name: f"{value:.3f} s" for name, value in seconds.items()},
+        "kv cache": f"{made['kv_cache_bytes'] / 2**20:.2f} MiB",
+    }
+    if speed is not None:
+        rows["decode"] += f", {speed:.1f} tokens/s"
+    for name, value in rows.items():
+        print(f"{name:>8}  {value}", file=sys.stderr)
+
+
+def answer_batch(settings: argparse.Namespace) -> None:
+    """Answer the lines of a file; what is wrong with one of them stands in the results."""
+    from inference.batch import BatchJob, Summary
+    from inference.checkpoint import open_checkpoint
+
+    options = generation_options(settings)
+    job = BatchJob(settings.batch, settings.out, settings.model)
+    summary = Summary(skipped=job.total)
+    if job.remaining:
+        checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
+        summary = job.run(checkpoint, options, settings.system, settings.batch_size)
+    note(f"{summary}: {settings.out}")
+    if summary.unused_keys:
+        note(f"keys without a meaning here, kept under 'other': {', '.join(sorted(summary.unused_keys))}")
+    if settings.stats:
+        took = ", ".join(f"{name} {value:.3f} s" for name, value in summary.seconds.items())
+        note(f"{summary.new_tokens} new tokens; {took or 'nothing computed'}")
+
+
+def run(settings: argparse.Namespace) -> int:
+    """Do what was asked. What people get wrong, and what the machine lacks, ends in one sentence."""
+    from data.errors import ImageError, ProcessorError, PromptError
+    from generation.decoding import NotFiniteError
+    from inference.checkpoint import RequestError
+    from models.checkpoints import CheckpointError
+
+    expected = (CheckpointError, ImageError, NotFiniteError, ProcessorError, PromptError, RequestError)
+    try:
+        if settings.batch is not None:
+            answer_batch(settings)
+        else:
+            answer_questions(settings)
+    except BrokenPipeError:
+        raise
+    except (*expected, OSError) as error:
+        if settings.debug:
+            traceback.print_exc()
+        sentence = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            sentence = f"{error.filename}: {error.strerror}"
+        note("error: " + " ".join(sentence.split()))
+        return 2
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    try:
+        return run(parse_arguments(arguments))
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        note("interrupted")
+        return 130
+    except BrokenPipeError:  # whoever read our stdout has gone, as `head` does: nothing to report
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character still goes on
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What the entry points share: a checkpoint opened with its processor, and questions put to it."""

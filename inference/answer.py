@@ -1,0 +1,177 @@
+"""One question, or a batch of them, to an opened checkpoint; answers as text while they are made.
+
+reply = ask(checkpoint, ["photo.jpg"], "How many boats are there?", GenerationOptions(max_new_tokens=32))
+for number, piece in reply:
+    print(piece, end="", flush=True)
+print(reply.finish()["decode_tokens_per_second"])
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from data.inputs import EncodedConversation
+from generation.decoding import Generated, GenerationOptions
+from generation.streaming import TextStream
+from inference.checkpoint import Checkpoint, RequestError
+
+
+class AnswerText:
+    """The text of one answer, token by token: without its stop token and the space before its first word."""
+
+    def __init__(self, tokenizer, stop_token_ids: Sequence[int]):
+        self._stream = TextStream(tokenizer)
+        self._stops = frozenset(stop_token_ids)
+        self._begun = self._ended = False
+
+    def put(self, token_id: int) -> str:
+        """The text that this token completes; "" from the stop token on."""
+        if self._ended:
+            return ""
+        return self.finish() if token_id in self._stops else self._after_space(self._stream.put(token_id))
+
+    def finish(self) -> str:
+        if self._ended:
+            return ""
+        self._ended = True
+        return self._after_space(self._stream.finish())
+
+    def _after_space(self, piece: str) -> str:
+        if not self._begun:
+            piece = piece.lstrip()
+            self._begun = bool(piece)
+        return piece
+
+
+class Reply:
+    """Answers to one question, being made: iterate for (number of the answer, piece of its text).
+
+    `finish` makes what is left and tells what came of it; iterating first is not needed.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, row: EncodedConversation, options: GenerationOptions, prepare: float
+    ):
+        self._checkpoint, self._row, self._prepare = checkpoint, row, prepare
+        self._answers = options.num_return_sequences
+        self._stream = checkpoint.model.generate_stream(
+            **checkpoint.processor.collate([row]), **vars(options)
+        )
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        tokenizer, stops = self._checkpoint.processor.tokenizer, self._checkpoint.stop_token_ids
+        texts = [AnswerText(tokenizer, stops) for _ in range(self._answers)]
+        for column in self._stream:
+            for number, token_id in enumerate(column.tolist()):
+                if piece := texts[number].put(token_id):
+                    yield number, piece
+        for number, text in enumerate(texts):
+            if piece := text.finish():
+                yield number, piece
+
+    def finish(self) -> dict[str, Any]:
+        """Answers, token ids, stop reasons, sizes and timings."""
+        made = self._stream.result or self._stream.drain()
+        checkpoint, rows, decode = self._checkpoint, made.rows(), made.seconds["decode"]
+        after_first = sum(len(ids) for ids in rows) - len(rows)
+        return {
+            **answers_of(checkpoint, self._row, rows),
+            "seconds": {"load": checkpoint.load_seconds, "prepare": self._prepare, **made.seconds},
+            "decode_tokens_per_second": after_first / decode if after_first else None,
+            "kv_cache_bytes": made.kv_cache_bytes,
+            "device": str(checkpoint.model.device),
+            "dtype": str(checkpoint.model.dtype).removeprefix("torch."),
+        }
+
+
+def ask(
+    checkpoint: Checkpoint,
+    images: Sequence[Any],
+    question: str,
+    options: GenerationOptions,
+    system: str | None = None,
+) -> Reply:
+    """Put a question about pictures (any number, anything that `load_image` takes).
+
+    Raises:
+        PromptError, ImageError: question or picture cannot be used.
+        RequestError: prompt and answer do not fit the context. Nothing has been computed by then.
+    """
+    began = time.perf_counter()
+    row = encode(checkpoint, images, question, system)
+    check_context(checkpoint, row, options.max_new_tokens)
+    options = replace(options, stop_token_ids=checkpoint.stop_token_ids)
+    return Reply(checkpoint, row, options, prepare=time.perf_counter() - began)
+
+
+def encode(
+    checkpoint: Checkpoint, images: Sequence[Any], question: str, system: str | None = None
+) -> EncodedConversation:
+    """A question as token ids and tiles. Raises PromptError, ImageError."""
+    messages = checkpoint.processor.conversation(list(images), question, system)
+    return checkpoint.processor.encode_conversation(messages, True, where="question")
+
+
+def prompt_tokens(checkpoint: Checkpoint, row: EncodedConversation) -> int:
+    """Positions that a prompt takes, its pictures included."""
+    in_front = row.image_tokens if checkpoint.model.config.image_placement == "prefix" else 0
+    return in_front + len(row.input_ids)
+
+
+def check_context(checkpoint: Checkpoint, row: EncodedConversation, max_new_tokens: int) -> None:
+    """Raises RequestError where prompt and answer do not fit the model's context."""
+    prompt = prompt_tokens(checkpoint, row)
+    if prompt + max_new_tokens > checkpoint.context:
+        raise RequestError(
+            f"context too long: expected at most {checkpoint.context} tokens, got {prompt} of prompt "
+            f"({row.image_tokens} of them picture) and {max_new_tokens} new ones; "
+            "shorten the question or lower max_new_tokens"
+        )
+
+
+def answer_rows(
+    checkpoint: Checkpoint,
+    rows: Sequence[EncodedConversation],
+    limits: Sequence[int],
+    options: GenerationOptions,
+) -> tuple[list[dict[str, Any]], Generated]:
+    """Answer several questions of uneven length in one call; each gets what it gets alone.
+
+    Args:
+        rows: encoded questions whose longest fits the context together with the largest limit.
+        limits: new tokens for each, at most.
+        options: for all; its `max_new_tokens` is not used.
+
+    Returns:
+        For each row: answers, token ids, stop reasons and sizes; and what the call as a whole took.
+    """
+    options = replace(options, max_new_tokens=max(limits), stop_token_ids=checkpoint.stop_token_ids)
+    inputs = checkpoint.processor.collate(rows)
+    made = checkpoint.model.generate_detailed(**inputs, **vars(options))
+    ids, each = made.rows(), options.num_return_sequences
+    results = []
+    for index, (row, limit) in enumerate(zip(rows, limits, strict=True)):
+        own = [answer[:limit] for answer in ids[index * each : (index + 1) * each]]
+        results.append(answers_of(checkpoint, row, own))
+    return results, made
+
+
+def answers_of(checkpoint: Checkpoint, row: EncodedConversation, ids: list[list[int]]) -> dict[str, Any]:
+    """What answers with these token ids say, and how they and their prompt are counted."""
+    stops = checkpoint.stop_token_ids
+    return {
+        "answers": [answer_text(checkpoint, answer) for answer in ids],
+        "token_ids": ids,
+        "stop_reasons": ["stop" if answer[-1] in stops else "length" for answer in ids],
+        "prompt_tokens": prompt_tokens(checkpoint, row),
+        "image_tokens": row.image_tokens,
+    }
+
+
+def answer_text(checkpoint: Checkpoint, ids: Sequence[int]) -> str:
+    """The text of one answer: what streaming it gives, without space at its end."""
+    text = AnswerText(checkpoint.processor.tokenizer, checkpoint.stop_token_ids)
+    return ("".join(map(text.put, ids)) + text.finish()).rstrip()

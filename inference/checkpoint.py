@@ -1,0 +1,87 @@
+"""A checkpoint opened for questions: model and processor on a device that exists, in a dtype that suits it.
+
+checkpoint = open_checkpoint("HuggingFaceTB/SmolVLM-256M-Instruct", device="auto", dtype="auto")
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from data.processor import Processor
+from models.checkpoints.locate import snapshot
+from models.vision_language_model import VisionLanguageModel
+
+DEVICES = ("cpu", "cuda", "mps")
+# What "auto" computes in: bfloat16 has no speed to offer a CPU at one question, and float32 is exact.
+AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
+
+
+class RequestError(ValueError):
+    """What was asked for cannot be done as asked; the message is one sentence to show to a person."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`name` is what it was opened by; `load_seconds` what opening took."""
+
+    name: str
+    model: VisionLanguageModel
+    processor: Processor
+    load_seconds: float
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends an answer: the config's and generation_config's, and the tokenizer's."""
+        return tuple(sorted({*self.model.config.eos_token_ids, *self.processor.stop_token_ids}))
+
+    @property
+    def context(self) -> int:
+        return self.model.config.text.max_position_embeddings
+
+
+def open_checkpoint(
+    source: str | Path, revision: str | None = None, device: str = "auto", dtype: str = "auto"
+) -> Checkpoint:
+    """Load model and processor from a folder or the Hub.
+
+    Args:
+        source: a folder, or a repository id.
+        revision: branch, tag or commit of the repository.
+        device: auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.
+        dtype: float32, bfloat16, float16, or auto: float32 on a CPU, bfloat16 on CUDA, elsewhere the
+            checkpoint's own.
+
+    Raises:
+        RequestError: a device that is not here.
+        CheckpointError, ProcessorError: see `VisionLanguageModel.from_pretrained` and `Processor`.
+    """
+    chosen = pick_device(device)
+    began = time.perf_counter()
+    if dtype == "auto":
+        dtype = AUTO_DTYPE.get(chosen.type, "auto")
+    model = VisionLanguageModel.from_pretrained(source, revision=revision, dtype=dtype, device=chosen)
+    processor = Processor.from_pretrained(snapshot(source, revision), config=model.config)
+    return Checkpoint(str(source), model, processor, time.perf_counter() - began)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        RequestError: no such kind of device, or none of it on this machine.
+    """
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+    kind, _, index = name.partition(":")
+    if kind not in DEVICES or (index and not index.isdecimal()):
+        raise RequestError(f"device: expected auto, {', '.join(DEVICES)} or cuda:N, got {name!r}")
+    here = {"cpu": 1, "cuda": torch.cuda.device_count() if cuda else 0, "mps": int(mps)}[kind]
+    if int(index or 0) >= here:
+        got = "none" if here == 0 else f"{here} of them"
+        raise RequestError(f"device {name}: PyTorch {torch.__version__} finds {got} here; use auto or cpu")
+    return torch.device(name)

@@ -1,0 +1,87 @@
+"""The results of a batch: a JSONL file that a run appends to and a later run goes on from.
+
+Each line is {"line": n, ...}: n is the line of the questions' file, counted from 1, the rest an answer, or
+{"error": ...}. A run that was killed leaves at most one half-written line, at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inference.checkpoint import RequestError
+
+
+def to_json(record: dict[str, Any]) -> str:
+    """One line of JSON, readable in any script; half a surrogate pair, which is no text, as its escape."""
+    text = json.dumps(record, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a results file holds: for each line answered, a `fingerprint` of what was asked; and whether
+    anything else is in it, an error or a half-written line."""
+
+    answered: dict[int, int]
+    needs_cleaning: bool
+
+
+def fingerprint(model: str, images: Sequence[str], question: str) -> int:
+    """Tells one question from another within this process."""
+    return hash((model, *images, question))
+
+
+def read_results(path: Path) -> Earlier:
+    """Read the results of an earlier run. Makes an empty file where there is none, so that a place which
+    cannot be written to shows before any work.
+
+    Raises:
+        RequestError: the file holds something other than results.
+        OSError: it cannot be read or written.
+    """
+    if path.exists() and not path.is_file():
+        raise RequestError(f"{path}: expected a file to write results to, got something else")
+    with path.open("ab"):
+        pass
+    answered, needs_cleaning = {}, False
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            record = _parse(raw)
+            if record is None and raw.endswith(b"\n"):
+                raise RequestError(
+                    f"{path}, line {number}: expected the results of an earlier run, got {raw[:60]!r}"
+                )
+            if record is None or "error" in record or not raw.endswith(b"\n"):
+                needs_cleaning = True
+            if record is not None and "error" not in record:
+                answered[record["line"]] = fingerprint(record["model"], record["images"], record["question"])
+    return Earlier(answered, needs_cleaning)
+
+
+def keep_answers(path: Path) -> None:
+    """Drop errors, to be tried again, and a half-written last line: written beside the file, then renamed."""
+    temporary = path.with_name(path.name + ".tmp")
+    with path.open("rb") as old, temporary.open("wb") as new:
+        for raw in old:
+            record = _parse(raw)
+            if record is not None and "error" not in record:
+                new.write(raw.rstrip(b"\n") + b"\n")
+        new.flush()
+        os.fsync(new.fileno())
+    temporary.replace(path)
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    """A result, or None for anything else."""
+    try:
+        record = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or type(record.get("line")) is not int:
+        return None
+    return record if "error" in record or {"model", "images", "question"} <= record.keys() else None

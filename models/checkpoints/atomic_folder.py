@@ -1,0 +1,100 @@
+"""Replacing a folder as a whole, so that a crash at any moment leaves the old one or the new one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from models.checkpoints.errors import CheckpointError
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
+
+
+@contextmanager
+def replace_folder(folder: Path, is_ours: Callable[[str], bool]) -> Iterator[Path]:
+    """A new folder beside `folder` to write into; on leaving the block it takes the place of `folder`.
+
+    Files of the old folder for which `is_ours(name)` is false (logs, training state) are carried over as hard
+    links, unless the block wrote their name itself. Where the kernel cannot exchange two folders in one
+    step the old one is renamed first: a crash between the two renames leaves it whole as `.<name>.replaced`.
+
+    Raises:
+        CheckpointError: if the folder cannot be written.
+    """
+    target = folder.expanduser().resolve()
+    if target.exists() and not target.is_dir():
+        raise CheckpointError(f"{folder} is a file: expected a folder to save to")
+    if target == Path.cwd() or target in Path.cwd().parents:
+        raise CheckpointError(
+            f"{folder} holds the current directory and cannot be replaced: save to a folder in it"
+        )
+    new, old = (target.with_name(f".{target.name}.{word}") for word in ("saving", "replaced"))
+    try:
+        shutil.rmtree(new, ignore_errors=True)  # what a crash left
+        new.mkdir(parents=True)
+        yield new
+        if target.is_dir():
+            _carry_over(target, new, is_ours)
+        for path in (*new.rglob("*"), new):
+            _sync(path)
+        if not target.exists():
+            new.rename(target)
+        elif _exchange(new, target):
+            shutil.rmtree(new)  # it is the old one now
+        else:
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+            try:
+                new.rename(target)
+            except OSError:
+                old.rename(target)
+                raise
+            shutil.rmtree(old)
+        _sync(target.parent)
+    except OSError as error:
+        raise CheckpointError(f"{folder} could not be written, what it held is unchanged: {error}") from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _carry_over(old: Path, new: Path, is_ours: Callable[[str], bool]) -> None:
+    for path in old.iterdir():
+        if is_ours(path.name) or (new / path.name).exists():
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, new / path.name, symlinks=True, copy_function=_link)
+        else:
+            _link(path, new / path.name)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    """A hard link, which costs nothing; a copy where the file system has no links."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _sync(path: Path) -> None:
+    """Push a file, or a folder's list of names, to the disk."""
+    if path.is_symlink() or not (path.is_file() or path.is_dir()):
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two paths in one step (renameat2 with RENAME_EXCHANGE); False where the system has no such
+    call.
+    """
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    return call(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0

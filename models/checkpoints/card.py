@@ -1,0 +1,112 @@
+"""The model card: README.md with the metadata that the Hub reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from huggingface_hub import ModelCardData
+
+from models.config import VLMConfig
+
+_BODY = """# {name}
+
+{summary}
+
+| | |
+|---|---|
+| parameters | {parameters:,} |
+| vision | {layers} layers of {width}, tiles of {image} px in patches of {patch} px, {tokens} tokens a tile |
+| language | {text_layers} layers of {text_width}, {heads} heads over {kv_heads} key-value heads, {vocab:,}
+tokens |
+
+## Training data
+
+{training_data}
+
+## Evaluation
+
+{evaluation}
+
+## Use
+
+In Ocelli:
+
+```bash
+python generate.py picture.png -q "What is in the picture?" --model {repo_id}
+```
+
+```python
+from models import VisionLanguageModel
+
+model = VisionLanguageModel.from_pretrained("{repo_id}")
+```
+
+In transformers, unconverted:
+
+```python
+from transformers import pipeline
+
+answer = pipeline("image-text-to-text", model="{repo_id}")
+content = [{{"type": "image", "url": "picture.png"}}, {{"type": "text", "text": "What is in the picture?"}}]
+print(answer(text=[{{"role": "user", "content": content}}], return_full_text=False)[0]["generated_text"])
+```
+"""
+
+
+def model_card(
+    repo_id: str,
+    config: VLMConfig,
+    parameters: int,
+    summary: str = "A vision-language model in the Idefics3 / SmolVLM layout, made with Ocelli.",
+    training_data: str = "Not stated.",
+    evaluation: Sequence[Mapping[str, object]] | str | None = None,
+    **metadata,
+) -> str:
+    """The text of a model card.
+
+    Args:
+        repo_id: where the model is (to be) found; used in the commands.
+        config: of the model.
+        parameters: how many it has.
+        summary: what it is, a sentence or two.
+        training_data: what it was trained on.
+        evaluation: rows of a table, each {column: value} with the same columns; or Markdown; or None.
+        metadata: further fields of `huggingface_hub.ModelCardData`: license, language, datasets,
+            base_model, …
+    """
+    tags = ["ocelli", "vision-language", *metadata.pop("tags", [])]
+    front = {
+        "library_name": "transformers",
+        "pipeline_tag": "image-text-to-text",
+        "language": "en",
+    } | metadata
+    vision, text = config.vision, config.text
+    body = _BODY.format(
+        name=repo_id.rsplit("/", 1)[-1],
+        repo_id=repo_id,
+        summary=summary,
+        parameters=parameters,
+        layers=vision.num_hidden_layers,
+        width=vision.hidden_size,
+        image=vision.image_size,
+        patch=vision.patch_size,
+        tokens=config.tokens_per_tile,
+        text_layers=text.num_hidden_layers,
+        text_width=text.hidden_size,
+        heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        vocab=text.vocab_size,
+        training_data=training_data,
+        evaluation=_table(evaluation),
+    )
+    return f"---\n{ModelCardData(tags=tags, **front)}\n---\n\n{body}"
+
+
+def _table(evaluation: Sequence[Mapping[str, object]] | str | None) -> str:
+    if not evaluation:
+        return "None yet."
+    if isinstance(evaluation, str):
+        return evaluation
+    columns = list(evaluation[0])
+    lines = [columns, ["---"] * len(columns), *([row[column] for column in columns] for row in evaluation)]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

@@ -1,0 +1,197 @@
+"""Loading: find the files, choose the reader, check names and shapes, then fill the parameters one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from models.checkpoints.errors import CheckpointError, some
+from models.checkpoints.locate import CheckpointFiles, locate
+from models.checkpoints.registry import choose_reader
+from models.checkpoints.safetensors_io import Entry, read_header, read_tensor
+from models.checkpoints.tensor_map import StoredTensorOf, check_shapes
+from models.config import VLMConfig
+from models.vision_language_model import VisionLanguageModel
+
+HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.weight"
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+def load(
+    source: str | Path,
+    revision: str | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+) -> VisionLanguageModel:
+    """A checkpoint as a model in eval mode, with `model.config.eos_token_ids` from config and
+    generation_config.
+
+    Nothing is allocated before config, names and shapes have been checked; then one tensor at a time is read
+    from the file into its place, so the peak is one copy of the weights.
+
+    Args:
+        source: a folder, or a repository id on the Hub.
+        revision: branch, tag or commit of the repository.
+        dtype: a dtype or its name; None or "auto" is the config's own, float32 where it names none.
+        device: where the weights go; None is the CPU.
+
+    Raises:
+        CheckpointError: one sentence for anything that does not fit.
+    """
+    files = locate(source, revision)
+    reader = choose_reader(files.config, files.source)
+    device, dtype = torch.device(device or "cpu"), resolve_dtype(dtype, files.config)
+    entries = stored_entries(files)
+    config, stored_tensor = read_layout(files, reader, entries)
+    with torch.device("meta"):
+        model = VisionLanguageModel(config)
+    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    head_is_copy = stored_tensor(HEAD).name if config.tie_word_embeddings else None
+    check_shapes(
+        expected,
+        stored_tensor,
+        shapes,
+        lambda name: name == head_is_copy or reader.is_harmless(name),
+        files.source,
+    )
+    fill(model, expected, stored_tensor, entries, dtype, device)
+    if config.tie_word_embeddings:
+        model.language_model.lm_head.weight = model.language_model.embed_tokens.weight
+    return model.eval()
+
+
+def read_layout(
+    files: CheckpointFiles, reader: ModuleType, entries: Mapping[str, Entry]
+) -> tuple[VLMConfig, StoredTensorOf]:
+    """The config, with tying and whatever else only the tensors tell, and where our tensors lie."""
+    if files.config.get("quantization_config"):
+        raise CheckpointError(
+            f"{files.source}: quantized checkpoints are not supported, take the unquantized one"
+        )
+
+    def read(name: str) -> Tensor | None:
+        entry = entries.get(name)
+        if entry is None or entry.dtype not in ("F64", "F32", "BF16", "F16"):
+            return None
+        stored = {"F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}.get(
+            entry.dtype, torch.float32
+        )
+        return read_tensor(entry, 0, 1, entry.shape, stored, torch.device("cpu"))
+
+    try:
+        config = reader.refine(reader.read_config(files.config, files.generation_config), read)
+    except CheckpointError as error:
+        raise CheckpointError(f"{files.source}: {error}") from None
+    stored_tensor = reader.tensor_map(entries)
+    tied = resolve_tying(config.tie_word_embeddings, stored_tensor, entries, files.source)
+    return replace(config, tie_word_embeddings=tied), stored_tensor
+
+
+def resolve_tying(
+    claimed: bool, stored_tensor: StoredTensorOf, entries: Mapping[str, Entry], where: str
+) -> bool:
+    """Whether head and embedding are one tensor, from what the config claims and what is stored.
+
+    Claimed and no head of its own: tied. Claimed and a head that differs: both are kept. Not claimed and
+    no head: transformers would put a random one; that is refused here.
+
+    Raises:
+        CheckpointError: for a head that is claimed to be its own and is not stored.
+    """
+    head, embedding = stored_tensor(HEAD).name, stored_tensor(EMBEDDING).name
+    if not claimed:
+        if head not in entries and embedding in entries:
+            raise CheckpointError(
+                f"{where}: {head} is missing while tie_word_embeddings is false or absent: set it to "
+                f"true in config.json "
+                f"if the head is the embedding, or download the weights again"
+            )
+        return False
+    if head == embedding or head not in entries or embedding not in entries:
+        return True
+    return _same_values(entries[head], entries[embedding])
+
+
+def _same_values(first: Entry, second: Entry) -> bool:
+    """Whether two stored tensors are byte for byte the same, reading a little at a time."""
+    if (first.shape, first.dtype, first.end - first.begin) != (
+        second.shape,
+        second.dtype,
+        second.end - second.begin,
+    ):
+        return False
+    with first.path.open("rb") as one, second.path.open("rb") as other:
+        one.seek(first.begin)
+        other.seek(second.begin)
+        left = first.end - first.begin
+        while left:
+            step = min(left, 2**24)
+            if one.read(step) != other.read(step):
+                return False
+            left -= step
+    return True
+
+
+def stored_entries(files: CheckpointFiles) -> dict[str, Entry]:
+    """Every stored tensor of all shards, agreeing with the index where there is one.
+
+    Raises:
+        CheckpointError: for a shard that is broken or holds something other than its index says.
+    """
+    entries: dict[str, Entry] = {}
+    for path in files.weights:
+        for name, entry in read_header(path).items():
+            if files.weight_map and files.weight_map.get(name) != path.name:
+                raise CheckpointError(
+                    f"{files.source}: {path.name} holds {name}, which the index puts in "
+                    f"{files.weight_map.get(name, 'no shard')}: index and shards do not belong together"
+                )
+            entries[name] = entry
+    absent = files.weight_map.keys() - entries.keys()
+    if absent:
+        raise CheckpointError(f"{files.source}: the index names tensors that no shard holds: {some(absent)}")
+    return entries
+
+
+def fill(
+    module: nn.Module,
+    names: Mapping[str, tuple[int, ...]],
+    stored_tensor: StoredTensorOf,
+    entries: Mapping[str, Entry],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Replace the (meta) parameters `names` of a module by stored tensors, one at a time."""
+    for name, shape in names.items():
+        source = stored_tensor(name)
+        tensor = read_tensor(entries[source.name], source.part, source.parts, shape, dtype, device)
+        owner, leaf = name.rsplit(".", 1)
+        setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor))
+
+
+def resolve_dtype(dtype: torch.dtype | str | None, config: Mapping) -> torch.dtype:
+    """The dtype to load in: what was asked for, or the config's own, or float32.
+
+    Raises:
+        CheckpointError: for a name that is none of the floating-point dtypes we compute in.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype is None or dtype == "auto":
+        text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
+        dtype = next((s[k] for s in (config, text) for k in ("dtype", "torch_dtype") if s.get(k)), "float32")
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise CheckpointError(f"unknown dtype {dtype!r}: expected auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]

@@ -1,0 +1,222 @@
+"""A repository id or a folder, and a revision -> the files of a checkpoint on this machine.
+
+Everything goes through huggingface_hub: its cache, its tokens, HF_ENDPOINT, HF_HUB_OFFLINE. Only the
+files that are needed are fetched, and all from the commit that config.json came from, so that a repository
+that changes meanwhile cannot give a mixture.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import constants, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from models.checkpoints.errors import CheckpointError, some
+
+PROCESSOR_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_MAX_JSON = 64 * 2**20
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.ckpt")
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """What was found: parsed configs, paths of the weights, and which shard should hold which tensor."""
+
+    source: str
+    folder: Path
+    config: dict
+    generation_config: dict
+    weights: tuple[Path, ...]
+    weight_map: dict[str, str] = field(default_factory=dict)  # empty where there is one file
+
+
+def locate(source: str | Path, revision: str | None = None) -> CheckpointFiles:
+    """Find config.json, generation_config.json (which may be absent) and the safetensors files.
+
+    Args:
+        source: a folder, or a repository id on the Hub.
+        revision: branch, tag or commit; on the Hub only.
+
+    Raises:
+        CheckpointError: for anything missing, unreadable or unreachable.
+    """
+    fetch = _Folder(source, revision) if _is_folder(source) else _Hub(str(source), revision)
+    config_path = fetch.file("config.json")
+    if config_path is None:
+        raise CheckpointError(f"{fetch.name} has no config.json: a checkpoint needs one beside its weights")
+    generation_path = fetch.file("generation_config.json")
+    weights, weight_map = _weights(fetch)
+    return CheckpointFiles(
+        source=str(source),
+        folder=config_path.parent,
+        config=read_json(config_path),
+        generation_config=read_json(generation_path) if generation_path else {},
+        weights=weights,
+        weight_map=weight_map,
+    )
+
+
+def snapshot(
+    source: str | Path, revision: str | None = None, patterns: tuple[str, ...] = PROCESSOR_FILES
+) -> Path:
+    """A local folder with the files that match `patterns`: for tokenizers, processors and chat templates.
+
+    Raises:
+        CheckpointError: as in `locate`.
+    """
+    if _is_folder(source):
+        return Path(source).expanduser()
+    try:
+        return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(patterns)))
+    except HUB_ERRORS as error:
+        raise CheckpointError(hub_sentence(error, str(source), revision, "the processor's files")) from error
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object from a file of bounded size.
+
+    Raises:
+        CheckpointError: too large, not UTF-8, not JSON, or not an object.
+    """
+    size = path.stat().st_size
+    if size > _MAX_JSON:
+        raise CheckpointError(f"{path}: expected at most {_MAX_JSON} bytes of JSON, got {size}")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _is_folder(source: str | Path) -> bool:
+    """Whether a source is a folder here; a path that can only be a path must exist."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return True
+    text = str(source)
+    if path.is_file():
+        raise CheckpointError(
+            f"{text} is a file: expected a checkpoint folder or a repository id such as owner/name"
+        )
+    if isinstance(source, Path) or text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:
+        raise CheckpointError(f"there is no folder {text}: expected a checkpoint folder or a repository id")
+    return False
+
+
+class _Folder:
+    """Files of a local folder."""
+
+    def __init__(self, source: str | Path, revision: str | None):
+        self.path = Path(source).expanduser()
+        self.name = f"folder {source}"
+        if revision is not None:
+            raise CheckpointError(
+                f"{source} is a local folder, which has no revision {revision!r}: leave revision out"
+            )
+
+    def file(self, name: str) -> Path | None:
+        path = self.path / name
+        return path if path.is_file() else None
+
+
+class _Hub:
+    """Files of a repository, through the cache. The first one decides the commit of the others."""
+
+    def __init__(self, repo: str, revision: str | None):
+        self.repo, self.revision = repo, revision
+        self.name = f"repository {repo}" + (f" at {revision}" if revision else "")
+        self.commit: str | None = None
+
+    def file(self, name: str) -> Path | None:
+        if self.commit is not None:
+            known = try_to_load_from_cache(self.repo, name, revision=self.commit)
+            if isinstance(known, str):
+                return Path(known)
+            if known is not None:  # the Hub said before that this commit has no such file
+                return None
+        try:
+            path = Path(hf_hub_download(self.repo, name, revision=self.commit or self.revision))
+        except LocalEntryNotFoundError as error:
+            if self.commit is not None and constants.HF_HUB_OFFLINE:
+                return None  # the cache has this commit without the file: as good as absent
+            raise CheckpointError(hub_sentence(error, self.repo, self.revision, name)) from error
+        except EntryNotFoundError:
+            return None
+        except HUB_ERRORS as error:
+            raise CheckpointError(hub_sentence(error, self.repo, self.revision, name)) from error
+        if self.commit is None and path.parent.parent.name == "snapshots":
+            self.commit = path.parent.name
+        return path
+
+
+# OSError covers huggingface_hub's HTTP and connection errors, its offline mode, and a full disk.
+HUB_ERRORS = (OSError, HFValidationError, HfHubHTTPError, EntryNotFoundError)
+
+
+def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -> str:
+    """What went wrong with the Hub, in one sentence."""
+    if isinstance(error, GatedRepoError):
+        return f"repository {repo} is gated: accept its terms on its page and log in with `hf auth login`"
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            f"there is no folder {repo} here and no repository {repo} on {constants.ENDPOINT}: check the "
+            f"spelling (a private one needs `hf auth login`)"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"repository {repo} has no revision {revision!r}: expected a branch, a tag or a commit"
+    if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
+        if constants.HF_HUB_OFFLINE:
+            return (
+                f"{what} of {repo} is not in the local cache and HF_HUB_OFFLINE is set: fetch it once with "
+                f"the network on"
+            )
+        return f"{constants.ENDPOINT} cannot be reached for {what} of {repo}, which is not in the local cache"
+    if isinstance(error, EntryNotFoundError):
+        return f"repository {repo} has no {what}"
+    if isinstance(error, HFValidationError):
+        return f"{repo!r} is neither a folder here nor a valid repository id such as owner/name"
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"{what} of {repo} failed ({constants.ENDPOINT}): {first_line}"
+
+
+def _weights(fetch: _Folder | _Hub) -> tuple[tuple[Path, ...], dict[str, str]]:
+    """The safetensors file, or the shards that the index names."""
+    single = fetch.file(WEIGHTS)
+    if single is not None:
+        return (single,), {}
+    index_path = fetch.file(INDEX)
+    if index_path is None:
+        pickled = [name for name in _PICKLED if isinstance(fetch, _Folder) and fetch.file(name)]
+        hint = f"; {some(pickled)} must be converted to safetensors first" if pickled else ""
+        raise CheckpointError(f"{fetch.name} has neither {WEIGHTS} nor {INDEX}{hint}")
+    weight_map = read_json(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index_path}: expected a weight_map of tensor names to shard files")
+    for name in weight_map.values():
+        # A shard is a plain file beside its index: nothing else of this machine is read.
+        if not isinstance(name, str) or "/" in name or "\\" in name or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index_path}: expected shards named like model-00001-of-00002.safetensors, got {name!r}"
+            )
+    shards = []
+    for name in sorted(set(weight_map.values())):
+        path = fetch.file(name)
+        if path is None:
+            raise CheckpointError(f"{fetch.name} has no {name}, which its index names: download it again")
+        shards.append(path)
+    return tuple(shards), weight_map

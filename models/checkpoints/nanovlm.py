@@ -1,0 +1,181 @@
+"""nanoVLM's own layout, in its three generations; tensor names are the same in all.
+
+- today's (4e0c096): tiles and a global tile at placeholders; `global_image_token` among vlm_extra_tokens;
+- in between: one square picture at placeholders; vlm_extra_tokens without max_img_size;
+- v0.1 (6ba9082): no vlm_extra_tokens; picture features stand in front of the text.
+
+The generation is told by keys. Unknown keys are ignored here, because nanoVLM itself dropped keys that its
+own older configs still carry. Beyond lm_max_position_embeddings nanoVLM rescales its rotary frequencies
+with the current length, which makes its cached tokens differ from recomputed ones; we keep the plain
+frequencies.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from models.checkpoints.errors import CheckpointError
+from models.checkpoints.fields import build, section
+from models.checkpoints.tensor_map import StoredTensor, StoredTensorOf, rename
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.language_model import rope_frequencies
+
+FAMILY = "nanoVLM (today's and v0.1)"
+INV_FREQ = "decoder.rotary_embd.inv_freq"
+
+_VISION_BLOCK = {
+    "layer_norm1.": "ln1.",
+    "layer_norm2.": "ln2.",
+    "self_attn.out_proj.": "attn.out_proj.",
+    "mlp.": "mlp.",
+}
+_TEXT_BLOCK = {
+    "self_attn.o_proj.": "attn.out_proj.",
+    "self_attn.": "attn.",
+    "mlp.": "mlp.",
+    "input_layernorm.": "norm1.",
+    "post_attention_layernorm.": "norm2.",
+}
+_OUTSIDE = {
+    "vision_model.patch_embedding.": "vision_encoder.patch_embedding.conv.",
+    "vision_model.post_layernorm.": "vision_encoder.layer_norm.",
+    "projector.": "MP.",
+    "language_model.lm_head.": "decoder.head.",
+    "language_model.embed_tokens.": "decoder.token_embedding.",
+    "language_model.": "decoder.",
+}
+_BLOCK = re.compile(r"(vision_model|language_model)\.layers\.(\d+)\.(.+)")
+
+
+def recognises(config: Mapping) -> bool:
+    return "model_type" not in config and "vit_hidden_dim" in config and "lm_hidden_dim" in config
+
+
+def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
+    """nanoVLM's flat config.json -> VLMConfig. It names no stop tokens: those are the tokenizer's.
+
+    Raises:
+        CheckpointError: for options that nanoVLM's config can say and its published models never use.
+    """
+    for name, plain in (("vit_cls_flag", False), ("lm_attn_scaling", 1.0)):
+        if config.get(name, plain) != plain:
+            raise CheckpointError(f"config.json: {name} must be {plain}, got {config[name]!r}")
+    extra_tokens = section(config, "vlm_extra_tokens")
+    placeholders = bool(extra_tokens)
+    text_fields = {
+        "vocab_size": config.get("lm_vocab_size", 49_152),
+        "hidden_size": config["lm_hidden_dim"],
+        "intermediate_size": config.get("lm_inter_dim", 1536),
+        "num_hidden_layers": config.get("lm_n_blocks", 30),
+        "num_attention_heads": config.get("lm_n_heads", 9),
+        "num_key_value_heads": config.get("lm_n_kv_heads", 3),
+        "max_position_embeddings": config.get("lm_max_position_embeddings", 8192),
+        "rms_norm_eps": config.get("lm_rms_eps", 1e-5),
+        "rope_theta": config.get("lm_re_base", 100_000),
+    }
+    vision_fields = {
+        "hidden_size": config["vit_hidden_dim"],
+        "intermediate_size": config.get("vit_inter_dim", 4 * config["vit_hidden_dim"]),
+        "num_hidden_layers": config.get("vit_n_blocks", 12),
+        "num_attention_heads": config.get("vit_n_heads", 12),
+        "image_size": config.get("vit_img_size", 224),
+        "patch_size": config.get("vit_patch_size", 16),
+        "layer_norm_eps": config.get("vit_ln_eps", 1e-6),
+    }
+    return build(
+        VLMConfig,
+        vision=build(VisionConfig, **vision_fields),
+        text=build(TextConfig, **text_fields),
+        scale_factor=config.get("mp_pixel_shuffle_factor", 2),
+        image_token_id=_image_token_id(config, extra_tokens) if placeholders else None,
+        tie_word_embeddings=bool(config.get("lm_tie_weights", True)),
+        image_placement="placeholder" if placeholders else "prefix",
+    )
+
+
+def _image_token_id(config: Mapping, extra_tokens: Mapping) -> int:
+    """The extra tokens take the ids after the base vocabulary, in the order in which the config lists
+    them.
+    """
+    if "image_token" not in extra_tokens:
+        raise CheckpointError("config.json: vlm_extra_tokens has no image_token")
+    base = config.get("lm_base_vocab_size")
+    if base is None:
+        base = config.get("lm_vocab_size", 0) - config.get("extra_token_amount", len(extra_tokens))
+    return base + list(extra_tokens).index("image_token")
+
+
+def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
+    """Where each of our tensors lies. A tied checkpoint stores only the head."""
+    head_only = "decoder.token_embedding.weight" not in stored_names
+
+    def stored_tensor(name: str) -> StoredTensor:
+        if head_only and name == "language_model.embed_tokens.weight":
+            return StoredTensor("decoder.head.weight")
+        return _stored(name)
+
+    return stored_tensor
+
+
+def _stored(name: str) -> StoredTensor:
+    block = _BLOCK.fullmatch(name)
+    if block is None:
+        if name == "vision_model.position_embedding.weight":
+            return StoredTensor("vision_encoder.patch_embedding.position_embedding", leading_axis=True)
+        return StoredTensor(rename(name, _OUTSIDE))
+    tower, index, rest = block.groups()
+    if tower == "language_model":
+        return StoredTensor(f"decoder.blocks.{index}.{rename(rest, _TEXT_BLOCK)}")
+    for part, projection in enumerate(("q_proj", "k_proj", "v_proj")):
+        if rest.startswith(f"self_attn.{projection}."):  # rows: all of q, then all of k, then all of v
+            leaf = rest.rsplit(".", 1)[1]
+            return StoredTensor(f"vision_encoder.blocks.{index}.attn.qkv_proj.{leaf}", part, 3)
+    return StoredTensor(f"vision_encoder.blocks.{index}.{rename(rest, _VISION_BLOCK)}")
+
+
+def is_harmless(name: str) -> bool:
+    """inv_freq is read by `refine`; nothing else may be left out."""
+    return name == INV_FREQ
+
+
+def refine(config: VLMConfig, read: Callable[[str], Tensor | None]) -> VLMConfig:
+    """The config with the theta that the stored rotary frequencies have: they override lm_re_base in nanoVLM.
+
+    Args:
+        config: as `read_config` gave it.
+        read: stored tensor by name, or None where it is absent.
+
+    Raises:
+        CheckpointError: if the frequencies are no theta^(-2i/d).
+    """
+    stored = read(INV_FREQ)
+    if stored is None:
+        return config
+    half = config.text.head_dim // 2
+    if tuple(stored.shape) != (half,):
+        raise CheckpointError(
+            f"tensor {INV_FREQ} has shape {list(stored.shape)}, expected [{half}] from config.json"
+        )
+    tolerance = 8 * torch.finfo(stored.dtype).eps
+    stored = stored.float()
+    if torch.allclose(rope_frequencies(config.text), stored, rtol=tolerance, atol=0):
+        return config
+    positive = bool((stored > 0).all()) and half > 1
+    theta = math.exp(-math.log(stored[-1]) * half / (half - 1)) if positive else math.nan
+    for candidate in (float(round(theta)), theta) if math.isfinite(theta) and theta > 0 else ():
+        if candidate <= 0:
+            continue
+        text = replace(config.text, rope_theta=candidate)
+        if torch.allclose(rope_frequencies(text), stored, rtol=tolerance, atol=0):
+            return replace(config, text=text)
+    raise CheckpointError(
+        f"tensor {INV_FREQ} is no geometric series of rotary frequencies: expected theta^(-2i/d) for "
+        f"some theta, "
+        f"got {[round(value, 6) for value in stored[:3].tolist()]} …"
+    )

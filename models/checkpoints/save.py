@@ -1,0 +1,130 @@
+"""Saving: the transformers Idefics3 layout, written beside the target and moved into its place as a whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from models.checkpoints import idefics3
+from models.checkpoints.atomic_folder import replace_folder
+from models.checkpoints.errors import CheckpointError
+from models.checkpoints.locate import INDEX, WEIGHTS
+from models.checkpoints.processor_files import (
+    check_processor,
+    transformers_processor,
+    write_json,
+    write_processor,
+)
+from models.checkpoints.safetensors_io import write_file
+from models.checkpoints.tensor_map import StoredTensor, export_tensors
+from models.config import VLMConfig
+
+if TYPE_CHECKING:
+    from models.vision_language_model import VisionLanguageModel
+
+MAX_SHARD_BYTES = 5_000_000_000
+CARD = "README.md"
+
+# Weights and configs of the checkpoint that is replaced: never carried over to the new one.
+_REPLACED = re.compile(
+    r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*|config\.json"
+    r"|generation_config\.json)"
+)
+_PROCESSOR = re.compile(
+    r"((pre)?processor_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
+    r"|chat_template\.jinja|merges\.txt|tokenizer\.model"
+)
+
+
+def save(
+    model: VisionLanguageModel,
+    folder: str | Path,
+    processor=None,
+    card: str | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> Path:
+    """Write a checkpoint that transformers 4.57 and 5, and with them vLLM and others, open unconverted.
+
+    Args:
+        model: weights are written bit for bit, in the dtype that they have.
+        folder: made or replaced as a whole; files of others in it stay.
+        processor: a transformers Idefics3Processor, or our Processor that holds one; its tokenizer's end
+            token joins the stop tokens. Without one the processor files that the folder already has stay.
+        card: text of the model card, README.md.
+        max_shard_bytes: weights beyond this go into several files with an index.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: if the layout cannot express the model, the processor does not fit it, or the folder
+            cannot be written; in each case what the folder held is unchanged.
+    """
+    folder = Path(folder)
+    config = model.config
+    if processor is not None:
+        processor = transformers_processor(processor)
+        check_processor(processor, config)
+        config = with_tokenizer_ids(config, processor.tokenizer)
+    config_json = idefics3.write_config(config, str(model.dtype).removeprefix("torch."))
+    state = dict(model.named_parameters())  # a tied head is listed once, as the embedding
+    unloaded = [name for name, parameter in state.items() if parameter.is_meta]
+    if unloaded:
+        raise CheckpointError(
+            f"the model has no weights yet: {len(unloaded)} of its parameters are on the meta device"
+        )
+    tensors = export_tensors(state, lambda name: StoredTensor(idefics3.stored_name(name)))
+
+    def is_ours(name: str) -> bool:
+        return bool(_REPLACED.fullmatch(name) or (processor is not None and _PROCESSOR.fullmatch(name)))
+
+    with replace_folder(folder, is_ours) as new:
+        write_json(new / "config.json", config_json)
+        write_json(new / "generation_config.json", idefics3.write_generation_config(config))
+        write_weights(tensors, new, max_shard_bytes)
+        if processor is not None:
+            write_processor(processor, new)
+        if card is not None:
+            (new / CARD).write_text(card, encoding="utf-8")
+    return folder
+
+
+def with_tokenizer_ids(config: VLMConfig, tokenizer) -> VLMConfig:
+    """The config with the tokenizer's end token among its stop tokens, and its pad and begin tokens by
+    default.
+    """
+    stops = set(config.eos_token_ids)
+    if tokenizer.eos_token_id is not None:
+        stops.add(tokenizer.eos_token_id)
+    pad = config.pad_token_id if config.pad_token_id is not None else tokenizer.pad_token_id
+    bos = config.bos_token_id if config.bos_token_id is not None else tokenizer.bos_token_id
+    return replace(config, eos_token_ids=tuple(sorted(stops)), pad_token_id=pad, bos_token_id=bos)
+
+
+def write_weights(tensors: Mapping[str, Tensor], folder: Path, max_shard_bytes: int) -> None:
+    """model.safetensors, or as many shards as needed and their index."""
+    shards: list[dict[str, Tensor]] = [{}]
+    filled = total = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.dtype.itemsize
+        if shards[-1] and filled + size > max_shard_bytes:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = tensor
+        filled, total = filled + size, total + size
+    if len(shards) == 1:
+        write_file(folder / WEIGHTS, shards[0])
+        return
+    weight_map = {}
+    for index, shard in enumerate(shards, start=1):
+        file = f"model-{index:05d}-of-{len(shards):05d}.safetensors"
+        write_file(folder / file, shard)
+        weight_map |= dict.fromkeys(shard, file)
+    parameters = sum(tensor.numel() for tensor in tensors.values())
+    metadata = {"total_parameters": parameters, "total_size": total}
+    write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})

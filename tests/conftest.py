@@ -1,0 +1,95 @@
+"""A tiny random checkpoint, and generate.py run on it in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import generate
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.vision_language_model import VisionLanguageModel
+from tests.processors import embedded, picture
+from tests.tiny import randomize
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory) -> Path:
+    """A checkpoint whose random weights make its answers vary with question and picture."""
+    processor = embedded(split=True)
+    tokenizer = processor.tokenizer
+    config = VLMConfig(
+        vision=VisionConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            image_size=32,
+            patch_size=8,
+        ),
+        text=TextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=48,
+            intermediate_size=80,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+        ),
+        scale_factor=2,
+        image_token_id=processor.image_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_ids=(tokenizer.eos_token_id,),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = VisionLanguageModel(config)
+    randomize(model, seed=0)
+    return model.save_pretrained(tmp_path_factory.mktemp("model") / "tiny", processor=processor)
+
+
+@pytest.fixture(scope="session")
+def photo(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("pictures") / "photo.png"
+    picture(40, 30).save(path)
+    return path
+
+
+@pytest.fixture
+def cli(model_folder, capsys):
+    """Run generate.py: (exit status, stdout, stderr)."""
+
+    def run(*arguments, model=model_folder) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            status = generate.main([*map(str, arguments), "--model", str(model)])
+        except SystemExit as stop:  # from argparse
+            status = stop.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def as_json(cli):
+    """The objects of a run with --json."""
+
+    def run(*arguments, **options) -> list[dict]:
+        status, out, err = cli(*arguments, "--json", **options)
+        assert status == 0, err
+        return [json.loads(line) for line in out.splitlines()]
+
+    return run
+
+
+@pytest.fixture
+def complaint(cli):
+    """The one sentence that a mistake ends in."""
+
+    def run(*arguments, **options) -> str:
+        status, out, err = cli(*arguments, **options)
+        assert (status, out) == (2, ""), err
+        assert err.startswith("generate.py: error: ") and err.count("\n") == 1 and err.endswith("\n")
+        return err
+
+    return run

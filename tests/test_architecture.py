@@ -1,0 +1,117 @@
+"""DESIGN: who may import whom, importing does nothing, files stay short."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ENTRY_POINTS = {"app", "generate", "train"}
+ROOMS = ("models", "generation", "data", "training", "inference", "eval", "benchmarks")
+EVERYTHING_BELOW = {"models", "generation", "data", "training", "inference"}
+# The first prefix that fits a module says what of this repository it may import.
+MAY_IMPORT = {
+    "models.vision_language_model": {"models", "generation"},
+    "models.checkpoints": {"models"},
+    "models": {"models"},
+    "generation": {"generation"},
+    "data": {"data", "models.config"},
+    "training": {"training", "models", "data"},
+    "inference": {"inference", "models", "generation", "data"},
+    "eval": {"eval"} | EVERYTHING_BELOW,
+    "benchmarks": {"benchmarks", "eval"} | EVERYTHING_BELOW,
+}
+LIBRARIES_OF_GENERATION = {"torch"}
+LONGEST_FILE = 350
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the repository by its name, tests and entry points included."""
+    paths = [
+        *ROOT.glob("*.py"),
+        *(path for room in (*ROOMS, "tests") for path in (ROOT / room).rglob("*.py")),
+    ]
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(paths)}
+    return {name.removesuffix(".__init__"): path for name, path in names.items()}
+
+
+MODULES = modules()
+OURS = [name for name in MODULES if name.split(".")[0] in ROOMS]
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+def imports(name: str) -> set[str]:
+    """The full names of what a module imports, wherever in it."""
+    found = set()
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}, line {node.lineno}: expected absolute imports"
+            # `from package import module` imports the module.
+            found |= {
+                full if (full := f"{node.module}.{alias.name}") in MODULES else node.module
+                for alias in node.names
+            }
+    return found
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def test_there_is_something_to_check():
+    assert {"models.vision_language_model", "generation.decoding", "data.processor"} <= set(OURS)
+    assert {"models.config", "torch"} <= imports("models.vision_language_model")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_who_imports_whom(name):
+    allowed = next(allowed for prefix, allowed in MAY_IMPORT.items() if within(name, prefix))
+    ours = {module for module in imports(name) if module.split(".")[0] in {*ROOMS, *ENTRY_POINTS, "tests"}}
+    wrong = {module for module in ours if not any(within(module, prefix) for prefix in allowed)}
+    assert not wrong, f"{name} imports {sorted(wrong)}; it may import {sorted(allowed)}"
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if within(name, "generation")])
+def test_generation_needs_torch_only(name):
+    import sys
+
+    libraries = {module.split(".")[0] for module in imports(name)} - sys.stdlib_module_names - {"generation"}
+    assert libraries <= LIBRARIES_OF_GENERATION
+
+
+@pytest.mark.parametrize("name", list(MODULES))
+def test_importing_does_nothing(name):
+    """At the top level: a docstring, imports, definitions, constants, and the guard of main()."""
+    for node in tree(name).body:
+        if isinstance(node, ast.Expr):
+            harmless = isinstance(node.value, ast.Constant)  # the docstring
+        elif isinstance(node, ast.If):
+            harmless = ast.unparse(node.test) in ("__name__ == '__main__'", "TYPE_CHECKING")
+        else:
+            harmless = isinstance(
+                node,
+                ast.Import
+                | ast.ImportFrom
+                | ast.FunctionDef
+                | ast.AsyncFunctionDef
+                | ast.ClassDef
+                | ast.Assign
+                | ast.AnnAssign
+                | ast.AugAssign,
+            )
+        assert harmless, f"{name}, line {node.lineno}: runs on import: {ast.unparse(node)[:80]}"
+
+
+@pytest.mark.parametrize("name", list(MODULES))
+def test_files_are_short(name):
+    lines = len(MODULES[name].read_text(encoding="utf-8").splitlines())
+    assert lines <= LONGEST_FILE, f"{name} has {lines} lines; past {LONGEST_FILE}, something wants a name"

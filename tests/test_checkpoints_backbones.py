@@ -1,0 +1,172 @@
+"""A new model from a bare SigLIP vision tower and a bare Llama-family language model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    SiglipConfig,
+    SiglipModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
+
+from models import VisionLanguageModel
+from models.checkpoints import CheckpointError
+from tests.tiny import randomize
+
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+TEXT = {
+    "vocab_size": 90,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+}
+
+
+def siglip(folder, alone: bool) -> SiglipVisionModel:
+    """A vision tower stored alone, or inside a SigLIP pair whose text tower and heads nobody needs."""
+    if alone:
+        model = SiglipVisionModel(SiglipVisionConfig(**VISION))
+        tower = model
+    else:
+        text = VISION | {"vocab_size": 40, "max_position_embeddings": 8}
+        model = SiglipModel(SiglipConfig(text_config=text, vision_config=VISION))
+        tower = model.vision_model
+    randomize(model, 3)
+    model.save_pretrained(folder)
+    return tower.eval()
+
+
+def llama(folder, tied: bool = False) -> LlamaForCausalLM:
+    rope = {"rope_type": "default", "rope_theta": 5e4}
+    model = LlamaForCausalLM(LlamaConfig(**TEXT, tie_word_embeddings=tied, rope_parameters=rope))
+    randomize(model, 4)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.mark.parametrize(("alone", "tied"), [(True, True), (False, False)])
+@torch.no_grad()
+def test_joined(tmp_path, alone, tied):
+    """Each half computes what it did; new rows are the mean of the old; pictures have a place."""
+    vision, text = siglip(tmp_path / "vision", alone), llama(tmp_path / "text", tied)
+    model = VisionLanguageModel.from_backbones(
+        tmp_path / "vision", tmp_path / "text", scale_factor=2, extra_tokens=3
+    )
+    config = model.config
+    assert model.training and config.text.vocab_size == 93 and config.image_token_id == 90
+    assert config.tie_word_embeddings == tied and config.eos_token_ids == (2,)
+    model.eval()
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert (model.vision_model(pixels) - vision(pixels).last_hidden_state).abs().max() <= 1e-5
+    ids = torch.arange(3, 60)[None]
+    assert (model(ids).logits[..., :90] - text(ids).logits).abs().max() <= 1e-4
+    for weight in (model.language_model.embed_tokens.weight, model.language_model.lm_head.weight):
+        mean = weight[:90].mean(0)
+        assert all((row - mean).abs().max() <= 1e-6 for row in weight[90:])
+    assert (model.language_model.lm_head.weight is model.language_model.embed_tokens.weight) == tied
+    std = model.projector.proj.weight.std().item() * model.projector.proj.in_features**0.5
+    assert std == pytest.approx(1, abs=0.1)
+    prompt = torch.cat((torch.full((1, 4), 90), ids), 1)
+    assert model(prompt, pixels[:1]).logits.isfinite().all()
+    model.save_pretrained(tmp_path / "new")
+    assert torch.equal(
+        VisionLanguageModel.from_pretrained(tmp_path / "new")(prompt, pixels[:1]).logits,
+        model(prompt, pixels[:1]).logits,
+    )
+
+
+def test_projector_follows_the_generator(tmp_path):
+    siglip(tmp_path / "vision", True)
+    llama(tmp_path / "text")
+
+    def projector(seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        model = VisionLanguageModel.from_backbones(
+            tmp_path / "vision", tmp_path / "text", scale_factor=2, generator=generator, dtype="bfloat16"
+        )
+        assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+        return model.projector.proj.weight
+
+    assert torch.equal(projector(1), projector(1)) and not torch.equal(projector(1), projector(2))
+
+
+def test_own_image_token(tmp_path):
+    """A row that the vocabulary already has may be the placeholder."""
+    siglip(tmp_path / "vision", True)
+    llama(tmp_path / "text")
+    model = VisionLanguageModel.from_backbones(
+        tmp_path / "vision", tmp_path / "text", scale_factor=4, extra_tokens=0, image_token_id=17
+    )
+    assert model.config.image_token_id == 17 and model.config.text.vocab_size == 90
+
+
+class TestRefused:
+    @pytest.fixture
+    def folders(self, tmp_path):
+        siglip(tmp_path / "vision", True)
+        llama(tmp_path / "text")
+        return tmp_path / "vision", tmp_path / "text"
+
+    def complaint(self, vision, text, **options) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            VisionLanguageModel.from_backbones(vision, text, **{"scale_factor": 2} | options)
+        return str(caught.value)
+
+    def test_the_wrong_way_round(self, folders):
+        vision, text = folders
+        assert f"{text}: unsupported vision backbone (model_type 'llama')" in self.complaint(text, vision)
+        assert f"{vision}: unsupported text backbone (model_type 'siglip_vision_model')" in self.complaint(
+            vision, vision
+        )
+
+    def test_naflex(self, folders):
+        vision, text = folders
+        config = json.loads((vision / "config.json").read_text())
+        (vision / "config.json").write_text(json.dumps(config | {"model_type": "siglip2"}))
+        assert "fixed-resolution SigLIP2" in self.complaint(vision, text)
+
+    def test_no_room_for_pictures(self, folders):
+        assert "extra_tokens must be at least 1" in self.complaint(*folders, extra_tokens=0)
+        assert "image_token_id: expected an integer from 0 to 90" in self.complaint(
+            *folders, image_token_id=91
+        )
+        assert "scale_factor (3) must divide the vision grid" in self.complaint(*folders, scale_factor=3)
+
+    @pytest.mark.parametrize("which", [0, 1])
+    def test_missing_and_extra_tensors(self, folders, which):
+        path = folders[which] / "model.safetensors"
+        tensors = load_file(path)
+        name = next(
+            name
+            for name in tensors
+            if name.endswith("layers.1.mlp.fc1.weight" if which == 0 else "norm.weight")
+        )
+        weight = tensors.pop(name).clone()
+        save_file(tensors, path, metadata={"format": "pt"})
+        assert f"are missing: {name}" in self.complaint(*folders)
+        save_file(tensors | {name: weight, f"{name}.lora": weight.clone()}, path, metadata={"format": "pt"})
+        assert f"have no place in the model that config.json describes: {name}.lora" in self.complaint(
+            *folders
+        )
+
+    def test_a_bare_backbone_is_no_model(self, folders):
+        with pytest.raises(CheckpointError, match="from_backbones"):
+            VisionLanguageModel.from_pretrained(folders[0])

@@ -1,0 +1,182 @@
+"""Loading through the real huggingface_hub client, from a Hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from models import VisionLanguageModel
+from models.checkpoints import CheckpointError, locate
+from tests import tiny
+from tests.hub_server import HubServer, point_client_at
+
+PLAIN, SHARDED, EMPTY = "owner/plain", "owner/sharded", "owner/empty"
+
+
+@pytest.fixture(scope="module")
+def repos(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("repos")
+    model = tiny.hf_model("idefics3-1-tile")
+    model.save_pretrained(root / "plain")
+    model.save_pretrained(root / "sharded", max_shard_size="60KB")
+    (root / "plain" / "training_state.bin").write_bytes(bytes(1000))
+    (root / "plain" / "chat_template.jinja").write_text("{{ messages }}")
+    (root / "empty").mkdir()
+    (root / "empty" / "config.json").write_bytes((root / "plain" / "config.json").read_bytes())
+    return {PLAIN: root / "plain", SHARDED: root / "sharded", EMPTY: root / "empty"}
+
+
+@pytest.fixture
+def hub(repos, tmp_path, monkeypatch):
+    with HubServer(repos, branches=("main", "v1")) as server:
+        point_client_at(monkeypatch, server.url, tmp_path / "cache")
+        yield server
+
+
+def same_weights(first, second) -> bool:
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def complaint(*args, **options) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        VisionLanguageModel.from_pretrained(*args, **options)
+    text = str(caught.value)
+    assert text and "\n" not in text
+    return text
+
+
+def test_repository_and_revision(hub, repos):
+    local = VisionLanguageModel.from_pretrained(repos[PLAIN])
+    assert same_weights(VisionLanguageModel.from_pretrained(PLAIN), local)
+    assert same_weights(VisionLanguageModel.from_pretrained(PLAIN, revision="v1"), local)
+    assert same_weights(VisionLanguageModel.from_pretrained(PLAIN, revision=hub.commit(PLAIN)), local)
+    fetched = {
+        line.rsplit("/", 1)[1] for line in hub.requests if line.startswith("GET /owner/plain/resolve/")
+    }
+    assert fetched == {"config.json", "generation_config.json", "model.safetensors"}
+
+
+def test_every_file_is_of_the_commit_of_the_config(hub):
+    VisionLanguageModel.from_pretrained(SHARDED)
+    others = [line for line in hub.requests if "/resolve/" in line and "config.json" not in line]
+    assert others and all(f"/resolve/{hub.commit(SHARDED)}/" in line for line in others)
+
+
+def test_sharded(hub, repos):
+    model = VisionLanguageModel.from_pretrained(SHARDED)
+    assert same_weights(model, VisionLanguageModel.from_pretrained(repos[PLAIN]))
+
+
+def test_second_load_asks_once(hub):
+    VisionLanguageModel.from_pretrained(SHARDED)
+    hub.requests.clear()
+    VisionLanguageModel.from_pretrained(SHARDED)
+    assert hub.requests == ["HEAD /owner/sharded/resolve/main/config.json"]
+
+
+@pytest.mark.parametrize("repo", [PLAIN, SHARDED])
+def test_second_load_offline_asks_nothing(hub, monkeypatch, tmp_path, repo):
+    online = VisionLanguageModel.from_pretrained(repo)
+    hub.requests.clear()
+    point_client_at(monkeypatch, hub.url, tmp_path / "cache", offline=True)
+    assert same_weights(VisionLanguageModel.from_pretrained(repo), online)
+    assert hub.requests == []
+
+
+def test_second_load_with_the_server_gone(repos, monkeypatch, tmp_path):
+    with HubServer(repos) as server:
+        point_client_at(monkeypatch, server.url, tmp_path / "cache")
+        online = VisionLanguageModel.from_pretrained(SHARDED)
+    assert same_weights(VisionLanguageModel.from_pretrained(SHARDED), online)
+
+
+def test_first_load_offline(hub, monkeypatch, tmp_path):
+    point_client_at(monkeypatch, hub.url, tmp_path / "cache", offline=True)
+    text = complaint(PLAIN)
+    assert "config.json of owner/plain is not in the local cache and HF_HUB_OFFLINE is set" in text
+
+
+def test_no_network(monkeypatch, tmp_path):
+    point_client_at(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache")
+    text = complaint(PLAIN)
+    assert "http://127.0.0.1:9 cannot be reached for config.json of owner/plain" in text
+
+
+def test_missing_repository(hub):
+    assert "no folder owner/nothing here and no repository owner/nothing on" in complaint("owner/nothing")
+
+
+def test_missing_revision(hub):
+    assert "repository owner/plain has no revision 'v2'" in complaint(PLAIN, revision="v2")
+
+
+def test_missing_weights(hub):
+    text = complaint(EMPTY)
+    assert "repository owner/empty has neither model.safetensors nor model.safetensors.index.json" in text
+
+
+def test_missing_config(hub, repos, tmp_path):
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "README.md").write_text("nothing here")
+    hub.repos = repos | {"owner/bare": tmp_path / "bare"}
+    assert "repository owner/bare has no config.json" in complaint("owner/bare")
+
+
+def test_missing_shard(hub, repos, tmp_path):
+    (tmp_path / "part").mkdir()
+    for path in repos[SHARDED].iterdir():
+        if "00002-of" not in path.name:
+            (tmp_path / "part" / path.name).write_bytes(path.read_bytes())
+    hub.repos = repos | {"owner/part": tmp_path / "part"}
+    text = complaint("owner/part")
+    assert "repository owner/part has no model-00002-of-" in text and "which its index names" in text
+
+
+@pytest.mark.parametrize("name", ["no spaces", "-", "a//b", "owner/na:me"])
+def test_impossible_names(hub, name):
+    assert "neither a folder here nor a valid repository id" in complaint(name) or "no folder" in complaint(
+        name
+    )
+
+
+def test_snapshot_fetches_processor_files_only(hub, repos):
+    folder = locate.snapshot(PLAIN)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"config.json", "generation_config.json", "chat_template.jinja"}
+    assert locate.snapshot(repos[PLAIN]) == repos[PLAIN]
+    for source, sentence in (
+        ("owner/nothing", "no repository owner/nothing"),
+        ("./x", "there is no folder ./x"),
+    ):
+        with pytest.raises(CheckpointError, match=sentence):
+            locate.snapshot(source)
+
+
+def test_environment_variables(repos, tmp_path):
+    """The same once in a process of its own, with the variables that users set."""
+    script = (
+        "import json, sys, torch\nfrom models import VisionLanguageModel\n"
+        "model = VisionLanguageModel.from_pretrained(sys.argv[1]).requires_grad_(False)\n"
+        "print(json.dumps(float(sum(p.double().sum() for p in model.parameters()))))\n"
+    )
+    with HubServer(repos) as server:
+        variables = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | variables
+        done = subprocess.run(
+            [sys.executable, "-c", script, SHARDED],
+            env=environment,
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+    assert done.returncode == 0, done.stderr
+    local = VisionLanguageModel.from_pretrained(repos[PLAIN]).requires_grad_(False)
+    assert json.loads(done.stdout) == float(sum(p.double().sum() for p in local.parameters()))

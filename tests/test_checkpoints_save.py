@@ -1,0 +1,316 @@
+"""Saving: whole folders, portable files, the processor, the card, the upload."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import HfApi, ModelCard
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor, pipeline
+
+from models import VisionLanguageModel, VLMConfig
+from models.checkpoints import CheckpointError, atomic_folder, idefics3, save
+from models.checkpoints.card import model_card
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> VisionLanguageModel:
+    folder = tmp_path_factory.mktemp("theirs")
+    return VisionLanguageModel.from_pretrained(tiny.save(tiny.hf_model("idefics3-1-tile"), folder))
+
+
+@pytest.fixture(scope="module")
+def with_processor(tmp_path_factory):
+    """(our model, our processor, the folder that both were saved to)."""
+    processor, theirs = tiny.model_with_processor("smolvlm-1-tile")
+    root = tmp_path_factory.mktemp("with-processor")
+    ours = VisionLanguageModel.from_pretrained(tiny.save(theirs, root / "theirs"))
+    return ours, processor, ours.save_pretrained(root / "ours", processor=processor)
+
+
+def other_weights(model: VisionLanguageModel) -> VisionLanguageModel:
+    other = VisionLanguageModel(model.config)
+    other.init_weights(torch.Generator().manual_seed(1))
+    return other
+
+
+def same_weights(first, second) -> bool:
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+class TestWholeFolders:
+    def test_files_and_modes(self, model, tmp_path):
+        folder = model.save_pretrained(tmp_path / "deep" / "saved")
+        assert set(content(folder)) == {"config.json", "generation_config.json", "model.safetensors"}
+        assert all(stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444 for path in folder.iterdir())
+        assert [path.name for path in folder.parent.iterdir()] == ["saved"]
+
+    def test_replacing_drops_old_shards_and_keeps_what_is_not_ours(self, model, tmp_path):
+        folder = model.save_pretrained(tmp_path / "saved", max_shard_bytes=60_000, card="# old\n")
+        (folder / "log.jsonl").write_text("{}")
+        (folder / "state").mkdir()
+        (folder / "state" / "optimizer.pt").write_text("moments")
+        other = other_weights(model)
+        other.save_pretrained(folder)
+        assert set(content(folder)) == {
+            "README.md",
+            "config.json",
+            "generation_config.json",
+            "log.jsonl",
+            "model.safetensors",
+            "state/optimizer.pt",
+        }
+        assert (folder / "state" / "optimizer.pt").read_text() == "moments"
+        assert same_weights(VisionLanguageModel.from_pretrained(folder), other)
+        assert [path.name for path in folder.parent.iterdir()] == ["saved"]
+
+    @pytest.mark.parametrize("stage", ["write_weights", "write_json"])
+    def test_an_error_leaves_the_old_one(self, model, tmp_path, monkeypatch, stage):
+        folder = model.save_pretrained(tmp_path / "saved")
+        before = content(folder)
+
+        def full(*args):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(save, stage, full)
+        with pytest.raises(CheckpointError, match="could not be written, what it held is unchanged"):
+            other_weights(model).save_pretrained(folder)
+        assert content(folder) == before
+        assert [path.name for path in folder.parent.iterdir()] == ["saved"]
+
+    def test_a_kill_leaves_the_old_one_and_the_next_save_works(self, model, tmp_path, monkeypatch):
+        """The process ends, without any clean-up, when all but the exchange is done."""
+        folder = model.save_pretrained(tmp_path / "saved")
+        before = content(folder)
+        other = other_weights(model)
+
+        def save_and_die():
+            atomic_folder._exchange = lambda *paths: os._exit(9)
+            other.save_pretrained(folder)
+
+        child = multiprocessing.get_context("fork").Process(target=save_and_die)
+        child.start()
+        child.join(60)
+        assert child.exitcode == 9
+        assert content(folder) == before
+        assert (tmp_path / ".saved.saving" / "model.safetensors").exists()
+        other.save_pretrained(folder)
+        assert same_weights(VisionLanguageModel.from_pretrained(folder), other)
+        assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+    def test_without_an_exchange_in_the_kernel(self, model, tmp_path, monkeypatch):
+        folder = model.save_pretrained(tmp_path / "saved")
+        monkeypatch.setattr(atomic_folder, "_exchange", lambda *paths: False)
+        other = other_weights(model)
+        other.save_pretrained(folder)
+        assert same_weights(VisionLanguageModel.from_pretrained(folder), other)
+        assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+    def test_through_a_link(self, model, tmp_path):
+        model.save_pretrained(tmp_path / "real")
+        (tmp_path / "link").symlink_to("real")
+        other = other_weights(model)
+        other.save_pretrained(tmp_path / "link")
+        assert (tmp_path / "link").is_symlink()
+        assert same_weights(VisionLanguageModel.from_pretrained(tmp_path / "real"), other)
+
+    def test_places_that_cannot_be_replaced(self, model, tmp_path, monkeypatch):
+        (tmp_path / "file").write_text("text")
+        with pytest.raises(CheckpointError, match="is a file: expected a folder"):
+            model.save_pretrained(tmp_path / "file")
+        (tmp_path / "in" / "here").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / "in" / "here")
+        for place in (".", tmp_path / "in"):
+            with pytest.raises(CheckpointError, match="holds the current directory"):
+                model.save_pretrained(place)
+
+
+class TestRefused:
+    def test_no_weights_yet(self, model, tmp_path):
+        with torch.device("meta"):
+            empty = VisionLanguageModel(model.config)
+        with pytest.raises(CheckpointError, match="on the meta device"):
+            empty.save_pretrained(tmp_path / "saved")
+        assert not (tmp_path / "saved").exists()
+
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"projector_bias": True}, "its projector has no bias"),
+            ({"image_placement": "prefix"}, "in front of the text"),
+        ],
+    )
+    def test_what_transformers_cannot_express(self, tmp_path, changes, sentence):
+        config = tiny_config(**changes)
+        with pytest.raises(CheckpointError, match=sentence):
+            VisionLanguageModel(config).save_pretrained(tmp_path / "saved")
+
+    def test_heads_that_do_not_divide(self, tmp_path):
+        config = tiny_config()
+        text = type(config.text)(vocab_size=160, hidden_size=50, num_attention_heads=4, head_dim=8)
+        with torch.device("meta"):
+            odd = VisionLanguageModel(VLMConfig(config.vision, text, image_token_id=5, scale_factor=2))
+        with pytest.raises(
+            CheckpointError, match=r"hidden_size \(50\) to be a multiple of num_attention_heads"
+        ):
+            odd.save_pretrained(tmp_path / "saved")
+
+    def test_a_processor_that_does_not_fit(self, model, with_processor, tmp_path):
+        _, processor, _ = with_processor
+        with pytest.raises(CheckpointError, match="the processor's image token id is 5, the model's is 150"):
+            model.save_pretrained(tmp_path / "saved", processor=processor)
+        assert not (tmp_path / "saved").exists()
+
+
+def tiny_config(**changes) -> VLMConfig:
+    stored = tiny.config_for(tiny.CASES["idefics3-1-tile"]).to_dict()
+    return replace(idefics3.read_config(stored, {}), **changes)
+
+
+class TestProcessor:
+    """The saved folder in transformers: AutoProcessor, AutoModelForImageTextToText, pipeline."""
+
+    MESSAGES = (
+        {
+            "role": "user",
+            "content": [{"type": "image"}, {"type": "text", "text": "how many circles are there?"}],
+        },
+    )
+
+    def test_portable_files(self, with_processor):
+        folder = with_processor[2]
+        assert {path.name for path in folder.iterdir()} == {
+            "chat_template.jinja",
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "preprocessor_config.json",
+            "processor_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        }
+        tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+        assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
+        assert tokenizer["extra_special_tokens"]["image_token"] == "<image>"
+        for name in ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
+            assert json.loads((folder / name).read_text())["processor_class"] == "Idefics3Processor"
+        config = json.loads((folder / "config.json").read_text())
+        text = config["text_config"]
+        assert text["rope_theta"] == text["rope_parameters"]["rope_theta"] == 100_000.0
+        assert config["dtype"] == config["torch_dtype"] == text["dtype"] == text["torch_dtype"] == "float32"
+
+    def test_same_inputs_and_same_answer(self, with_processor):
+        _, processor, folder = with_processor
+        opened = AutoProcessor.from_pretrained(folder)
+        picture = Image.effect_noise((70, 50), 80).convert("RGB")
+        prompt = opened.apply_chat_template(list(self.MESSAGES), add_generation_prompt=True)
+        inputs = opened(text=prompt, images=[picture], return_tensors="pt")
+        before = processor.hf_processor(text=prompt, images=[picture], return_tensors="pt")
+        assert inputs.keys() == before.keys()
+        assert all(torch.equal(inputs[name], before[name]) for name in inputs)
+        theirs = AutoModelForImageTextToText.from_pretrained(folder)
+        stops = theirs.generation_config.eos_token_id
+        assert stops == processor.tokenizer.eos_token_id
+        expected = theirs.generate(**inputs, max_new_tokens=12)[:, inputs["input_ids"].shape[1] :]
+        got = VisionLanguageModel.from_pretrained(folder).generate(**inputs, max_new_tokens=12)
+        assert torch.equal(got, expected)
+        answer = pipeline("image-text-to-text", model=str(folder))(
+            text=[
+                {
+                    "role": "user",
+                    "content": [{"type": "image", "image": picture}, *self.MESSAGES[0]["content"][1:]],
+                }
+            ],
+            max_new_tokens=12,
+            return_full_text=False,
+        )
+        text = opened.decode(got[0], skip_special_tokens=True)
+        assert answer[0]["generated_text"].strip() == text.strip()
+
+    def test_saving_again_without_one_keeps_it(self, with_processor, tmp_path):
+        ours, processor, _ = with_processor
+        folder = ours.save_pretrained(tmp_path / "saved", processor=processor)
+        before = content(folder)
+        ours.save_pretrained(folder)
+        assert content(folder).keys() == before.keys()
+
+    def test_the_tokenizers_end_token_joins_the_stop_tokens(self, with_processor, tmp_path):
+        ours, processor, _ = with_processor
+        other = other_weights(ours)
+        other.config = replace(ours.config, eos_token_ids=(9,))
+        folder = other.save_pretrained(tmp_path / "saved", processor=processor)
+        again = VisionLanguageModel.from_pretrained(folder).config
+        assert set(again.eos_token_ids) == {9, processor.tokenizer.eos_token_id}
+
+
+class TestCardAndUpload:
+    def test_card(self, model):
+        text = model_card(
+            "me/small",
+            model.config,
+            1234,
+            summary="Answers about shapes.",
+            training_data="Drawn scenes.",
+            evaluation=[
+                {"questions": "how many", "accuracy": 0.97},
+                {"questions": "colour", "accuracy": 0.9},
+            ],
+            license="apache-2.0",
+        )
+        card = ModelCard(text)
+        assert card.data.library_name == "transformers" and card.data.license == "apache-2.0"
+        assert card.data.pipeline_tag == "image-text-to-text" and "ocelli" in card.data.tags
+        for part in (
+            "Answers about shapes.",
+            "Drawn scenes.",
+            "| how many | 0.97 |",
+            "1,234",
+            'from_pretrained("me/small")',
+            'pipeline("image-text-to-text", model="me/small")',
+        ):
+            assert part in card.content
+        assert "None yet." in model_card("me/small", model.config, 1234)
+
+    def test_upload(self, with_processor, monkeypatch):
+        ours, processor, folder = with_processor
+        seen = {}
+
+        class Commit:
+            commit_url = "https://hub/commit/1"
+
+        def create_repo(self, repo_id, private, exist_ok):
+            seen["repo"] = (repo_id, private, exist_ok)
+
+        def upload_folder(self, repo_id, folder_path, revision, commit_message):
+            seen["files"] = content(Path(folder_path))
+            return Commit()
+
+        monkeypatch.setattr(HfApi, "create_repo", create_repo)
+        monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+        assert ours.push_to_hub("me/small", processor=processor, private=True) == "https://hub/commit/1"
+        assert seen["repo"] == ("me/small", True, True)
+        card = seen["files"].pop("README.md").decode()
+        assert seen["files"] == content(folder)
+        parameters = sum(parameter.numel() for parameter in ours.parameters())
+        assert f"{parameters:,}" in card and ModelCard(card).data.tags
+
+    def test_upload_without_network(self, model, monkeypatch):
+        def create_repo(self, repo_id, private, exist_ok):
+            raise ConnectionError("network is down")
+
+        monkeypatch.setattr(HfApi, "create_repo", create_repo)
+        with pytest.raises(CheckpointError, match=r"the upload of me/small failed .*: network is down"):
+            model.push_to_hub("me/small")

@@ -1,0 +1,318 @@
+"""generate.py as a person meets it: answers, JSON, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import generate
+from generation.decoding import Chooser
+from inference.checkpoint import RequestError, pick_device
+from tests.hub_server import HubServer, point_client_at
+
+FIELDS = {
+    "model",
+    "images",
+    "question",
+    "answers",
+    "token_ids",
+    "stop_reasons",
+    "prompt_tokens",
+    "image_tokens",
+    "seconds",
+    "decode_tokens_per_second",
+    "kv_cache_bytes",
+    "device",
+    "dtype",
+}
+
+
+# ------------------------------------------------------------------------------------------------- answers
+def test_no_arguments_show_the_example_picture(cli):
+    status, out, err = cli("--max-new-tokens", 4)
+    assert status == 0 and out.strip()
+    assert err == f"generate.py: assets/example.png: {generate.DEFAULT_QUESTION}\n"
+
+
+def test_streamed_text_is_the_answer(cli, as_json, photo):
+    ask = (photo, "-q", "how many?", "--max-new-tokens", 40)
+    status, out, err = cli(*ask)
+    assert (status, err) == (0, "")
+    (made,) = as_json(*ask)
+    assert out.rstrip() == made["answers"][0] and len(made["answers"][0]) > 10
+
+
+def test_json_fields(as_json, photo, model_folder):
+    (made,) = as_json(photo, photo, "-q", "how many?", "--max-new-tokens", 6)
+    assert made.keys() >= FIELDS
+    assert (made["model"], made["images"]) == (str(model_folder), [str(photo)] * 2)
+    assert made["question"] == "how many?" and made["dtype"] == "float32"
+    assert made["image_tokens"] % 4 == 0 and made["image_tokens"] > 2 * 4  # two pictures of several tiles
+    assert made["prompt_tokens"] > made["image_tokens"]
+    assert len(made["token_ids"][0]) == 6 and made["stop_reasons"] == ["length"]
+    assert made["seconds"].keys() >= {"load", "vision", "prefill", "decode"}
+    assert made["decode_tokens_per_second"] > 0 and made["kv_cache_bytes"] > 0
+    assert made["device"] == str(pick_device("auto"))
+
+
+def test_no_picture_and_one_token(as_json):
+    (made,) = as_json("--no-image", "-q", "how many?", "--max-new-tokens", 1)
+    assert made.keys() >= FIELDS
+    assert (made["images"], made["image_tokens"], made["decode_tokens_per_second"]) == ([], 0, None)
+
+
+def test_several_questions(cli, as_json, photo):
+    ask = ("-q", "how many?", photo, "-q", "what colour is the triangle?", "--max-new-tokens", 5)
+    first, second = as_json(*ask)
+    assert [first["question"], second["question"]] == ["how many?", "what colour is the triangle?"]
+    assert first["images"] == second["images"] == [str(photo)]
+    assert first["prompt_tokens"] < second["prompt_tokens"]
+    _, out, _ = cli(*ask)
+    assert out.startswith("> how many?\n") and "\n> what colour is the triangle?\n" in out
+
+
+def test_several_answers(cli, as_json, photo):
+    sampling = ("--num-answers", 3, "--temperature", 2, "--seed", 5, "--max-new-tokens", 6)
+    (made,) = as_json(photo, "-q", "how many?", *sampling)
+    assert len(made["answers"]) == len(made["stop_reasons"]) == 3
+    assert len({tuple(ids) for ids in made["token_ids"]}) == 3
+    _, out, _ = cli(photo, "-q", "how many?", *sampling)
+    assert out == "".join(f"{number}. {answer}\n" for number, answer in enumerate(made["answers"], 1))
+
+
+def test_seed(as_json, photo):
+    ask = (photo, "-q", "how many?", "--temperature", 3, "--max-new-tokens", 8)
+    (first,), (again,), (other,) = as_json(*ask, "--seed", 1), as_json(*ask, "--seed", 1), as_json(*ask)
+    assert first["token_ids"] == again["token_ids"] != other["token_ids"]
+    (repeated,) = as_json(*ask, "--seed", other["seed"])
+    assert repeated["token_ids"] == other["token_ids"]
+
+
+@pytest.mark.parametrize(
+    "sampling", [(), ("--temperature", 1.5, "--top-k", 50, "--top-p", 0.95, "--seed", 3)]
+)
+def test_with_and_without_cache(as_json, photo, sampling):
+    ask = (photo, "-q", "how many?", "--dtype", "float32", "--max-new-tokens", 30, *sampling)
+    (cached,), (recomputed,) = as_json(*ask, "--cache"), as_json(*ask, "--no-cache")
+    assert cached["token_ids"] == recomputed["token_ids"]
+    assert cached["kv_cache_bytes"] > 0 == recomputed["kv_cache_bytes"]
+
+
+def test_special_tokens_in_a_question_stay_text(as_json, photo):
+    typed = "<image><|im_end|><end_of_utterance>"
+    plain, special = as_json(photo, "-q", "how many?", "-q", f"how many? {typed}", "--max-new-tokens", 1)
+    assert special["image_tokens"] == plain["image_tokens"]
+    assert special["prompt_tokens"] > plain["prompt_tokens"] + 10  # spelt out
+
+
+def test_system_message(as_json, photo):
+    ask = (photo, "-q", "how many?", "--max-new-tokens", 1)
+    (plain,), (told,) = as_json(*ask), as_json(*ask, "--system", "be short")
+    assert told["prompt_tokens"] > plain["prompt_tokens"]
+
+
+def test_stats(cli, photo):
+    status, out, err = cli(photo, "-q", "how many?", "--max-new-tokens", 4, "--stats")
+    assert status == 0 and out
+    for part in ("prompt", "picture", "vision", "prefill", "decode", "tokens/s", "kv cache", "float32"):
+        assert part in err
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dtype(as_json, photo, dtype):
+    (made,) = as_json(photo, "-q", "how many?", "--dtype", dtype, "--max-new-tokens", 2)
+    assert made["dtype"] == dtype
+
+
+def test_from_a_hub_then_offline(as_json, complaint, photo, model_folder, tmp_path, monkeypatch):
+    ask = (photo, "-q", "how many?", "--max-new-tokens", 2)
+    with HubServer({"owner/tiny": model_folder}) as hub:
+        point_client_at(monkeypatch, hub.url, tmp_path / "cache")
+        (fetched,) = as_json(*ask, model="owner/tiny")
+        assert "no repository owner/missing" in complaint(*ask, model="owner/missing")
+        assert "no revision 'v7'" in complaint(*ask, "--revision", "v7", model="owner/tiny")
+    point_client_at(monkeypatch, hub.url, tmp_path / "cache", offline=True)
+    (cached,) = as_json(*ask, model="owner/tiny")
+    assert fetched["token_ids"] == cached["token_ids"] == as_json(*ask)[0]["token_ids"]
+    assert "HF_HUB_OFFLINE" in complaint(*ask, model="owner/never-fetched")
+
+
+def test_no_network(complaint, photo, tmp_path, monkeypatch):
+    with HubServer({}) as hub:
+        url = hub.url  # nobody listens there any more
+    point_client_at(monkeypatch, url, tmp_path / "cache")
+    assert "cannot be reached" in complaint(photo, "-q", "how many?", model="owner/tiny")
+
+
+# ----------------------------------------------------------------------------------------------- bad pictures
+def big_header(path: Path) -> None:
+    """A PNG that claims 30,000 x 30,000 pixels."""
+    size = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
+    chunks = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in ((b"IHDR", size), (b"IDAT", zlib.compress(bytes(100))), (b"IEND", b""))
+    )
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)
+
+
+def half_a_jpeg(path: Path) -> None:
+    Image.effect_noise((200, 200), 50).save(path, "JPEG")
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+BAD_PICTURES = {
+    "missing.png": (lambda path: None, "no such file"),
+    "text.png": (lambda path: path.write_text("a picture of a boat"), "a file that starts with"),
+    "half.jpg": (half_a_jpeg, "cut off"),
+    "empty.png": (lambda path: path.touch(), "0 bytes"),
+    "huge.png": (big_header, "at most 80,000,000 pixels"),
+    "panorama.png": (lambda path: Image.new("L", (10_000, 1)).save(path), "10,000:1"),
+    "folder.png": (lambda path: path.mkdir(), "a directory"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PICTURES)
+def test_bad_picture(complaint, tmp_path, name):
+    make, expected = BAD_PICTURES[name]
+    make(tmp_path / name)
+    err = complaint(tmp_path / name, "-q", "how many?")
+    assert name in err and expected in err
+
+
+# -------------------------------------------------------------------------------------------- bad checkpoints
+def change_config(folder: Path, **changes) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_tensors(folder: Path, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def cut_in_half(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+NORM = "model.text_model.norm.weight"
+BAD_CHECKPOINTS = {
+    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),
+    "architecture": (lambda folder: change_config(folder, model_type="whisper"), "'whisper'"),
+    "cut": (cut_in_half, "cut short"),
+    "shape": (lambda folder: change_tensors(folder, lambda t: t.update({NORM: torch.ones(7)})), "7"),
+    "missing": (lambda folder: change_tensors(folder, lambda t: t.pop(NORM)), NORM),
+    "extra": (lambda folder: change_tensors(folder, lambda t: t.update(odd=torch.ones(1))), "odd"),
+    "no processor": (lambda folder: [p.unlink() for p in folder.glob("*processor_config.json")], "processor"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer"),
+    "not finite": (
+        lambda folder: change_tensors(folder, lambda t: t.update({NORM: t[NORM] * float("nan")})),
+        "not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_CHECKPOINTS)
+def test_bad_checkpoint(complaint, photo, model_folder, tmp_path, fault):
+    folder = tmp_path / "broken"
+    shutil.copytree(model_folder, folder)
+    make, expected = BAD_CHECKPOINTS[fault]
+    make(folder)
+    assert expected in complaint(photo, "-q", "how many?", "--json", model=folder)
+
+
+def test_no_such_folder(complaint, photo, tmp_path):
+    assert "no folder" in complaint(photo, "-q", "how many?", model=tmp_path / "absent")
+
+
+# ----------------------------------------------------------------------------------------------- bad requests
+BAD_OPTIONS = [
+    (("-q", "  "), "expected a question"),
+    (("--max-new-tokens", "0"), "max_new_tokens"),
+    (("--max-new-tokens", "many"), "invalid int"),
+    (("--max-new-tokens", "5000"), "context too long: expected at most 512 tokens"),
+    (("-q", "why " * 400), "context too long"),
+    (("--temperature", "-1"), "temperature"),
+    (("--top-p", "1.5"), "top_p"),
+    (("--num-answers", "0"), "num_return_sequences"),
+    (("--dtype", "int3"), "invalid choice"),
+    (("--device", "toaster"), "expected auto, cpu, cuda, mps"),
+    (("--device", "cuda:99"), "device cuda:99"),
+    (("--maxnewtokens", "3"), "unrecognized arguments"),
+    (("--revision", "main"), "has no revision"),
+    (("--no-image", "a.png"), "a.png"),
+    (("--out", "x.jsonl"), "--batch"),
+    (("--batch", "x.jsonl"), "--out"),
+    (("--batch", "x.jsonl", "--out", "y.jsonl", "-q", "why?"), "-q"),
+]
+
+
+@pytest.mark.parametrize("arguments, expected", BAD_OPTIONS, ids=lambda value: str(value)[:40])
+def test_bad_request(complaint, arguments, expected):
+    assert expected in complaint(*arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_no_cuda_here(complaint):
+    assert "device cuda" in complaint("--device", "cuda")
+
+
+def test_a_context_that_is_too_long_computes_nothing(complaint, monkeypatch):
+    monkeypatch.setattr("models.vision_transformer.VisionTransformer.forward", None)
+    monkeypatch.setattr("models.language_model.LanguageModel.forward", None)
+    assert "context too long" in complaint("--max-new-tokens", 5000)
+
+
+def test_debug_shows_where(cli):
+    status, _, err = cli("--device", "toaster", "--debug")
+    assert status == 2
+    assert "Traceback" in err and RequestError.__name__ in err
+    assert err.splitlines()[-1].startswith("generate.py: error: device")
+
+
+def test_a_programming_error_is_not_hidden(cli, monkeypatch):
+    def broken(self, logits):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Chooser, "choose", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        cli("--max-new-tokens", 2)
+
+
+def test_ctrl_c(cli, monkeypatch):
+    def interrupted(self, logits):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Chooser, "choose", interrupted)
+    status, _, err = cli("--max-new-tokens", 2)
+    assert status == 130 and err.endswith("generate.py: interrupted\n")
+
+
+# ------------------------------------------------------------------------------------------- a real process
+def process(*arguments, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(generate.ROOT / "generate.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def test_process_answers_from_any_folder(model_folder, tmp_path):
+    done = process("--model", model_folder, "--max-new-tokens", 3, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.strip()
+    assert done.stderr == f"generate.py: assets/example.png: {generate.DEFAULT_QUESTION}\n"
+
+
+def test_help_needs_no_torch():
+    # None stands for a module that cannot be imported.
+    code = "import sys, generate; sys.modules['torch'] = None; generate.main(['--help'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=generate.ROOT)
+    assert done.returncode == 0 and "--max-new-tokens" in done.stdout and not done.stderr

@@ -1,0 +1,223 @@
+"""What nanoVLM itself computed, for its layout of today and for v0.1: data in tests/fixtures/golden."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
+
+from models import VisionLanguageModel
+from models.checkpoints import CheckpointError, nanovlm
+from models.checkpoints.tensor_map import export_tensors
+from models.config import VLMConfig
+
+GOLDEN = Path(__file__).parent / "fixtures" / "golden"
+CURRENT, OLD = "nanovlm-current", "nanovlm-v0.1"
+CASES = [(CURRENT, case) for case in ("single", "batch", "text_only", "end_to_end")]
+CASES += [(OLD, case) for case in ("single", "batch", "end_to_end")]
+BAR = 1e-4
+
+
+@cache
+def loaded(folder: str) -> VisionLanguageModel:
+    return VisionLanguageModel.from_pretrained(GOLDEN / folder)
+
+
+@cache
+def expected(folder: str) -> dict[str, torch.Tensor]:
+    return load_file(GOLDEN / folder / "expected.safetensors")
+
+
+def processed(name: str) -> torch.Tensor:
+    """Tiles of a preprocessing case, the global one first, float32 in [0, 1]."""
+    stored = load_file(GOLDEN / "preprocessing-current" / "expected.safetensors")
+    tiles = stored[f"{name}.tiles_u8"].float() / 255
+    whole = stored.get(f"{name}.global_f32")
+    return tiles if whole is None else torch.cat((whole[None], tiles))
+
+
+def pictures(folder: str, case: str) -> torch.Tensor | None:
+    stored = expected(folder)
+    if (folder, case) == (CURRENT, "end_to_end"):
+        return processed("wide_100x40.to_max")
+    if f"{case}.images_u8" in stored:
+        return stored[f"{case}.images_u8"].float() / 255
+    return stored.get(f"{case}.images")
+
+
+def comparable(folder: str, case: str) -> list[int]:
+    """Rows to compare. A v0.1 row with padding between picture and text differs from the same row alone in
+    nanoVLM; ours gives it what it gets alone, so only rows without padding are compared.
+    """
+    mask = expected(folder).get(f"{case}.attention_mask")
+    if mask is None:
+        return [0]
+    return [row for row in range(len(mask)) if folder == CURRENT or mask[row].all()]
+
+
+def difference(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    assert got.shape == wanted.shape
+    return (got - wanted).abs().max().item()
+
+
+@pytest.mark.parametrize(("folder", "case"), CASES)
+@torch.no_grad()
+def test_vision_projector_and_logits(folder, case):
+    model, stored, images = loaded(folder), expected(folder), pictures(folder, case)
+    if images is not None:
+        features = model.vision_model(images)
+        assert difference(features, stored[f"{case}.vision_out"]) <= BAR
+        assert difference(model.projector(features), stored[f"{case}.projector_out"]) <= BAR
+    mask = stored.get(f"{case}.attention_mask")
+    got = model(stored[f"{case}.input_ids"], images, attention_mask=mask).logits
+    wanted = stored[f"{case}.logits"]
+    assert got.shape == wanted.shape
+    rows = comparable(folder, case)
+    assert rows
+    for row in rows:
+        front = wanted.shape[1] - stored[f"{case}.input_ids"].shape[1]
+        real = slice(None) if mask is None else torch.cat((mask.new_ones(front), mask[row])).bool()
+        assert difference(got[row, real], wanted[row, real]) <= BAR
+
+
+@pytest.mark.parametrize(("folder", "case"), CASES)
+def test_greedy_ids(folder, case):
+    stored = expected(folder)
+    mask = stored.get(f"{case}.attention_mask")
+    wanted = stored[f"{case}.generated_raw"]
+    got = loaded(folder).generate(
+        stored[f"{case}.input_ids"],
+        pictures(folder, case),
+        attention_mask=mask,
+        max_new_tokens=wanted.shape[1],
+        stop_token_ids=(),
+    )
+    rows = comparable(folder, case)
+    assert torch.equal(got[rows], wanted[rows])
+
+
+def test_greedy_stops_at_the_end_token():
+    """nanoVLM overwrites everything behind the first end token with it; ours stops there."""
+    stored = expected(CURRENT)
+    wanted = stored["batch.generated"]
+    got = loaded(CURRENT).generate(
+        stored["batch.input_ids"],
+        stored["batch.images"],
+        attention_mask=stored["batch.attention_mask"],
+        max_new_tokens=wanted.shape[1],
+        stop_token_ids=(2,),
+    )
+    stop = wanted[0].tolist().index(2)
+    assert torch.equal(got[0, : stop + 1], wanted[0, : stop + 1])
+    assert torch.equal(got[1], wanted[1])
+
+
+@pytest.mark.parametrize("folder", [CURRENT, OLD])
+def test_training_loss_and_gradient(folder):
+    """Their labels are shifted already. In v0.1 padding takes positions: given as position_ids."""
+    stored, model = expected(folder), VisionLanguageModel.from_pretrained(GOLDEN / folder)
+    ids, mask = stored["train.input_ids"], stored["train.attention_mask"]
+    labels = torch.full_like(ids, -100)
+    labels[:, 1:] = stored["train.labels"][:, :-1]
+    assert (stored["train.labels"][:, -1] == -100).all()
+    if folder == CURRENT:
+        images = torch.cat((processed("square_60x60.no_max"), processed("wide_100x40.no_max")))
+        positions = None
+    else:
+        images = torch.cat((pictures(OLD, "single"), pictures(OLD, "end_to_end")))
+        front = model.config.tokens_per_tile
+        positions = torch.arange(front + ids.shape[1]).expand(len(ids), -1)
+    total, count = model.loss(ids, labels, images, attention_mask=mask, position_ids=positions)
+    loss = total / count
+    assert abs(loss.item() - stored["train.loss"].item()) <= 1e-5
+    loss.backward()
+    gradient = model.projector.proj.weight.grad
+    assert difference(gradient, stored["train.grad.MP.proj.weight"]) <= 1e-4
+
+
+@pytest.mark.parametrize("folder", [CURRENT, OLD])
+def test_tensors_go_back_bit_for_bit(folder):
+    """Split and renamed on the way in, fused and named theirs on the way out."""
+    model = loaded(folder)
+    stored = load_file(GOLDEN / folder / "model.safetensors")
+    back = export_tensors(dict(model.named_parameters()), nanovlm.tensor_map(stored))
+    assert back.keys() == stored.keys() - {nanovlm.INV_FREQ}
+    assert all(torch.equal(back[name], stored[name]) for name in back)
+
+
+@torch.no_grad()
+def test_today_saves_to_the_transformers_layout(tmp_path):
+    """The same weights, opened by transformers, give nanoVLM's own logits."""
+    loaded(CURRENT).save_pretrained(tmp_path / "saved")
+    theirs = AutoModelForImageTextToText.from_pretrained(tmp_path / "saved").eval()
+    stored = expected(CURRENT)
+    got = theirs(stored["single.input_ids"], pixel_values=stored["single.images"][None]).logits
+    assert difference(got, stored["single.logits"]) <= BAR
+
+
+def test_prefix_models_cannot_be_saved_and_nothing_is_written(tmp_path):
+    with pytest.raises(CheckpointError, match="in front of the text"):
+        loaded(OLD).save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+class TestConfig:
+    def config(self, **changes) -> VLMConfig:
+        stored = json.loads((GOLDEN / CURRENT / "config.json").read_text())
+        stored = {name: value for name, value in (stored | changes).items() if value is not ...}
+        assert nanovlm.recognises(stored)
+        return nanovlm.read_config(stored, {})
+
+    def test_generations_are_told_by_keys(self):
+        assert self.config().image_placement == "placeholder"
+        between = self.config(
+            max_img_size=..., resize_to_max_side_len=..., vlm_extra_tokens={"image_token": "<|image|>"}
+        )
+        assert between.image_placement == "placeholder" and between.image_token_id == 334
+        old = self.config(vlm_extra_tokens=...)
+        assert old.image_placement == "prefix" and old.image_token_id is None
+
+    def test_image_token_follows_the_base_vocabulary(self):
+        counted = self.config(lm_base_vocab_size=..., extra_token_amount=66)
+        assert counted.image_token_id == 334
+        tokens = {"first": "<a>", "image_token": "<|image|>"}
+        assert self.config(vlm_extra_tokens=tokens).image_token_id == 335
+
+    def test_unknown_keys_are_ignored(self):
+        assert self.config(lm_some_key_of_2024=3) == self.config()
+
+    @pytest.mark.parametrize(("key", "value"), [("vit_cls_flag", True), ("lm_attn_scaling", 0.5)])
+    def test_what_we_do_not_compute_is_refused(self, key, value):
+        with pytest.raises(CheckpointError, match=key):
+            self.config(**{key: value})
+
+
+class TestInverseFrequencies:
+    """The stored rotary frequencies override lm_re_base."""
+
+    def copy(self, tmp_path, **tensors) -> Path:
+        shutil.copytree(GOLDEN / CURRENT, tmp_path / "copy", copy_function=shutil.copyfile)
+        path = tmp_path / "copy" / "model.safetensors"
+        save_file(load_file(path) | tensors, path, metadata={"format": "pt"})
+        return tmp_path / "copy"
+
+    @pytest.mark.parametrize("theta", [10_000.0, 123_456.0, 2.5])
+    def test_theta_is_recovered(self, tmp_path, theta):
+        frequencies = 1.0 / theta ** (torch.arange(0, 16, 2).float() / 16)
+        folder = self.copy(tmp_path, **{nanovlm.INV_FREQ: frequencies})
+        got = VisionLanguageModel.from_pretrained(folder).config.text.rope_theta
+        assert got == pytest.approx(theta, rel=1e-6)
+
+    @pytest.mark.parametrize(
+        "frequencies", [torch.linspace(1, 0.1, 8), torch.zeros(8), torch.full((8,), torch.nan), torch.ones(4)]
+    )
+    def test_anything_else_is_refused(self, tmp_path, frequencies):
+        folder = self.copy(tmp_path, **{nanovlm.INV_FREQ: frequencies})
+        with pytest.raises(CheckpointError, match="inv_freq"):
+            VisionLanguageModel.from_pretrained(folder)

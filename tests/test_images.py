@@ -1,0 +1,287 @@
+"""The image loader: every kind of source, every mode, every refusal."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import struct
+import threading
+import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.images import ImageError, ImageLimits, load_image
+from tests.processors import picture
+
+
+def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def same(image: Image.Image, expected: Image.Image | np.ndarray) -> bool:
+    return image.mode == "RGB" and np.array_equal(np.asarray(image), np.asarray(expected))
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds nothing."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
+
+
+# ------------------------------------------------------------------------------------------------ sources
+def test_every_source_gives_the_same_pixels(tmp_path, monkeypatch):
+    image = picture(7, 5)
+    data = encoded(image)
+    path = tmp_path / "a.png"
+    path.write_bytes(data)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    chw = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    sources = [
+        path, str(path), "~/a.png", data, bytearray(data), io.BytesIO(data), image, np.array(image), chw,
+        "data:image/png;base64," + base64.b64encode(data).decode(),
+        chw.float() / 255, (chw.float() / 255).requires_grad_(), (chw / 255).double(),
+        np.array(image).astype(np.int64), np.array(image).astype(np.uint16) * 257,
+    ]  # fmt: skip
+    for source in sources:
+        assert same(load_image(source), image), source
+
+
+def test_result_does_not_share_state_with_the_source():
+    image = picture(4, 4)
+    load_image(image).putpixel((0, 0), (1, 2, 3))
+    assert image.getpixel((0, 0)) == picture(4, 4).getpixel((0, 0))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_exif_orientation(orientation: int, format: str):
+    upright = Image.new("RGB", (48, 16), "white")
+    upright.paste((200, 0, 0), (0, 0, 16, 16))
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Pillow's Transpose that leads to the stored picture
+    stored = upright.transpose(undo[orientation]) if orientation > 1 else upright
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    lossless = {"WEBP": {"lossless": True}, "JPEG": {"quality": 95, "subsampling": 0}}.get(format, {})
+    loaded = load_image(encoded(stored, format, exif=exif, **lossless))
+    assert loaded.size == (48, 16)
+    assert np.abs(np.asarray(loaded, np.int16) - np.asarray(upright)).max() < 12
+    assert same(load_image(loaded), loaded)  # a second load does not turn it again
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_broken_exif_counts_as_none():
+    image = picture(4, 6)
+    for exif in (b"Exif\x00\x00garbage", b"", b"Exif\x00\x00II*\x00\xff\xff\xff\xff"):
+        assert same(load_image(encoded(image, exif=exif)), image)
+
+
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr", "RGBX", "I;16", "I", "F"]
+)
+def test_modes_of_one_grey_level(mode: str):
+    """White stays white and black black, in every mode."""
+    white = {"1": 1, "CMYK": (0, 0, 0, 0), "YCbCr": (255, 128, 128), "RGBX": (255,) * 4, "I;16": 65535,
+             "I": 65535, "F": 1.0, "LA": (255, 255), "RGBA": (255,) * 4, "RGB": (255,) * 3}  # fmt: skip
+    black = {"CMYK": (0, 0, 0, 255), "YCbCr": (0, 128, 128), "LA": (0, 255), "RGBA": (0, 0, 0, 255),
+             "RGB": (0, 0, 0), "RGBX": (0,) * 4, "F": 0.0}  # fmt: skip
+    image = Image.new(mode, (3, 2), black.get(mode, 0))
+    if mode == "P":
+        image.putpalette([0, 0, 0, 255, 255, 255])
+    image.putpixel((1, 0), white.get(mode, 1 if mode == "P" else 255))
+    pixels = np.asarray(load_image(image))
+    assert pixels.shape == (2, 3, 3)
+    assert pixels[0, 1].tolist() == [255] * 3
+    assert pixels[1, 2].tolist() == [0] * 3
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF"])
+def test_sixteen_bit_grey_is_scaled_not_clipped(format: str):
+    values = np.array([[0, 257, 25700, 32768, 65535]], np.uint16)
+    loaded = np.asarray(load_image(encoded(Image.fromarray(values), format)))
+    assert loaded[0, :, 0].tolist() == [0, 1, 100, 128, 255]
+
+
+def test_thirty_two_bit_grey_is_scaled():
+    values = np.array([[0, 2**24, 2**31 - 1]], np.int32)
+    assert np.asarray(load_image(encoded(Image.fromarray(values), "TIFF")))[0, :, 0].tolist() == [0, 1, 127]
+
+
+def test_floats():
+    values = np.array([[0.0, 0.5, 1.0]], np.float32)
+    assert np.asarray(load_image(encoded(Image.fromarray(values), "TIFF")))[0, :, 0].tolist() == [0, 128, 255]
+    assert np.asarray(load_image(values * 255))[0, :, 0].tolist() == [0, 128, 255]
+    for bad in (np.nan, np.inf, -0.5, 300.0):
+        values[0, 1] = bad
+        with pytest.raises(ImageError, match=r"expected finite|expected floats from 0 to 1"):
+            load_image(encoded(Image.fromarray(values), "TIFF"))
+
+
+def test_transparency_is_flattened_on_white():
+    rgba = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
+    rgba.putpixel((1, 0), (0, 0, 0, 128))
+    palette = Image.new("P", (2, 1), 0)
+    palette.putpalette([255, 0, 0, 0, 0, 255])
+    palette.putpixel((1, 0), 1)
+    assert np.asarray(load_image(encoded(rgba)))[0].tolist() == [[255] * 3, [127] * 3]
+    assert np.asarray(load_image(np.array(rgba)))[0].tolist() == [[255] * 3, [127] * 3]
+    assert np.asarray(load_image(encoded(palette, transparency=0)))[0].tolist() == [[255] * 3, [0, 0, 255]]
+    rgb = Image.new("RGB", (2, 1), (9, 9, 9))
+    rgb.putpixel((1, 0), (1, 2, 3))
+    assert np.asarray(load_image(encoded(rgb, transparency=(9, 9, 9))))[0].tolist() == [[255] * 3, [1, 2, 3]]
+    assert np.asarray(load_image(Image.new("LA", (1, 1), (0, 0))))[0].tolist() == [[255] * 3]
+
+
+def test_animation_gives_its_first_frame():
+    frames = [Image.new("RGB", (4, 4), color) for color in ("red", "blue")]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert same(load_image(data), frames[0])
+
+
+def test_array_layouts():
+    grey = np.arange(18, dtype=np.uint8).reshape(3, 6)
+    expected = np.repeat(grey[..., None], 3, axis=2)
+    for array in (grey, grey[..., None], grey[None], torch.from_numpy(grey)[None]):
+        assert same(load_image(array), expected)
+    assert np.asarray(load_image(np.array([[True, False]])))[0, :, 0].tolist() == [255, 0]
+    assert load_image(torch.rand(3, 5, 6).bfloat16()).size == (6, 5)
+    for shape in ((2, 3, 4, 3), (5,), (7, 5, 2)):
+        with pytest.raises(ImageError, match=r"expected shape \(H, W\)"):
+            load_image(np.zeros(shape, np.uint8))
+    with pytest.raises(ImageError, match="expected integers from 0 to 255, got -1 to 0"):
+        load_image(np.array([[0, -1]]))
+    with pytest.raises(ImageError, match="at least one pixel"):
+        load_image(np.zeros((0, 4), np.uint8))
+
+
+# ----------------------------------------------------------------------------------------------- refusals
+def refused(source, match: str, **limits) -> None:
+    with pytest.raises(ImageError, match=match) as error:
+        load_image(source, ImageLimits(**limits))
+    assert "\n" not in str(error.value)
+
+
+def test_refusals_name_the_file_and_the_fault(tmp_path):
+    def file(name: str, data: bytes) -> str:
+        (tmp_path / name).write_bytes(data)
+        return str(tmp_path / name)
+
+    jpeg = encoded(picture(64, 64), "JPEG")
+    refused(tmp_path / "none.png", r"none\.png'?: no such file")
+    refused(tmp_path, "expected a picture file, got a directory")
+    refused(file("text.png", b"hello, I am text"), r"text\.png.*starts with b'hello, I am text'")
+    refused(file("cut.jpg", jpeg[: len(jpeg) // 2]), r"cut\.jpg.*damaged or cut off.*truncated")
+    refused(file("header.jpg", jpeg[:20]), r"header\.jpg")
+    refused(file("empty.png", b""), r"empty\.png.*0 bytes")
+    refused(file("huge.png", png_header(30_000, 30_000)), r"huge\.png.*at most 80,000,000 pixels.*900000000")
+    refused(file("big.png", png_header(9_000, 9_000)), r"9000 x 9000 = 81,000,000")
+    refused(file("line.png", png_header(10_000, 1)), r"line\.png.*200:1.*10000 x 1 \(10,000:1\)")
+    refused(file("page.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), r"page\.eps")
+    refused(str(tmp_path / ("x" * 5000)), "cannot be read")
+    refused("a\x00b.png", "cannot be read")
+    refused("file:///etc/passwd", "no other kind of URL")
+    refused("ftp://example.org/a.png", "no other kind of URL")
+    refused(io.StringIO("text"), "binary mode")
+    refused(12, "got int")
+    refused("data:image/png;base64,@@@", "base64")
+    refused("data:image/png", "no comma")
+    refused(png_header(10, 10), "damaged or cut off")
+
+
+def test_a_pipe_is_refused_and_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    refused(tmp_path / "pipe.png", "not a regular file")
+    refused("/dev/zero", "not a regular file")
+
+
+def test_limits_are_adjustable_and_checked_before_decoding(tmp_path, monkeypatch):
+    data = encoded(picture(40, 10))
+    (tmp_path / "a.png").write_bytes(data)
+    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    for source in (data, tmp_path / "a.png", io.BytesIO(data), url):
+        refused(source, f"at most {len(data) - 1:,} bytes", max_bytes=len(data) - 1)
+    assert load_image(data, ImageLimits(max_bytes=len(data), max_pixels=400, max_aspect=4)).size == (40, 10)
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded before it was checked"))
+    refused(data, "at most 399 pixels, got 40 x 10 = 400", max_pixels=399)
+    refused(data, "3.9:1", max_aspect=3.9)
+    refused(tmp_path / "a.png", "from the disk are switched off", allow_paths=False)
+    refused("http://127.0.0.1:9/a.png", "from URLs are switched off", allow_urls=False)
+    with pytest.raises(ValueError, match="max_pixels: expected a positive number"):
+        ImageLimits(max_pixels=0)
+
+
+# -------------------------------------------------------------------------------------------------- URLs
+@pytest.fixture(scope="module")
+def server():
+    data = encoded(picture(7, 5))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path == "/drip.png":  # never ends, and never waits long enough for a socket timeout
+                self.send_response(200)
+                self.end_headers()
+                try:
+                    while not closing.wait(0.02):
+                        self.wfile.write(b"x")
+                except OSError:
+                    return
+                return
+            redirects = {
+                "/moved.png": "/a.png",
+                "/caf%C3%A9%20b.png": "/a.png",
+                "/ftp.png": "ftp://x/a.png",
+                "/file.png": "file:///etc/passwd",
+            }
+            if self.path in redirects or self.path == "/loop.png":
+                self.send_response(302)
+                self.send_header("Location", redirects.get(self.path, "/loop.png"))
+                self.end_headers()
+                return
+            body = data if self.path in ("/a.png", "/cut.png") else b"not found"
+            self.send_response(200 if body is data else 404)
+            self.send_header("Content-Length", str(len(body) + (100 if self.path == "/cut.png" else 0)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    closing = threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    closing.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_urls(server: str, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert same(load_image(f"{server}/a.png"), picture(7, 5))
+    assert same(load_image(f"{server}/moved.png"), picture(7, 5))
+    assert same(load_image(f"{server}/café b.png"), picture(7, 5))
+    refused(f"{server}/none.png", r"none\.png.*404")
+    refused(f"{server}/cut.png", "cut off")
+    refused(f"{server}/ftp.png", "expected http or https")
+    refused(f"{server}/file.png", "not allowed")
+    refused(f"{server}/loop.png", "302|redirect")
+    refused(f"{server}/a.png", "at most 20 bytes", max_bytes=20)
+    refused(f"{server}/drip.png", r"within 0\.4 s", url_timeout=0.2)
+    refused("http://127.0.0.1:1/a.png", "download failed")
+    refused("http://[bad/a.png", "not a usable address|download failed")

@@ -1,0 +1,496 @@
+"""The processor: transformers' own ids and pixels, nanoVLM's golden ones, batches, masks, refusals."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoProcessor, Idefics3Processor
+
+from data.images import ImageError, ImageLimits
+from data.nanovlm_processing import NanoVLMPictures, resized_size
+from data.processor import Processor, ProcessorError, PromptError, make_processor
+from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
+from models.config import TextConfig, VisionConfig, VLMConfig
+from tests.processors import CORPUS, GOLDEN, embedded, nanovlm_base, picture, processor
+
+TEXTS = (
+    "how many circles?",
+    "  two  red\n\nsquares, 12 of them ",
+    "é中文🙂 \u202ex ﬁ",
+    "a     b",
+    "\tdef f():\n        return 1",
+    "x" * 300,
+)
+SIZES = ((50, 20), (9, 90), (32, 32), (1, 1), (200, 1), (33, 31))
+
+
+def transformers_inputs(hf: Idefics3Processor, messages: list[dict]) -> dict[str, torch.Tensor]:
+    return hf.apply_chat_template(
+        messages, tokenize=True, return_dict=True, add_generation_prompt=True, return_tensors="pt"
+    )
+
+
+def assert_same(ours: dict, theirs: dict) -> None:
+    assert set(ours) == set(theirs)
+    for name in theirs:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+# ------------------------------------------------------------------------------- as transformers has it
+@pytest.mark.parametrize("kind", ["embedded", "unsplit", "llama", "merged", "nfkc", "unigram"])
+def test_ids_and_pixels_are_those_of_transformers(kind: str):
+    p = embedded(split=False) if kind == "unsplit" else processor(kind)
+    for i, text in enumerate(TEXTS):
+        for count in range(4):
+            images = [picture(*SIZES[(i + k) % len(SIZES)], seed=k) for k in range(count)]
+            for system in (None, "be brief\n"):
+                messages = p.conversation(images, text, system)
+                assert_same(p.prepare(messages), transformers_inputs(p.hf_processor, messages))
+
+
+def test_conversations_of_several_turns_are_those_of_transformers():
+    p = embedded(split=True)
+    image = {"type": "image", "image": picture(40, 90)}
+    messages = [
+        {"role": "user", "content": [image, {"type": "text", "text": "how many?"}, image]},
+        {"role": "assistant", "content": [{"type": "text", "text": "2 of them"}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "and in"}, image, {"type": "text", "text": "this?"}],
+        },
+    ]
+    assert_same(p.prepare(messages), transformers_inputs(p.hf_processor, messages))
+
+
+def test_content_as_a_string_is_not_lost():
+    """SmolVLM's template would drop it without a word."""
+    p = embedded()
+    parts = [{"role": "user", "content": [{"type": "text", "text": "how many?"}]}]
+    assert_same(p.prepare([{"role": "user", "content": "how many?"}]), p.prepare(parts))
+
+
+def test_tags_that_a_tokenizer_lacks_are_text_as_in_transformers(tmp_path):
+    """Idefics3-8B knows <image> and <fake_token_around_image>, but no <global-img> and no <row_1_col_1>."""
+    folder = old_layout(tmp_path / "full")
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    gone = {t for t in SPECIAL_TOKENS if t.startswith(("<row", "<global"))}
+    spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"] not in gone]
+    spec["model"]["vocab"] = {f"~{k}" if k in gone else k: v for k, v in spec["model"]["vocab"].items()}
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("global_image_token", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    p = Processor.from_pretrained(folder)
+    assert "<row_1_col_1>" not in p.tokenizer.get_added_vocab()
+    messages = p.conversation(picture(50, 20), "how many?")
+    assert_same(p.prepare(messages), transformers_inputs(Idefics3Processor.from_pretrained(folder), messages))
+    assert "<row_1_col_2>" in p.decode(p.prepare(messages)["input_ids"][0], skip_special_tokens=True)
+
+
+# -------------------------------------------------------------------------------------- opening folders
+def old_layout(folder: Path) -> Path:
+    """The files older checkpoints on the Hub have, SmolVLM2's class names included."""
+    embedded(split=True).hf_processor.save_pretrained(folder)
+    settings = json.loads((folder / "processor_config.json").read_text())
+    image = settings.pop("image_processor") | {"image_processor_type": "SmolVLMImageProcessor"}
+    image |= {"processor_class": "SmolVLMProcessor", "video_sampling": {"fps": 1, "max_frames": 64}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(image))
+    (folder / "processor_config.json").write_text(
+        json.dumps({"image_seq_len": 4, "processor_class": "SmolVLMProcessor"})
+    )
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer |= {"tokenizer_class": "PreTrainedTokenizerFast", "processor_class": "SmolVLMProcessor"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def test_today_s_layout_and_the_older_one_open_alike(tmp_path):
+    p = embedded(split=True)
+    p.hf_processor.save_pretrained(tmp_path / "new")
+    messages = p.conversation([picture(50, 20), picture(9, 90)], TEXTS[1])
+    expected = p.prepare(messages)
+    for folder in (tmp_path / "new", old_layout(tmp_path / "old")):
+        opened = Processor.from_pretrained(folder)
+        assert_same(opened.prepare(messages), expected)
+        assert opened.stop_token_ids == p.stop_token_ids
+    assert_same(transformers_inputs(AutoProcessor.from_pretrained(tmp_path / "new"), messages), expected)
+
+
+def model_config(
+    tokens_per_side: int = 2, image_size: int = 32, image_token_id: int | None = None
+) -> VLMConfig:
+    vision = VisionConfig(
+        hidden_size=8, num_attention_heads=1, image_size=image_size, patch_size=image_size // tokens_per_side
+    )
+    return VLMConfig(
+        vision=vision,
+        text=TextConfig(vocab_size=400, hidden_size=8, num_attention_heads=1),
+        scale_factor=1,
+        image_token_id=embedded().image_token_id if image_token_id is None else image_token_id,
+    )
+
+
+def test_a_processor_must_fit_its_model(tmp_path):
+    embedded().hf_processor.save_pretrained(tmp_path)
+    assert Processor.from_pretrained(tmp_path, model_config()).pictures.tokens_per_tile == 4
+    for config, match in (
+        (
+            model_config(tokens_per_side=4),
+            "image tokens per tile: the model expects 16, its processor gives 4",
+        ),
+        (model_config(image_size=64), "pixels per tile side: the model expects 64"),
+        (model_config(image_token_id=3), "image token id: the model expects 3"),
+    ):
+        with pytest.raises(ProcessorError, match=match):
+            Processor.from_pretrained(tmp_path, config)
+
+
+def test_broken_folders_give_one_sentence(tmp_path):
+    good = tmp_path / "good"
+    embedded().hf_processor.save_pretrained(good)
+
+    def broken(name: str, match: str, **changes: str | None) -> None:
+        folder = tmp_path / name
+        shutil.copytree(good, folder)
+        for file, text in changes.items():
+            path = folder / file.replace("__", ".")
+            path.unlink() if text is None else path.write_text(text)
+        with pytest.raises(ProcessorError, match=match) as error:
+            Processor.from_pretrained(folder)
+        assert "\n" not in str(error.value)
+
+    with pytest.raises(ProcessorError, match="expected a checkpoint folder, found none"):
+        Processor.from_pretrained(tmp_path / "absent")
+    broken("bare", "found neither", processor_config__json=None)
+    broken("wordless", "chat template", chat_template__jinja=None)
+    broken("cut", "cannot be opened", tokenizer__json='{"version": "1.0", "added')
+    broken("noise", "cannot be opened", processor_config__json="hello")
+    broken("tokenless", "cannot be opened", tokenizer__json=None)
+    broken("nanovlm", "lm_tokenizer", config__json=json.dumps(nano_config(lm_tokenizer="../../etc")))
+
+
+# ----------------------------------------------------------------------------------------------- nanoVLM
+def nano_config(**changes) -> dict:
+    return json.loads((GOLDEN / "nanovlm-current" / "config.json").read_text()) | changes
+
+
+PREPROCESSING = json.loads((GOLDEN / "preprocessing-current" / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("case", PREPROCESSING["cases"])
+def test_nanovlm_tiles_and_prompt_are_golden(case: str):
+    expected = PREPROCESSING["cases"][case]
+    config = nano_config(resize_to_max_side_len=expected["resize_to_max_side_len"])
+    pictures = NanoVLMPictures(config, processor("nanovlm-current").tokenizer)
+    image = Image.open(GOLDEN / "preprocessing-current" / expected["file"]).convert("RGB")
+    tiles, rows, cols = pictures.tiles(image)
+    assert [rows, cols] == expected["grid_n_h_n_w"]
+    assert list(tiles.shape) == expected["output_shape"]
+    assert (
+        hashlib.sha256(tiles.contiguous().numpy().tobytes()).hexdigest()
+        == expected["sha256_of_float32_bytes"]
+    )
+    assert pictures.prompt(rows, cols, 0, 1) == expected["image_string"]
+
+
+def test_nanovlm_without_a_global_token():
+    extra = {k: v for k, v in nano_config()["vlm_extra_tokens"].items() if k != "global_image_token"}
+    config = nano_config(vlm_extra_tokens=extra, resize_to_max_side_len=False)
+    pictures = NanoVLMPictures(config, processor("nanovlm-current").tokenizer)
+    for name, prompt in PREPROCESSING["without_global_token"]["image_strings"].items():
+        file = PREPROCESSING["cases"][name]["file"]
+        tiles, rows, cols = pictures.tiles(Image.open(GOLDEN / "preprocessing-current" / file).convert("RGB"))
+        assert pictures.prompt(rows, cols, 0, 1) == prompt
+        assert len(tiles) == rows * cols
+
+
+def test_nanovlm_resize_rule_is_golden():
+    for name, to_max in (("to_max", True), ("no_max", False)):
+        table = PREPROCESSING["resize_rule_table"][f"patch_512_max_2048_{name}"]
+        assert len(table) == 19
+        for row in table:
+            assert list(resized_size(row["h"], row["w"], 512, 2048, to_max)) == row["new_h_w"], row
+    for name, examples in PREPROCESSING["float_rounding_overshoot"]["examples"].items():
+        for row in examples["first"]:
+            size = resized_size(row["h"], row["w"], 512, 2048, name.endswith("to_max"))
+            assert list(size) == row["nanovlm_new_h_w"], row
+
+
+@pytest.mark.parametrize("kind", ["nanovlm-current", "nanovlm-base"])
+def test_nanovlm_end_to_end_inputs_are_golden(kind: str):
+    p = processor(kind)
+    golden = load_file(GOLDEN / "nanovlm-current" / "expected.safetensors")
+    tiles = load_file(GOLDEN / "preprocessing-current" / "expected.safetensors")
+    inputs = p.ask(GOLDEN / "preprocessing-current" / "wide_100x40.png", "What is in the picture?")
+    assert torch.equal(inputs["input_ids"], golden["end_to_end.input_ids"])
+    whole, grid = tiles["wide_100x40.to_max.global_f32"], tiles["wide_100x40.to_max.tiles_u8"]
+    assert torch.equal(inputs["pixel_values"], torch.cat((whole[None], grid.float() / 255)))
+    assert inputs.image_tokens == [28]
+    assert "pixel_attention_mask" not in inputs
+    text = p.prepare([{"role": "user", "content": "What time is it on the clock?"}])
+    assert torch.equal(text["input_ids"], golden["text_only.input_ids"])
+    assert "pixel_values" not in text
+
+
+def test_nanovlm_batch_is_golden():
+    """Two rows, one with two pictures that are numbered; left padding."""
+    golden = load_file(GOLDEN / "nanovlm-current" / "expected.safetensors")
+    config = nano_config(resize_to_max_side_len=False)
+    p = processor("nanovlm-current")
+    p = Processor(NanoVLMPictures(config, p.tokenizer), p.tokenizer, p.chat.chat_template)
+    inputs = p.prepare(
+        [
+            p.conversation(picture(60, 60), "How many boats?"),
+            p.conversation([picture(100, 40), picture(60, 60)], "Describe both images in one sentence."),
+        ]
+    )
+    assert torch.equal(inputs["input_ids"], golden["batch.input_ids"])
+    assert torch.equal(inputs["attention_mask"], golden["batch.attention_mask"])
+    assert inputs["pixel_values"].shape == golden["batch.images"].shape
+    assert inputs.image_tokens == [4, 16]
+
+
+def test_nanovlm_extra_tokens_are_added_in_order():
+    p = nanovlm_base()
+    expected = json.loads((GOLDEN / "nanovlm-current" / "expected.json").read_text())["special_ids"]
+    assert p.image_token_id == expected["image_token_id"]
+    assert p.tokenizer.convert_tokens_to_ids("<row_8_col_8>") == expected["last_row_col_token_id"]
+    assert len(p.tokenizer) == 400
+    assert p.stop_token_ids == (expected["eos_token_id"],)
+
+
+def test_nanovlm_pictures_stand_in_front_of_the_first_user_text():
+    p = processor("nanovlm-current")
+    image = {"type": "image", "image": picture(60, 60)}
+    after = [{"role": "user", "content": [{"type": "text", "text": "What?"}, image]}]
+    before = [{"role": "user", "content": [image, {"type": "text", "text": "What?"}]}]
+    assert_same(p.prepare(after), p.prepare(before))
+    with pytest.raises(PromptError, match="pictures need a user message"):
+        p.prepare([{"role": "assistant", "content": [image]}], add_generation_prompt=False)
+
+
+def test_nanovlm_of_one_square_picture():
+    """Between v0.1 and today: placeholders, but no tiles."""
+    config = nano_config()
+    del config["max_img_size"], config["resize_to_max_side_len"]
+    tokenizer = processor("nanovlm-current").tokenizer
+    p = Processor(NanoVLMPictures(config, tokenizer), tokenizer, config["lm_chat_template"])
+    inputs = p.ask(picture(100, 40), "What?")
+    assert inputs["pixel_values"].shape == (1, 3, 64, 64)
+    assert p.decode(inputs["input_ids"][0], False).startswith(
+        "<|im_start|>user\n" + "<|image|>" * 4 + "What?"
+    )
+
+
+def test_nanovlm_v01_inputs_are_golden():
+    p = processor("nanovlm-v0.1")
+    golden = load_file(GOLDEN / "nanovlm-v0.1" / "expected.safetensors")
+    path = GOLDEN / "preprocessing-current" / "wide_100x40.png"
+    inputs = p.ask(path, "What is in the picture?")
+    assert torch.equal(inputs["input_ids"], golden["end_to_end.input_ids"])
+    assert torch.equal(inputs["pixel_values"], golden["end_to_end.images_u8"].float() / 255)
+    assert inputs.image_tokens == [4]
+    questions = ("How many boats?", "What is the person on the pier holding in the picture?")
+    batch = p.prepare([p.conversation(path, question) for question in questions])
+    assert torch.equal(batch["input_ids"], golden["batch.input_ids"])
+    assert torch.equal(batch["attention_mask"], golden["batch.attention_mask"])
+    for images, system in (([], None), ([path, path], None), (path, "be brief")):
+        with pytest.raises(PromptError, match="takes one picture and one question"):
+            p.ask(images, "What?", system)
+
+
+def test_nanovlm_v01_training_text_is_golden():
+    p = processor("nanovlm-v0.1")
+    golden = load_file(GOLDEN / "nanovlm-v0.1" / "expected.safetensors")
+    texts = (
+        ("What is this?", "This is a map of the town."),
+        ("How many boats are there?", "There are two boats."),
+    )
+    rows = [
+        [*p.conversation(picture(8, 8), question), {"role": "assistant", "content": answer}]
+        for question, answer in texts
+    ]
+    inputs = p.prepare(rows, add_generation_prompt=False, return_assistant_mask=True)
+    for i in range(2):
+        ids = inputs["input_ids"][i][inputs["attention_mask"][i] == 1]
+        labels = golden["train.labels"][i]
+        assert torch.equal(ids, golden["train.input_ids"][i][golden["train.attention_mask"][i] == 1])
+        assert torch.equal(inputs["input_ids"][i][inputs["assistant_mask"][i]], labels[labels != -100])
+
+
+# ------------------------------------------------------------------------------------- batches and masks
+@pytest.mark.parametrize("kind", ["embedded", "nanovlm-current"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_ragged_batch_gives_each_row_what_it_gets_alone(kind: str, side: str):
+    p = processor(kind)
+    rows = [
+        p.conversation(picture(50, 20), "how many circles are there in the picture?"),
+        p.conversation([], "two"),
+        p.conversation([picture(9, 90), picture(200, 100)], "compare"),
+    ]
+    batch = p.prepare(rows, padding_side=side)
+    taken = 0
+    for i, row in enumerate(rows):
+        alone = p.prepare(row)
+        keep = batch["attention_mask"][i] == 1
+        assert torch.equal(batch["input_ids"][i][keep], alone["input_ids"][0])
+        assert keep[-1 if side == "left" else 0]
+        assert batch.image_tokens[i] == alone.image_tokens[0]
+        if "pixel_values" not in alone:
+            continue
+        tiles = alone["pixel_values"] if p.pictures.flat else alone["pixel_values"][0]
+        if p.pictures.flat:
+            assert torch.equal(batch["pixel_values"][taken : taken + len(tiles)], tiles)
+            taken += len(tiles)
+        else:
+            assert torch.equal(batch["pixel_values"][i, : len(tiles)], tiles)
+            assert not batch["pixel_values"][i, len(tiles) :].any()
+            assert batch["pixel_attention_mask"][i].flatten(1).all(1).sum() == len(tiles)
+    assert not batch["attention_mask"].all()
+    if not p.pictures.flat:
+        assert not batch["pixel_values"][1].any()
+        assert not batch["pixel_attention_mask"][1].any()
+
+
+@pytest.mark.parametrize("kind", ["embedded", "llama", "unigram", "nanovlm-current"])
+def test_assistant_mask_is_what_generation_would_have_to_say(kind: str):
+    """Prompt ids + masked ids = the whole, so that training teaches exactly what generation continues."""
+    p = processor(kind)
+    for answer in ("two red squares", "3", "12 of them"):
+        asked = p.conversation(picture(50, 20), "how many <image>?")
+        whole = p.encode_conversation([*asked, {"role": "assistant", "content": answer}])
+        prompt = p.encode_conversation(asked, add_generation_prompt=True)
+        said = [i for i, mine in zip(whole.input_ids, whole.assistant_mask) if mine]
+        first = whole.assistant_mask.index(True)
+        assert whole.input_ids[:first] == prompt.input_ids
+        assert said == whole.input_ids[first : first + len(said)]
+        assert said[-1] in p.stop_token_ids
+        assert p.decode(said).strip() == answer
+        assert len(whole.assistant_mask) == len(whole.input_ids)
+        assert not any(prompt.assistant_mask)
+
+
+def test_assistant_mask_of_several_turns():
+    p = embedded()
+    turns = [("user", "how many?"), ("assistant", "two  "), ("user", "sure?"), ("assistant", "  yes\n")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    inputs = p.prepare([messages, messages[:2]], False, return_assistant_mask=True)
+    for row, expected in zip(
+        range(2), ["two  <end_of_utterance>   yes\n<end_of_utterance>", "two  <end_of_utterance>"]
+    ):
+        said = inputs["input_ids"][row][inputs["assistant_mask"][row]]
+        assert p.decode(said, skip_special_tokens=False).strip() == expected
+    assert "assistant_mask" not in p.prepare(messages)
+
+
+def test_inputs_move_and_cast_only_the_pixels():
+    inputs = embedded().ask(picture(8, 8), "how many?").to(torch.bfloat16)
+    assert inputs["pixel_values"].dtype == torch.bfloat16
+    assert inputs["input_ids"].dtype == inputs["pixel_attention_mask"].dtype == torch.int64
+    assert inputs.to("meta")["input_ids"].device.type == "meta"
+    assert inputs.to(device="meta", dtype=torch.float16).image_tokens == [4]
+
+
+def test_a_processor_can_be_sent_to_another_process():
+    p = embedded(split=True)
+    copy = pickle.loads(pickle.dumps(p))
+    assert_same(copy.ask(picture(50, 20), "why <image>?"), p.ask(picture(50, 20), "why <image>?"))
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+def test_refused_conversations():
+    p = embedded()
+    user = {"role": "user", "content": "how many?"}
+    for messages, match in (
+        ([], "at least one conversation"),
+        ([[]], "at least one message"),
+        ("how many?", "expected a list of messages, got str"),
+        ([{"role": "user"}], "expected {'role'"),
+        ([{"role": "robot", "content": "x"}], "a role out of"),
+        ([{"role": "user", "content": 3}], "got int"),
+        ([{"role": "user", "content": ["x"]}], "expected a part"),
+        ([{"role": "user", "content": [{"type": "video", "video": "x"}]}], "expected a part"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "holds no picture"),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], "expected text, got NoneType"),
+        ([{"role": "user", "content": "half \ud83d"}], "surrogate pair at character 5"),
+        ([{"role": "user", "content": " \n"}], "expected a question"),
+        ([{"role": "assistant", "content": "x"}], "expected a question, got no user message"),
+        ([[user], [{"role": "user", "content": ""}]], "conversation 1: expected a question"),
+    ):
+        with pytest.raises(PromptError, match=match) as error:
+            p.prepare(messages)
+        assert "\n" not in str(error.value)
+    for question in ("", "  \n"):
+        with pytest.raises(PromptError, match="question: expected some text"):
+            p.ask(None, question)
+    with pytest.raises(ValueError, match="padding_side: expected left or right"):
+        p.prepare([user], padding_side="middle")
+
+
+def test_a_bad_picture_is_named(tmp_path):
+    with pytest.raises(ImageError, match=r"none\.png"):
+        embedded().ask([picture(8, 8), tmp_path / "none.png"], "how many?")
+    p = embedded()
+    strict = Processor(p.pictures, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_pixels=63))
+    with pytest.raises(ImageError, match="at most 63 pixels"):
+        strict.ask(picture(8, 8), "how many?")
+
+
+def test_placeholders_are_counted_against_tiles(monkeypatch):
+    p = embedded(split=True)
+    image = picture(50, 20)
+    honest = type(p.pictures).prompt
+    monkeypatch.setattr(
+        type(p.pictures), "prompt", lambda self, *a: honest(self, *a).replace("<image>", "", 1)
+    )
+    with pytest.raises(
+        PromptError, match=r"conversation: 35 image placeholders for 9 tiles of PIL image \(RGB"
+    ):
+        p.ask(image, "how many?")
+
+
+def test_a_template_that_loses_text_or_pictures_is_refused():
+    p = embedded()
+
+    def with_template(template: str) -> Processor:
+        return Processor(p.pictures, p.tokenizer, template)
+
+    with pytest.raises(PromptError, match="leaves out part of the text"):
+        with_template("<|im_start|>{{ messages[0]['role'] }}").ask(None, "how many?")
+    with pytest.raises(PromptError, match="places 0 pictures, the messages hold 1"):
+        with_template("{{ messages[0]['content'][1]['text'] }}").ask(picture(8, 8), "how many?")
+    with pytest.raises(PromptError, match="chat template refuses it"):
+        with_template("{{ raise_exception('no\nway') }}").ask(None, "how many?")
+    with pytest.raises(PromptError, match="chat template refuses it"):
+        with_template("{{ ''.__class__.__mro__[1].__subclasses__() }}").ask(None, "how many?")
+
+
+# ------------------------------------------------------------------------------------------- new tokenizers
+def test_build_tokenizer():
+    tokenizer = build_tokenizer(CORPUS, 400)
+    assert len(tokenizer) <= 400
+    assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(len(SPECIAL_TOKENS)))
+    assert tokenizer.tokenize("12 circles") == ["1", "2", "Ġcircles"]  # digits alone, words merged
+    every_byte = "".join(chr(i) for i in range(0x300)) + "🙂中"
+    assert tokenizer.decode(tokenizer.encode(every_byte)) == every_byte
+    assert build_tokenizer(CORPUS, 400).get_vocab() == tokenizer.get_vocab()
+    with pytest.raises(ValueError, match=f"at least {256 + len(SPECIAL_TOKENS)}"):
+        build_tokenizer(CORPUS, 256)
+
+
+def test_make_processor_needs_its_special_tokens():
+    tokenizer = processor("nanovlm-v0.1").tokenizer
+    with pytest.raises(PromptError, match="expected the special tokens <image>"):
+        make_processor(tokenizer, image_size=32, image_seq_len=4)
+    assert "<image>" not in tokenizer.get_vocab()
