@@ -140,14 +140,12 @@ class VisionLanguageModel(Pretrained, nn.Module):
     def place_features(self, input_ids: Tensor, x: Tensor, features: Tensor | None) -> Tensor:
         """Put features (N, S, D) among the embeddings x (B, T, D) of input_ids (B, T)."""
         if self.config.image_placement == "prefix":
-            if features is None:
-                return x
-            if features.shape[0] != x.shape[0]:
+            if features is not None and features.shape[0] != x.shape[0]:
                 raise ValueError(
-                    f"this checkpoint puts one picture in front of each row: expected {x.shape[0]} pictures, "
-                    f"got {features.shape[0]}"
+                    "this checkpoint puts one picture in front of each row: "
+                    f"expected {x.shape[0]} pictures, got {features.shape[0]}"
                 )
-            return torch.cat((features, x), dim=1)
+            return x if features is None else torch.cat((features, x), dim=1)
         places = input_ids == self.config.image_token_id
         expected, got = int(places.sum()), 0 if features is None else features.shape[0] * features.shape[1]
         if expected != got:
