@@ -42,7 +42,7 @@ HELDOUT_SEED = 1_000_003  # in-run evaluation pictures: held-out digits, seeds t
 
 def build_processor(config: TrainConfig):
     """The tokenizer, trained on the picture world's own sentences, and the processor around it."""
-    rng = random.Random(f"tokenizer:{config.seed}")
+    rng = random.Random("tokenizer:0")  # the same vocabulary whatever the seed of the run
     texts = []
     for _ in range(3000):
         scene = sample_scene(rng)
@@ -213,6 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
         patch_size=config.patch_size,
         seed=config.seed,
         curriculum_pictures=config.curriculum_pictures,
+        vision_pictures=config.vision_pictures,
     )
     pieces = chat_pieces(processor.tokenizer, model.config.tokens_per_tile)
     stream = ShapesStream(stream_config, processor.tokenizer, pieces, start_batch=first)
@@ -222,6 +223,7 @@ def main(arguments: list[str] | None = None) -> None:
             "seed": HELDOUT_SEED,
             "split": "heldout",
             "curriculum_pictures": 0,
+            "vision_pictures": 0,
             "list_probability": 0.0,
         }
     )

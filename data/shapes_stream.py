@@ -38,8 +38,9 @@ class ShapesStreamConfig:
     seed: int = 0
     split: str = "train"
     curriculum_pictures: int = 60_000  # pictures until scenes reach their full difficulty
-    describe_probability: float = 0.4  # pictures with a full description among their questions
-    list_probability: float = 0.5  # pictures with a list (see data/shapes/lists.py)
+    vision_pictures: int = 0  # pictures without questions at the start; the curriculum begins anew after them
+    describe_probability: float = 0.3  # pictures with a full description among their questions
+    list_probability: float = 0.7  # pictures with a list (see data/shapes/lists.py)
     full_questions: bool = True  # False leaves the text out: pictures and dense targets only
 
 
@@ -84,7 +85,8 @@ class ShapesStream(IterableDataset):
         """Picture number `index` with its dense targets and its packed questions."""
         config = self.config
         rng = random.Random(f"{config.split}:{config.seed}:{index}")
-        difficulty = min(1.0, (index + 1) / max(config.curriculum_pictures, 1))
+        since = index if index < config.vision_pictures else index - config.vision_pictures
+        difficulty = min(1.0, (since + 1) / max(config.curriculum_pictures, 1))
         scene = sample_scene(rng, split=config.split, difficulty=difficulty)
         size = rng.choices(_RENDER_SIZES, _RENDER_WEIGHTS)[0]
         picture, dense = render_with_map(scene, size, config.image_size // config.patch_size)

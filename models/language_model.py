@@ -103,8 +103,9 @@ class Attention(nn.Module):
         if layer_cache is not None:
             write_cache(layer_cache, k, v, start_pos)
             if kv_length > length:  # there is a prefix: read it back with what was just written
-                k = layer_cache["key"][:, :, :kv_length]
-                v = layer_cache["value"][:, :, :kv_length]
+                # `to` does nothing unless the cache is kept in fewer bits than the activations.
+                k = layer_cache["key"][:, :, :kv_length].to(q.dtype)
+                v = layer_cache["value"][:, :, :kv_length].to(q.dtype)
         out = attend(q, k, v, mask)
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
 
@@ -186,6 +187,12 @@ class LanguageModel(nn.Module):
         if tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self._inv_freq: Tensor | None = None
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """What keys and values are kept in: bfloat16 where weights are packed, else the activations' dtype."""
+        packed = self.embed_tokens.weight.dtype != self.norm.weight.dtype
+        return torch.bfloat16 if packed else self.norm.weight.dtype
 
     def inv_freq(self, device: torch.device) -> Tensor:
         """(D_h / 2,) float32 rotary frequencies; computed once, and never stored with the weights."""

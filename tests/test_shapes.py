@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data import shapes as S
-from data.shapes.questions import _phrases
+from data.shapes.questions import unique_phrases
 from data.shapes.sampling import _contrast
 from data.shapes.world import MIN_CENTRES
 
@@ -145,7 +145,7 @@ def test_answers_by_hand():
 def test_positions_and_sizes_follow_the_coordinates():
     rng, checked = random.Random(1), Counter()
     for s in scenes(300):
-        named = {phrase: t for t, phrases in _phrases(s) for phrase in phrases}
+        named = {phrase: t for t, phrases in unique_phrases(s) for phrase in phrases}
         for family in ("position", "size"):
             qa = S.ask(s, rng, family)
             mentioned = [p for p in sorted(named, key=len, reverse=True) if qa and f"the {p}" in qa.question]

@@ -27,9 +27,9 @@ class TrainConfig:
     # length of the run, in pictures
     pictures: int = _field(300_000, "pictures to train on, all stages together")
     vision_pictures: int = _field(60_000, "of these, at the start: the vision tower alone, on dense targets")
-    curriculum_pictures: int = _field(60_000, "pictures until scenes reach their full difficulty")
+    curriculum_pictures: int = _field(60_000, "pictures until scenes are at their hardest; counted per stage")
     batch_size: int = _field(64, "pictures per step")
-    sequence_length: int = _field(128, "positions per picture: prompt prefix and all its questions")
+    sequence_length: int = _field(176, "positions per picture: prompt prefix and all its questions")
 
     # optimisation
     lr: float = _field(2e-3, "peak learning rate of AdamW (embeddings, norms, biases, patch convolution)")
@@ -49,7 +49,7 @@ class TrainConfig:
     vision_heads: int = _field(4, "vision tower: heads")
     image_size: int = _field(64, "vision tower: pixels a side")
     patch_size: int = _field(8, "vision tower: pixels a side of a patch")
-    scale_factor: int = _field(2, "pixel shuffle: patches a side folded into one token")
+    scale_factor: int = _field(1, "pixel shuffle: patches a side folded into one token")
     text_width: int = _field(192, "language model: hidden size")
     text_layers: int = _field(4, "language model: blocks")
     text_heads: int = _field(6, "language model: query heads")

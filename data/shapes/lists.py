@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from data.shapes.questions import unique_phrases
 from data.shapes.wordings import REGIONS
 from data.shapes.world import COLOURS, QA, SHAPES
 
@@ -22,13 +23,48 @@ _WORDINGS = {
 }
 
 
+_AROUND = ("Where is each thing relative to the {b}?", "Seen from the {b}, where is each thing?")
+_BESIDE = ("Is each shape bigger or smaller than the {b}?", "Tell me which shapes are bigger than the {b}.")
+_RELATIONS = 0.4  # share of the lists that relate everything to one thing
+
+
 def ask_list(scene, rng) -> QA | None:
     """A question whose answer goes through the whole scene; None where there is nothing of its kind."""
+    if rng.random() < _RELATIONS:
+        return _ask_relations(scene, rng)
     kind = rng.choice(tuple(_WORDINGS))
     items = _ITEMS[kind](scene)
     if not items:
         return None
     return QA("list", rng.choice(_WORDINGS[kind]), ", ".join(items))
+
+
+def _ask_relations(scene, rng) -> QA | None:
+    """Where all lies seen from one thing, or how large it is beside it; doubtful pairs are left out."""
+    anchors = unique_phrases(scene)
+    if not anchors:
+        return None
+    anchor, phrases = rng.choice(anchors)
+    phrase = rng.choice(phrases)
+    if anchor.kind == "shape" and rng.random() < 0.4:
+        ratios = [(t, t.size / anchor.size) for t in _reading_order(scene.shapes()) if t is not anchor]
+        items = [f"{_name(t)} {'bigger' if r > 1 else 'smaller'}" for t, r in ratios if not 0.8 < r < 1.25]
+        wordings = _BESIDE
+    else:
+        others = [t for t in _reading_order(scene.things) if t is not anchor]
+        items = [f"{_name(t)} {way}" for t in others if (way := _direction(anchor, t))]
+        wordings = _AROUND
+    return QA("list", rng.choice(wordings).format(b=phrase), ", ".join(items)) if items else None
+
+
+def _direction(anchor, thing) -> str | None:
+    """left, right, above or below, by the clearly larger difference; None where neither is."""
+    across, down = thing.x - anchor.x, thing.y - anchor.y
+    if max(abs(across), abs(down)) < 0.12 or 0.7 < abs(across) / (abs(down) + 1e-9) < 1.4:
+        return None
+    if abs(across) > abs(down):
+        return "left" if across < 0 else "right"
+    return "above" if down < 0 else "below"
 
 
 def _region(thing) -> str:

@@ -51,7 +51,7 @@ def _tally(scene):
     )
 
 
-def _phrases(scene):
+def unique_phrases(scene):
     """[(thing, the noun phrases that mean only it)], for things that have one."""
     names, _, pairs = _tally(scene)
     found = []
@@ -168,7 +168,7 @@ def _ask_exists(scene, rng):
 
 
 def _ask_position(scene, rng):
-    known = _phrases(scene)
+    known = unique_phrases(scene)
     pairs = [(a, b) for a in known for b in known if a is not b]
     rng.shuffle(pairs)
     for (one, a), (two, b) in pairs:
@@ -199,7 +199,7 @@ def _also(direction):
 
 
 def _ask_size(scene, rng):
-    known = [k for k in _phrases(scene) if k[0].kind == "shape"]
+    known = [k for k in unique_phrases(scene) if k[0].kind == "shape"]
     pairs = [(a, b) for a in known for b in known if a[0].size >= 1.3 * b[0].size]
     if not pairs:
         return None

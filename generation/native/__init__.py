@@ -1,0 +1,1 @@
+"""The CPU decode step in C, and what compiles it."""

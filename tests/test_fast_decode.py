@@ -1,0 +1,169 @@
+"""The native step and the graph step give what the eager step gives, packed weights included."""
+
+import copy
+
+import pytest
+import torch
+
+from generation import kv_cache as kv
+from generation.decoding import eager_step
+from generation.fast_decode import GraphStep, fast_step, set_precision
+from generation.native import build
+from generation.native.step import NativeStep, unsupported
+from generation.packed_weights import PackedLinear, pack, quantize_rows
+from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
+
+SHAPES = {
+    "grouped": {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24},
+    "one group": {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64},
+    "no groups": {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 10},
+}
+
+
+def make_model(shape="grouped", tied=False, dtype=torch.float32):
+    torch.manual_seed(1)
+    text = TextConfig(
+        vocab_size=211, hidden_size=56, intermediate_size=100, num_hidden_layers=3,
+        max_position_embeddings=512, rms_norm_eps=1e-5, **SHAPES[shape],
+    )  # fmt: skip
+    vision = VisionConfig(16, 32, 1, 2, 3, 32, 16)
+    config = VLMConfig(vision=vision, text=text, scale_factor=1, image_token_id=3, tie_word_embeddings=tied)
+    model = VisionLanguageModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    return model.to(dtype)
+
+
+@torch.no_grad()
+def walk(step, language_model, rows, count, dtype, starts=None, reference=None):
+    """Logits (count, B, V) of `count` steps; teacher-forced, so that both sides see the same tokens."""
+    text = language_model.config
+    cache = kv.allocate(3, rows, text.num_key_value_heads, 160, text.head_dim, dtype)
+    generator = torch.Generator().manual_seed(0)
+    position = 0 if starts is None else torch.tensor(starts)
+    logits = []
+    for _ in range(count):
+        token = torch.randint(0, text.vocab_size, (rows, 1), generator=generator)
+        logits.append(step(token, cache, position).float().clone())
+        position = position + 1
+    return torch.stack(logits), cache
+
+
+@pytest.fixture(autouse=True)
+def needs_compiler():
+    try:
+        build.find_compiler()
+    except build.NoCompiler:
+        pytest.skip("no C compiler on this machine")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a step waits for all its threads many times: cores that are busy cost seconds
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_native_equals_eager(shape, rows):
+    lm = make_model(shape).language_model
+    # Beyond 64 positions attention runs in several chunks that have to be merged.
+    expected, cache = walk(eager_step(lm), lm, rows, 140, torch.float32)
+    got, own_cache = walk(NativeStep(lm), lm, rows, 140, torch.float32)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+    for ours, theirs in zip(own_cache, cache, strict=True):
+        torch.testing.assert_close(ours["key"], theirs["key"], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours["value"], theirs["value"], atol=1e-5, rtol=1e-5)
+
+
+def test_native_rows_at_their_own_positions_and_in_views():
+    lm = make_model(tied=True).language_model
+    expected, _ = walk(eager_step(lm), lm, 3, 60, torch.float32, starts=[0, 70, 9])
+    step = NativeStep(lm)
+    through_view = lambda ids, cache, at: step(ids, kv.view(cache, 132), at)
+    got, _ = walk(through_view, lm, 3, 60, torch.float32, starts=[0, 70, 9])
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+
+
+def test_native_bfloat16_is_at_least_as_close_to_float32_as_eager():
+    exact = make_model()
+    rounded = make_model(dtype=torch.bfloat16)
+    expected, _ = walk(eager_step(rounded.float().language_model), exact.language_model, 1, 80, torch.float32)
+    rounded = make_model(dtype=torch.bfloat16).language_model
+    eager, _ = walk(eager_step(rounded), rounded, 1, 80, torch.bfloat16)
+    native, _ = walk(NativeStep(rounded), rounded, 1, 80, torch.bfloat16)
+    assert (native - expected).abs().max() <= (eager - expected).abs().max()
+    assert (native - expected).abs().mean() < 0.02
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_packed_native_equals_packed_eager(precision, tied):
+    model = make_model(tied=tied)
+    exact, _ = walk(eager_step(model.language_model), model.language_model, 2, 20, torch.float32)
+    lm = pack(copy.deepcopy(model), precision).language_model
+    assert isinstance(lm.layers[0].mlp.up_proj, PackedLinear)
+    assert not tied or lm.lm_head.weight is lm.embed_tokens.weight
+    expected, _ = walk(eager_step(lm), lm, 2, 20, torch.float32)
+    got, _ = walk(NativeStep(lm), lm, 2, 20, torch.float32)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+    assert 0 < (expected - exact).abs().mean() < 0.02 * exact.abs().mean() * 5
+
+
+def test_quantized_rows_are_within_half_a_step():
+    weight = torch.randn(7, 33, generator=torch.Generator().manual_seed(0))
+    weight[2] = 0
+    stored, scale = quantize_rows(weight)
+    assert (stored.float() * scale[:, None] - weight).abs().le(scale[:, None] / 2 + 1e-7).all()
+    assert stored.abs().amax(1).tolist() == [127, 127, 0, 127, 127, 127, 127]
+
+
+def test_generate_with_the_native_step_gives_the_same_tokens():
+    model = make_model()
+    ids = torch.randint(4, 211, (2, 9), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    step, how = fast_step(model.language_model)
+    assert step is not None, how
+    options = {"attention_mask": mask, "max_new_tokens": 120, "stop_token_ids": ()}
+    assert torch.equal(model.generate(ids, **options, decode_step=step), model.generate(ids, **options))
+
+
+def test_set_precision_keeps_generating():
+    model = make_model()
+    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([[5, 3, 3, 3, 3, 9]])
+    set_precision(model, "int8")
+    options = {"max_new_tokens": 20, "stop_token_ids": ()}
+    eager = model.generate(ids, pixels, **options)
+    step, _ = fast_step(model.language_model)
+    assert torch.equal(eager, model.generate(ids, pixels, **options, decode_step=step))
+    with pytest.raises(ValueError, match="packed already"):
+        set_precision(model, "bfloat16")
+
+
+@pytest.mark.parametrize("starts", [None, [0, 40]])
+def test_graph_logic_without_capture(starts, monkeypatch):
+    monkeypatch.setattr("generation.fast_decode.BUCKET", 32)
+    lm = make_model().language_model
+    expected, _ = walk(eager_step(lm), lm, 2, 100, torch.float32, starts)
+    got, _ = walk(GraphStep(lm, capture=False), lm, 2, 100, torch.float32, starts)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_cannot_run_natively_says_so(monkeypatch):
+    model = make_model(dtype=torch.float16)
+    assert "float16" in unsupported(model.language_model)
+    assert fast_step(model.language_model)[0] is None
+    monkeypatch.setattr("generation.native.build.shutil.which", lambda name: None)
+    build.load_library.cache_clear()
+    step, why = fast_step(make_model().language_model)
+    build.load_library.cache_clear()
+    assert step is None
+    assert "no C compiler" in why
+
+
+def test_a_full_cache_is_refused():
+    lm = make_model().language_model
+    cache = kv.allocate(3, 1, 2, 8, 24, torch.float32)
+    with pytest.raises(ValueError, match="holds 8 positions"):
+        NativeStep(lm)(torch.tensor([[1]]), cache, 8)
