@@ -20,6 +20,7 @@ answer: $(INSTALLED)
 test: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 	$(PY) -m pytest
 
 train: $(INSTALLED)

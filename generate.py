@@ -8,8 +8,8 @@
     python generate.py --batch questions.jsonl --out answers.jsonl
 
 The answer goes to stdout as it is made, everything else to stderr. Exit status: 0, or 2 with one sentence on
-what was wrong, or 130 after Ctrl-C. A batch reports a bad line in its results and goes on; started again, it
-picks up where it stopped.
+what was wrong, or 130 after Ctrl-C, or 141 where whoever read stdout has gone. A batch reports a bad line in
+its results and goes on; started again, it picks up where it stopped.
 """
 
 from __future__ import annotations
@@ -27,6 +27,19 @@ ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 EXAMPLE_IMAGE = ROOT / "assets" / "example.png"
 DEFAULT_QUESTION = "What is in the picture?"
+# What answers depend on besides model, pictures and question. A seed that was not given is drawn anew.
+ASKED = (
+    "revision",
+    "system",
+    "max_new_tokens",
+    "num_answers",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -112,6 +125,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
             )
         if settings.out is None:
             parser.error("--batch needs --out FILE.jsonl for its results")
+        if not settings.cache:
+            parser.error("--batch shares a cache among its questions: leave out --no-cache")
         if settings.batch_size < 1:
             parser.error(f"--batch-size: expected at least 1, got {settings.batch_size}")
     elif settings.out is not None:
@@ -155,6 +170,7 @@ def note(text: str) -> None:
 def answer_questions(settings: argparse.Namespace) -> None:
     """Ask every question about the pictures: the answer as text while it is made, or one JSON object each."""
     from data.images import load_image
+    from generation.session import Session
     from inference.answer import ask
     from inference.checkpoint import open_checkpoint
 
@@ -163,10 +179,13 @@ def answer_questions(settings: argparse.Namespace) -> None:
     questions = settings.questions or [DEFAULT_QUESTION]
     pictures = [load_image(name) for name in names]  # before the model: a bad one is told at once
     checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
+    session = Session(checkpoint.model) if len(questions) > 1 and options.use_cache else None
     for number, question in enumerate(questions):
-        reply = ask(checkpoint, pictures, question, options, settings.system)
-        if number == 0 and not settings.json:
-            tell_assumptions(settings)
+        reply = ask(checkpoint, pictures, question, options, settings.system, session)
+        if number == 0:
+            tell_unused(settings)
+            if not settings.json:
+                tell_assumptions(settings)
         if len(questions) > 1 and not settings.json:
             print(f"> {question}", flush=True)
         asked = {"model": settings.model, "images": names, "question": question}
@@ -182,6 +201,19 @@ def tell_assumptions(settings: argparse.Namespace) -> None:
         note(f"{', '.join(map(str, pictures))}: {' '.join(settings.questions or [DEFAULT_QUESTION])}")
     if settings.num_answers > 1 and settings.temperature == 0:
         note("all answers are the same, the likeliest: give a --temperature to have different ones")
+
+
+def tell_unused(settings: argparse.Namespace) -> None:
+    """Say which options have nothing to choose among, because the likeliest token is taken."""
+    given = {
+        "--top-k": settings.top_k != 0,
+        "--top-p": settings.top_p != 1,
+        "--min-p": settings.min_p != 0,
+        "--seed": settings.seed is not None,
+    }
+    unused = [name for name, is_given in given.items() if is_given]
+    if unused and settings.temperature == 0:
+        note(f"{', '.join(unused)} without effect: give a --temperature to have tokens drawn")
 
 
 def show(reply, asked: dict, settings: argparse.Namespace) -> dict:
@@ -208,7 +240,8 @@ def print_stats(made: dict) -> None:
     ends = ", ".join(sorted(set(made["stop_reasons"])))
     rows = {
         "model": f"{made['model']}, {made['dtype']} on {made['device']}",
-        "prompt": f"{made['prompt_tokens']} tokens, {made['image_tokens']} of them picture",
+        "prompt": f"{made['prompt_tokens']} tokens, {made['image_tokens']} of them picture"
+        + (f", {made['reused_tokens']} kept from the last question" if made["reused_tokens"] else ""),
         "answer": f"{' + '.join(map(str, lengths))} tokens, ended by {ends}",
         **{name: f"{value:.3f} s" for name, value in seconds.items()},
         "kv cache": f"{made['kv_cache_bytes'] / 2**20:.2f} MiB",
@@ -225,11 +258,13 @@ def answer_batch(settings: argparse.Namespace) -> None:
     from inference.checkpoint import open_checkpoint
 
     options = generation_options(settings)
-    job = BatchJob(settings.batch, settings.out, settings.model)
+    asked = {name: vars(settings)[name] for name in ASKED}
+    job = BatchJob(settings.batch, settings.out, settings.model, asked)
+    tell_unused(settings)
     summary = Summary(skipped=job.total)
     if job.remaining:
         checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
-        summary = job.run(checkpoint, options, settings.system, settings.batch_size)
+        summary = job.run(checkpoint, options, settings.system, settings.batch_size, tell=note)
     note(f"{summary}: {settings.out}")
     if summary.unused_keys:
         note(f"keys without a meaning here, kept under 'other': {', '.join(sorted(summary.unused_keys))}")
@@ -240,6 +275,8 @@ def answer_batch(settings: argparse.Namespace) -> None:
 
 def run(settings: argparse.Namespace) -> int:
     """Do what was asked. What people get wrong, and what the machine lacks, ends in one sentence."""
+    from torch import OutOfMemoryError
+
     from data.errors import ImageError, ProcessorError, PromptError
     from generation.decoding import NotFiniteError
     from inference.checkpoint import RequestError
@@ -253,10 +290,15 @@ def run(settings: argparse.Namespace) -> int:
             answer_questions(settings)
     except BrokenPipeError:
         raise
-    except (*expected, OSError) as error:
+    except (*expected, OSError, OutOfMemoryError, MemoryError) as error:
         if settings.debug:
             traceback.print_exc()
         sentence = str(error)
+        if isinstance(error, OutOfMemoryError | MemoryError):
+            what = ". ".join(sentence.split(". ")[:2]).rstrip(".")  # without the advice for programmers
+            sentence = (
+                f"{what or 'out of memory'}: try a smaller --batch-size or --num-answers, or --device cpu"
+            )
         if isinstance(error, OSError) and error.filename is not None:
             sentence = f"{error.filename}: {error.strerror}"
         note("error: " + " ".join(sentence.split()))

@@ -79,7 +79,7 @@ def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
             text=text,
             scale_factor=config.scale_factor,
             image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-            tie_word_embeddings=True,
+            tie_word_embeddings=False,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_ids=(tokenizer.eos_token_id,),
             pad_token_id=tokenizer.pad_token_id,
@@ -256,9 +256,10 @@ def run(config, loader, heldout, trained, optimizers, average, processor, first:
                 f"step {step}: the gradient is {norm.item()}; the last checkpoint is in {output}"
             )
         rate = schedule(step, config.steps, config.warmup_steps, config.decay_fraction, config.vision_steps)
-        for optimizer in optimizers:
+        peaks = (config.lr, config.vision_matrix_lr if vision_only else config.matrix_lr)
+        for optimizer, peak in zip(optimizers, peaks, strict=True):
             for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * rate
+                group["lr"] = peak * rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         update_average(average, trained, config.ema, step)

@@ -17,6 +17,7 @@ import os
 import stat
 import struct
 import urllib.parse
+import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -204,8 +205,11 @@ def _check_size(width: int, height: int, limits: ImageLimits, name: str) -> None
 def _open(data: bytes, limits: ImageLimits, name: str) -> Image.Image:
     """Read the header only, and hold it against the limits."""
     Image.init()  # registers every plugin, once; naming one that is not registered is a KeyError
+    formats = [name for name in FORMATS if name in Image.OPEN]
     try:
-        image = Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN])
+        with warnings.catch_warnings():  # of a large picture: our own limit says it, in one sentence
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError as error:
         raise ImageError(
             f"{name}: expected a picture (PNG, JPEG, WebP, GIF, BMP, TIFF, ...), got a file that starts with "

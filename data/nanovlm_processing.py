@@ -48,8 +48,10 @@ class NanoVLMPictures:
     hf_processor = None
 
     def __init__(self, config: dict[str, Any], tokenizer: PreTrainedTokenizerBase):
-        self.tile_size: int = config["vit_img_size"]
-        grid = self.tile_size // config["vit_patch_size"] // config["mp_pixel_shuffle_factor"]
+        # Absent keys are what `models.checkpoints.nanovlm` takes them to be.
+        self.tile_size: int = config.get("vit_img_size", 224)
+        patch, factor = config.get("vit_patch_size", 16), config.get("mp_pixel_shuffle_factor", 2)
+        grid = self.tile_size // patch // factor
         self.tokens_per_tile: int = config.get("mp_image_token_length", grid**2)
         extra = config.get("vlm_extra_tokens") or {}
         self.image_token: str | None = extra.get("image_token")
@@ -163,7 +165,8 @@ def open_nanovlm(
 
 
 def is_nanovlm(config: dict[str, Any]) -> bool:
-    return "vit_img_size" in config and "mp_pixel_shuffle_factor" in config
+    """The rule of `models.checkpoints.nanovlm.recognises`, which this package may not import."""
+    return "model_type" not in config and "vit_hidden_dim" in config and "lm_hidden_dim" in config
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -7,6 +7,10 @@
 
 One interface over two kinds of checkpoint: those with transformers' Idefics3 / SmolVLM processor, and
 nanoVLM's. What a person typed never becomes a special token (see `data/chat.py`).
+
+`stop_token_ids` are the tokens that end a turn. `model.generate` stops at those that the checkpoint's own
+files name; a nanoVLM checkpoint whose tokenizer is another repository names none, and needs
+`model.generate(**inputs, stop_token_ids=processor.stop_token_ids)`.
 """
 
 from __future__ import annotations
@@ -217,8 +221,10 @@ class Processor:
 
     # -------------------------------------------------------------------------------------------- out
     def decode(self, ids: Tensor | Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of one row of ids (T,)."""
-        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        """Text of one row of ids (T,): what `generation.streaming.TextStream` gives in pieces."""
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
 
 
 def make_processor(

@@ -13,17 +13,19 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
 
-import torch
 from PIL import Image
 from tqdm import tqdm
 
+from data.errors import ProcessorError
 from data.processor import Processor
 from data.shapes import FAMILIES, heldout_questions, majority_answers, render, score
-from models.vision_language_model import VisionLanguageModel
+from inference.checkpoint import RequestError, open_checkpoint
+from models.checkpoints import CheckpointError
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "checkpoints" / "ocelli-shapes"
 PICTURE_SIZE = 256  # pixels a side of the drawn pictures; the processor reduces them
@@ -96,16 +98,21 @@ def table_text(summary: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=str(DEFAULT_MODEL), help="checkpoint folder")
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="eval.shapes", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=str(DEFAULT_MODEL), help="checkpoint folder or repository")
+    parser.add_argument("--device", default="auto", help="auto (default: the best one here), cpu, cuda, mps")
     parser.add_argument("--questions", type=int, default=2000, help="how many held-out questions")
     parser.add_argument("--seed", type=int, default=0, help="which held-out questions")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--json", type=Path, help="write the table and every answer to this file")
     options = parser.parse_args(arguments)
-    model = VisionLanguageModel.from_pretrained(options.model, dtype=torch.float32)
-    processor = Processor.from_pretrained(options.model, config=model.config)
+    try:
+        checkpoint = open_checkpoint(options.model, device=options.device, dtype="float32")
+    except (RequestError, CheckpointError, ProcessorError) as error:
+        print(f"eval.shapes: error: {error}", file=sys.stderr)
+        return 2
+    model, processor = checkpoint.model, checkpoint.processor
     pairs = heldout_questions(options.questions, options.seed)
     began = time.time()
     records = evaluate(model, processor, pairs, options.batch_size)
@@ -117,7 +124,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"  wrong: {record['question']} -> {record['answer']!r}, expected {record['target']!r}")
     if options.json:
         options.json.write_text(json.dumps({"summary": summary, "records": records}, indent=1))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,7 +14,7 @@ A decode step is any callable (token ids (B, 1), kv_cache, start_pos) -> logits 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,12 @@ VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, r
 
 class NotFiniteError(ValueError):
     """Logits that hold NaN or infinity: no token drawn from them means anything."""
+
+    def __init__(self):
+        super().__init__(
+            "the model's logits are not finite (NaN or infinity): broken weights, or a dtype of too "
+            "small a range"
+        )
 
 
 @dataclass(frozen=True)
@@ -93,19 +99,30 @@ class Generated:
 
 
 class TokenStream:
-    """Iterate for the new ids of each step, (B · N,) on the model's device; then `result` is filled in."""
+    """Iterate for the new ids of each step, (B · N,) on the model's device; then `result` is filled in.
+
+    Iterating may be broken off and taken up again, by another loop or by `drain`.
+    """
 
     def __init__(self, steps: Iterator[Tensor]):
         self._steps = steps
         self.result: Generated | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
-        self.result = yield from self._steps
+        # Not `yield from`: a loop that is broken off would close the steps.
+        while self.result is None:
+            try:
+                token = next(self._steps)
+            except StopIteration as end:
+                self.result = end.value
+                return
+            yield token
 
     def drain(self) -> Generated:
         """Run to the end."""
         for _ in self:
             pass
+        assert self.result is not None, "a stream that has come to its end has a result"
         return self.result
 
 
@@ -232,10 +249,7 @@ class Chooser:
     def check_finite(self) -> None:
         """Raises ValueError if any logits so far held NaN or infinity."""
         if not self.finite.item():
-            raise NotFiniteError(
-                "the model's logits are not finite (NaN or infinity): broken weights, or a dtype of too "
-                "small a range"
-            )
+            raise NotFiniteError
 
 
 def decode(
@@ -264,11 +278,43 @@ def decode(
     chooser.check_finite()
 
 
+def answer(
+    step: DecodeStep,
+    logits: Tensor,
+    chooser: Chooser,
+    cursor: CacheCursor,
+    max_new_tokens: int,
+    prompt_tokens: list[int],
+    watch: Stopwatch,
+) -> Generator[Tensor, None, Generated]:
+    """`decode` after a prefill, whoever did it: yields (B · N,) ids, returns what came of it.
+
+    Args:
+        prompt_tokens: positions of each prompt, for the result.
+        watch: has the laps of what was done before; gets "decode".
+    """
+    tokens = []
+    for token in decode(step, logits, chooser, cursor, max_new_tokens):
+        tokens.append(token)
+        yield token[:, 0]
+    watch.lap("decode")
+    return Generated(
+        token_ids=torch.cat(tokens, dim=1),
+        lengths=chooser.lengths.tolist(),
+        stop_reasons=["stop" if stopped else "length" for stopped in chooser.stopped.tolist()],
+        prompt_tokens=prompt_tokens,
+        seconds=watch.seconds,
+        kv_cache_bytes=kv.size_in_bytes(cursor.kv_cache) if cursor.kv_cache else 0,
+        decode_steps=len(tokens) - 1,
+    )
+
+
 class Stopwatch:
     """Seconds between laps, by name; waits for the device at each lap."""
 
     def __init__(self, device: torch.device):
-        self.device, self.seconds = device, {}
+        self.device = device
+        self.seconds: dict[str, float] = {}
         self._last = self._now()
 
     def _now(self) -> float:

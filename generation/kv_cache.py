@@ -83,8 +83,9 @@ def grow(kv_cache: KVCache, needed: int, limit: int | None = None) -> None:
     """Make room for `needed` positions in each row, keeping what is there; does nothing where there is room.
 
     The new capacity is the next multiple of `STEP`, at most `limit`. The list and its dicts stay the same
-    objects and get new tensors, one layer at a time, so that no second whole cache stands beside the first.
-    Views taken earlier (`view`) still show the old buffers.
+    objects and get new tensors, one layer at a time, so that no second whole cache stands beside the first;
+    the first layer's keys, by which `capacity` goes, come last, so that a growth cut short (out of memory,
+    Ctrl-C) can be tried again. Views taken earlier (`view`) still show the old buffers.
 
     Raises:
         ValueError: needed exceeds limit.
@@ -94,9 +95,12 @@ def grow(kv_cache: KVCache, needed: int, limit: int | None = None) -> None:
     if limit is not None and needed > limit:
         raise ValueError(f"kv cache: {needed} positions needed, limited to {limit}")
     target = round_up(needed, STEP) if limit is None else min(round_up(needed, STEP), limit)
-    for layer in kv_cache:
-        for name, old in layer.items():
+    for layer in reversed(kv_cache):
+        for name in ("value", "key"):
+            old = layer[name]
             batch, heads, length, dim = old.shape
+            if length >= target:  # by a growth that was cut short
+                continue
             new = old.new_zeros(batch, heads, target, dim)
             new[:, :, :length] = old
             layer[name] = new

@@ -91,6 +91,65 @@ def compact(embeddings: Tensor, attention_mask: Tensor | None, lengths: list[int
     return Prompt(embeddings.gather(1, order[..., None].expand(-1, -1, width)), tuple(lengths))
 
 
+def real_tiles(pixel_values: Tensor, pixel_attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The tiles of a call, (N, 3, H, W) in order, and their masks, (N, H, W) or None.
+
+    Args:
+        pixel_values: (N, 3, H, W) tiles, or (B, n, 3, H, W) as processors pad them: there, a tile that is
+            zero throughout is padding and is dropped.
+        pixel_attention_mask: (N, H, W) or (B, n, H, W), 1 on real pixels; or None.
+
+    Raises:
+        ValueError: pixel_values of another shape.
+    """
+    tiles, mask, _ = tiles_of_rows(pixel_values, pixel_attention_mask)
+    return tiles, mask
+
+
+def tiles_of_rows(
+    pixel_values: Tensor, pixel_attention_mask: Tensor | None
+) -> tuple[Tensor, Tensor | None, list[int] | None]:
+    """`real_tiles`, and how many of them each row has; None for (N, 3, H, W), which tells no rows."""
+    if pixel_values.dim() == 4:
+        return pixel_values, pixel_attention_mask, None
+    if pixel_values.dim() != 5:
+        raise ValueError(
+            f"pixel_values: expected (N, 3, H, W) or (B, n, 3, H, W), got {tuple(pixel_values.shape)}"
+        )
+    real = (pixel_values != 0).flatten(2).any(2)  # (B, n)
+    counts = real.sum(1).tolist()  # the one read from the device
+    tiles = pixel_values.flatten(0, 1)
+    mask = None if pixel_attention_mask is None else pixel_attention_mask.flatten(0, 1)
+    if sum(counts) < len(tiles):
+        kept = real.flatten()
+        tiles, mask = tiles[kept], None if mask is None else mask[kept]
+    return tiles, mask, counts
+
+
+def check_placeholders(held: Tensor, tiles: int, per_tile: int, row_tiles: list[int] | None) -> None:
+    """Whether pictures fit their places in the prompts.
+
+    Args:
+        held: (B,) placeholders of each row.
+        tiles: of all rows together.
+        per_tile: features of each.
+        row_tiles: how many of the tiles are whose, where that is known: then every row must have its own.
+
+    Raises:
+        ValueError: naming the first row that does not fit, where there are several.
+    """
+    places = held.tolist()  # the one read from the device
+    if row_tiles is None:
+        places, row_tiles = [sum(places)], [tiles]
+    for row, (expected, got) in enumerate(zip(places, row_tiles, strict=True)):
+        if expected != got * per_tile:
+            raise ValueError(
+                f"{f'row {row}: ' if len(places) > 1 else ''}the prompt holds {expected} image placeholders "
+                f"but the pictures give {got * per_tile} features, {per_tile} a tile: build both with the "
+                "same processor"
+            )
+
+
 def seen_tokens(input_ids: Tensor, attention_mask: Tensor | None, vocab_size: int, answers: int) -> Tensor:
     """(B · answers, V) bool: the tokens of each prompt, padding not counted."""
     counts = torch.zeros(input_ids.shape[0], vocab_size, dtype=torch.int64, device=input_ids.device)

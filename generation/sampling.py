@@ -6,13 +6,13 @@ The order is transformers': repetition penalty, temperature, top-k, top-p, min-p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-_MAX_SEED = 2**63 - 1
+MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,22 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self):
-        check_number("temperature", self.temperature, self.temperature >= 0, "0 or more")
+        check_number("temperature", self.temperature, lambda value: value >= 0, "0 or more")
         check_integer("top_k", self.top_k, low=0)
-        check_number("top_p", self.top_p, 0 < self.top_p <= 1, "over 0 and at most 1")
-        check_number("min_p", self.min_p, 0 <= self.min_p <= 1, "from 0 to 1")
-        check_number("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "over 0")
+        check_number("top_p", self.top_p, lambda value: 0 < value <= 1, "over 0 and at most 1")
+        check_number("min_p", self.min_p, lambda value: 0 <= value <= 1, "from 0 to 1")
+        check_number("repetition_penalty", self.repetition_penalty, lambda value: value > 0, "over 0")
         if self.seed is not None:
-            check_integer("seed", self.seed, low=0, high=_MAX_SEED)
+            check_integer("seed", self.seed, low=0, high=MAX_SEED)
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
 
-def check_number(name: str, value, good: bool, wanted: str) -> None:
-    if isinstance(value, bool) or not good or not math.isfinite(value):
+def check_number(name: str, value, good: Callable[[float], bool], wanted: str) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not good(value):
         raise ValueError(f"{name}: expected a number {wanted}, got {value!r}")
 
 
@@ -68,10 +69,10 @@ def check_integer(name: str, value, low: int, high: int | None = None) -> None:
 def make_generators(seed: int | None, prompts: int, answers: int, device) -> list[torch.Generator]:
     """One generator for each of prompts · answers rows, the answers to a prompt side by side."""
     if seed is None:
-        seeds = torch.randint(_MAX_SEED, (prompts * answers,)).tolist()
+        seeds = torch.randint(MAX_SEED, (prompts * answers,)).tolist()
     else:
         seeds = [seed + answer for answer in range(answers)] * prompts
-    return [torch.Generator(device).manual_seed(value % _MAX_SEED) for value in seeds]
+    return [torch.Generator(device).manual_seed(value % MAX_SEED) for value in seeds]
 
 
 def sample(
@@ -128,7 +129,9 @@ def adjusted_scores(logits: Tensor, params: SamplingParams, seen: Tensor | None 
     if params.greedy:
         return scores
     if params.temperature != 1:
-        scores = scores / params.temperature
+        # The likeliest goes to 0 first, so that what a tiny temperature makes of the others is -inf at most.
+        temperature = max(params.temperature, torch.finfo(torch.float32).tiny)
+        scores = (scores - scores.amax(-1, keepdim=True)) / temperature
     if params.top_k:
         kth = scores.topk(min(params.top_k, scores.shape[-1]), dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < kth, -math.inf)

@@ -1,9 +1,12 @@
-"""One question, or a batch of them, to an opened checkpoint; answers as text while they are made.
+"""Questions to an opened checkpoint; answers as text while they are made.
 
 reply = ask(checkpoint, ["photo.jpg"], "How many boats are there?", GenerationOptions(max_new_tokens=32))
 for number, piece in reply:
     print(piece, end="", flush=True)
 print(reply.finish()["decode_tokens_per_second"])
+
+Several questions about the same pictures share a `Session(checkpoint.model)`: same answers, and the pictures
+are encoded and prefilled once.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from data.inputs import EncodedConversation
-from generation.decoding import Generated, GenerationOptions
+from generation.decoding import GenerationOptions
+from generation.requests import Request, each_answer
+from generation.session import Session, SessionGenerated
 from generation.streaming import TextStream
 from inference.checkpoint import Checkpoint, RequestError
 
@@ -53,13 +58,17 @@ class Reply:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, row: EncodedConversation, options: GenerationOptions, prepare: float
+        self,
+        checkpoint: Checkpoint,
+        row: EncodedConversation,
+        options: GenerationOptions,
+        prepare: float,
+        session: Session | None = None,
     ):
         self._checkpoint, self._row, self._prepare = checkpoint, row, prepare
         self._answers = options.num_return_sequences
-        self._stream = checkpoint.model.generate_stream(
-            **checkpoint.processor.collate([row]), **vars(options)
-        )
+        answerer = checkpoint.model if session is None else session
+        self._stream = answerer.generate_stream(**checkpoint.processor.collate([row]), **vars(options))
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         tokenizer, stops = self._checkpoint.processor.tokenizer, self._checkpoint.stop_token_ids
@@ -79,6 +88,7 @@ class Reply:
         after_first = sum(len(ids) for ids in rows) - len(rows)
         return {
             **answers_of(checkpoint, self._row, rows),
+            "reused_tokens": made.reused if isinstance(made, SessionGenerated) else 0,
             "seconds": {"load": checkpoint.load_seconds, "prepare": self._prepare, **made.seconds},
             "decode_tokens_per_second": after_first / decode if after_first else None,
             "kv_cache_bytes": made.kv_cache_bytes,
@@ -93,8 +103,13 @@ def ask(
     question: str,
     options: GenerationOptions,
     system: str | None = None,
+    session: Session | None = None,
 ) -> Reply:
     """Put a question about pictures (any number, anything that `load_image` takes).
+
+    Args:
+        session: of the checkpoint's model: what the prompt shares with the session's last one is not computed
+            again, and counted in "reused_tokens".
 
     Raises:
         PromptError, ImageError: question or picture cannot be used.
@@ -104,7 +119,7 @@ def ask(
     row = encode(checkpoint, images, question, system)
     check_context(checkpoint, row, options.max_new_tokens)
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids)
-    return Reply(checkpoint, row, options, prepare=time.perf_counter() - began)
+    return Reply(checkpoint, row, options, prepare=time.perf_counter() - began, session=session)
 
 
 def encode(
@@ -132,31 +147,19 @@ def check_context(checkpoint: Checkpoint, row: EncodedConversation, max_new_toke
         )
 
 
-def answer_rows(
-    checkpoint: Checkpoint,
-    rows: Sequence[EncodedConversation],
-    limits: Sequence[int],
-    options: GenerationOptions,
-) -> tuple[list[dict[str, Any]], Generated]:
-    """Answer several questions of uneven length in one call; each gets what it gets alone.
+def requests_for(
+    checkpoint: Checkpoint, row: EncodedConversation, limit: int, options: GenerationOptions
+) -> list[Request]:
+    """What to ask a `Scheduler` for the answers to one question: `num_return_sequences` requests.
 
     Args:
-        rows: encoded questions whose longest fits the context together with the largest limit.
-        limits: new tokens for each, at most.
-        options: for all; its `max_new_tokens` is not used.
-
-    Returns:
-        For each row: answers, token ids, stop reasons and sizes; and what the call as a whole took.
+        limit: new tokens of each answer, at most.
+        options: for everything else.
     """
-    options = replace(options, max_new_tokens=max(limits), stop_token_ids=checkpoint.stop_token_ids)
-    inputs = checkpoint.processor.collate(rows)
-    made = checkpoint.model.generate_detailed(**inputs, **vars(options))
-    ids, each = made.rows(), options.num_return_sequences
-    results = []
-    for index, (row, limit) in enumerate(zip(rows, limits, strict=True)):
-        own = [answer[:limit] for answer in ids[index * each : (index + 1) * each]]
-        results.append(answers_of(checkpoint, row, own))
-    return results, made
+    options = replace(options, max_new_tokens=limit, stop_token_ids=checkpoint.stop_token_ids)
+    inputs = checkpoint.processor.collate([row])
+    pixels, mask = inputs.get("pixel_values"), inputs.get("pixel_attention_mask")
+    return [Request(inputs["input_ids"][0], pixels, mask, own) for own in each_answer(options)]
 
 
 def answers_of(checkpoint: Checkpoint, row: EncodedConversation, ids: list[list[int]]) -> dict[str, Any]:

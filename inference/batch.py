@@ -1,4 +1,4 @@
-"""A JSONL file of questions to a JSONL file of answers, a batch at a time, resumable.
+"""A JSONL file of questions to a JSONL file of answers, several at a time, resumable.
 
     questions.jsonl   {"image": "boats.jpg", "question": "How many boats?", "id": 7, "max_new_tokens": 16}
     answers.jsonl     {"line": 1, "id": 7, "images": ["boats.jpg"], ..., "answers": ["three"], ...}
@@ -6,28 +6,32 @@
 `images` takes a list, paths are relative to the questions' file, `system` is possible, too. A line that
 cannot be answered gets {"line": n, "error": ...}, and the others are answered. Keys that mean nothing here
 are kept under "other".
+
+Results stand in the order in which answers were ready. Lines about the same pictures are taken one after
+another, wherever they stand, so that a picture is encoded and prefilled once.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from data.errors import ImageError, PromptError
 from data.inputs import EncodedConversation
-from generation.decoding import Generated, GenerationOptions
-from inference.answer import answer_rows, check_context, encode, prompt_tokens
+from generation.batching import Scheduler
+from generation.decoding import GenerationOptions
+from generation.requests import Completed, Deferred, Request
+from inference.answer import answers_of, check_context, encode, requests_for
 from inference.checkpoint import Checkpoint, RequestError
 from inference.results import fingerprint, keep_answers, read_results, to_json
 
 KEYS = ("image", "images", "question", "id", "system", "max_new_tokens")
-LINE_ERRORS = (PromptError, ImageError, RequestError)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Line:
 
 @dataclass
 class Summary:
-    """What a run did. `seconds` and `new_tokens` are sums over the batches."""
+    """What a run did. `seconds` are those of the whole run, by what they went into."""
 
     answered: int = 0
     failed: int = 0
@@ -52,23 +56,23 @@ class Summary:
     seconds: dict[str, float] = field(default_factory=dict)
     unused_keys: set[str] = field(default_factory=set)
 
-    def add(self, made: Generated) -> None:
-        self.new_tokens += sum(made.lengths)
-        for name, value in made.seconds.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + value
-
     def __str__(self) -> str:
         return f"{self.answered} answered, {self.failed} failed, {self.skipped} skipped (answered before)"
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, content) of every line that is not blank."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """(number from 1, place in the file, content) of every line that is not blank."""
+    place = 0
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
-            if number == 1:
-                raw = raw.removeprefix(b"\xef\xbb\xbf")
+            begin, place = place, place + len(raw)
+            if number == 1 and raw.startswith(BYTE_ORDER_MARK):
+                raw, begin = raw.removeprefix(BYTE_ORDER_MARK), len(BYTE_ORDER_MARK)
             if raw.strip():
-                yield number, raw
+                yield number, begin, raw
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
@@ -105,19 +109,24 @@ def carried(value: dict[str, Any]) -> dict[str, Any]:
 class BatchJob:
     """The questions of one file that have no answer yet, and the file for their answers.
 
-    Making one reads and repairs the results, before any model is loaded.
+    Making one reads and repairs the results, before any model is loaded. `options` is what answers depend on
+    besides the question: it is written beside them.
 
     Raises:
-        RequestError: the results belong to other questions or another model, or are no results.
+        RequestError: the results belong to other questions, options or another model, or are no results.
         OSError: a file that cannot be read or written.
     """
 
-    def __init__(self, questions: Path, out: Path, model: str):
+    def __init__(self, questions: Path, out: Path, model: str, options: Mapping[str, Any]):
         if questions.exists() and out.exists() and os.path.samefile(questions, out):
             raise RequestError(f"{out}: expected another file for the results than for the questions")
-        self.questions, self.out, self.model = questions, out, model
+        self.questions, self.out, self.model, self.options = questions, out, model, options
         with questions.open("rb"):  # before a file for its results is made
             pass
+        if not questions.is_file():
+            raise RequestError(
+                f"{questions}: expected a file, which can be read twice, got a pipe or a device"
+            )
         earlier = read_results(out)
         self.answered = earlier.answered.keys()
         self.total = self._compare(earlier.answered)
@@ -131,14 +140,15 @@ class BatchJob:
     def _compare(self, answered: dict[int, int]) -> int:
         """Hold earlier answers against the questions; how many questions there are."""
         total, foreign = 0, set(answered)
-        for number, raw in read_lines(self.questions):
+        for number, _, raw in read_lines(self.questions):
             total += 1
             if number in answered and self._fingerprint(number, raw) == answered[number]:
                 foreign.remove(number)
         if foreign:
             raise RequestError(
                 f"{self.out}: expected answers by {self.model} to {self.questions}, but what it has for line "
-                f"{min(foreign)} is by another model or to another question; choose another file for results"
+                f"{min(foreign)} is by another model, to another question or with other options; choose "
+                "another file for results"
             )
         return total
 
@@ -147,7 +157,12 @@ class BatchJob:
             line = read_question(number, read_object(raw))
         except RequestError:
             return None
-        return fingerprint(self.model, line.images, line.question)
+        return fingerprint(self.model, line.images, line.question, self._options_of(line))
+
+    def _options_of(self, line: Line) -> dict[str, Any]:
+        """The options, with what a line says itself."""
+        own = {"system": line.system, "max_new_tokens": line.max_new_tokens}
+        return {**self.options, **{name: value for name, value in own.items() if value is not None}}
 
     def run(
         self,
@@ -156,49 +171,74 @@ class BatchJob:
         system: str | None = None,
         batch_size: int = 8,
         progress: bool = True,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> Summary:
-        """Answer what has no answer yet, appending each result as it comes."""
+        """Answer what has no answer yet, appending each result as it comes.
+
+        Args:
+            batch_size: answers in work at the same time.
+            tell: gets one line about memory before any work.
+
+        Raises:
+            RequestError: the memory does not suffice for so many.
+        """
+        try:
+            scheduler = Scheduler(checkpoint.model, batch_size, decode_step=options.decode_step)
+        except ValueError as error:
+            raise RequestError(f"{error} (--batch-size)") from None
+        tell(str(scheduler.plan()))
         summary = Summary(skipped=len(self.answered))
         bar = tqdm(total=self.total, initial=summary.skipped, unit="question", disable=not progress)
         with bar, self.out.open("a", encoding="utf-8") as file:
-            for record in self._records(checkpoint, options, system, batch_size, summary):
+            for done in scheduler.run(self._requests(checkpoint, options, system)):
+                question: Question = done.key[0]
+                if not question.take(done):
+                    continue
+                record = question.record(checkpoint, self.model)
+                if question.line is not None and question.error is None:
+                    record["options"] = self._options_of(question.line)
                 file.write(to_json(record) + "\n")
                 file.flush()
-                if "error" in record:
-                    summary.failed += 1
-                else:
+                if question.error is None:
                     summary.answered += 1
+                    summary.unused_keys.update(carried(question.value).get("other", ()))
+                else:
+                    summary.failed += 1
                 bar.update()
+        summary.new_tokens, summary.seconds = scheduler.stats.new_tokens, scheduler.stats.seconds
         return summary
 
-    def _records(
-        self,
-        checkpoint: Checkpoint,
-        options: GenerationOptions,
-        system: str | None,
-        size: int,
-        summary: Summary,
-    ) -> Iterator[dict[str, Any]]:
-        """Results in the order of the questions, but for errors, which do not wait for their batch."""
-        batch = Batch(checkpoint, options)
-        for number, raw in read_lines(self.questions):
-            if number in self.answered:
-                continue
-            value: dict[str, Any] = {}
-            try:
-                value = read_object(raw)
-                line = read_question(number, value)
-                row, limit = self._prepare(checkpoint, line, options, system)
-            except LINE_ERRORS as error:
-                yield {"line": number, **carried(value), "error": " ".join(str(error).split())}
-                continue
-            summary.unused_keys.update(carried(value).get("other", ()))
-            if len(batch.lines) == size or not batch.has_room_for(row, limit):
-                yield from self._answer(batch, summary)
-                batch = Batch(checkpoint, options)
-            batch.add(line, carried(value), row, limit)
-        if batch.lines:
-            yield from self._answer(batch, summary)
+    def _requests(
+        self, checkpoint: Checkpoint, options: GenerationOptions, system: str | None
+    ) -> Iterator[Deferred]:
+        """For each question without an answer as many requests as it is to have answers."""
+
+        def prepare(line: Line) -> tuple[EncodedConversation, list[Request]]:
+            row, limit = self._prepare(checkpoint, line, options, system)
+            return row, requests_for(checkpoint, row, limit, options)
+
+        with self.questions.open("rb") as file:
+            for number, place in self._by_pictures():
+                file.seek(place)
+                question = Question(number, file.readline(), options.num_return_sequences, prepare)
+                for answer in range(options.num_return_sequences):
+                    yield Deferred((question, answer), partial(question.request, answer))
+
+    def _by_pictures(self) -> list[tuple[int, int]]:
+        """(number, place in the file) of each line without an answer, those about the same pictures together,
+        otherwise in their order."""
+        first: dict[int, int] = {}  # hash of the pictures -> the first line about them
+        lines = []
+        for number, place, raw in read_lines(self.questions):
+            if number not in self.answered:
+                group = number
+                try:
+                    if images := read_question(number, read_object(raw)).images:
+                        group = first.setdefault(hash(tuple(images)), number)
+                except RequestError:
+                    pass  # it will say so in its result
+                lines.append((group, number, place))
+        return [(number, place) for _, number, place in sorted(lines)]
 
     def _prepare(
         self, checkpoint: Checkpoint, line: Line, options: GenerationOptions, system: str | None
@@ -214,38 +254,59 @@ class BatchJob:
         check_context(checkpoint, row, limit)
         return row, limit
 
-    def _answer(self, batch: Batch, summary: Summary) -> Iterator[dict[str, Any]]:
-        results, made = answer_rows(batch.checkpoint, batch.rows, batch.limits, batch.options)
-        summary.add(made)
-        for line, kept, result in zip(batch.lines, batch.carried, results, strict=True):
-            asked = {"model": self.model, "images": line.images, "question": line.question}
-            yield {"line": line.number, **kept, **asked, **result}
 
+class Question:
+    """A line on its way to its answers. It is read when the first of them is begun.
 
-class Batch:
-    """Questions waiting to be answered together."""
+    Args:
+        number: of the line.
+        raw: its content.
+        answers: how many it is to have.
+        prepare: makes the encoded question and a request for each answer.
+    """
 
-    def __init__(self, checkpoint: Checkpoint, options: GenerationOptions):
-        self.checkpoint, self.options = checkpoint, options
-        self.lines: list[Line] = []
-        self.carried: list[dict[str, Any]] = []
-        self.rows: list[EncodedConversation] = []
-        self.limits: list[int] = []
+    def __init__(self, number: int, raw: bytes, answers: int, prepare: Callable):
+        self.number, self._raw, self._prepare = number, raw, prepare
+        self.value: dict[str, Any] = {}
+        self.line: Line | None = None
+        self.error: Exception | None = None
+        self._row: EncodedConversation | None = None
+        self._requests: list[Request | None] = []
+        self._ids: list[list[int]] = [[] for _ in range(answers)]
+        self._missing = answers
 
-    def has_room_for(self, row: EncodedConversation, limit: int) -> bool:
-        """Whether the longest prompt and the largest limit, whoever's they are, still fit the context."""
-        longest = max(prompt_tokens(self.checkpoint, each) for each in (*self.rows, row))
-        return longest + max(*self.limits, limit, 0) <= self.checkpoint.context
+    def request(self, answer: int) -> Request:
+        """The request for one of the answers; once, so that its tiles are not kept. Raises what is wrong."""
+        if self.error is not None:
+            raise self.error
+        if self._row is None:
+            self.value = read_object(self._raw)
+            self.line = read_question(self.number, self.value)
+            row, self._requests = self._prepare(self.line)
+            self._row = replace(row, tiles=None)
+        request, self._requests[answer] = self._requests[answer], None
+        assert request is not None, "each request is made once"
+        return request
 
-    def add(self, line: Line, kept: dict[str, Any], row: EncodedConversation, limit: int) -> None:
-        self.lines.append(line)
-        self.carried.append(kept)
-        self.rows.append(row)
-        self.limits.append(limit)
+    def take(self, done: Completed) -> bool:
+        """Note one of the answers: whether it was the last one missing."""
+        self._ids[done.key[1]] = done.token_ids
+        self.error = self.error or done.error
+        self._missing -= 1
+        return self._missing == 0
+
+    def record(self, checkpoint: Checkpoint, model: str) -> dict[str, Any]:
+        """The line of the results."""
+        begin = {"line": self.number, **carried(self.value)}
+        if self.error is not None:
+            return begin | {"error": " ".join(str(self.error).split())}
+        assert self.line is not None and self._row is not None, "without an error there is a question"
+        asked = {"model": model, "images": self.line.images, "question": self.line.question}
+        return begin | asked | answers_of(checkpoint, self._row, self._ids)
 
 
 def _beside(questions: Path, image: str) -> str:
-    """A path relative to the questions' file; a URL, a data: URL and an absolute path as they are."""
-    if "://" in image[:16] or image[:5].lower() == "data:":
+    """A path relative to the questions' file; a URL, a data: URL, ~ and an absolute path as they are."""
+    if "://" in image[:16] or image[:5].lower() == "data:" or image.startswith("~"):
         return image
-    return str(questions.parent / Path(image).expanduser())
+    return str(questions.parent / image)

@@ -64,7 +64,10 @@ def open_checkpoint(
     if dtype == "auto":
         dtype = AUTO_DTYPE.get(chosen.type, "auto")
     model = VisionLanguageModel.from_pretrained(source, revision=revision, dtype=dtype, device=chosen)
-    processor = Processor.from_pretrained(snapshot(source, revision), config=model.config)
+    assert model.origin is not None, "a loaded model knows where it came from"
+    # The commit of the weights: a branch may have moved on meanwhile.
+    folder = snapshot(source, model.origin.commit or revision)
+    processor = Processor.from_pretrained(folder, config=model.config)
     return Checkpoint(str(source), model, processor, time.perf_counter() - began)
 
 
@@ -77,8 +80,8 @@ def pick_device(name: str) -> torch.device:
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
         return torch.device("cuda" if cuda else "mps" if mps else "cpu")
-    kind, _, index = name.partition(":")
-    if kind not in DEVICES or (index and not index.isdecimal()):
+    kind, colon, index = name.partition(":")
+    if kind not in DEVICES or (colon and not index.isdecimal()):
         raise RequestError(f"device: expected auto, {', '.join(DEVICES)} or cuda:N, got {name!r}")
     here = {"cpu": 1, "cuda": torch.cuda.device_count() if cuda else 0, "mps": int(mps)}[kind]
     if int(index or 0) >= here:

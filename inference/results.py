@@ -15,6 +15,8 @@ from typing import Any
 
 from inference.checkpoint import RequestError
 
+_BEGINNING = b'{"line": '  # of every result
+
 
 def to_json(record: dict[str, Any]) -> str:
     """One line of JSON, readable in any script; half a surrogate pair, which is no text, as its escape."""
@@ -31,9 +33,9 @@ class Earlier:
     needs_cleaning: bool
 
 
-def fingerprint(model: str, images: Sequence[str], question: str) -> int:
-    """Tells one question from another within this process."""
-    return hash((model, *images, question))
+def fingerprint(model: str, images: Sequence[str], question: str, options: Any) -> int:
+    """Tells one question, and how it is to be answered, from another within this process."""
+    return hash((model, *images, question, json.dumps(options, sort_keys=True)))
 
 
 def read_results(path: Path) -> Earlier:
@@ -48,18 +50,21 @@ def read_results(path: Path) -> Earlier:
         raise RequestError(f"{path}: expected a file to write results to, got something else")
     with path.open("ab"):
         pass
-    answered, needs_cleaning = {}, False
+    answered: dict[int, int] = {}
+    needs_cleaning = False
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             record = _parse(raw)
-            if record is None and raw.endswith(b"\n"):
+            if record is None and (raw.endswith(b"\n") or not _may_be_half(raw)):
                 raise RequestError(
                     f"{path}, line {number}: expected the results of an earlier run, got {raw[:60]!r}"
                 )
             if record is None or "error" in record or not raw.endswith(b"\n"):
                 needs_cleaning = True
             if record is not None and "error" not in record:
-                answered[record["line"]] = fingerprint(record["model"], record["images"], record["question"])
+                answered[record["line"]] = fingerprint(
+                    record["model"], record["images"], record["question"], record.get("options")
+                )
     return Earlier(answered, needs_cleaning)
 
 
@@ -84,4 +89,13 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or type(record.get("line")) is not int:
         return None
-    return record if "error" in record or {"model", "images", "question"} <= record.keys() else None
+    if "error" in record:
+        return record
+    model, images, question = (record.get(name) for name in ("model", "images", "question"))
+    named = isinstance(images, list) and all(isinstance(text, str) for text in (model, question, *images))
+    return record if named else None
+
+
+def _may_be_half(raw: bytes) -> bool:
+    """Whether a line is the beginning of a result: what is not must not be thrown away."""
+    return raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw)

@@ -120,8 +120,9 @@ def write_cache(layer_cache: dict[str, Tensor], key: Tensor, value: Tensor, star
     rows = torch.arange(key.shape[0], device=key.device)[:, None]  # (B, 1)
     slots = start_pos[:, None] + torch.arange(length, device=key.device)  # (B, T)
     # Advanced indexing puts the indexed axes in front: (B, T, H_kv, D_h).
-    layer_cache["key"][rows, :, slots] = key.transpose(1, 2)
-    layer_cache["value"][rows, :, slots] = value.transpose(1, 2)
+    # Unlike a slice above, it does not convert to the cache's dtype.
+    layer_cache["key"][rows, :, slots] = key.transpose(1, 2).to(layer_cache["key"].dtype)
+    layer_cache["value"][rows, :, slots] = value.transpose(1, 2).to(layer_cache["value"].dtype)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -190,7 +191,7 @@ class LanguageModel(nn.Module):
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """What keys and values are kept in: bfloat16 where weights are packed, else the activations' dtype."""
+        """What keys and values are kept in: bfloat16 where weights are packed, else like activations."""
         packed = self.embed_tokens.weight.dtype != self.norm.weight.dtype
         return torch.bfloat16 if packed else self.norm.weight.dtype
 

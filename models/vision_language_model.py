@@ -21,13 +21,13 @@ from generation.decoding import (
     GenerationOptions,
     Stopwatch,
     TokenStream,
-    decode,
+    answer,
     eager_step,
     initial_capacity,
     prefill,
     recompute_step,
 )
-from generation.prompt import Prompt, compact, prompt_lengths, seen_tokens
+from generation.prompt import Prompt, check_placeholders, compact, prompt_lengths, seen_tokens, tiles_of_rows
 from models.checkpoints.pretrained import Pretrained
 from models.config import VLMConfig
 from models.language_model import KVCache, LanguageModel
@@ -64,14 +64,16 @@ class VisionLanguageModel(Pretrained, nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.language_model.embed_tokens.weight.dtype
+        """What activations are computed in; packed weights (generation/packed_weights.py) take less."""
+        return self.language_model.norm.weight.dtype
 
     def init_weights(self, generator: torch.Generator | None = None, prefix: str = "") -> None:
         """Initialise every weight whose name starts with `prefix`, in this one place.
 
-        Normal(0, 0.02) for text as in Llama, with the two projections that write into the residual stream
-        scaled by 1 / sqrt(2 · layers) as in GPT-2; variance-preserving Normal(0, 1 / sqrt(fan_in)) for vision
-        and projector; norms at one, biases at zero.
+        Variance-preserving Normal(0, 1 / sqrt(fan_in)), the two projections that write into the residual
+        stream of the text scaled by 1 / sqrt(2 · layers) as in GPT-2; norms at one, biases at zero. Token
+        embeddings have unit scale, so that a token is still known behind the first block, unless the head
+        shares them (0.02, as in Llama).
         """
         depth = 1 / math.sqrt(2 * self.config.text.num_hidden_layers)
         for name, parameter in self.named_parameters():
@@ -81,42 +83,33 @@ class VisionLanguageModel(Pretrained, nn.Module):
                 nn.init.zeros_(parameter)
             elif parameter.dim() == 1:
                 nn.init.ones_(parameter)
-            elif name.startswith("language_model"):
-                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(parameter, std=0.02 * (depth if residual else 1.0), generator=generator)
-            elif "position_embedding" in name:
+            elif "embed_tokens" in name and not self.config.tie_word_embeddings:
+                nn.init.normal_(parameter, std=1.0, generator=generator)
+            elif name.endswith(("embed_tokens.weight", "lm_head.weight", "position_embedding.weight")):
                 nn.init.normal_(parameter, std=0.02, generator=generator)
             else:
-                fan_in = parameter[0].numel()
-                nn.init.normal_(parameter, std=fan_in**-0.5, generator=generator)
+                writes = name.startswith("language_model") and name.endswith(
+                    ("o_proj.weight", "down_proj.weight")
+                )
+                std = parameter[0].numel() ** -0.5 * (depth if writes else 1.0)
+                nn.init.normal_(parameter, std=std, generator=generator)
 
     def encode_images(self, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None) -> Tensor:
         """Pictures to language-model embeddings.
 
         Args:
-            pixel_values: (N, 3, H, W) tiles, or (B, n, 3, H, W) as processors pad them: there, a tile that is
-                zero throughout is padding and is dropped.
+            pixel_values: (N, 3, H, W), or (B, n, 3, H, W) with padding; see `generation.prompt.real_tiles`.
             pixel_attention_mask: (N, H, W) or (B, n, H, W), 1 on real pixels.
 
         Returns:
             (N, tokens per tile, D), one row for each real tile, in order.
         """
-        mask = pixel_attention_mask
-        if pixel_values.dim() == 5:
-            pixel_values = pixel_values.flatten(0, 1)
-            mask = None if mask is None else mask.flatten(0, 1)
-            real = (pixel_values != 0).flatten(1).any(1)
-            if not real.all():
-                pixel_values, mask = pixel_values[real], None if mask is None else mask[real]
-        if pixel_values.dim() != 4:
-            raise ValueError(
-                f"pixel_values: expected (N, 3, H, W) or (B, n, 3, H, W), got {tuple(pixel_values.shape)}"
-            )
+        tiles, mask, _ = tiles_of_rows(pixel_values, pixel_attention_mask)
         patch_mask = None
         if mask is not None and not mask.all():
             patch = self.config.vision.patch_size
             patch_mask = mask.unfold(1, patch, patch).unfold(2, patch, patch).flatten(3).any(-1)
-        features = self.vision_model(pixel_values.to(self.device, self.dtype), patch_mask)
+        features = self.vision_model(tiles.to(self.device, self.dtype), patch_mask)
         return self.projector(features)
 
     def embed(
@@ -132,31 +125,44 @@ class VisionLanguageModel(Pretrained, nn.Module):
             ValueError: if placeholders and features do not match in number.
         """
         x = self.language_model.embed_tokens(input_ids)
-        features = None
+        features = row_tiles = None
         if pixel_values is not None and pixel_values.numel():
-            features = self.encode_images(pixel_values, pixel_attention_mask)  # (N, S, D)
-        return self.place_features(input_ids, x, features)
+            tiles, mask, row_tiles = tiles_of_rows(pixel_values, pixel_attention_mask)
+            features = self.encode_images(tiles, mask)  # (N, S, D)
+        return self.place_features(input_ids, x, features, row_tiles)
 
-    def place_features(self, input_ids: Tensor, x: Tensor, features: Tensor | None) -> Tensor:
-        """Put features (N, S, D) among the embeddings x (B, T, D) of input_ids (B, T)."""
-        if self.config.image_placement == "prefix":
-            if features is not None and features.shape[0] != x.shape[0]:
-                raise ValueError(
-                    "this checkpoint puts one picture in front of each row: "
-                    f"expected {x.shape[0]} pictures, got {features.shape[0]}"
-                )
-            return x if features is None else torch.cat((features, x), dim=1)
-        places = input_ids == self.config.image_token_id
-        expected, got = int(places.sum()), 0 if features is None else features.shape[0] * features.shape[1]
-        if expected != got:
-            raise ValueError(
-                f"the prompt holds {expected} image placeholders (id {self.config.image_token_id}) but the "
-                f"pictures give {got} features ({self.config.tokens_per_tile} a tile): build both with the "
-                "same processor"
-            )
+    def place_features(
+        self, input_ids: Tensor, x: Tensor, features: Tensor | None, row_tiles: list[int] | None = None
+    ) -> Tensor:
+        """Put features (N, S, D) among the embeddings x (B, T, D) of input_ids (B, T).
+
+        Raises:
+            ValueError: see `check_places`.
+        """
+        self.check_places(input_ids, *((None, 0) if features is None else features.shape[:2]), row_tiles)
         if features is None:
             return x
+        if self.config.image_placement == "prefix":
+            return torch.cat((features, x), dim=1)
+        places = input_ids == self.config.image_token_id
         return x.masked_scatter(places[..., None], features.to(x.dtype))
+
+    def check_places(
+        self, input_ids: Tensor, tiles: int | None, per_tile: int, row_tiles: list[int] | None = None
+    ) -> None:
+        """Raises ValueError unless `tiles` (None: no picture) of `per_tile` features fit input_ids (B, T),
+        and, where `row_tiles` tells how many of them are whose, unless each row has its own."""
+        batch = len(input_ids)
+        if row_tiles is not None and len(row_tiles) != batch:
+            raise ValueError(f"pixel_values: expected {batch} rows as in input_ids, got {len(row_tiles)}")
+        if self.config.image_placement == "prefix":
+            if tiles is not None and (tiles != batch or set(row_tiles or [1]) != {1}):
+                raise ValueError(
+                    "this checkpoint puts one picture in front of each row: "
+                    f"expected {batch} pictures, got {tiles if row_tiles is None else row_tiles}"
+                )
+            return
+        check_placeholders((input_ids == self.config.image_token_id).sum(1), tiles or 0, per_tile, row_tiles)
 
     def forward(
         self,
@@ -248,9 +254,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
         **options,
     ) -> TokenStream:
         """`generate`, token by token: iterate for (B · N,) ids, then read `.result`."""
-        options = GenerationOptions(**options)
-        if options.stop_token_ids is None:
-            options = replace(options, stop_token_ids=tuple(self.config.eos_token_ids))
+        options = self.generation_options(**options)
         has_pictures = pixel_values is not None and pixel_values.numel() > 0
         prefix = self.config.image_placement == "prefix" and has_pictures
         lengths = prompt_lengths(
@@ -272,6 +276,13 @@ class VisionLanguageModel(Pretrained, nn.Module):
             vocab, answers = self.config.text.vocab_size, options.num_return_sequences
             seen = seen_tokens(input_ids, attention_mask, vocab, answers)
         return TokenStream(self._generate(embed_prompt, lengths, options, seen))
+
+    def generation_options(self, **options) -> GenerationOptions:
+        """Checked options, with this checkpoint's stop ids where none were given."""
+        options = GenerationOptions(**options)
+        if options.stop_token_ids is None:
+            options = replace(options, stop_token_ids=tuple(self.config.eos_token_ids))
+        return options
 
     @torch.no_grad()
     def _generate(self, embed_prompt, lengths: list[int], options: GenerationOptions, seen: Tensor | None):
@@ -296,28 +307,16 @@ class VisionLanguageModel(Pretrained, nn.Module):
             step = recompute_step(language_model, lambda: embed_prompt().repeat(answers))
         watch.lap("prefill")
 
-        chooser = Chooser(options, len(lengths), self._pad_id(options), self.device, seen)
+        chooser = Chooser(options, len(lengths), self.pad_id(options), self.device, seen)
         row_lengths = tuple(length for length in lengths for _ in range(answers))
         cursor = CacheCursor(kv_cache, row_lengths, self.device, limit=needed)
-        tokens = []
-        for token in decode(step, logits, chooser, cursor, options.max_new_tokens):
-            tokens.append(token)
-            yield token[:, 0]
-        watch.lap("decode")
-        return Generated(
-            token_ids=torch.cat(tokens, dim=1),
-            lengths=chooser.lengths.tolist(),
-            stop_reasons=["stop" if stopped else "length" for stopped in chooser.stopped.tolist()],
-            prompt_tokens=lengths,
-            seconds=watch.seconds,
-            kv_cache_bytes=kv.size_in_bytes(kv_cache) if kv_cache else 0,
-            decode_steps=len(tokens) - 1,
-        )
+        made = yield from answer(step, logits, chooser, cursor, options.max_new_tokens, lengths, watch)
+        return made
 
-    def _pad_id(self, options: GenerationOptions) -> int:
-        if self.config.pad_token_id is not None:
-            return self.config.pad_token_id
-        return options.stop_token_ids[0] if options.stop_token_ids else 0
+    def pad_id(self, options: GenerationOptions) -> int:
+        """What a row that has stopped goes on with: an id with an embedding, which not all configs name."""
+        ids = (self.config.pad_token_id, *options.stop_token_ids, 0)
+        return next(i for i in ids if i is not None and i < self.config.text.vocab_size)
 
     def loss(
         self,

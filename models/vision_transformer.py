@@ -90,13 +90,15 @@ class VisionTransformer(nn.Module):
             )
         x = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)  # (N, D, h, w) -> (N, P, D)
         grid = (height // self.config.patch_size, width // self.config.patch_size)
+        patch_mask = None if patch_mask is None else patch_mask.to(x.device)
         x = x + self.position_embedding(self._position_ids(grid, patch_mask, x.device))
         mask = None
         if patch_mask is not None:
             keys = patch_mask.flatten(1)  # (N, P)
-            # A row of padding may attend to itself, so that no softmax runs over nothing.
-            eye = torch.eye(keys.shape[1], dtype=torch.bool, device=keys.device)
-            mask = (keys[:, None, :] | eye)[:, None]  # (N, 1, P, P)
+            # Padding looks at real patches, too: its features go to the language model with the others.
+            # A tile of padding alone looks at all of itself, so that no softmax runs over nothing.
+            keys = keys | ~keys.any(1, keepdim=True)
+            mask = keys[:, None, None, :].expand(-1, 1, keys.shape[1], -1)  # (N, 1, P, P)
         for layer in self.layers:
             x = layer(x, mask)
         return self.post_layernorm(x)

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from tokenizers import (
     AddedToken,
@@ -36,6 +37,18 @@ LLAMA_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 KINDS = ("embedded", "llama", "merged", "nfkc", "unigram", "nanovlm-current", "nanovlm-base", "nanovlm-v0.1")
+
+
+def nano_config(**changes) -> dict:
+    """config.json of today's golden nanoVLM checkpoint."""
+    return json.loads((GOLDEN / "nanovlm-current" / "config.json").read_text()) | changes
+
+
+def assert_same(ours: dict, theirs: dict) -> None:
+    """The same tensors under the same names."""
+    assert set(ours) == set(theirs)
+    for name in theirs:
+        assert torch.equal(ours[name], theirs[name]), name
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

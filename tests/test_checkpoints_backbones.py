@@ -97,15 +97,33 @@ def test_projector_follows_the_generator(tmp_path):
     siglip(tmp_path / "vision", True)
     llama(tmp_path / "text")
 
-    def projector(seed: int) -> torch.Tensor:
+    def projector(seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
         model = VisionLanguageModel.from_backbones(
-            tmp_path / "vision", tmp_path / "text", scale_factor=2, generator=generator, dtype="bfloat16"
+            tmp_path / "vision", tmp_path / "text", scale_factor=2, generator=generator, dtype=dtype
         )
-        assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+        assert all(parameter.dtype == dtype for parameter in model.parameters())
         return model.projector.proj.weight
 
     assert torch.equal(projector(1), projector(1)) and not torch.equal(projector(1), projector(2))
+    assert torch.equal(projector(1), projector(1, torch.float32).bfloat16())
+
+
+def test_projector_is_drawn_where_the_generator_is(tmp_path, monkeypatch):
+    """A generator of the CPU cannot fill a tensor of another device; "meta" stands for a GPU here."""
+    siglip(tmp_path / "vision", True)
+    llama(tmp_path / "text")
+    init, devices = VisionLanguageModel.init_weights, []
+
+    def watched(self, *arguments, **options):
+        devices.append(self.projector.proj.weight.device.type)
+        init(self, *arguments, **options)
+
+    monkeypatch.setattr(VisionLanguageModel, "init_weights", watched)
+    model = VisionLanguageModel.from_backbones(
+        tmp_path / "vision", tmp_path / "text", scale_factor=2, generator=torch.Generator(), device="meta"
+    )
+    assert devices == ["cpu"] and model.projector.proj.weight.is_meta
 
 
 def test_own_image_token(tmp_path):

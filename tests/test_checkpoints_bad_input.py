@@ -60,6 +60,7 @@ def edit_tensors(folder, **changes):
 def test_no_such_folder(tmp_path):
     assert f"there is no folder {tmp_path / 'nowhere'}" in complaint(tmp_path / "nowhere")
     assert "there is no folder ./nowhere" in complaint("./nowhere")
+    assert "there is no folder ~nobody-of-this-name/x" in complaint("~nobody-of-this-name/x")
 
 
 def test_a_file_for_a_folder(folder):
@@ -131,8 +132,14 @@ def test_bad_values(folder, changes, sentence):
     assert sentence in complaint(folder)
 
 
+@pytest.mark.parametrize("device", ["toaster", "cuda:", "cuda:99"])
+def test_unknown_device_argument(folder, device):
+    assert f"device '{device}' cannot be used, expected cpu, cuda" in complaint(folder, device=device)
+
+
 def test_unknown_dtype_argument(folder):
     assert "unknown dtype 'float7': expected auto, float32" in complaint(folder, dtype="float7")
+    assert "unknown dtype torch.int8: expected auto, float32" in complaint(folder, dtype=torch.int8)
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.999])
@@ -160,6 +167,7 @@ def test_header_larger_than_the_file(folder, claimed):
     "header",
     [
         b"no json",
+        b"[" * 200_000,
         b"[]",
         b'{"a": 3}',
         b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',

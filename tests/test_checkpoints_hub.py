@@ -27,6 +27,8 @@ def repos(tmp_path_factory) -> dict[str, Path]:
     model.save_pretrained(root / "sharded", max_shard_size="60KB")
     (root / "plain" / "training_state.bin").write_bytes(bytes(1000))
     (root / "plain" / "chat_template.jinja").write_text("{{ messages }}")
+    (root / "plain" / "training_log.json").write_text("[]")
+    (root / "plain" / "notes.txt").write_text("nothing for a processor")
     (root / "empty").mkdir()
     (root / "empty" / "config.json").write_bytes((root / "plain" / "config.json").read_bytes())
     return {PLAIN: root / "plain", SHARDED: root / "sharded", EMPTY: root / "empty"}
@@ -149,7 +151,7 @@ def test_impossible_names(hub, name):
 def test_snapshot_fetches_processor_files_only(hub, repos):
     folder = locate.snapshot(PLAIN)
     names = {path.name for path in folder.iterdir()}
-    assert names == {"config.json", "generation_config.json", "chat_template.jinja"}
+    assert names == {"config.json", "chat_template.jinja"}
     assert locate.snapshot(repos[PLAIN]) == repos[PLAIN]
     for source, sentence in (
         ("owner/nothing", "no repository owner/nothing"),

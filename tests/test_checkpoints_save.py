@@ -1,4 +1,4 @@
-"""Saving: whole folders, portable files, the processor, the card, the upload."""
+"""Saving: whole folders, portable files, the processor."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import HfApi, ModelCard
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, pipeline
 
 from models import VisionLanguageModel, VLMConfig
 from models.checkpoints import CheckpointError, atomic_folder, idefics3, save
-from models.checkpoints.card import model_card
 from tests import tiny
 
 
@@ -137,6 +135,33 @@ class TestWholeFolders:
             with pytest.raises(CheckpointError, match="holds the current directory"):
                 model.save_pretrained(place)
 
+    def test_places_that_are_somebody_elses(self, model, tmp_path, monkeypatch):
+        home, foreign = tmp_path / "homes" / "me", tmp_path / "photos"
+        home.mkdir(parents=True)
+        foreign.mkdir()
+        (foreign / "boat.jpg").write_text("pixels")
+        monkeypatch.setenv("HOME", str(home))
+        for place, sentence in (
+            ("~nobody-of-this-name/x", "nobody here has a home of that name"),
+            ("~", "is a home directory or holds one"),
+            (home.parent, "is a home directory or holds one"),
+            ("/proc", "is a mount point"),
+            (foreign, "has files in it that are no checkpoint"),
+        ):
+            with pytest.raises(CheckpointError, match=sentence) as error:
+                model.save_pretrained(place)
+            assert "\n" not in str(error.value)
+        assert content(tmp_path) == {"photos/boat.jpg": b"pixels"}
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["homes", "photos"]
+
+    @pytest.mark.parametrize("mark", [None, "metrics.jsonl", "training_state.pt"])
+    def test_an_empty_folder_and_that_of_a_run_are_taken(self, model, tmp_path, mark):
+        (tmp_path / "run").mkdir()
+        if mark is not None:
+            (tmp_path / "run" / mark).write_text("kept")
+        assert (model.save_pretrained(tmp_path / "run") / "model.safetensors").exists()
+        assert mark is None or (tmp_path / "run" / mark).read_text() == "kept"
+
 
 class TestRefused:
     def test_no_weights_yet(self, model, tmp_path):
@@ -178,6 +203,22 @@ class TestRefused:
 def tiny_config(**changes) -> VLMConfig:
     stored = tiny.config_for(tiny.CASES["idefics3-1-tile"]).to_dict()
     return replace(idefics3.read_config(stored, {}), **changes)
+
+
+class TestGenerationConfig:
+    def test_what_it_says_besides_ids_is_carried(self, model, tmp_path):
+        folder = model.save_pretrained(tmp_path / "saved")
+        path = folder / "generation_config.json"
+        stored = json.loads(path.read_text())
+        assert stored["do_sample"] is False
+        own = {"do_sample": True, "temperature": 0.4, "max_new_tokens": 99, "some_key_of_2027": [1]}
+        path.write_text(json.dumps(stored | own | {"eos_token_id": 7, "transformers_version": "4.1"}))
+        again = VisionLanguageModel.from_pretrained(folder)
+        assert again.generation_config == {**model.generation_config, **own}
+        assert again.config.eos_token_ids == (7,)
+        again.save_pretrained(tmp_path / "again")
+        kept = json.loads((tmp_path / "again" / "generation_config.json").read_text())
+        assert kept == stored | own | {"eos_token_id": 7}
 
 
 class TestProcessor:
@@ -254,63 +295,3 @@ class TestProcessor:
         folder = other.save_pretrained(tmp_path / "saved", processor=processor)
         again = VisionLanguageModel.from_pretrained(folder).config
         assert set(again.eos_token_ids) == {9, processor.tokenizer.eos_token_id}
-
-
-class TestCardAndUpload:
-    def test_card(self, model):
-        text = model_card(
-            "me/small",
-            model.config,
-            1234,
-            summary="Answers about shapes.",
-            training_data="Drawn scenes.",
-            evaluation=[
-                {"questions": "how many", "accuracy": 0.97},
-                {"questions": "colour", "accuracy": 0.9},
-            ],
-            license="apache-2.0",
-        )
-        card = ModelCard(text)
-        assert card.data.library_name == "transformers" and card.data.license == "apache-2.0"
-        assert card.data.pipeline_tag == "image-text-to-text" and "ocelli" in card.data.tags
-        for part in (
-            "Answers about shapes.",
-            "Drawn scenes.",
-            "| how many | 0.97 |",
-            "1,234",
-            'from_pretrained("me/small")',
-            'pipeline("image-text-to-text", model="me/small")',
-        ):
-            assert part in card.content
-        assert "None yet." in model_card("me/small", model.config, 1234)
-
-    def test_upload(self, with_processor, monkeypatch):
-        ours, processor, folder = with_processor
-        seen = {}
-
-        class Commit:
-            commit_url = "https://hub/commit/1"
-
-        def create_repo(self, repo_id, private, exist_ok):
-            seen["repo"] = (repo_id, private, exist_ok)
-
-        def upload_folder(self, repo_id, folder_path, revision, commit_message):
-            seen["files"] = content(Path(folder_path))
-            return Commit()
-
-        monkeypatch.setattr(HfApi, "create_repo", create_repo)
-        monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
-        assert ours.push_to_hub("me/small", processor=processor, private=True) == "https://hub/commit/1"
-        assert seen["repo"] == ("me/small", True, True)
-        card = seen["files"].pop("README.md").decode()
-        assert seen["files"] == content(folder)
-        parameters = sum(parameter.numel() for parameter in ours.parameters())
-        assert f"{parameters:,}" in card and ModelCard(card).data.tags
-
-    def test_upload_without_network(self, model, monkeypatch):
-        def create_repo(self, repo_id, private, exist_ok):
-            raise ConnectionError("network is down")
-
-        monkeypatch.setattr(HfApi, "create_repo", create_repo)
-        with pytest.raises(CheckpointError, match=r"the upload of me/small failed .*: network is down"):
-            model.push_to_hub("me/small")

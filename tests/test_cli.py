@@ -249,6 +249,7 @@ BAD_OPTIONS = [
     (("--dtype", "int3"), "invalid choice"),
     (("--device", "toaster"), "expected auto, cpu, cuda, mps"),
     (("--device", "cuda:99"), "device cuda:99"),
+    (("--device", "cpu:"), "expected auto, cpu, cuda, mps"),
     (("--maxnewtokens", "3"), "unrecognized arguments"),
     (("--revision", "main"), "has no revision"),
     (("--no-image", "a.png"), "a.png"),
@@ -272,6 +273,28 @@ def test_a_context_that_is_too_long_computes_nothing(complaint, monkeypatch):
     monkeypatch.setattr("models.vision_transformer.VisionTransformer.forward", None)
     monkeypatch.setattr("models.language_model.LanguageModel.forward", None)
     assert "context too long" in complaint("--max-new-tokens", 5000)
+
+
+def test_out_of_memory(complaint, monkeypatch):
+    def greedy(self, logits):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has\nmore. See ..."
+        )
+
+    monkeypatch.setattr(Chooser, "choose", greedy)
+    err = complaint("--json")
+    assert "error: CUDA out of memory. Tried to allocate 20.00 GiB: try a smaller --batch-size" in err
+
+
+@pytest.mark.parametrize("output", [(), ("--json",)])
+def test_options_without_effect_are_named(cli, photo, output):
+    ask = (photo, "-q", "how many?", "--max-new-tokens", 1, *output)
+    status, _, err = cli(*ask, "--top-k", 5, "--seed", 0)
+    assert (status, err) == (
+        0,
+        "generate.py: --top-k, --seed without effect: give a --temperature to have tokens drawn\n",
+    )
+    assert cli(*ask, "--top-k", 5, "--seed", 0, "--temperature", 1)[2] == ""
 
 
 def test_debug_shows_where(cli):

@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from generation import batching
+from generation.row_sampling import sample_rows
+from models.language_model import LanguageModel
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import picture
 
@@ -93,12 +97,13 @@ def test_bad_lines_are_reported_and_the_others_answered(batch, questions, tmp_pa
         8: ({"image": "a.png", "images": ["b.png"], "question": "what?"}, "both"),
         9: ({"question": "what?", "max_new_tokens": "many"}, "max_new_tokens"),
         10: ({"question": "what?", "max_new_tokens": 5000}, "context too long"),
-        11: ({"question": "half a pair: \ud800", "id": "\ud800"}, "Unicode"),
+        11: ({"image": "~nobody-of-this-name/a.png", "question": "what?"}, "cannot be read"),
+        12: ({"question": "half a pair: \ud800", "id": "\ud800"}, "Unicode"),
     }
     write(tmp_path / "questions.jsonl", [questions[0], *(line for line, _ in bad.values()), questions[1]])
-    assert "2 answered, 10 failed, 0 skipped" in batch()
+    assert "2 answered, 11 failed, 0 skipped" in batch()
     results = {record["line"]: record for record in read(tmp_path / "out.jsonl")}
-    assert results[1]["answers"] and results[12]["answers"]
+    assert results[1]["answers"] and results[13]["answers"]
     for number, (_, expected) in bad.items():
         assert expected in results[number]["error"] and "\n" not in results[number]["error"]
     assert results[4]["id"] == 7
@@ -113,7 +118,7 @@ def test_a_second_run_goes_on(batch, questions, tmp_path, monkeypatch):
         out.write_text(left)
         answered = 3 if left.endswith("}") else 2
         assert f"{5 - answered} answered, 0 failed, {answered} skipped" in batch("--batch-size", 2)
-        assert out.read_text().splitlines(keepends=True) == whole
+        assert sorted(out.read_text().splitlines(keepends=True)) == sorted(whole)
     # With nothing left to do, no model is loaded.
     monkeypatch.setattr(VisionLanguageModel, "from_pretrained", None)
     assert "0 answered, 0 failed, 5 skipped" in batch()
@@ -121,18 +126,67 @@ def test_a_second_run_goes_on(batch, questions, tmp_path, monkeypatch):
 
 def test_an_interrupted_run_keeps_what_it_has(batch, questions, tmp_path, monkeypatch):
     write(tmp_path / "questions.jsonl", questions)
-    generate, calls = VisionLanguageModel.generate_detailed, []
+    calls = []
 
-    def interrupted(self, *arguments, **options):
+    def interrupted(rows, logits):
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == 15:
             raise KeyboardInterrupt
-        return generate(self, *arguments, **options)
+        return sample_rows(rows, logits)
 
-    monkeypatch.setattr(VisionLanguageModel, "generate_detailed", interrupted)
+    monkeypatch.setattr(batching, "sample_rows", interrupted)
     assert "interrupted" in batch("--batch-size", 2, status=130)
-    assert [record["line"] for record in read(tmp_path / "out.jsonl")] == [1, 2]
-    assert "3 answered, 0 failed, 2 skipped" in batch("--batch-size", 2)
+    done = len(read(tmp_path / "out.jsonl"))
+    assert 1 <= done <= 4
+    assert f"{5 - done} answered, 0 failed, {done} skipped" in batch("--batch-size", 2)
+    assert [record["line"] for record in read(tmp_path / "out.jsonl")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_picture_is_encoded_once_wherever_its_lines_stand(batch, questions, tmp_path, monkeypatch, size):
+    images = ["pictures/wide.png", "pictures/tall.png", None] * 3
+    lines = [
+        {"question": f"how many {'big ' * place}circles?"} | ({"image": image} if image else {})
+        for place, image in enumerate(images)
+    ]
+    write(tmp_path / "questions.jsonl", lines)
+    tiles, encode = [], VisionLanguageModel.encode_images
+
+    def counted(self, pixels, mask=None):
+        tiles.append(len(pixels))
+        return encode(self, pixels, mask)
+
+    monkeypatch.setattr(VisionLanguageModel, "encode_images", counted)
+    assert "9 answered" in batch("--batch-size", size)
+    together = sum(tiles)
+    tiles.clear()
+    write(tmp_path / "questions.jsonl", lines[:2])
+    (tmp_path / "out.jsonl").unlink()
+    assert "2 answered" in batch()
+    assert sum(tiles) == together
+
+
+def test_one_answer_that_fails_fails_its_line_alone(batch, questions, tmp_path, monkeypatch):
+    def poisoned(rows, logits):
+        for row, own in zip(rows, logits):
+            if len(row.tokens) == 2 and row.options.max_new_tokens == 14 and row.options.seed == 5:
+                own.fill_(float("nan"))
+        return sample_rows(rows, logits)
+
+    monkeypatch.setattr(batching, "sample_rows", poisoned)
+    write(tmp_path / "questions.jsonl", questions)
+    sampling = ("--temperature", 1.0, "--seed", 4, "--num-answers", 2)
+    assert "4 answered, 1 failed" in batch(*sampling)
+    results = read(tmp_path / "out.jsonl")
+    assert "not finite" in results[4]["error"] and all(len(one["answers"]) == 2 for one in results[:4])
+
+
+def test_memory_is_told_or_refused_before_any_work(batch, complaint, questions, tmp_path):
+    write(tmp_path / "questions.jsonl", questions)
+    assert "3 slots of 512 positions" in batch("--batch-size", 3)
+    paths = ("--batch", tmp_path / "questions.jsonl", "--out", tmp_path / "other.jsonl")
+    assert "bytes of cache" in complaint(*paths, "--batch-size", 10**12)
+    assert "--no-cache" in complaint(*paths, "--no-cache")
 
 
 def test_a_mended_line_is_tried_again(batch, questions, tmp_path):
@@ -177,7 +231,8 @@ def test_results_of_something_else_are_left_alone(batch, questions, tmp_path, ph
     write(tmp_path / "questions.jsonl", questions)
     assert "another model" in batch(status=2, model=tmp_path / "elsewhere")
     assert out.read_text() == kept
-    for foreign in ("shopping list\nmilk\n", '{"line": "one"}\n{}\n'):
+    odd = '{"line": 1, "model": "m", "images": 5, "question": "what?"}\n'
+    for foreign in ("shopping list\nmilk\n", "one line", '{"a": 1}', '{"line": "one"}\n{}\n', odd):
         out.write_text(foreign)
         assert "expected the results of an earlier run" in batch(status=2)
         assert out.read_text() == foreign
@@ -191,4 +246,52 @@ def test_bad_files(complaint, tmp_path, photo):
     assert not (tmp_path / "out.jsonl").exists()
     assert "something else" in complaint("--batch", questions, "--out", tmp_path)
     assert "another file" in complaint("--batch", questions, "--out", questions)
+    assert "a pipe or a device" in complaint("--batch", "/dev/null", "--out", tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
     assert questions.read_text() == '{"question": "what?"}\n'
+
+
+def test_results_with_other_options_are_left_alone(batch, questions, tmp_path):
+    """What they would be mixed with would not be the same kind of answers."""
+    out, whole = tmp_path / "out.jsonl", ("--temperature", 1, "--seed", 4)
+    write(tmp_path / "questions.jsonl", questions)
+    batch(*whole)
+    results = read(out)
+    assert results[0]["options"]["seed"] == 4 and results[0]["options"]["max_new_tokens"] == 9
+    assert results[2]["options"]["max_new_tokens"] == 3 and results[4]["options"]["system"] == "be short"
+    kept = out.read_text()
+    for changed in (
+        ("--temperature", 2, "--seed", 4),
+        ("--temperature", 1, "--seed", 5),
+        (*whole, "--top-k", 5),
+        (*whole, "--top-p", 0.5),
+        (*whole, "--min-p", 0.5),
+        (*whole, "--repetition-penalty", 1.5),
+        (*whole, "--num-answers", 2),
+        (*whole, "--max-new-tokens", 8),
+        (*whole, "--system", "be brief"),
+    ):
+        assert "with other options" in batch(*changed, status=2)
+    assert out.read_text() == kept
+    assert "0 answered, 0 failed, 5 skipped" in batch(*whole)
+    write(tmp_path / "questions.jsonl", [*questions[:4], questions[4] | {"max_new_tokens": 15}])
+    assert "with other options" in batch(*whole, status=2)
+
+
+def test_logits_that_are_not_finite_fail_their_line_alone(batch, questions, tmp_path, monkeypatch):
+    logits = LanguageModel.logits
+
+    def some_broken(self, hidden):
+        made = logits(self, hidden)
+        broken = (
+            torch.arange(len(made)) == 0 if some_broken.calls == 0 else torch.zeros(len(made), dtype=bool)
+        )
+        some_broken.calls += 1
+        return made.masked_fill(broken.view(-1, *[1] * (made.dim() - 1)), float("nan"))
+
+    some_broken.calls = 0
+    write(tmp_path / "questions.jsonl", questions)
+    monkeypatch.setattr(LanguageModel, "logits", some_broken)
+    assert "4 answered, 1 failed" in batch()
+    (failed,) = (record for record in read(tmp_path / "out.jsonl") if "error" in record)
+    assert "not finite" in failed["error"]

@@ -205,6 +205,16 @@ def test_early_exit_when_every_row_has_stopped(vlm):
     assert result.stop_reasons == ["stop", "stop"]
 
 
+@pytest.mark.parametrize("pad", [None, 128_002])
+def test_padding_has_an_embedding(vlm, monkeypatch, pad):
+    """Idefics3's default pad id, and a stop id of the default config, may lie beyond a small vocabulary."""
+    batch = invariants.collate(ragged_rows())
+    free = vlm.generate(**batch, max_new_tokens=6, **NO_STOP)
+    monkeypatch.setattr(vlm, "config", replace(vlm.config, pad_token_id=pad))
+    tokens = vlm.generate(**batch, max_new_tokens=6, stop_token_ids=(VOCAB + 9, int(free[0, 0])))
+    assert (tokens[0, 1:] == free[0, 0]).all() and tokens.shape[1] == 6
+
+
 def test_stop_ids_default_to_the_checkpoints(vlm, monkeypatch):
     free = vlm.generate(**row(4, 1, 1), max_new_tokens=5, **NO_STOP)[0].tolist()
     monkeypatch.setattr(vlm, "config", replace(vlm.config, eos_token_ids=(1, free[2])))
@@ -221,6 +231,16 @@ def test_stream_gives_the_same_tokens_and_then_the_result(vlm):
     assert torch.equal(stream.result.token_ids, expected) and not expected.requires_grad
     assert set(stream.result.seconds) == {"vision", "prefill", "decode"}
     assert stream.result.prompt_tokens == inputs["attention_mask"].sum(1).tolist()
+
+
+def test_a_stream_that_is_broken_off_can_be_taken_up(vlm):
+    inputs = row(4, 1, 1)
+    expected = vlm.generate(**inputs, max_new_tokens=5, **NO_STOP)
+    stream = vlm.generate_stream(**inputs, max_new_tokens=5, **NO_STOP)
+    for _ in stream:
+        break
+    assert torch.equal(stream.drain().token_ids, expected)
+    assert list(stream) == [] and torch.equal(stream.drain().token_ids, expected)
 
 
 def test_one_read_back_a_token(vlm, monkeypatch):
@@ -291,3 +311,37 @@ def test_bad_requests(vlm):
 def test_options_normalise_stop_ids():
     assert GenerationOptions(stop_token_ids=7).stop_token_ids == (7,)
     assert GenerationOptions(stop_token_ids=[7, 8]).stop_token_ids == (7, 8)
+
+
+def test_pictures_of_another_row_are_refused(vlm):
+    """The whole batch has as many placeholders as features; its rows have not."""
+    good = invariants.collate([row(5, 1, 1), row(6, 2, 2)])
+    swapped = good | {"pixel_values": good["pixel_values"].flip(0)}
+    assert vlm.generate(**good, max_new_tokens=1).shape == (2, 1)
+    with pytest.raises(ValueError, match=r"row 0: the prompt holds 4 image placeholders .* give 8 features"):
+        vlm.generate(**swapped, max_new_tokens=1)
+    with pytest.raises(ValueError, match="row 0: the prompt holds 4"):
+        vlm(**swapped)
+    one_row = {"pixel_values": good["pixel_values"][1:]}
+    with pytest.raises(ValueError, match="pixel_values: expected 2 rows as in input_ids, got 1"):
+        vlm.generate(**good | one_row, max_new_tokens=1)
+    flat = good | {"pixel_values": torch.cat((good["pixel_values"][0, :1], good["pixel_values"][1]))}
+    assert torch.equal(vlm.generate(**flat, max_new_tokens=4), vlm.generate(**good, max_new_tokens=4))
+
+
+def test_a_picture_in_front_of_each_row():
+    model = tiny_vlm("prefix")
+    good = invariants.collate([row(5, 1, 1, prefix=True), row(6, 1, 2, prefix=True)])
+    pixels = torch.cat((good["pixel_values"], torch.zeros_like(good["pixel_values"])), 1)
+    pixels[0, 1], pixels[1, 0] = pixels[1, 0].clone(), 0.0  # both pictures are the first row's
+    with pytest.raises(ValueError, match=r"in front of each row: expected 2 pictures, got \[2, 0\]"):
+        model.generate(**good | {"pixel_values": pixels}, max_new_tokens=1)
+
+
+def test_placing_pictures_reads_back_once(vlm, monkeypatch):
+    batch, reads = invariants.collate([row(5, 1, 1), row(6, 2, 2)]), []
+    for name in ("item", "tolist", "__bool__", "__int__"):
+        original = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda t, original=original: reads.append(1) or original(t))
+    vlm.embed(**{name: batch[name] for name in ("input_ids", "pixel_values")})
+    assert len(reads) == 2  # which tiles are padding, and how many placeholders each row has

@@ -192,6 +192,11 @@ class TestConfig:
     def test_unknown_keys_are_ignored(self):
         assert self.config(lm_some_key_of_2024=3) == self.config()
 
+    @pytest.mark.parametrize("key", ["lm_base_vocab_size", "vit_hidden_dim"])
+    def test_a_value_that_is_no_number(self, key):
+        with pytest.raises(CheckpointError, match=r"config\.json: .* got 'many'"):
+            self.config(**{key: "many"})
+
     @pytest.mark.parametrize(("key", "value"), [("vit_cls_flag", True), ("lm_attn_scaling", 0.5)])
     def test_what_we_do_not_compute_is_refused(self, key, value):
         with pytest.raises(CheckpointError, match=key):

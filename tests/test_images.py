@@ -203,6 +203,12 @@ def test_refusals_name_the_file_and_the_fault(tmp_path):
     refused(png_header(10, 10), "damaged or cut off")
 
 
+def test_a_large_picture_is_refused_without_a_warning(recwarn):
+    """Pillow warns from 89 million pixels on, which would be a second message beside ours."""
+    refused(png_header(10_000, 10_000), r"10000 x 10000 = 100,000,000")
+    assert not recwarn.list
+
+
 def test_a_pipe_is_refused_and_does_not_hang(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     refused(tmp_path / "pipe.png", "not a regular file")

@@ -1,8 +1,7 @@
-"""The processor: transformers' own ids and pixels, nanoVLM's golden ones, batches, masks, refusals."""
+"""The processor: transformers' own ids and pixels, batches, masks, refusals."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import shutil
@@ -10,16 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
-from safetensors.torch import load_file
 from transformers import AutoProcessor, Idefics3Processor
 
 from data.images import ImageError, ImageLimits
-from data.nanovlm_processing import NanoVLMPictures, resized_size
 from data.processor import Processor, ProcessorError, PromptError, make_processor
 from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from models.config import TextConfig, VisionConfig, VLMConfig
-from tests.processors import CORPUS, GOLDEN, embedded, nanovlm_base, picture, processor
+from tests.processors import CORPUS, assert_same, embedded, nano_config, picture, processor
 
 TEXTS = (
     "how many circles?",
@@ -36,12 +32,6 @@ def transformers_inputs(hf: Idefics3Processor, messages: list[dict]) -> dict[str
     return hf.apply_chat_template(
         messages, tokenize=True, return_dict=True, add_generation_prompt=True, return_tensors="pt"
     )
-
-
-def assert_same(ours: dict, theirs: dict) -> None:
-    assert set(ours) == set(theirs)
-    for name in theirs:
-        assert torch.equal(ours[name], theirs[name]), name
 
 
 # ------------------------------------------------------------------------------- as transformers has it
@@ -180,155 +170,6 @@ def test_broken_folders_give_one_sentence(tmp_path):
     broken("nanovlm", "lm_tokenizer", config__json=json.dumps(nano_config(lm_tokenizer="../../etc")))
 
 
-# ----------------------------------------------------------------------------------------------- nanoVLM
-def nano_config(**changes) -> dict:
-    return json.loads((GOLDEN / "nanovlm-current" / "config.json").read_text()) | changes
-
-
-PREPROCESSING = json.loads((GOLDEN / "preprocessing-current" / "expected.json").read_text())
-
-
-@pytest.mark.parametrize("case", PREPROCESSING["cases"])
-def test_nanovlm_tiles_and_prompt_are_golden(case: str):
-    expected = PREPROCESSING["cases"][case]
-    config = nano_config(resize_to_max_side_len=expected["resize_to_max_side_len"])
-    pictures = NanoVLMPictures(config, processor("nanovlm-current").tokenizer)
-    image = Image.open(GOLDEN / "preprocessing-current" / expected["file"]).convert("RGB")
-    tiles, rows, cols = pictures.tiles(image)
-    assert [rows, cols] == expected["grid_n_h_n_w"]
-    assert list(tiles.shape) == expected["output_shape"]
-    assert (
-        hashlib.sha256(tiles.contiguous().numpy().tobytes()).hexdigest()
-        == expected["sha256_of_float32_bytes"]
-    )
-    assert pictures.prompt(rows, cols, 0, 1) == expected["image_string"]
-
-
-def test_nanovlm_without_a_global_token():
-    extra = {k: v for k, v in nano_config()["vlm_extra_tokens"].items() if k != "global_image_token"}
-    config = nano_config(vlm_extra_tokens=extra, resize_to_max_side_len=False)
-    pictures = NanoVLMPictures(config, processor("nanovlm-current").tokenizer)
-    for name, prompt in PREPROCESSING["without_global_token"]["image_strings"].items():
-        file = PREPROCESSING["cases"][name]["file"]
-        tiles, rows, cols = pictures.tiles(Image.open(GOLDEN / "preprocessing-current" / file).convert("RGB"))
-        assert pictures.prompt(rows, cols, 0, 1) == prompt
-        assert len(tiles) == rows * cols
-
-
-def test_nanovlm_resize_rule_is_golden():
-    for name, to_max in (("to_max", True), ("no_max", False)):
-        table = PREPROCESSING["resize_rule_table"][f"patch_512_max_2048_{name}"]
-        assert len(table) == 19
-        for row in table:
-            assert list(resized_size(row["h"], row["w"], 512, 2048, to_max)) == row["new_h_w"], row
-    for name, examples in PREPROCESSING["float_rounding_overshoot"]["examples"].items():
-        for row in examples["first"]:
-            size = resized_size(row["h"], row["w"], 512, 2048, name.endswith("to_max"))
-            assert list(size) == row["nanovlm_new_h_w"], row
-
-
-@pytest.mark.parametrize("kind", ["nanovlm-current", "nanovlm-base"])
-def test_nanovlm_end_to_end_inputs_are_golden(kind: str):
-    p = processor(kind)
-    golden = load_file(GOLDEN / "nanovlm-current" / "expected.safetensors")
-    tiles = load_file(GOLDEN / "preprocessing-current" / "expected.safetensors")
-    inputs = p.ask(GOLDEN / "preprocessing-current" / "wide_100x40.png", "What is in the picture?")
-    assert torch.equal(inputs["input_ids"], golden["end_to_end.input_ids"])
-    whole, grid = tiles["wide_100x40.to_max.global_f32"], tiles["wide_100x40.to_max.tiles_u8"]
-    assert torch.equal(inputs["pixel_values"], torch.cat((whole[None], grid.float() / 255)))
-    assert inputs.image_tokens == [28]
-    assert "pixel_attention_mask" not in inputs
-    text = p.prepare([{"role": "user", "content": "What time is it on the clock?"}])
-    assert torch.equal(text["input_ids"], golden["text_only.input_ids"])
-    assert "pixel_values" not in text
-
-
-def test_nanovlm_batch_is_golden():
-    """Two rows, one with two pictures that are numbered; left padding."""
-    golden = load_file(GOLDEN / "nanovlm-current" / "expected.safetensors")
-    config = nano_config(resize_to_max_side_len=False)
-    p = processor("nanovlm-current")
-    p = Processor(NanoVLMPictures(config, p.tokenizer), p.tokenizer, p.chat.chat_template)
-    inputs = p.prepare(
-        [
-            p.conversation(picture(60, 60), "How many boats?"),
-            p.conversation([picture(100, 40), picture(60, 60)], "Describe both images in one sentence."),
-        ]
-    )
-    assert torch.equal(inputs["input_ids"], golden["batch.input_ids"])
-    assert torch.equal(inputs["attention_mask"], golden["batch.attention_mask"])
-    assert inputs["pixel_values"].shape == golden["batch.images"].shape
-    assert inputs.image_tokens == [4, 16]
-
-
-def test_nanovlm_extra_tokens_are_added_in_order():
-    p = nanovlm_base()
-    expected = json.loads((GOLDEN / "nanovlm-current" / "expected.json").read_text())["special_ids"]
-    assert p.image_token_id == expected["image_token_id"]
-    assert p.tokenizer.convert_tokens_to_ids("<row_8_col_8>") == expected["last_row_col_token_id"]
-    assert len(p.tokenizer) == 400
-    assert p.stop_token_ids == (expected["eos_token_id"],)
-
-
-def test_nanovlm_pictures_stand_in_front_of_the_first_user_text():
-    p = processor("nanovlm-current")
-    image = {"type": "image", "image": picture(60, 60)}
-    after = [{"role": "user", "content": [{"type": "text", "text": "What?"}, image]}]
-    before = [{"role": "user", "content": [image, {"type": "text", "text": "What?"}]}]
-    assert_same(p.prepare(after), p.prepare(before))
-    with pytest.raises(PromptError, match="pictures need a user message"):
-        p.prepare([{"role": "assistant", "content": [image]}], add_generation_prompt=False)
-
-
-def test_nanovlm_of_one_square_picture():
-    """Between v0.1 and today: placeholders, but no tiles."""
-    config = nano_config()
-    del config["max_img_size"], config["resize_to_max_side_len"]
-    tokenizer = processor("nanovlm-current").tokenizer
-    p = Processor(NanoVLMPictures(config, tokenizer), tokenizer, config["lm_chat_template"])
-    inputs = p.ask(picture(100, 40), "What?")
-    assert inputs["pixel_values"].shape == (1, 3, 64, 64)
-    assert p.decode(inputs["input_ids"][0], False).startswith(
-        "<|im_start|>user\n" + "<|image|>" * 4 + "What?"
-    )
-
-
-def test_nanovlm_v01_inputs_are_golden():
-    p = processor("nanovlm-v0.1")
-    golden = load_file(GOLDEN / "nanovlm-v0.1" / "expected.safetensors")
-    path = GOLDEN / "preprocessing-current" / "wide_100x40.png"
-    inputs = p.ask(path, "What is in the picture?")
-    assert torch.equal(inputs["input_ids"], golden["end_to_end.input_ids"])
-    assert torch.equal(inputs["pixel_values"], golden["end_to_end.images_u8"].float() / 255)
-    assert inputs.image_tokens == [4]
-    questions = ("How many boats?", "What is the person on the pier holding in the picture?")
-    batch = p.prepare([p.conversation(path, question) for question in questions])
-    assert torch.equal(batch["input_ids"], golden["batch.input_ids"])
-    assert torch.equal(batch["attention_mask"], golden["batch.attention_mask"])
-    for images, system in (([], None), ([path, path], None), (path, "be brief")):
-        with pytest.raises(PromptError, match="takes one picture and one question"):
-            p.ask(images, "What?", system)
-
-
-def test_nanovlm_v01_training_text_is_golden():
-    p = processor("nanovlm-v0.1")
-    golden = load_file(GOLDEN / "nanovlm-v0.1" / "expected.safetensors")
-    texts = (
-        ("What is this?", "This is a map of the town."),
-        ("How many boats are there?", "There are two boats."),
-    )
-    rows = [
-        [*p.conversation(picture(8, 8), question), {"role": "assistant", "content": answer}]
-        for question, answer in texts
-    ]
-    inputs = p.prepare(rows, add_generation_prompt=False, return_assistant_mask=True)
-    for i in range(2):
-        ids = inputs["input_ids"][i][inputs["attention_mask"][i] == 1]
-        labels = golden["train.labels"][i]
-        assert torch.equal(ids, golden["train.input_ids"][i][golden["train.attention_mask"][i] == 1])
-        assert torch.equal(inputs["input_ids"][i][inputs["assistant_mask"][i]], labels[labels != -100])
-
-
 # ------------------------------------------------------------------------------------- batches and masks
 @pytest.mark.parametrize("kind", ["embedded", "nanovlm-current"])
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -392,6 +233,10 @@ def test_assistant_mask_of_several_turns():
         said = inputs["input_ids"][row][inputs["assistant_mask"][row]]
         assert p.decode(said, skip_special_tokens=False).strip() == expected
     assert "assistant_mask" not in p.prepare(messages)
+    parts = [{"type": "text", "text": text} for text in ("two\n", "\nred")]
+    row = p.encode_conversation([messages[0], {"role": "assistant", "content": parts}])
+    said = [i for i, mine in zip(row.input_ids, row.assistant_mask) if mine]
+    assert p.decode(said, skip_special_tokens=False).strip() == "two\n\nred<end_of_utterance>"
 
 
 def test_inputs_move_and_cast_only_the_pixels():

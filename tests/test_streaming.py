@@ -5,6 +5,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from data.processor import Processor
 from generation.streaming import TextStream, stream_text
 
 
@@ -57,3 +58,14 @@ def test_stream_text_takes_the_columns_of_one_row(tokenizer):
     assert list(stream_text(columns, tokenizer)) == ["ç", "é"]
     with pytest.raises(ValueError, match="one answer, got 2"):
         list(stream_text([torch.tensor([1, 2])], tokenizer))
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "is n't it , or ?"])
+def test_pieces_are_what_the_processor_decodes(tokenizer, monkeypatch, text):
+    """Some tokenizers clean spaces up by default: a stream cannot, so neither may."""
+    monkeypatch.setattr(tokenizer, "clean_up_tokenization_spaces", True)
+    ids = tokenizer.encode(text)
+    stream, processor = TextStream(tokenizer), object.__new__(Processor)
+    processor.tokenizer = tokenizer
+    pieces = [stream.put(token_id) for token_id in ids]
+    assert "".join(pieces) + stream.finish() == processor.decode(ids) == text

@@ -27,14 +27,15 @@ class TrainConfig:
     # length of the run, in pictures
     pictures: int = _field(300_000, "pictures to train on, all stages together")
     vision_pictures: int = _field(60_000, "of these, at the start: the vision tower alone, on dense targets")
-    curriculum_pictures: int = _field(60_000, "pictures until scenes are at their hardest; counted per stage")
+    curriculum_pictures: int = _field(40_000, "pictures until scenes are at their hardest; counted per stage")
     batch_size: int = _field(64, "pictures per step")
     sequence_length: int = _field(176, "positions per picture: prompt prefix and all its questions")
 
     # optimisation
     lr: float = _field(2e-3, "peak learning rate of AdamW (embeddings, norms, biases, patch convolution)")
-    matrix_lr: float = _field(1e-2, "peak learning rate of Muon (every matrix inside the blocks)")
-    weight_decay: float = _field(0.02, "decoupled weight decay of matrices")
+    matrix_lr: float = _field(3e-3, "peak learning rate of Muon (every matrix inside the blocks)")
+    vision_matrix_lr: float = _field(1e-2, "the same while the vision tower trains alone")
+    weight_decay: float = _field(0.1, "decoupled weight decay of matrices")
     warmup_steps: int = _field(100, "steps of linear warm-up, also at the start of the language stage")
     decay_fraction: float = _field(
         0.35, "last share of the run, over which the rate falls to zero (1: cosine)"

@@ -71,11 +71,7 @@ def build_optimizers(modules: nn.Module, lr: float, matrix_lr: float, weight_dec
         betas=(0.9, 0.98),
         fused=True,
     )
-    optimizers = [adamw, Muon(matrices, lr=matrix_lr, weight_decay=weight_decay)]
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
-    return optimizers
+    return [adamw, Muon(matrices, lr=matrix_lr, weight_decay=weight_decay)]
 
 
 def schedule(step: int, steps: int, warmup: int, decay_fraction: float, second_start: int = 0) -> float:

@@ -36,10 +36,7 @@ def load_state(output: Path, modules: nn.Module, optimizers, average: dict, conf
     state = torch.load(path, map_location="cpu", weights_only=True)
     modules.load_state_dict(state["modules"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-        peaks = [group["peak_lr"] for group in optimizer.param_groups]
         optimizer.load_state_dict(saved)
-        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-            group["peak_lr"] = peak
     for name, value in state["average"].items():
         average[name].copy_(value)
     return state["step"]

@@ -11,7 +11,38 @@ from pathlib import Path
 
 from models.checkpoints.errors import CheckpointError
 
+# One of these in a folder tells that it is a checkpoint, or the output of a training run.
+_MARKS = ("config.json", "model.safetensors", "metrics.jsonl", "training_state.pt")
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
+
+
+def check_replaceable(folder: Path) -> Path:
+    """The absolute path of a folder that may be made, or replaced as a whole.
+
+    Raises:
+        CheckpointError: for a file, a place that others use or that cannot be renamed, or a folder that holds
+            something other than a checkpoint. Nothing has been touched.
+    """
+    try:
+        target = folder.expanduser().resolve()
+    except RuntimeError:
+        raise CheckpointError(f"{folder} cannot be saved to: nobody here has a home of that name") from None
+    if target.exists() and not target.is_dir():
+        raise CheckpointError(f"{folder} is a file: expected a folder to save to")
+    if target == Path.cwd() or target in Path.cwd().parents:
+        raise CheckpointError(
+            f"{folder} holds the current directory and cannot be replaced: save to a folder in it"
+        )
+    home = Path("~").expanduser().resolve()
+    if os.path.ismount(target) or target == home or target in home.parents:
+        what = "a mount point" if os.path.ismount(target) else "a home directory or holds one"
+        raise CheckpointError(f"{folder} is {what} and cannot be replaced: save to a folder in it")
+    if target.is_dir() and any(target.iterdir()) and not any((target / mark).exists() for mark in _MARKS):
+        raise CheckpointError(
+            f"{folder} has files in it that are no checkpoint: expected a new or empty folder, or one with "
+            f"{', '.join(_MARKS[:-1])} or {_MARKS[-1]}"
+        )
+    return target
 
 
 @contextmanager
@@ -23,15 +54,9 @@ def replace_folder(folder: Path, is_ours: Callable[[str], bool]) -> Iterator[Pat
     step the old one is renamed first: a crash between the two renames leaves it whole as `.<name>.replaced`.
 
     Raises:
-        CheckpointError: if the folder cannot be written.
+        CheckpointError: if the folder cannot be written; see `check_replaceable`.
     """
-    target = folder.expanduser().resolve()
-    if target.exists() and not target.is_dir():
-        raise CheckpointError(f"{folder} is a file: expected a folder to save to")
-    if target == Path.cwd() or target in Path.cwd().parents:
-        raise CheckpointError(
-            f"{folder} holds the current directory and cannot be replaced: save to a folder in it"
-        )
+    target = check_replaceable(folder)
     new, old = (target.with_name(f".{target.name}.{word}") for word in ("saving", "replaced"))
     try:
         shutil.rmtree(new, ignore_errors=True)  # what a crash left

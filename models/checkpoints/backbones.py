@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from models.checkpoints.errors import CheckpointError
-from models.checkpoints.fields import build, section, text_config, token_ids, vision_config
+from models.checkpoints.fields import build, first_id, section, text_config, token_ids, vision_config
 from models.checkpoints.load import (
     EMBEDDING,
     HEAD,
     fill,
+    resolve_device,
     resolve_dtype,
     resolve_tying,
     stored_entries,
@@ -140,13 +141,15 @@ def from_backbones(
         scale_factor=scale_factor,
         image_token_id=rows if image_token_id is None else image_token_id,
         tie_word_embeddings=resolve_tying(claimed, text_map, text_entries, text_files.source),
-        bos_token_id=text_files.config.get("bos_token_id"),
+        bos_token_id=first_id(text_files.config.get("bos_token_id"), vocab_size=rows),
         eos_token_ids=token_ids(
-            text_files.generation_config.get("eos_token_id"), text_files.config.get("eos_token_id")
+            text_files.generation_config.get("eos_token_id"),
+            text_files.config.get("eos_token_id"),
+            vocab_size=rows,
         ),
-        pad_token_id=text_files.config.get("pad_token_id"),
+        pad_token_id=first_id(text_files.config.get("pad_token_id"), vocab_size=rows),
     )
-    device, dtype = torch.device(device or "cpu"), resolve_dtype(dtype, text_files.config)
+    device, dtype = resolve_device(device), resolve_dtype(dtype, text_files.config)
     with torch.device("meta"):
         model = VisionLanguageModel(config)
     _fill_tower(
@@ -154,8 +157,10 @@ def from_backbones(
     )
     _fill_tower(model, "language_model.", text_map, text_entries, text_files, dtype, device, rows)
     _extend_vocabulary(model, rows)
-    model.projector.to_empty(device=device).to(dtype)
+    # Drawn where the generator is and in float32: a seed gives the same projector on any device.
+    model.projector.to_empty(device="cpu" if generator is None else generator.device)
     model.init_weights(generator, prefix="projector.")
+    model.projector.to(device, dtype)
     return model
 
 
@@ -185,11 +190,11 @@ def _fill_tower(
     rows: int | None = None,
 ) -> None:
     """Check and fill the parameters under `prefix`; the vocabulary's have `rows` rows in the file."""
-    expected = {}
+    expected: dict[str, tuple[int, ...]] = {}
     for name, parameter in model.named_parameters():
         if name.startswith(prefix):
             shape = tuple(parameter.shape)
-            expected[name] = (rows, *shape[1:]) if name in (HEAD, EMBEDDING) else shape
+            expected[name] = (rows, *shape[1:]) if rows is not None and name in (HEAD, EMBEDDING) else shape
     harmless = _VISION_HARMLESS if prefix == "vision_model." else _TEXT_HARMLESS
     tied = prefix == "language_model." and model.config.tie_word_embeddings
     shapes = {name: entry.shape for name, entry in entries.items()}

@@ -16,8 +16,7 @@ _BODY = """# {name}
 |---|---|
 | parameters | {parameters:,} |
 | vision | {layers} layers of {width}, tiles of {image} px in patches of {patch} px, {tokens} tokens a tile |
-| language | {text_layers} layers of {text_width}, {heads} heads over {kv_heads} key-value heads, {vocab:,}
-tokens |
+| language | {text_layers} layers of {text_width}, {heads} heads over {kv_heads}, {vocab:,} tokens |
 
 ## Training data
 
@@ -29,7 +28,8 @@ tokens |
 
 ## Use
 
-In Ocelli:
+{use}"""
+_USE = """In Ocelli:
 
 ```bash
 python generate.py picture.png -q "What is in the picture?" --model {repo_id}
@@ -51,6 +51,22 @@ content = [{{"type": "image", "url": "picture.png"}}, {{"type": "text", "text": 
 print(answer(text=[{{"role": "user", "content": content}}], return_full_text=False)[0]["generated_text"])
 ```
 """
+_USE_BARE = """The repository holds the model alone, without a processor for pictures and text. In Ocelli:
+
+```python
+from models import VisionLanguageModel
+
+model = VisionLanguageModel.from_pretrained("{repo_id}")
+```
+
+In transformers, unconverted:
+
+```python
+from transformers import AutoModelForImageTextToText
+
+model = AutoModelForImageTextToText.from_pretrained("{repo_id}")
+```
+"""
 
 
 def model_card(
@@ -60,6 +76,7 @@ def model_card(
     summary: str = "A vision-language model in the Idefics3 / SmolVLM layout, made with Ocelli.",
     training_data: str = "Not stated.",
     evaluation: Sequence[Mapping[str, object]] | str | None = None,
+    with_processor: bool = True,
     **metadata,
 ) -> str:
     """The text of a model card.
@@ -71,6 +88,7 @@ def model_card(
         summary: what it is, a sentence or two.
         training_data: what it was trained on.
         evaluation: rows of a table, each {column: value} with the same columns; or Markdown; or None.
+        with_processor: whether the repository has one: without, the card shows how to load the model only.
         metadata: further fields of `huggingface_hub.ModelCardData`: license, language, datasets,
             base_model, …
     """
@@ -83,7 +101,7 @@ def model_card(
     vision, text = config.vision, config.text
     body = _BODY.format(
         name=repo_id.rsplit("/", 1)[-1],
-        repo_id=repo_id,
+        use=(_USE if with_processor else _USE_BARE).format(repo_id=repo_id),
         summary=summary,
         parameters=parameters,
         layers=vision.num_hidden_layers,
@@ -108,5 +126,6 @@ def _table(evaluation: Sequence[Mapping[str, object]] | str | None) -> str:
     if isinstance(evaluation, str):
         return evaluation
     columns = list(evaluation[0])
-    lines = [columns, ["---"] * len(columns), *([row[column] for column in columns] for row in evaluation)]
+    rows = [[row[column] for column in columns] for row in evaluation]
+    lines: list[Sequence[object]] = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

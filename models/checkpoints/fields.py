@@ -91,23 +91,28 @@ def _rope(stored: Mapping, max_positions: int) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_scaling": build(RopeScaling, rope_type="llama3", **values)}
 
 
-def token_ids(*values: Any) -> tuple[int, ...]:
-    """The union of ids given as an int, a list of ints or None, in ascending order."""
+def token_ids(*values: Any, vocab_size: int) -> tuple[int, ...]:
+    """The union of ids given as an int, a list of ints or None, in ascending order.
+
+    What is below 0 or beyond the vocabulary is as good as absent: -1 is how some configs say so, and others
+    name ids of the tokenizer that they were made for.
+    """
     found: set[int] = set()
     for value in values:
         for item in value if isinstance(value, list) else [value]:
             if item is None:
                 continue
-            if isinstance(item, bool) or not isinstance(item, int) or item < 0:
+            if isinstance(item, bool) or not isinstance(item, int):
                 raise CheckpointError(f"config.json: a token id must be a whole number, got {item!r}")
-            found.add(item)
+            if 0 <= item < vocab_size:
+                found.add(item)
     return tuple(sorted(found))
 
 
-def first_id(*values: Any) -> int | None:
-    """The first id that is given at all."""
+def first_id(*values: Any, vocab_size: int) -> int | None:
+    """The first id that is given at all, and is in the vocabulary."""
     for value in values:
-        ids = token_ids(value)
+        ids = token_ids(value, vocab_size=vocab_size)
         if ids:
             return ids[0]
     return None

@@ -40,7 +40,7 @@ def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
     """config.json and generation_config.json (or {}) -> VLMConfig.
 
     Only the top-level tie_word_embeddings counts, as in transformers. Stop tokens are every id that either
-    file names; the tokenizer's own is added by whoever holds the tokenizer.
+    file names; `models.checkpoints.load` adds the tokenizer's own.
 
     Raises:
         CheckpointError: for a text model that is not Llama-shaped, or any value out of range.
@@ -52,23 +52,23 @@ def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
     # transformers: rms_norm_eps is 1e-5 where there is no text_config at all, and LlamaConfig's 1e-6
     # otherwise.
     text_defaults = {} if config.get("text_config") is not None else {"rms_norm_eps": 1e-5}
+    decoder = text_config(text, text_defaults)
+    vocab = decoder.vocab_size
     return build(
         VLMConfig,
         vision=vision_config(section(config, "vision_config"), {}),
-        text=text_config(text, text_defaults),
+        text=decoder,
         scale_factor=config.get("scale_factor", 2),
         image_token_id=config.get("image_token_id", 128_257),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        bos_token_id=first_id(
-            generation.get("bos_token_id"), config.get("bos_token_id"), text.get("bos_token_id"), 1
-        ),
-        eos_token_ids=token_ids(
-            generation.get("eos_token_id"), config.get("eos_token_id"), text.get("eos_token_id")
-        ),
-        pad_token_id=first_id(
-            generation.get("pad_token_id"), text.get("pad_token_id"), config.get("pad_token_id")
-        ),
+        bos_token_id=first_id(*_ids("bos_token_id", generation, config, text), 1, vocab_size=vocab),
+        eos_token_ids=token_ids(*_ids("eos_token_id", generation, config, text), vocab_size=vocab),
+        pad_token_id=first_id(*_ids("pad_token_id", generation, text, config), vocab_size=vocab),
     )
+
+
+def _ids(name: str, *sections: Mapping) -> list:
+    return [section.get(name) for section in sections]
 
 
 def stored_name(name: str) -> str:
@@ -157,13 +157,16 @@ def write_config(config: VLMConfig, dtype: str) -> dict:
     }
 
 
-def write_generation_config(config: VLMConfig) -> dict:
-    """generation_config.json: greedy, with every stop token."""
+def write_generation_config(config: VLMConfig, kept: Mapping) -> dict:
+    """generation_config.json: every stop token, greedy unless `kept`, what a loaded one said besides, says
+    otherwise.
+    """
     return {
+        "do_sample": False,
+        **kept,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": one_or_list(config.eos_token_ids),
         "pad_token_id": config.pad_token_id,
-        "do_sample": False,
     }
 
 

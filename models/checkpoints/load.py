@@ -15,10 +15,13 @@ from models.checkpoints.locate import CheckpointFiles, locate
 from models.checkpoints.registry import choose_reader
 from models.checkpoints.safetensors_io import Entry, read_header, read_tensor
 from models.checkpoints.tensor_map import StoredTensorOf, check_shapes
+from models.checkpoints.tokenizer_files import end_token_id
 from models.config import VLMConfig
 from models.vision_language_model import VisionLanguageModel
 
 HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.weight"
+# Keys of generation_config.json that are in the config, or about the file itself.
+_NOT_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -33,8 +36,8 @@ def load(
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
 ) -> VisionLanguageModel:
-    """A checkpoint as a model in eval mode, with `model.config.eos_token_ids` from config and
-    generation_config.
+    """A checkpoint as a model in eval mode, with `model.config.eos_token_ids` from config, generation_config
+    and, where it is in reach, the tokenizer.
 
     Nothing is allocated before config, names and shapes have been checked; then one tensor at a time is read
     from the file into its place, so the peak is one copy of the weights.
@@ -50,9 +53,10 @@ def load(
     """
     files = locate(source, revision)
     reader = choose_reader(files.config, files.source)
-    device, dtype = torch.device(device or "cpu"), resolve_dtype(dtype, files.config)
+    device, dtype = resolve_device(device), resolve_dtype(dtype, files.config)
     entries = stored_entries(files)
     config, stored_tensor = read_layout(files, reader, entries)
+    config = with_end_token(config, end_token_id(files))
     with torch.device("meta"):
         model = VisionLanguageModel(config)
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -68,7 +72,18 @@ def load(
     fill(model, expected, stored_tensor, entries, dtype, device)
     if config.tie_word_embeddings:
         model.language_model.lm_head.weight = model.language_model.embed_tokens.weight
+    model.origin = files.origin
+    model.generation_config = {
+        name: value for name, value in files.generation_config.items() if name not in _NOT_KEPT
+    }
     return model.eval()
+
+
+def with_end_token(config: VLMConfig, token_id: int | None) -> VLMConfig:
+    """The config with the tokenizer's end token among its stop tokens."""
+    if token_id is None or not 0 <= token_id < config.text.vocab_size:
+        return config
+    return replace(config, eos_token_ids=tuple(sorted({*config.eos_token_ids, token_id})))
 
 
 def read_layout(
@@ -186,12 +201,29 @@ def resolve_dtype(dtype: torch.dtype | str | None, config: Mapping) -> torch.dty
     Raises:
         CheckpointError: for a name that is none of the floating-point dtypes we compute in.
     """
-    if isinstance(dtype, torch.dtype):
-        return dtype
     if dtype is None or dtype == "auto":
-        text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
+        stored = config.get("text_config")
+        text = stored if isinstance(stored, dict) else {}
         dtype = next((s[k] for s in (config, text) for k in ("dtype", "torch_dtype") if s.get(k)), "float32")
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise CheckpointError(f"unknown dtype {dtype!r}: expected auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]
+
+
+def resolve_device(device: torch.device | str | None) -> torch.device:
+    """The device to load to; None is the CPU.
+
+    Raises:
+        CheckpointError: for a device that does not exist, or that PyTorch cannot use here.
+    """
+    try:
+        chosen = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError: built without CUDA
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"device {str(device)!r} cannot be used, expected cpu, cuda, cuda:N or mps as this machine has: "
+            f"{reason}"
+        ) from None
+    return chosen

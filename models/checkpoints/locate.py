@@ -8,6 +8,7 @@ that changes meanwhile cannot give a mixture.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,22 +26,52 @@ from huggingface_hub.errors import (
 
 from models.checkpoints.errors import CheckpointError, some
 
-PROCESSOR_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+# What a processor, a tokenizer and a chat template may consist of, today's files and older ones.
+PROCESSOR_FILES = (
+    "config.json",  # nanoVLM's processor is told there
+    "processor_config.json",
+    "preprocessor_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MAX_JSON = 64 * 2**20
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.ckpt")
 
 
 @dataclass(frozen=True)
-class CheckpointFiles:
-    """What was found: parsed configs, paths of the weights, and which shard should hold which tensor."""
+class Origin:
+    """Where a checkpoint came from: as it was asked for, its folder on this machine, and the Hub's commit."""
 
     source: str
     folder: Path
+    commit: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """What was found: parsed configs, paths of the weights, and which shard should hold which tensor.
+
+    `find` gives further files of the same folder or commit by name, or None where they are absent.
+    """
+
+    origin: Origin
     config: dict
     generation_config: dict
     weights: tuple[Path, ...]
+    find: Callable[[str], Path | None]
     weight_map: dict[str, str] = field(default_factory=dict)  # empty where there is one file
+
+    @property
+    def source(self) -> str:
+        return self.origin.source
 
 
 def locate(source: str | Path, revision: str | None = None) -> CheckpointFiles:
@@ -53,18 +84,18 @@ def locate(source: str | Path, revision: str | None = None) -> CheckpointFiles:
     Raises:
         CheckpointError: for anything missing, unreadable or unreachable.
     """
-    fetch = _Folder(source, revision) if _is_folder(source) else _Hub(str(source), revision)
+    fetch: _Folder | _Hub = _Folder(source, revision) if _is_folder(source) else _Hub(str(source), revision)
     config_path = fetch.file("config.json")
     if config_path is None:
         raise CheckpointError(f"{fetch.name} has no config.json: a checkpoint needs one beside its weights")
     generation_path = fetch.file("generation_config.json")
     weights, weight_map = _weights(fetch)
     return CheckpointFiles(
-        source=str(source),
-        folder=config_path.parent,
+        origin=Origin(str(source), config_path.parent, fetch.commit),
         config=read_json(config_path),
         generation_config=read_json(generation_path) if generation_path else {},
         weights=weights,
+        find=fetch.file,
         weight_map=weight_map,
     )
 
@@ -105,10 +136,13 @@ def read_json(path: Path) -> dict:
 
 def _is_folder(source: str | Path) -> bool:
     """Whether a source is a folder here; a path that can only be a path must exist."""
-    path = Path(source).expanduser()
+    text = str(source)
+    try:
+        path = Path(source).expanduser()
+    except RuntimeError:
+        raise CheckpointError(f"there is no folder {text}: nobody here has a home of that name") from None
     if path.is_dir():
         return True
-    text = str(source)
     if path.is_file():
         raise CheckpointError(
             f"{text} is a file: expected a checkpoint folder or a repository id such as owner/name"
@@ -120,6 +154,8 @@ def _is_folder(source: str | Path) -> bool:
 
 class _Folder:
     """Files of a local folder."""
+
+    commit = None
 
     def __init__(self, source: str | Path, revision: str | None):
         self.path = Path(source).expanduser()

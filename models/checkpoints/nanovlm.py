@@ -81,7 +81,7 @@ def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
     }
     vision_fields = {
         "hidden_size": config["vit_hidden_dim"],
-        "intermediate_size": config.get("vit_inter_dim", 4 * config["vit_hidden_dim"]),
+        "intermediate_size": config.get("vit_inter_dim", 3072),
         "num_hidden_layers": config.get("vit_n_blocks", 12),
         "num_attention_heads": config.get("vit_n_heads", 12),
         "image_size": config.get("vit_img_size", 224),
@@ -105,10 +105,16 @@ def _image_token_id(config: Mapping, extra_tokens: Mapping) -> int:
     """
     if "image_token" not in extra_tokens:
         raise CheckpointError("config.json: vlm_extra_tokens has no image_token")
-    base = config.get("lm_base_vocab_size")
+    base, extra = config.get("lm_base_vocab_size"), config.get("extra_token_amount", len(extra_tokens))
     if base is None:
-        base = config.get("lm_vocab_size", 0) - config.get("extra_token_amount", len(extra_tokens))
-    return base + list(extra_tokens).index("image_token")
+        base = _whole("lm_vocab_size", config.get("lm_vocab_size", 0)) - _whole("extra_token_amount", extra)
+    return _whole("lm_base_vocab_size", base) + list(extra_tokens).index("image_token")
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise CheckpointError(f"config.json: {name} must be a whole number, got {value!r}")
+    return value
 
 
 def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:

@@ -11,7 +11,7 @@ from huggingface_hub import HfApi
 from models.checkpoints.card import model_card
 from models.checkpoints.errors import CheckpointError
 from models.checkpoints.locate import HUB_ERRORS, hub_sentence
-from models.checkpoints.save import save
+from models.checkpoints.save import CARD, save
 
 if TYPE_CHECKING:
     from models.vision_language_model import VisionLanguageModel
@@ -31,9 +31,10 @@ def push(
     Args:
         model, processor: as in `models.checkpoints.save.save`.
         repo_id: owner/name.
-        card: text of README.md; None writes `model_card` with what the model itself tells.
+        card: text of README.md; None takes the one in the folder that the model was loaded from, or leaves
+            the one that the repository has, or else writes `model_card` with what the model itself tells.
         private: for a repository that is made now.
-        revision: branch to commit to.
+        revision: branch to commit to, made if need be.
         commit_message: of the commit.
 
     Returns:
@@ -43,16 +44,28 @@ def push(
         CheckpointError: if it cannot be saved, or the Hub does not take it.
     """
     if card is None:
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        card = model_card(repo_id, model.config, parameters)
+        card = card_of_origin(model)
     with tempfile.TemporaryDirectory() as scratch:
         folder = save(model, Path(scratch) / "model", processor, card)
         api = HfApi()
         try:
             api.create_repo(repo_id, private=private, exist_ok=True)
+            if revision is not None and not revision.startswith("refs/"):
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            if card is None and not api.file_exists(repo_id, CARD, revision=revision):
+                parameters = sum(parameter.numel() for parameter in model.parameters())
+                text = model_card(repo_id, model.config, parameters, with_processor=processor is not None)
+                (folder / CARD).write_text(text, encoding="utf-8")
             commit = api.upload_folder(
                 repo_id=repo_id, folder_path=folder, revision=revision, commit_message=commit_message
             )
         except HUB_ERRORS as error:
             raise CheckpointError(hub_sentence(error, repo_id, revision, "the upload")) from error
     return commit.commit_url
+
+
+def card_of_origin(model: VisionLanguageModel) -> str | None:
+    """README.md of the folder that a model was loaded from, or None."""
+    if model.origin is None or not (model.origin.folder / CARD).is_file():
+        return None
+    return (model.origin.folder / CARD).read_text(encoding="utf-8")

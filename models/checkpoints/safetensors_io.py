@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ def read_header(path: Path) -> dict[str, Entry]:
         header = json.loads(raw)
         header.pop("__metadata__", None)
         entries = {name: _entry(path, value, 8 + length) for name, value in header.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: the safetensors header cannot be read ({error}); download it again"
         ) from None
@@ -129,10 +130,16 @@ def read_tensor(
     return out.to(device)
 
 
+def _bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor; bfloat16, which NumPy has not, included."""
+    array: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
 def _read_exactly(file, out: Tensor, entry: Entry) -> None:
     if not out.numel():
         return
-    view = memoryview(out.view(-1).view(torch.uint8).numpy())
+    view = _bytes(out)
     done = 0
     while done < len(view):
         count = file.readinto(view[done:])
@@ -166,7 +173,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], mode: int = 0o644) -> 
         for name in names:
             tensor = tensors[name].detach().cpu().contiguous()
             if tensor.numel():
-                file.write(memoryview(tensor.view(-1).view(torch.uint8).numpy()))
+                file.write(_bytes(tensor))
         file.flush()
         os.fsync(file.fileno())
     path.chmod(mode)

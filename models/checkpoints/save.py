@@ -72,6 +72,7 @@ def save(
         check_processor(processor, config)
         config = with_tokenizer_ids(config, processor.tokenizer)
     config_json = idefics3.write_config(config, str(model.dtype).removeprefix("torch."))
+    generation_json = idefics3.write_generation_config(config, model.generation_config)
     state = dict(model.named_parameters())  # a tied head is listed once, as the embedding
     unloaded = [name for name, parameter in state.items() if parameter.is_meta]
     if unloaded:
@@ -85,7 +86,7 @@ def save(
 
     with replace_folder(folder, is_ours) as new:
         write_json(new / "config.json", config_json)
-        write_json(new / "generation_config.json", idefics3.write_generation_config(config))
+        write_json(new / "generation_config.json", generation_json)
         write_weights(tensors, new, max_shard_bytes)
         if processor is not None:
             write_processor(processor, new)
@@ -120,7 +121,7 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, max_shard_bytes: 
     if len(shards) == 1:
         write_file(folder / WEIGHTS, shards[0])
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for index, shard in enumerate(shards, start=1):
         file = f"model-{index:05d}-of-{len(shards):05d}.safetensors"
         write_file(folder / file, shard)

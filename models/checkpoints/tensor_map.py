@@ -93,15 +93,15 @@ def check_shapes(
 
 def export_tensors(state: Mapping[str, Tensor], stored_tensor: StoredTensorOf) -> dict[str, Tensor]:
     """Our tensors under a checkpoint's own names: the way back, fusing what was split."""
-    pieces: dict[str, list[Tensor | None]] = {}
+    pieces: dict[str, dict[int, Tensor]] = {}
     leading = set()
     for name, tensor in state.items():
         source = stored_tensor(name)
-        pieces.setdefault(source.name, [None] * source.parts)[source.part] = tensor
+        pieces.setdefault(source.name, {})[source.part] = tensor
         if source.leading_axis:
             leading.add(source.name)
     out = {}
     for name, parts in pieces.items():
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        tensor = parts[0] if len(parts) == 1 else torch.cat([parts[part] for part in sorted(parts)])
         out[name] = tensor[None] if name in leading else tensor
     return out

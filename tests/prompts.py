@@ -1,0 +1,118 @@
+"""A tiny model, prompts with pictures by their seeds, and what to hold a `Session` against."""
+
+from __future__ import annotations
+
+import torch
+
+from generation.session import Session
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.vision_language_model import VisionLanguageModel
+from tests.invariants import assert_close, new_cache
+from tests.tiny import IMAGE_ID, PAD_ID, VOCAB, randomize
+
+PER_TILE, SIDE = 4, 16
+TILE_BYTES = PER_TILE * 48 * 4  # of one tile's features
+NO_STOP = {"stop_token_ids": ()}
+
+
+def tiny_vlm(placement: str = "placeholder", **text) -> VisionLanguageModel:
+    fields = {
+        "vocab_size": VOCAB,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 400,
+    }
+    config = VLMConfig(
+        vision=VisionConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            image_size=SIDE,
+            patch_size=4,
+        ),
+        text=TextConfig(**fields | text),
+        image_token_id=IMAGE_ID if placement == "placeholder" else None,
+        image_placement=placement,
+        eos_token_ids=(5,),
+        pad_token_id=PAD_ID,
+    )
+    model = VisionLanguageModel(config).eval()
+    randomize(model, seed=0)
+    with torch.no_grad():  # an answer must hold no placeholder: as history, it could not be asked about
+        model.language_model.lm_head.weight[IMAGE_ID] = 0
+    return model
+
+
+def tile(seed: int) -> torch.Tensor:
+    """(3, SIDE, SIDE) pixels."""
+    return torch.randn(3, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
+
+
+def words(seed: int, count: int) -> list[int]:
+    return torch.randint(IMAGE_ID, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+class Picture(int):
+    """A tile in a prompt, by its seed."""
+
+
+def inputs_of(prompt: list[int], in_front: bool = False) -> dict:
+    """Model inputs of a prompt: token ids, with a `Picture` wherever a tile stands."""
+    ids, seeds = [], [part for part in prompt if isinstance(part, Picture)]
+    for part in prompt:
+        if not isinstance(part, Picture):
+            ids.append(part)
+        elif not in_front:
+            ids += [IMAGE_ID] * PER_TILE
+    inputs = {"input_ids": torch.tensor([ids])}
+    if seeds:
+        inputs["pixel_values"] = torch.stack([tile(seed) for seed in seeds])[None]
+    return inputs
+
+
+def positions_of(prompt: list[int]) -> list:
+    """What stands at each position, as the session should see it but made of other stuff."""
+    positions = []
+    for part in prompt:
+        positions += [f"{part}.{place}" for place in range(PER_TILE)] if isinstance(part, Picture) else [part]
+    return positions
+
+
+def shared(first: list, second: list) -> int:
+    count = 0
+    while count < min(len(first), len(second)) and first[count] == second[count]:
+        count += 1
+    return count
+
+
+def record(monkeypatch, model) -> tuple[list, list, list]:
+    """What passes from now on: positions of each decoder pass, tiles of each encoding, logits."""
+    passes, pictures, logits = [], [], []
+    forward, encode = model.language_model.forward, model.encode_images
+    head = model.language_model.logits
+    monkeypatch.setattr(
+        model.language_model, "forward", lambda x, **k: passes.append(x.shape[1]) or forward(x, **k)
+    )
+    monkeypatch.setattr(
+        model, "encode_images", lambda *a: pictures.append(a[0].numel() // (3 * SIDE**2)) or encode(*a)
+    )
+    monkeypatch.setattr(
+        model.language_model, "logits", lambda hidden: logits.append(head(hidden)) or logits[-1]
+    )
+    return passes, pictures, logits
+
+
+@torch.no_grad()
+def assert_holds(session: Session, model, prompt: list[int], in_front: bool = False) -> None:
+    """The session's cache is what one pass over (the beginning of) a prompt would have left there."""
+    x = model.embed(**inputs_of(prompt, in_front))[:, : session.held]
+    assert x.shape[1] == session.held
+    expected = new_cache(model.language_model, 1, session.held)
+    model.language_model(x, kv_cache=expected)
+    for got, layer in zip(session._cache, expected, strict=True):
+        for name in ("key", "value"):
+            assert_close(got[name][:, :, : session.held], layer[name], name)

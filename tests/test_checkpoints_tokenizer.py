@@ -1,0 +1,115 @@
+"""Stop tokens of a loaded model: what its configs and its tokenizer's files call the end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from data.processor import Processor
+from inference import checkpoint as opening
+from models import VisionLanguageModel
+from models.checkpoints import CheckpointError, idefics3
+from tests.hub_server import HubServer, point_client_at
+from tests.processors import GOLDEN
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.fixture
+def folder(model_folder, tmp_path) -> Path:
+    """A checkpoint whose configs name no end token."""
+    copy = shutil.copytree(model_folder, tmp_path / "copy")
+    (copy / "generation_config.json").unlink()
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["eos_token_id"] = None
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+def edit(path: Path, **changes) -> None:
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    stored = {name: value for name, value in (stored | changes).items() if value is not ...}
+    path.write_text(json.dumps(stored))
+
+
+def stops(folder) -> tuple[int, ...]:
+    return VisionLanguageModel.from_pretrained(folder).config.eos_token_ids
+
+
+def test_the_tokenizers_end_token(folder):
+    assert stops(folder) == (Processor.from_pretrained(folder).tokenizer.eos_token_id,)
+    edit(folder / "tokenizer_config.json", eos_token={"__type": "AddedToken", "content": "<|im_end|>"})
+    expected = Processor.from_pretrained(folder).tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert stops(folder) == (expected,)
+    edit(folder / "config.json", eos_token_id=1)
+    assert stops(folder) == tuple(sorted((1, expected)))
+
+
+def test_old_files_that_tell_it(folder):
+    edit(folder / "tokenizer_config.json", eos_token=...)
+    edit(folder / "special_tokens_map.json", eos_token={"content": "two"})
+    edit(folder / "tokenizer.json", added_tokens=[], model={"vocab": {"two": 9}})
+    assert stops(folder) == (9,)
+    edit(folder / "tokenizer_config.json", added_tokens_decoder={"8": {"content": "two"}})
+    (folder / "tokenizer.json").unlink()
+    assert stops(folder) == (8,)
+
+
+@pytest.mark.parametrize("token_id", [-1, 10**6])
+def test_ids_outside_of_the_vocabulary_are_as_good_as_absent(folder, token_id):
+    decoder = {str(token_id): {"content": "</s>"}}
+    edit(folder / "tokenizer_config.json", eos_token="</s>", added_tokens_decoder=decoder)
+    edit(folder / "config.json", eos_token_id=[token_id], pad_token_id=token_id)
+    text = json.loads((folder / "config.json").read_text())["text_config"] | {"pad_token_id": 3}
+    edit(folder / "config.json", text_config=text)
+    config = VisionLanguageModel.from_pretrained(folder).config
+    assert (config.eos_token_ids, config.pad_token_id) == ((), 3)
+    stored = json.loads((folder / "config.json").read_text()) | {"bos_token_id": token_id}
+    assert idefics3.read_config(stored, {"pad_token_id": token_id}).pad_token_id == 3
+
+
+def test_no_tokenizer_and_a_broken_one(folder):
+    for name in TOKENIZER_FILES:
+        (folder / name).unlink()
+    assert stops(folder) == ()
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: not valid JSON"):
+        stops(folder)
+
+
+def test_a_nanovlm_tokenizer_in_a_folder_of_its_own(tmp_path):
+    expected = json.loads((GOLDEN / "nanovlm-current" / "expected.json").read_text())["special_ids"]
+    assert stops(GOLDEN / "nanovlm-current") == (expected["eos_token_id"],)
+    copy = shutil.copytree(GOLDEN / "nanovlm-current", tmp_path / "copy")
+    for elsewhere in ("HuggingFaceTB/cosmo2-tokenizer", "../copy/tokenizer", 3):
+        edit(copy / "config.json", lm_tokenizer=elsewhere)
+        assert stops(copy) == ()
+
+
+def test_from_a_hub(folder, tmp_path, monkeypatch):
+    with HubServer({"owner/tiny": folder}) as hub:
+        point_client_at(monkeypatch, hub.url, tmp_path / "cache")
+        expected = stops(folder)
+        assert stops("owner/tiny") == expected
+        hub.requests.clear()
+        assert stops("owner/tiny") == expected
+        assert hub.requests == ["HEAD /owner/tiny/resolve/main/config.json"]
+        point_client_at(monkeypatch, hub.url, tmp_path / "cache", offline=True)
+        assert stops("owner/tiny") == expected
+
+
+def test_the_processor_is_of_the_commit_of_the_weights(folder, tmp_path, monkeypatch):
+    """A branch may move between the two."""
+    asked, snapshot = [], opening.snapshot
+    monkeypatch.setattr(
+        opening, "snapshot", lambda *arguments: asked.append(arguments) or snapshot(*arguments)
+    )
+    with HubServer({"owner/tiny": folder}) as hub:
+        point_client_at(monkeypatch, hub.url, tmp_path / "cache")
+        opened = opening.open_checkpoint("owner/tiny", "main", "cpu")
+        assert asked == [("owner/tiny", hub.commit("owner/tiny"))]
+        assert opened.model.origin.commit == hub.commit("owner/tiny")
+    assert opening.open_checkpoint(folder, device="cpu").model.origin.commit is None
