@@ -277,6 +277,9 @@ def main(arguments: list[str] | None = None) -> int:
             settings.rounds,
             fits_together(settings, setups),
         )
+    if 0 in failed:
+        print(f"benchmarks/decode.py: error: {failed[0]}", file=sys.stderr)
+        return 1
     bandwidth = median(reply["bytes_per_second"] for reply in replies[0][0])
     rows = make_rows(settings, setups, replies, bandwidth)
     print(f"{settings.shape} on {settings.device}: memory is read at {bandwidth / 1e9:.1f} GB/s")

@@ -47,15 +47,17 @@ def allocate(
     ]
 
 
-def allocate_for(text_config, batch: int, capacity: int, like: Tensor) -> KVCache:
-    """`allocate` with the geometry of a text config and the dtype and device of the tensor `like`."""
+def allocate_for(
+    text_config, batch: int, capacity: int, like: Tensor, dtype: torch.dtype | None = None
+) -> KVCache:
+    """`allocate` with the geometry of a text config, on the device of `like`, in its dtype or another."""
     return allocate(
         text_config.num_hidden_layers,
         batch,
         text_config.num_key_value_heads,
         capacity,
         text_config.head_dim,
-        like.dtype,
+        like.dtype if dtype is None else dtype,
         like.device,
     )
 

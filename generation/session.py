@@ -238,7 +238,9 @@ class Session:
         text = self.model.config.text
         if self._cache is None:
             room = min(kv.round_up(len(keys), kv.STEP), text.max_position_embeddings)
-            self._cache = kv.allocate_for(text, 1, room, like=embeddings)
+            self._cache = kv.allocate_for(
+                text, 1, room, like=embeddings, dtype=self.model.language_model.cache_dtype
+            )
         kv.grow(self._cache, len(keys), text.max_position_embeddings)
         start_pos = kv.rewind(self._cache, len(self._keys), reused)
         # At every moment the keys tell no more than the cache holds, wherever an interrupt may come.

@@ -159,7 +159,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
             if tiles is not None and (tiles != batch or set(row_tiles or [1]) != {1}):
                 raise ValueError(
                     "this checkpoint puts one picture in front of each row: "
-                    f"expected {batch} pictures, got {tiles if row_tiles is None else row_tiles}"
+                    f"expected {batch} pictures, got {row_tiles if tiles == batch else tiles}"
                 )
             return
         check_placeholders((input_ids == self.config.image_token_id).sum(1), tiles or 0, per_tile, row_tiles)
@@ -297,7 +297,9 @@ class VisionLanguageModel(Pretrained, nn.Module):
         kv_cache = None
         if options.use_cache:
             own_room = room if answers == 1 else start
-            kv_cache = kv.allocate_for(text, len(lengths), own_room, like=prompt.embeddings)
+            kv_cache = kv.allocate_for(
+                text, len(lengths), own_room, prompt.embeddings, language_model.cache_dtype
+            )
         logits = prefill(language_model, prompt, kv_cache).repeat_interleave(answers, 0)  # (B · N, V)
         if options.use_cache:
             if answers > 1:

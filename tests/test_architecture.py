@@ -95,7 +95,9 @@ def test_importing_does_nothing(name):
         if isinstance(node, ast.Expr):
             harmless = isinstance(node.value, ast.Constant)  # the docstring
         elif isinstance(node, ast.If):
-            harmless = ast.unparse(node.test) in ("__name__ == '__main__'", "TYPE_CHECKING")
+            # `not __package__` holds for a script only, never for an import.
+            guards = ("__name__ == '__main__'", "TYPE_CHECKING", "not __package__")
+            harmless = ast.unparse(node.test) in guards
         else:
             harmless = isinstance(
                 node,

@@ -63,7 +63,8 @@ def test_stream_text_takes_the_columns_of_one_row(tokenizer):
 @pytest.mark.parametrize("text", [*TEXTS, "is n't it , or ?"])
 def test_pieces_are_what_the_processor_decodes(tokenizer, monkeypatch, text):
     """Some tokenizers clean spaces up by default: a stream cannot, so neither may."""
-    monkeypatch.setattr(tokenizer, "clean_up_tokenization_spaces", True)
+    for setting in ("", "_for_bpe_even_though_it_will_corrupt_output"):
+        monkeypatch.setattr(tokenizer, f"clean_up_tokenization_spaces{setting}", True)
     ids = tokenizer.encode(text)
     stream, processor = TextStream(tokenizer), object.__new__(Processor)
     processor.tokenizer = tokenizer
