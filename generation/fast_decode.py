@@ -75,7 +75,9 @@ class GraphStep:
 
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         """(B, 1) ids -> (B, V) logits, in a buffer that the next call overwrites."""
-        address = (kv_cache[0]["key"].data_ptr(), tuple(kv_cache[0]["key"].shape), token_ids.shape[0])
+        key = kv_cache[0]["key"]
+        places = tuple(tensor.data_ptr() for layer in kv_cache for tensor in layer.values())
+        address = (places, tuple(key.shape), key.stride(), token_ids.shape[0])
         if address != self._address:
             self._address, self._graphs = address, {}
             self._token = torch.zeros_like(token_ids, device=self._device)

@@ -167,3 +167,19 @@ def test_a_full_cache_is_refused():
     cache = kv.allocate(3, 1, 2, 8, 24, torch.float32)
     with pytest.raises(ValueError, match="holds 8 positions"):
         NativeStep(lm)(torch.tensor([[1]]), cache, 8)
+
+
+@pytest.mark.parametrize("make_step", [NativeStep, lambda lm: GraphStep(lm, capture=False)])
+@torch.no_grad()
+def test_a_cache_that_shares_some_tensors_with_the_last_one_is_another_cache(make_step):
+    """Freed memory is reused in part: two caches may agree in their first and last address only."""
+    lm = make_model().language_model
+    step, token = make_step(lm), torch.tensor([[7]])
+    first = kv.allocate(3, 1, 2, 64, 24, torch.float32)
+    step(token, first, 0)
+    second = kv.allocate(3, 1, 2, 64, 24, torch.float32)
+    second[0]["key"], second[-1]["value"] = first[0]["key"], first[-1]["value"]
+    reference = [{name: tensor.clone() for name, tensor in layer.items()} for layer in second]
+    expected = eager_step(lm)(token, reference, 1)
+    torch.testing.assert_close(step(token, second, 1), expected, atol=2e-5, rtol=1e-5)
+    assert first[1]["key"][:, :, 1].abs().max() == 0, "the old cache was written to"

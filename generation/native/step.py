@@ -80,7 +80,7 @@ class NativeStep:
             slot.post_norm = self._float(layer.post_attention_layernorm.weight)
         self._description = self._describe()
         self._libraries: dict[torch.dtype, ctypes.CDLL] = {}
-        self._cache_address = None
+        self._cache_addresses: list[tuple[int, int]] = []
         self._scratch = self._positions = torch.empty(0)
         self._library(torch.float32 if self._weight_bits == 32 else torch.bfloat16)
 
@@ -156,10 +156,10 @@ class NativeStep:
         return logits
 
     def _point_at(self, kv_cache) -> None:
-        """Note the cache's addresses; they change only when it grows or another is handed in."""
-        address = (kv_cache[0]["key"].data_ptr(), kv_cache[-1]["value"].data_ptr())
-        if address == self._cache_address:
+        """Note the cache's addresses, all of them: freed memory of an old cache is reused in part."""
+        addresses = [(layer["key"].data_ptr(), layer["value"].data_ptr()) for layer in kv_cache]
+        if addresses == self._cache_addresses:
             return
-        for slot, layer in zip(self._layers, kv_cache, strict=True):
-            slot.key, slot.value = layer["key"].data_ptr(), layer["value"].data_ptr()
-        self._cache_address = address
+        for slot, (key, value) in zip(self._layers, addresses, strict=True):
+            slot.key, slot.value = key, value
+        self._cache_addresses = addresses
