@@ -24,11 +24,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from data.errors import ProcessorError
 from data.processor import Processor, make_processor
 from data.shapes import FAMILIES, ask, sample_questions, sample_scene
 from data.shapes_stream import ChatPieces, ShapesStream, ShapesStreamConfig, branch_mask
 from data.tokenizer import build_tokenizer
+from inference.checkpoint import RequestError, pick_device
 from models.checkpoints.card import model_card
+from models.checkpoints.errors import CheckpointError
 from models.checkpoints.locate import snapshot
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
@@ -110,7 +113,7 @@ def losses(model, head, batch, vision_only: bool, dense_weight: float):
     if vision_only:
         return dense, logged
     hidden = answer_states(model, patches, batch)
-    total, count = model._summed_loss(hidden, batch["labels"])
+    total, count = model.summed_loss(hidden, batch["labels"])
     answer = total / count
     logged["loss"] = answer.detach()
     return answer + dense_weight * dense, logged
@@ -176,16 +179,17 @@ def to_device(batch: dict, device) -> dict:
     return {name: value.to(device, non_blocking=True) for name, value in batch.items()}
 
 
-def pick_device(name: str) -> torch.device:
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
 def main(arguments: list[str] | None = None) -> None:
     config = parse_config(arguments, __doc__.splitlines()[0])
+    try:
+        train(config)
+    except (RequestError, CheckpointError, ProcessorError) as error:
+        print(f"train.py: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def train(config: TrainConfig) -> None:
+    """Build or load everything that a run needs, then run it."""
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)

@@ -193,7 +193,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
         )
         loss = None
         if labels is not None:
-            total, count = self._summed_loss(hidden, labels)
+            total, count = self.summed_loss(hidden, labels)
             loss = total / count.clamp(min=1)
         return VLMOutput(logits=self.language_model.logits(hidden[:, -logits_to_keep:]), loss=loss)
 
@@ -337,11 +337,11 @@ class VisionLanguageModel(Pretrained, nn.Module):
         hidden, _ = self.hidden_states(
             input_ids, pixel_values, pixel_attention_mask, attention_mask, position_ids=position_ids
         )
-        return self._summed_loss(hidden, labels)
+        return self.summed_loss(hidden, labels)
 
-    def _summed_loss(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def summed_loss(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """`loss` from hidden states (B, T, D) on; the position before a labelled token predicts it."""
         front = hidden.shape[1] - labels.shape[1]  # picture positions in front carry no loss
-        # The position before a labelled token predicts it.
         hidden = hidden[:, front - 1 : -1] if front else hidden[:, :-1]
         targets = labels if front else labels[:, 1:]
         chosen = targets != IGNORE_INDEX
