@@ -136,11 +136,11 @@ def evaluate(model, head, stream: ShapesStream, batches: int, vision_only: bool)
     """
     model.eval()
     right, asked = torch.zeros(len(FAMILIES)), torch.zeros(len(FAMILIES))
-    tokens_right, tokens, kinds = 0, 0, []
+    tokens_right, tokens, seen = 0, 0, []
     for index in range(batches):
         batch = to_device(stream.batch(index), model.device)
         patches = model.vision_model(batch["pixel_values"])
-        kinds.append(dense_loss(head(patches), batch["dense"])[1]["patch_kind"].item())
+        seen.append(dense_loss(head(patches), batch["dense"])[1])
         if vision_only:
             continue
         hidden = answer_states(model, patches, batch)
@@ -153,7 +153,7 @@ def evaluate(model, head, stream: ShapesStream, batches: int, vision_only: bool)
         tokens_right, tokens = tokens_right + (labelled & ~wrong).sum().item(), tokens + labelled.sum().item()
         count_branches(batch, wrong, right, asked)
     model.train()
-    scores = {"eval_patch_kind": sum(kinds) / len(kinds)}
+    scores = {f"eval_{name}": sum(row[name].item() for row in seen) / len(seen) for name in seen[0]}
     if not vision_only:
         scores["eval_accuracy"] = (right.sum() / asked.sum()).item()
         scores["eval_token_accuracy"] = tokens_right / tokens
@@ -217,7 +217,8 @@ def train(config: TrainConfig) -> None:
         patch_size=config.patch_size,
         seed=config.seed,
         curriculum_pictures=config.curriculum_pictures,
-        vision_pictures=config.vision_pictures,
+        vision_steps=config.vision_steps,
+        vision_batch_size=config.vision_batch_size,
     )
     pieces = chat_pieces(processor.tokenizer, model.config.tokens_per_tile)
     stream = ShapesStream(stream_config, processor.tokenizer, pieces, start_batch=first)
@@ -227,7 +228,7 @@ def train(config: TrainConfig) -> None:
             "seed": HELDOUT_SEED,
             "split": "heldout",
             "curriculum_pictures": 0,
-            "vision_pictures": 0,
+            "vision_steps": 0,
             "list_probability": 0.0,
         }
     )
@@ -235,7 +236,7 @@ def train(config: TrainConfig) -> None:
     parameters = sum(p.numel() for p in model.parameters())
     print(
         f"{parameters:,} parameters on {device}; steps {first} to {config.steps}, "
-        f"{config.batch_size} pictures each"
+        f"{config.vision_batch_size} pictures each for the tower, then {config.batch_size}"
     )
     loader = DataLoader(
         stream, batch_size=None, num_workers=config.workers, prefetch_factor=4 if config.workers else None
@@ -270,18 +271,28 @@ def run(config, loader, heldout, trained, optimizers, average, processor, first:
         done = step + 1
         bar.update()
         if done % config.log_every == 0:
-            row = {"step": done, "pictures": done * config.batch_size, "rate": rate, "grad_norm": norm.item()}
+            row = {
+                "step": done,
+                "pictures": config.pictures_after(done),
+                "rate": rate,
+                "grad_norm": norm.item(),
+            }
             row |= {name: round(value.item(), 5) for name, value in logged.items()}
-            row["pictures_per_second"] = (done - first) * config.batch_size / (time.time() - began)
+            seen = config.pictures_after(done) - config.pictures_after(first)
+            row["pictures_per_second"] = seen / (time.time() - began)
             write(metrics, row)
             bar.set_postfix(
-                {k: f"{v:.3f}" for k, v in row.items() if k in ("loss", "dense_loss", "patch_kind")}
+                {
+                    k: f"{v:.3f}"
+                    for k, v in row.items()
+                    if k in ("loss", "dense_loss", "patch_kind", "patch_count")
+                }
             )
         if done % config.eval_every == 0 or done == config.steps:
             with averaged(trained, average):
                 batch_count = math.ceil(config.eval_pictures / config.batch_size)
                 scores = evaluate(model, head, heldout, batch_count, vision_only)
-            write(metrics, {"step": done, "pictures": done * config.batch_size, **scores})
+            write(metrics, {"step": done, "pictures": config.pictures_after(done), **scores})
             bar.write(f"step {done}: " + ", ".join(f"{k[5:]} {v:.3f}" for k, v in scores.items()))
         if done % config.save_every == 0 or done == config.steps:
             save_state(output, trained, optimizers, average, config, done)
@@ -298,7 +309,7 @@ def card(model, output: Path, step: int, config: TrainConfig, scores: dict[str, 
         sum(p.numel() for p in model.parameters()),
         summary="Answers questions about the built-in picture world of Ocelli: drawn shapes, printed words, "
         "handwritten digits. It knows nothing else.",
-        training_data=f"{step * config.batch_size:,} pictures of data/shapes, drawn on the fly (seed "
+        training_data=f"{config.pictures_after(step):,} pictures of data/shapes, drawn on the fly (seed "
         f"{config.seed}), each with several questions; digits from the UCI set that scikit-learn carries.",
         evaluation=rows,
         license="apache-2.0",

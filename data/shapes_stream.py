@@ -25,23 +25,30 @@ from data.shapes import FAMILIES, ask, ask_list, render_with_map, sample_questio
 IGNORE_INDEX = -100
 # Pictures are drawn at one of these sizes and reduced, so that the model sees every softness of edge.
 _RENDER_SIZES, _RENDER_WEIGHTS = (96, 128, 192, 256), (0.5, 0.35, 0.1, 0.05)
+# Families are drawn from this list, which names more often what takes longer to learn.
+_MIX = (*(f for f in FAMILIES if f != "describe"), "count", "position", "size", "compare")
 
 
 @dataclass(frozen=True)
 class ShapesStreamConfig:
     """What a stream of batches is made of; `seed` and the batch index decide every picture."""
 
-    batch_size: int = 64
-    sequence_length: int = 128
+    batch_size: int = 16
+    sequence_length: int = 256
     image_size: int = 64
     patch_size: int = 8
     seed: int = 0
     split: str = "train"
     curriculum_pictures: int = 60_000  # pictures until scenes reach their full difficulty
-    vision_pictures: int = 0  # pictures without questions at the start; the curriculum begins anew after them
+    vision_steps: int = 0  # batches for the vision tower alone at the start; the curriculum begins anew after
+    vision_batch_size: int = 64  # pictures in one of these
     describe_probability: float = 0.3  # pictures with a full description among their questions
     list_probability: float = 0.7  # pictures with a list (see data/shapes/lists.py)
     full_questions: bool = True  # False leaves the text out: pictures and dense targets only
+
+    @property
+    def vision_pictures(self) -> int:
+        return self.vision_steps * self.vision_batch_size
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ class ChatPieces:
 
 
 class ShapesStream(IterableDataset):
-    """Yields batches as dicts of tensors: pixel_values (B, 3, S, S), dense (B, P, 6), input_ids, labels,
+    """Yields batches as dicts of tensors: pixel_values (B, 3, S, S), dense (B, P, 9), input_ids, labels,
     position_ids, documents (B, T); documents is 0 on the prefix, k on branch k, -1 on padding, and families
     (B, T) holds each branch's index into FAMILIES, -1 where it has none."""
 
@@ -73,8 +80,14 @@ class ShapesStream(IterableDataset):
 
     def batch(self, index: int) -> dict[str, Tensor]:
         """Batch number `index`, the same whenever and wherever it is asked for."""
-        size = self.config.batch_size
-        rows = [self.row(index * size + offset) for offset in range(size)]
+        config = self.config
+        if index < config.vision_steps:
+            size = config.vision_batch_size
+            first = index * size
+        else:
+            size = config.batch_size
+            first = config.vision_pictures + (index - config.vision_steps) * size
+        rows = [self.row(first + offset) for offset in range(size)]
         batch = {}
         for key in rows[0]:
             batch[key] = torch.from_numpy(np.stack([row[key] for row in rows]))
@@ -118,8 +131,7 @@ class ShapesStream(IterableDataset):
             questions.append(ask(scene, rng, "describe"))
         if rng.random() < config.list_probability:
             questions.append(ask_list(scene, rng))
-        others = tuple(family for family in FAMILIES if family != "describe")
-        questions += sample_questions(scene, rng, 12, others)
+        questions += sample_questions(scene, rng, 18, _MIX)
         at, document = start, 0
         for qa in questions:
             if qa is None:

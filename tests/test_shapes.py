@@ -76,9 +76,9 @@ def test_drawn_colour_is_the_named_one():
 def test_dense_targets_by_hand():
     scene = S.Scene((shape("square", "red", 0.25, 0.25, 0.25), shape("star", "blue", 0.80, 0.70, 0.3)))
     image, dense = S.render_with_map(scene, 64, 4)
-    assert image.size == (64, 64) and dense.shape == (16, 6) and dense.dtype == np.float32
+    assert image.size == (64, 64) and dense.shape == (16, 9) and dense.dtype == np.float32
     assert 1 + 6 + 10 + len(S.WORDS) == S.NUM_KINDS
-    assert dense[3].tolist() == [0, -1, 0, 0, 0, 0]  # background
+    assert dense[3].tolist() == [0, -1, 0, 0, 0, 0, 0, 0, 0]  # background
     centre = dense[5]  # row 1, column 1
     assert centre[:2].tolist() == [2, 0] and centre[5] == 1
     np.testing.assert_allclose(centre[2:5], [-0.5, -0.5, np.log(0.25)], atol=1e-6)
@@ -86,6 +86,20 @@ def test_dense_targets_by_hand():
     assert star[:2].tolist() == [5, 4] and star[5] == 1
     np.testing.assert_allclose(star[2:4], [0.8 * 4 - 3.5, 0.7 * 4 - 2.5], atol=1e-6)
     assert dense[:, 5].sum() == 2
+
+
+def test_dense_counts_by_hand():
+    things = (
+        shape("circle", "red", 0.2, 0.2, 0.2),
+        shape("circle", "red", 0.8, 0.2, 0.2),
+        shape("circle", "blue", 0.2, 0.8, 0.2),
+        shape("star", "red", 0.8, 0.8, 0.2),
+    )
+    dense = S.render_with_map(S.Scene(things), 64, 8)[1]
+    counts = {(row[0], row[1]): row[6:].tolist() for row in dense.astype(int) if row[0]}
+    circle, star = S.KIND_CLASS["circle"], S.KIND_CLASS["star"]
+    assert counts == {(circle, 0): [3, 3, 2], (circle, 4): [3, 1, 1], (star, 0): [1, 3, 1]}
+    assert (dense[dense[:, 0] == 0, 6:] == 0).all()
 
 
 @pytest.mark.parametrize("grid", [4, 8, 16])

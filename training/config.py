@@ -25,11 +25,12 @@ class TrainConfig:
     workers: int = _field(1, "processes that draw pictures")
 
     # length of the run, in pictures
-    pictures: int = _field(300_000, "pictures to train on, all stages together")
-    vision_pictures: int = _field(60_000, "of these, at the start: the vision tower alone, on dense targets")
-    curriculum_pictures: int = _field(40_000, "pictures until scenes are at their hardest; counted per stage")
-    batch_size: int = _field(64, "pictures per step")
-    sequence_length: int = _field(176, "positions per picture: prompt prefix and all its questions")
+    pictures: int = _field(144_000, "pictures to train on, all stages together")
+    vision_pictures: int = _field(64_000, "of these, at the start: the vision tower alone, on dense targets")
+    curriculum_pictures: int = _field(25_000, "pictures until scenes are at their hardest; counted per stage")
+    batch_size: int = _field(16, "pictures per step")
+    vision_batch_size: int = _field(64, "the same while the vision tower trains alone")
+    sequence_length: int = _field(256, "positions per picture: prompt prefix and all its questions")
 
     # optimisation
     lr: float = _field(2e-3, "peak learning rate of AdamW (embeddings, norms, biases, patch convolution)")
@@ -60,12 +61,20 @@ class TrainConfig:
 
     # watching it
     log_every: int = _field(20, "steps between lines of metrics.jsonl")
-    eval_every: int = _field(250, "steps between evaluations on held-out pictures")
+    eval_every: int = _field(500, "steps between evaluations on held-out pictures")
     eval_pictures: int = _field(512, "held-out pictures in an evaluation")
-    save_every: int = _field(250, "steps between checkpoints")
+    save_every: int = _field(500, "steps between checkpoints")
 
     def __post_init__(self):
-        for name in ("pictures", "batch_size", "sequence_length", "log_every", "eval_every", "save_every"):
+        for name in (
+            "pictures",
+            "batch_size",
+            "vision_batch_size",
+            "sequence_length",
+            "log_every",
+            "eval_every",
+            "save_every",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(
                     f"--{name.replace('_', '-')}: expected at least 1, got {getattr(self, name)}"
@@ -77,11 +86,16 @@ class TrainConfig:
 
     @property
     def steps(self) -> int:
-        return max(1, self.pictures // self.batch_size)
+        return max(1, self.vision_steps + (self.pictures - self.vision_pictures) // self.batch_size)
 
     @property
     def vision_steps(self) -> int:
-        return self.vision_pictures // self.batch_size
+        return self.vision_pictures // self.vision_batch_size
+
+    def pictures_after(self, step: int) -> int:
+        """Pictures seen once `step` steps are done."""
+        vision = min(step, self.vision_steps)
+        return vision * self.vision_batch_size + (step - vision) * self.batch_size
 
     def to_dict(self) -> dict:
         return asdict(self)

@@ -1,8 +1,9 @@
 """Dense vision targets: what each patch shows, so that a tower trained from nothing learns to see quickly.
 
 A one-word answer tells a vision tower little. The picture generator knows, for each patch, which object
-covers it, its colour, where its centre lies and how large it is; a linear head on the patch features learns
-to say so. The head exists in training only and is not part of the saved model.
+covers it, its colour, where its centre lies, how large it is and how many shapes of the picture are like it;
+a linear head on the patch features learns to say so. The head exists in training only and is not part of the
+saved model.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data.shapes import COLOURS, NUM_KINDS
+from data.shapes import COLOURS, MAX_THINGS, NUM_KINDS
+
+_COUNTS = 3 * MAX_THINGS  # one class a count, for each of three ways of being alike
 
 
 class DenseHead(nn.Module):
-    """(N, P, D_v) patch features -> (N, P, kinds + colours + 4) predictions."""
+    """(N, P, D_v) patch features -> (N, P, kinds + colours + 4 + 3 counts of up to 8) predictions."""
 
     def __init__(self, width: int):
         super().__init__()
-        self.linear = nn.Linear(width, NUM_KINDS + len(COLOURS) + 4)
+        self.linear = nn.Linear(width, NUM_KINDS + len(COLOURS) + 4 + _COUNTS)
         nn.init.normal_(self.linear.weight, std=width**-0.5)
         nn.init.zeros_(self.linear.bias)
 
@@ -31,11 +34,14 @@ def dense_loss(predictions: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, 
     """Mean loss over patches, and what share of object patches was named right.
 
     Args:
-        predictions: (N, P, kinds + colours + 4).
-        targets: (N, P, 6): kind, colour (-1 on background), dx, dy, log size, is_centre.
+        predictions: (N, P, kinds + colours + 4 + 3 · 8).
+        targets: (N, P, 9): kind, colour (-1 on background), dx, dy, log size, is_centre, and how many shapes
+            share the name, the colour, both (0 where there is no shape).
     """
     predictions, targets = predictions.flatten(0, 1), targets.flatten(0, 1)
-    kinds, colours, geometry, centre = predictions.split((NUM_KINDS, len(COLOURS), 3, 1), dim=-1)
+    kinds, colours, geometry, centre, counts = predictions.split(
+        (NUM_KINDS, len(COLOURS), 3, 1, _COUNTS), dim=-1
+    )
     kind, colour = targets[:, 0].long(), targets[:, 1].long()
     foreground = kind > 0
     kind_loss = F.cross_entropy(kinds, kind)
@@ -43,8 +49,12 @@ def dense_loss(predictions: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, 
     colour_loss = F.cross_entropy(colours, colour, ignore_index=-1)
     distance = F.smooth_l1_loss(geometry, targets[:, 2:5], reduction="none").sum(-1)
     geometry_loss = (distance * foreground).sum() / foreground.sum().clamp(min=1)
-    loss = kind_loss + centre_loss + 0.5 * colour_loss + 0.5 * geometry_loss
+    shared = targets[:, 6:].long() - 1  # -1 where there is nothing to count
+    count_loss = F.cross_entropy(counts.reshape(-1, MAX_THINGS), shared.flatten(), ignore_index=-1)
+    loss = kind_loss + centre_loss + 0.5 * colour_loss + 0.5 * geometry_loss + 0.5 * count_loss
     with torch.no_grad():
         right_kind = (kinds.argmax(-1) == kind)[foreground].float().mean()
         right_colour = (colours.argmax(-1) == colour)[foreground].float().mean()
-    return loss, {"patch_kind": right_kind, "patch_colour": right_colour}
+        counted = shared >= 0
+        right_count = (counts.unflatten(-1, (3, MAX_THINGS)).argmax(-1) == shared)[counted].float().mean()
+    return loss, {"patch_kind": right_kind, "patch_colour": right_colour, "patch_count": right_count}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache, lru_cache
+from operator import attrgetter
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -116,11 +117,12 @@ def object_map(scene, side):
 
 
 def render_with_map(scene, size, grid):
-    """(picture, dense float32 (grid*grid, 6)): what each patch, row by row, shows.
+    """(picture, dense float32 (grid*grid, 9)): what each patch, row by row, shows.
 
     Columns: kind_class (0 background, 1-6 shapes, 7-16 digits, 17- words), colour_class
     (-1 background), dx and dy from the patch's centre to the thing's in patches,
-    log(size), and 1 on the patch that holds the thing's centre.
+    log(size), 1 on the patch that holds the thing's centre; and on a shape's patches how many
+    shapes of the scene share its name, its colour, both (0 elsewhere).
     """
     return render(scene, size), _dense(scene, grid)
 
@@ -130,6 +132,9 @@ def _patch_of_pixel(grid, cell):
     """(pixels,): 16 times the patch that each pixel of the object map lies in."""
     t = np.arange(grid * cell) // cell
     return ((t[:, None] * grid + t) * 16).ravel()
+
+
+_LIKENESSES = (attrgetter("name"), attrgetter("colour"), attrgetter("name", "colour"))
 
 
 def _dense(scene, grid):
@@ -143,7 +148,14 @@ def _dense(scene, grid):
     for i in np.argsort(pixels[np.arange(n), home], kind="stable"):  # where centres share a patch,
         owner[home[i]] = i  # the one seen most comes last
     facts = np.array([[KIND_CLASS[t.name], COLOURS.index(t.colour), math.log(t.size)] for t in scene.things])
-    dense = np.zeros((grid * grid, 6), np.float32)
+    shapes = [t if t.kind == "shape" else None for t in scene.things]
+    alike = np.array(
+        [
+            [sum(u is not None and key(t) == key(u) for u in shapes) if t else 0 for key in _LIKENESSES]
+            for t in shapes
+        ]
+    )
+    dense = np.zeros((grid * grid, 9), np.float32)
     dense[:, 1] = -1
     patch = np.nonzero(owner >= 0)[0]
     who = owner[patch]
@@ -152,4 +164,5 @@ def _dense(scene, grid):
     dense[patch, 3] = y[who] - (patch // grid + 0.5)
     dense[patch, 4] = facts[who, 2]
     dense[home, 5] = 1
+    dense[patch, 6:] = alike[who]
     return dense
