@@ -2,7 +2,7 @@
  *
  * At batch 1 a step reads every weight once, so the aim is to read memory as fast as the machine can and
  * to wait for nothing in between: one parallel region for the whole step, weights streamed in the precision
- * they are stored in, activations in float32. Compiled by generation/native/build.py, once for each
+ * they are stored in, activations in float32 (in 16-bit integers where they meet int8 weights). Compiled by generation/native/build.py, once for each
  * weight type (WEIGHT_BITS 32: float, 16: bfloat16, 8: int8 with one scale an output row) and cache type
  * (CACHE_BITS 32 or 16). Vectors are GCC's generic ones: the compiler picks the instruction set.
  */
@@ -20,25 +20,19 @@
 #define LANES 8
 #endif
 #define CHUNK 64     /* cache positions that one unit of attention work covers */
-#define MAX_GROUP 16 /* query heads to a key head */
 #define UNROLL 4
 #define PREFETCH 2048 /* bytes ahead */
 
 typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-typedef int8_t bvec __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 static inline vec load_f32(const float *p) { return *(const vec *)p; }
 static inline vec load_bf16(const uint16_t *p) {
-    return (vec)(__builtin_convertvector(*(const hvec *)p, uvec) << 16);
-}
-static inline vec load_i8(const int8_t *p) {
 #if defined(__AVX2__) && !defined(__AVX512F__) /* GCC 12 takes this conversion apart */
-    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
 #else
-    return __builtin_convertvector(__builtin_convertvector(*(const bvec *)p, ivec), vec);
+    return (vec)(__builtin_convertvector(*(const hvec *)p, uvec) << 16);
 #endif
 }
 static inline float bf16_to_float(uint16_t h) {
@@ -63,7 +57,6 @@ typedef uint16_t weight;
 #define WEIGHT_VALUE bf16_to_float
 #else
 typedef int8_t weight;
-#define LOAD_WEIGHT load_i8
 #define WEIGHT_VALUE(w) ((float)(w))
 #endif
 
@@ -106,56 +99,109 @@ static inline float sum_lanes(vec v) {
     return total;
 }
 
-/* <w, x> of one weight row, read front to back: memory likes one long stream better than several short ones. */
-static inline float dot_row(const weight *w, const float *x, int64_t n) {
-    vec sums[UNROLL] = {{0}};
+#if WEIGHT_BITS == 8
+/* int8 weights meet activations rounded to 16 bits, with one scale a vector: an error of 1.5e-5 of the largest
+ * activation, and twice the weights an instruction that floats would allow. */
+typedef int16_t input;
+#define SEGMENT 16384 /* columns whose 32-bit sums cannot overflow: 127 * 32767 * 2 * SEGMENT / 64 < 2^31 */
+
+static float to_input(const float *x, int64_t n, input *out) {
+    float largest = 0;
+    for (int64_t i = 0; i < n; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+    float factor = largest > 0 ? 32767.0f / largest : 0;
+    for (int64_t i = 0; i < n; i++) out[i] = (input)lrintf(x[i] * factor);
+    return largest / 32767.0f;
+}
+
+/* <w, x> of one weight row for `batch` (at most 4) inputs: the row is read and widened once. */
+static inline __attribute__((always_inline)) void dot_rows(const weight *w, const input *x, int64_t n, int batch,
+                                                           float *out) {
+    for (int b = 0; b < batch; b++) out[b] = 0;
+    for (int64_t from = 0; from < n; from += SEGMENT) {
+        int64_t to = from + SEGMENT < n ? from + SEGMENT : n, i = from;
+#ifdef __AVX2__
+        __m256i sums[4][4] = {{{0}}};
+        for (; i + 64 <= to; i += 64) {
+            __builtin_prefetch((const char *)(w + i) + PREFETCH);
+            for (int u = 0; u < 4; u++) {
+                __m256i row = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + i + 16 * u)));
+                for (int b = 0; b < batch; b++) {
+                    __m256i in = _mm256_loadu_si256((const __m256i *)(x + b * n + i + 16 * u));
+                    sums[b][u % (8 / batch < 4 ? 8 / batch : 4)] =
+                        _mm256_add_epi32(sums[b][u % (8 / batch < 4 ? 8 / batch : 4)], _mm256_madd_epi16(row, in));
+                }
+            }
+        }
+        for (int b = 0; b < batch; b++)
+            for (int u = 0; u < 4; u++) {
+                float lanes[8];
+                _mm256_storeu_ps(lanes, _mm256_cvtepi32_ps(sums[b][u]));
+                for (int l = 0; l < 8; l++) out[b] += lanes[l];
+            }
+#endif
+        for (int b = 0; b < batch; b++) {
+            float rest = 0; /* also the whole row, in pieces small enough for 32 bits, where there is no AVX2 */
+            for (int64_t begin = i; begin < to; begin += 256) {
+                int32_t sum = 0;
+                int64_t end = begin + 256 < to ? begin + 256 : to;
+                for (int64_t j = begin; j < end; j++) sum += (int32_t)w[j] * x[b * n + j];
+                rest += (float)sum;
+            }
+            out[b] += rest;
+        }
+    }
+}
+#else
+typedef float input;
+
+/* <w, x> of one weight row for `batch` (at most 4) inputs, read front to back: memory likes one long stream
+ * better than several short ones. The row is read and converted once. */
+static inline __attribute__((always_inline)) void dot_rows(const weight *w, const input *x, int64_t n, int batch,
+                                                           float *out) {
+    const int parts = batch == 1 ? 4 : batch == 2 ? 2 : 1; /* sums to an input: enough of them to hide latency */
+    vec sums[4][4] = {{{0}}};
     int64_t i = 0;
     for (; i + UNROLL * LANES <= n; i += UNROLL * LANES) {
         __builtin_prefetch((const char *)(w + i) + PREFETCH);
-        for (int u = 0; u < UNROLL; u++) sums[u] += LOAD_WEIGHT(w + i + u * LANES) * load_f32(x + i + u * LANES);
+        for (int u = 0; u < UNROLL; u++) {
+            vec row = LOAD_WEIGHT(w + i + u * LANES);
+            for (int b = 0; b < batch; b++) sums[b][u % parts] += row * load_f32(x + b * n + i + u * LANES);
+        }
     }
-    for (; i + LANES <= n; i += LANES) sums[0] += LOAD_WEIGHT(w + i) * load_f32(x + i);
-    vec sum = sums[0];
-    for (int u = 1; u < UNROLL; u++) sum += sums[u];
-    float total = sum_lanes(sum);
-    for (; i < n; i++) total += WEIGHT_VALUE(w[i]) * x[i];
-    return total;
-}
-
-/* The same for `batch` (at most 4) inputs: the row is read and converted once. */
-static inline __attribute__((always_inline)) void dot_rows(const weight *w, const float *x, int64_t n, int batch,
-                                                           float *out) {
-    vec sums[4] = {{0}};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        vec row = LOAD_WEIGHT(w + i);
-        for (int b = 0; b < batch; b++) sums[b] += row * load_f32(x + b * n + i);
-    }
+    for (; i + LANES <= n; i += LANES)
+        for (int b = 0; b < batch; b++) sums[b][0] += LOAD_WEIGHT(w + i) * load_f32(x + b * n + i);
     for (int b = 0; b < batch; b++) {
-        out[b] = sum_lanes(sums[b]);
+        vec sum = sums[b][0];
+        for (int p = 1; p < parts; p++) sum += sums[b][p];
+        out[b] = sum_lanes(sum);
         for (int64_t j = i; j < n; j++) out[b] += WEIGHT_VALUE(w[j]) * x[b * n + j];
     }
 }
+#endif
 
 /* y[b, r] = scale[r] * <w[r], x[b]> for the rows [from, to) of one thread. */
 static void multiply_rows(Matrix m, int64_t from, int64_t to, int64_t columns, const float *x, int batch,
                           float *y, int64_t y_stride) {
-    if (batch == 1) {
-        for (int64_t r = from; r < to; r++)
-            y[r] = dot_row(m.data + r * columns, x, columns) * (m.scale ? m.scale[r] : 1.0f);
-        return;
-    }
     for (int b0 = 0; b0 < batch; b0 += 4) {
         int bs = batch - b0 < 4 ? batch - b0 : 4;
-        const float *inputs = x + b0 * columns;
         float out[4];
+#if WEIGHT_BITS == 8
+        input inputs[bs * columns];
+        float input_scale[4];
+        for (int b = 0; b < bs; b++)
+            input_scale[b] = to_input(x + (b0 + b) * columns, columns, inputs + b * columns);
+#else
+        const input *inputs = x + b0 * columns;
+        const float input_scale[4] = {1, 1, 1, 1};
+#endif
         for (int64_t r = from; r < to; r++) {
             const weight *w = m.data + r * columns;
-            if (bs == 4) dot_rows(w, inputs, columns, 4, out);
-            else if (bs == 3) dot_rows(w, inputs, columns, 3, out);
+            if (bs == 1) dot_rows(w, inputs, columns, 1, out);
             else if (bs == 2) dot_rows(w, inputs, columns, 2, out);
-            else dot_rows(w, inputs, columns, 1, out);
-            for (int b = 0; b < bs; b++) y[(b0 + b) * y_stride + r] = out[b] * (m.scale ? m.scale[r] : 1.0f);
+            else if (bs == 3) dot_rows(w, inputs, columns, 3, out);
+            else dot_rows(w, inputs, columns, 4, out);
+            float scale = m.scale ? m.scale[r] : 1.0f;
+            for (int b = 0; b < bs; b++) y[(b0 + b) * y_stride + r] = out[b] * (scale * input_scale[b]);
         }
     }
 }
@@ -204,42 +250,89 @@ static inline float exp_negative(float x) {
     return y * scale;
 }
 
-static inline float dot_cached(const float *q, const cached *k, int64_t n) {
-    vec sums = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) sums += load_f32(q + i) * LOAD_CACHED(k + i);
-    float total = sum_lanes(sums);
-    for (; i < n; i++) total += q[i] * CACHED_VALUE(k[i]);
-    return total;
+/* Sums over the lanes of count vectors, scaled. */
+static inline void sum_each(const vec *sums, int64_t count, float scale, float *out) {
+    int64_t s = 0;
+#if LANES == 8 && defined(__AVX__)
+    for (; s + 8 <= count; s += 8) { /* eight at a time: a transposition's worth of horizontal additions */
+        const __m256 *v = (const __m256 *)(sums + s);
+        __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+        __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+        __m256 both = _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+        _mm256_storeu_ps(out + s, _mm256_mul_ps(both, _mm256_set1_ps(scale)));
+    }
+#endif
+    for (; s < count; s++) out[s] = sum_lanes(sums[s]) * scale;
 }
 
-/* Attention of one group of query heads over positions [from, to) of one key head: unnormalised sums, with
- * the maximum and the weight that `merge_chunks` needs to join the chunks. partial: (group, D_h + 2). */
-static void attend_chunk(const float *q, const cached *key, const cached *value, int64_t from, int64_t to,
-                         int64_t group, int64_t dim, float *partial) {
-    float scores[MAX_GROUP][CHUNK];
-    float scale = 1.0f / sqrtf((float)dim);
-    int64_t count = to - from;
-    for (int64_t s = 0; s < count; s++)
-        for (int64_t g = 0; g < group; g++)
-            scores[g][s] = scale * dot_cached(q + g * dim, key + (from + s) * dim, dim);
-    for (int64_t g = 0; g < group; g++) {
-        float *out = partial + g * (dim + 2), largest = scores[g][0], total = 0;
-        for (int64_t s = 1; s < count; s++) largest = scores[g][s] > largest ? scores[g][s] : largest;
-        for (int64_t s = 0; s < count; s++) scores[g][s] = exp_negative(scores[g][s] - largest);
-        for (int64_t s = 0; s < count; s++) total += scores[g][s];
-        memset(out, 0, dim * sizeof(float));
+/* Attention of `heads` (at most 4) query heads over `count` positions of the key head that they share, each
+ * key and value read and converted once: unnormalised sums, with the maximum and the weight that
+ * `merge_chunks` needs to join the chunks. partial: (heads, D_h + 2). */
+static inline __attribute__((always_inline)) void attend_heads(const float *q, const cached *key,
+                                                               const cached *value, int64_t count, int heads,
+                                                               int64_t dim, float *partial) {
+    vec sums[4][CHUNK] __attribute__((aligned(64)));
+    float scores[4][CHUNK], scale = 1.0f / sqrtf((float)dim);
+    int64_t s = 0, i;
+    for (; s < count; s += 2) { /* two positions at a time, so that the additions need not wait for each other */
+        const cached *k0 = key + s * dim, *k1 = s + 1 < count ? k0 + dim : k0;
+        vec a[4] = {{0}}, b[4] = {{0}};
+        for (i = 0; i < 2 * dim; i += 64 / (int64_t)sizeof(cached)) { /* values are walked in columns: have them near */
+            __builtin_prefetch(value + s * dim + i);
+            __builtin_prefetch((const char *)(k0 + i) + PREFETCH);
+        }
+        for (i = 0; i + LANES <= dim; i += LANES) {
+            vec x = LOAD_CACHED(k0 + i), y = LOAD_CACHED(k1 + i);
+            for (int g = 0; g < heads; g++) {
+                vec w = load_f32(q + g * dim + i);
+                a[g] += w * x;
+                b[g] += w * y;
+            }
+        }
+        for (; i < dim; i++)
+            for (int g = 0; g < heads; g++) {
+                a[g][0] += q[g * dim + i] * CACHED_VALUE(k0[i]);
+                b[g][0] += q[g * dim + i] * CACHED_VALUE(k1[i]);
+            }
+        for (int g = 0; g < heads; g++) sums[g][s] = a[g], sums[g][s + 1] = b[g];
+    }
+    for (int g = 0; g < heads; g++) {
+        float *out = partial + g * (dim + 2), largest, total = 0;
+        sum_each(sums[g], count, scale, scores[g]);
+        largest = scores[g][0];
+        for (s = 1; s < count; s++) largest = scores[g][s] > largest ? scores[g][s] : largest;
+        for (s = 0; s < count; s++) scores[g][s] = exp_negative(scores[g][s] - largest);
+        for (s = 0; s < count; s++) total += scores[g][s];
         out[dim] = largest;
         out[dim + 1] = total;
     }
-    for (int64_t s = 0; s < count; s++) {
-        const cached *v = value + (from + s) * dim;
-        for (int64_t g = 0; g < group; g++) {
-            float *out = partial + g * (dim + 2), p = scores[g][s];
-            int64_t i = 0;
-            for (; i + LANES <= dim; i += LANES) *(vec *)(out + i) += p * LOAD_CACHED(v + i);
-            for (; i < dim; i++) out[i] += p * CACHED_VALUE(v[i]);
+    const int block = heads < 4 ? 4 : 2; /* vectors of the result kept in registers */
+    for (i = 0; i + block * LANES <= dim; i += block * LANES) {
+        vec sum[4][4] = {{{0}}};
+        for (s = 0; s < count; s++)
+            for (int v = 0; v < block; v++) {
+                vec x = LOAD_CACHED(value + s * dim + i + v * LANES);
+                for (int g = 0; g < heads; g++) sum[g][v] += scores[g][s] * x;
+            }
+        for (int g = 0; g < heads; g++)
+            for (int v = 0; v < block; v++) *(vec *)(partial + g * (dim + 2) + i + v * LANES) = sum[g][v];
+    }
+    for (; i < dim; i++)
+        for (int g = 0; g < heads; g++) {
+            float sum = 0;
+            for (s = 0; s < count; s++) sum += scores[g][s] * CACHED_VALUE(value[s * dim + i]);
+            partial[g * (dim + 2) + i] = sum;
         }
+}
+
+/* `attend_heads` for every query head of a group. */
+static void attend_chunk(const float *q, const cached *key, const cached *value, int64_t count, int64_t group,
+                         int64_t dim, float *partial) {
+    for (; group > 0; group -= 4, q += 4 * dim, partial += 4 * (dim + 2)) {
+        if (group == 1) attend_heads(q, key, value, count, 1, dim, partial);
+        else if (group == 2) attend_heads(q, key, value, count, 2, dim, partial);
+        else if (group == 3) attend_heads(q, key, value, count, 3, dim, partial);
+        else attend_heads(q, key, value, count, 4, dim, partial);
     }
 }
 
@@ -274,10 +367,10 @@ int64_t ocelli_scratch_floats(const Model *m, int64_t batch, int64_t capacity) {
 
 /* Attention of every row: rotate, write this token's key and value, attend. Ends without a barrier. */
 static void attention(const Model *m, const Layer *layer, const int64_t *position, int64_t batch,
-                      int64_t capacity, const float *cosine, const float *sine, float *q, float *k, float *v,
-                      float *partial, float *out) {
+                      int64_t capacity, int64_t longest, const float *cosine, const float *sine, float *q,
+                      float *k, float *v, float *partial, float *out) {
     int64_t dim = m->head_dim, group = m->heads / m->kv_heads, chunk_stride = group * (dim + 2);
-    int64_t most = (capacity + CHUNK - 1) / CHUNK;
+    int64_t most = (longest + CHUNK - 1) / CHUNK;
     #pragma omp for schedule(static)
     for (int64_t unit = 0; unit < batch * m->kv_heads; unit++) {
         int64_t b = unit / m->kv_heads, h = unit % m->kv_heads;
@@ -297,8 +390,8 @@ static void attention(const Model *m, const Layer *layer, const int64_t *positio
             int64_t b = unit / m->kv_heads, length = position[b] + 1, from = c * CHUNK;
             if (from >= length) continue;
             int64_t to = from + CHUNK < length ? from + CHUNK : length;
-            attend_chunk(q + unit * group * dim, layer->key + unit * capacity * dim,
-                         layer->value + unit * capacity * dim, from, to, group, dim,
+            int64_t first = (unit * capacity + from) * dim;
+            attend_chunk(q + unit * group * dim, layer->key + first, layer->value + first, to - from, group, dim,
                          partial + (unit * most + c) * chunk_stride);
         }
     #pragma omp for schedule(static)
@@ -339,7 +432,7 @@ void ocelli_decode(const Model *m, const int64_t *token, const int64_t *position
             multiply(layer->k, kv_width, width, normed, batch, k);
             multiply(layer->v, kv_width, width, normed, batch, v);
             #pragma omp barrier
-            attention(m, layer, position, batch, capacity, cosine, sine, q, k, v, partial, mixed);
+            attention(m, layer, position, batch, capacity, longest, cosine, sine, q, k, v, partial, mixed);
             multiply(layer->o, width, q_width, mixed, batch, added);
             #pragma omp barrier
             #pragma omp single

@@ -15,7 +15,6 @@ from generation.native.build import load_library
 
 _BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8}
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
-MAX_GROUP = 16  # query heads to a key head that decode.c is compiled for
 
 
 class _Matrix(ctypes.Structure):
@@ -50,8 +49,6 @@ def unsupported(language_model) -> str | None:
         return f"{weight.dtype} weights (float32, bfloat16 and int8 are supported)"
     if config.attention_bias or config.mlp_bias:
         return "the model's projections have biases"
-    if config.num_attention_heads > MAX_GROUP * config.num_key_value_heads:
-        return f"more than {MAX_GROUP} query heads share a key head"
     return None
 
 
