@@ -76,8 +76,16 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--dtype",
         default="auto",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        help="auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the checkpoint's own",
+        choices=("auto", "float32", "bfloat16", "float16", "int8"),
+        help="of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the checkpoint's "
+        "own; int8 on a CPU only",
+    )
+    group.add_argument(
+        "--compile",
+        default="auto",
+        choices=("auto", "on", "off"),
+        help="the decode step, once for this machine: same answer, faster; auto (default): unless it is for "
+        "one answer and has not been done before",
     )
 
     group = parser.add_argument_group("answer")
@@ -179,6 +187,7 @@ def answer_questions(settings: argparse.Namespace) -> None:
     questions = settings.questions or [DEFAULT_QUESTION]
     pictures = [load_image(name) for name in names]  # before the model: a bad one is told at once
     checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
+    checkpoint = compiled(checkpoint, settings, pays=len(questions) * settings.num_answers > 1)
     session = Session(checkpoint.model) if len(questions) > 1 and options.use_cache else None
     for number, question in enumerate(questions):
         reply = ask(checkpoint, pictures, question, options, settings.system, session)
@@ -192,6 +201,17 @@ def answer_questions(settings: argparse.Namespace) -> None:
         made = show(reply, asked | {"seed": options.seed}, settings)
         if settings.stats:
             print_stats(made)
+
+
+def compiled(checkpoint, settings: argparse.Namespace, pays: bool):
+    """The checkpoint with a decode step as --compile says. That it had to be the eager one is told once."""
+    if settings.compile == "off" or not settings.cache:
+        return checkpoint
+    wanted = pays or settings.compile == "on"
+    checkpoint = checkpoint.compiled(wanted)
+    if checkpoint.decode_step is None and wanted:
+        note(f"decode step {checkpoint.decode_step_name}")
+    return checkpoint
 
 
 def tell_assumptions(settings: argparse.Namespace) -> None:
@@ -245,6 +265,7 @@ def print_stats(made: dict) -> None:
         "answer": f"{' + '.join(map(str, lengths))} tokens, ended by {ends}",
         **{name: f"{value:.3f} s" for name, value in seconds.items()},
         "kv cache": f"{made['kv_cache_bytes'] / 2**20:.2f} MiB",
+        "step": made["decode_step"],
     }
     if speed is not None:
         rows["decode"] += f", {speed:.1f} tokens/s"
@@ -264,13 +285,15 @@ def answer_batch(settings: argparse.Namespace) -> None:
     summary = Summary(skipped=job.total)
     if job.remaining:
         checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
+        checkpoint = compiled(checkpoint, settings, pays=True)
         summary = job.run(checkpoint, options, settings.system, settings.batch_size, tell=note)
     note(f"{summary}: {settings.out}")
     if summary.unused_keys:
         note(f"keys without a meaning here, kept under 'other': {', '.join(sorted(summary.unused_keys))}")
     if settings.stats:
         took = ", ".join(f"{name} {value:.3f} s" for name, value in summary.seconds.items())
-        note(f"{summary.new_tokens} new tokens; {took or 'nothing computed'}")
+        how = f"; decode step: {checkpoint.decode_step_name}" if job.remaining else ""
+        note(f"{summary.new_tokens} new tokens; {took or 'nothing computed'}{how}")
 
 
 def run(settings: argparse.Namespace) -> int:

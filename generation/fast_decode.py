@@ -1,6 +1,6 @@
 """Faster decode steps behind the ordinary loop; the model's files do not know of them.
 
-    step, how = fast_step(model.language_model)      # None and the reason where there is none
+    step, how = fast_step(model.language_model)      # or None, and why there is none
     model.generate(**inputs, decode_step=step)
 
 On a CPU: one C function for the whole step (`generation/native/`), compiled once for this machine. On CUDA:
@@ -16,23 +16,31 @@ from generation import kv_cache as kv
 from generation.decoding import DecodeStep, eager_step
 from generation.kv_cache import KVCache
 from generation.native.build import NoCompiler
-from generation.native.step import NativeStep, unsupported
+from generation.native.step import NativeStep, is_compiled, unsupported
 from generation.packed_weights import pack
 
 BUCKET = 512  # cache positions a captured graph reads: the filled ones, rounded up to this
 
 
-def fast_step(language_model) -> tuple[DecodeStep | None, str]:
-    """(a decode step faster than the eager one, what it is), or (None, why there is none)."""
+def fast_step(language_model, pays: bool = True) -> tuple[DecodeStep | None, str]:
+    """(a decode step faster than the eager one, what it is), or (None, why there is none).
+
+    Args:
+        pays: whether more than one short answer is to come. If not, only what costs nothing is used: a step
+            that has been compiled before.
+    """
     device = language_model.norm.weight.device
+    short = "eager: one short answer does not pay for compiling"
     if device.type == "cuda":
-        return GraphStep(language_model), "CUDA graph"
+        return (GraphStep(language_model), "CUDA graph") if pays else (None, short)
     if device.type != "cpu":
         return None, f"eager: no fast decode step on {device.type}"
     reason = unsupported(language_model)
     if reason:
         return None, f"eager: {reason}"
     try:
+        if not pays and not is_compiled(language_model):
+            return None, short
         return NativeStep(language_model), "native C step"
     except NoCompiler as error:
         return None, f"eager: {error}"

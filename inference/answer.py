@@ -93,7 +93,8 @@ class Reply:
             "decode_tokens_per_second": after_first / decode if after_first else None,
             "kv_cache_bytes": made.kv_cache_bytes,
             "device": str(checkpoint.model.device),
-            "dtype": str(checkpoint.model.dtype).removeprefix("torch."),
+            "dtype": checkpoint.dtype,
+            "decode_step": checkpoint.decode_step_name,
         }
 
 
@@ -119,6 +120,8 @@ def ask(
     row = encode(checkpoint, images, question, system)
     check_context(checkpoint, row, options.max_new_tokens)
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids)
+    if options.use_cache:
+        options = replace(options, decode_step=checkpoint.decode_step)
     return Reply(checkpoint, row, options, prepare=time.perf_counter() - began, session=session)
 
 

@@ -183,7 +183,7 @@ class BatchJob:
             RequestError: the memory does not suffice for so many.
         """
         try:
-            scheduler = Scheduler(checkpoint.model, batch_size, decode_step=options.decode_step)
+            scheduler = Scheduler(checkpoint.model, batch_size, decode_step=checkpoint.decode_step)
         except ValueError as error:
             raise RequestError(f"{error} (--batch-size)") from None
         tell(str(scheduler.plan()))

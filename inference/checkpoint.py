@@ -1,17 +1,20 @@
 """A checkpoint opened for questions: model and processor on a device that exists, in a dtype that suits it.
 
-checkpoint = open_checkpoint("HuggingFaceTB/SmolVLM-256M-Instruct", device="auto", dtype="auto")
+checkpoint = open_checkpoint("HuggingFaceTB/SmolVLM-256M-Instruct", device="auto", dtype="int8")
+checkpoint = checkpoint.compiled()           # answers with the fastest decode step there is here
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from data.processor import Processor
+from generation.decoding import DecodeStep
+from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision
 from models.checkpoints.locate import snapshot
 from models.vision_language_model import VisionLanguageModel
 
@@ -26,12 +29,22 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`name` is what it was opened by; `load_seconds` what opening took."""
+    """A model and its processor.
+
+    name: what it was opened by.
+    load_seconds: what opening took.
+    dtype: what the weights are stored in: float32, bfloat16, float16 or int8.
+    decode_step: the one that answers are made with; None is the eager one.
+    decode_step_name: what it is, or why it is the eager one.
+    """
 
     name: str
     model: VisionLanguageModel
     processor: Processor
     load_seconds: float
+    dtype: str = "float32"
+    decode_step: DecodeStep | None = None
+    decode_step_name: str = "eager"
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -41,6 +54,12 @@ class Checkpoint:
     @property
     def context(self) -> int:
         return self.model.config.text.max_position_embeddings
+
+    def compiled(self, pays: bool = True) -> Checkpoint:
+        """This checkpoint with the fastest decode step of this machine, or the eager one and why; the answers
+        are the same. `pays` as in `fast_step`."""
+        step, name = fast_step(self.model.language_model, pays)
+        return replace(self, decode_step=step, decode_step_name=name)
 
 
 def open_checkpoint(
@@ -52,23 +71,30 @@ def open_checkpoint(
         source: a folder, or a repository id.
         revision: branch, tag or commit of the repository.
         device: auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.
-        dtype: float32, bfloat16, float16, or auto: float32 on a CPU, bfloat16 on CUDA, elsewhere the
-            checkpoint's own.
+        dtype: float32, bfloat16, float16, int8, or auto: float32 on a CPU, bfloat16 on CUDA, elsewhere the
+            checkpoint's own. int8 (weights only, CPU only) is rounded from the checkpoint's own. A CPU
+            without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32.
 
     Raises:
-        RequestError: a device that is not here.
+        RequestError: a device that is not here, int8 on another device than a CPU.
         CheckpointError, ProcessorError: see `VisionLanguageModel.from_pretrained` and `Processor`.
     """
     chosen = pick_device(device)
     began = time.perf_counter()
     if dtype == "auto":
         dtype = AUTO_DTYPE.get(chosen.type, "auto")
-    model = VisionLanguageModel.from_pretrained(source, revision=revision, dtype=dtype, device=chosen)
+    if dtype == "int8" and chosen.type != "cpu":
+        raise RequestError(f"dtype int8: expected device cpu, got {chosen}; use bfloat16 there")
+    stored = "auto" if dtype == "int8" else dtype
+    model = VisionLanguageModel.from_pretrained(source, revision=revision, dtype=stored, device=chosen)
     assert model.origin is not None, "a loaded model knows where it came from"
     # The commit of the weights: a branch may have moved on meanwhile.
     folder = snapshot(source, model.origin.commit or revision)
     processor = Processor.from_pretrained(folder, config=model.config)
-    return Checkpoint(str(source), model, processor, time.perf_counter() - began)
+    name = dtype if dtype == "int8" else str(model.dtype).removeprefix("torch.")
+    if dtype == "int8" or (name == "bfloat16" and chosen.type == "cpu" and not has_fast_bfloat16()):
+        set_precision(model, name)
+    return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
 
 
 def pick_device(name: str) -> torch.device:

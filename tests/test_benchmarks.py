@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks import batching, decode, prefix, systems, workers
+from benchmarks import batching, decode, prefix, quantization, systems, workers
 from benchmarks.common import table
 from benchmarks.gguf_file import tensor_shapes, write_gguf
 from benchmarks.shapes import (
@@ -288,3 +288,19 @@ def test_gguf_has_every_weight_of_the_text_part():
         from models.language_model import LanguageModel
 
         assert total == sum(parameter.numel() for parameter in LanguageModel(text).parameters()) < ours
+
+
+def test_quantization_holds_rounded_weights_against_float32(capsys):
+    assert quantization.main(["--questions", "4"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    eager, bfloat16, int8 = rows
+    assert {row["tokens"] for row in rows} == {eager["tokens"]} and eager["tokens"] >= 8
+    for row in rows:
+        assert 0 < row["mean_logit_error"] <= row["largest_logit_error"]
+        assert 0.5 < row["top1_agreement"] <= 1
+    assert bfloat16["mean_logit_error"] < int8["mean_logit_error"]
+
+
+def test_quantization_says_what_is_wrong(capsys):
+    assert quantization.main(["--model", "nowhere/none/at/all"]) == 2
+    assert capsys.readouterr().err.startswith("benchmarks.quantization: error: ")

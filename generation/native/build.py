@@ -48,6 +48,16 @@ def _openmp_library() -> list[str]:
     return [str(found[0]), f"-Wl,-rpath,{found[0].parent}"] if found else []
 
 
+def library_file(weight_bits: int, cache_bits: int) -> tuple[str, tuple[str, ...], Path]:
+    """(compiler, its defines, where the library is or will be). Raises NoCompiler."""
+    compiler = find_compiler()
+    defines = (f"-DWEIGHT_BITS={weight_bits}", f"-DCACHE_BITS={cache_bits}")
+    key = hashlib.sha256()
+    for part in (SOURCE.read_bytes(), FLAGS, defines, compiler, torch.__version__, _processor()):
+        key.update(repr(part).encode())
+    return compiler, defines, cache_folder() / f"decode-{key.hexdigest()[:24]}.so"
+
+
 @cache
 def load_library(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
     """The compiled step for one weight type (32, 16 or 8 bits) and one cache type (32 or 16).
@@ -55,12 +65,7 @@ def load_library(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
     Raises:
         NoCompiler: no compiler, or it fails.
     """
-    compiler = find_compiler()
-    defines = (f"-DWEIGHT_BITS={weight_bits}", f"-DCACHE_BITS={cache_bits}")
-    key = hashlib.sha256()
-    for part in (SOURCE.read_bytes(), FLAGS, defines, compiler, torch.__version__, _processor()):
-        key.update(repr(part).encode())
-    target = cache_folder() / f"decode-{key.hexdigest()[:24]}.so"
+    compiler, defines, target = library_file(weight_bits, cache_bits)
     if not target.is_file():
         _compile(compiler, defines, target)
     return ctypes.CDLL(str(target))

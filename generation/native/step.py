@@ -11,7 +11,7 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from generation.native.build import load_library
+from generation.native.build import library_file, load_library
 
 _BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8}
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
@@ -52,6 +52,16 @@ def unsupported(language_model) -> str | None:
     return None
 
 
+def _weight_and_cache_bits(language_model) -> tuple[int, int]:
+    weight = _BITS[language_model.layers[0].self_attn.q_proj.weight.dtype]
+    return weight, _BITS[language_model.cache_dtype]
+
+
+def is_compiled(language_model) -> bool:
+    """Whether the library for this model is there already. Raises NoCompiler."""
+    return library_file(*_weight_and_cache_bits(language_model))[2].is_file()
+
+
 class NativeStep:
     """A `generation.decoding.DecodeStep` in C. Weights are used where they lie; nothing is copied.
 
@@ -66,7 +76,7 @@ class NativeStep:
             raise ValueError(f"the native decode step cannot run this model: {reason}")
         self._model, self._config = language_model, language_model.config
         self._kept: list[Tensor] = []  # what decode.c points to lives as long as this
-        self._weight_bits = _BITS[language_model.layers[0].self_attn.q_proj.weight.dtype]
+        self._weight_bits, _ = _weight_and_cache_bits(language_model)
         self._layers = (_Layer * self._config.num_hidden_layers)()
         for slot, layer in zip(self._layers, language_model.layers, strict=True):
             for name in ("q", "k", "v", "o"):
@@ -79,7 +89,7 @@ class NativeStep:
         self._libraries: dict[torch.dtype, ctypes.CDLL] = {}
         self._cache_addresses: list[tuple[int, int]] = []
         self._scratch = self._positions = torch.empty(0)
-        self._library(torch.float32 if self._weight_bits == 32 else torch.bfloat16)
+        self._library(language_model.cache_dtype)
 
     def _describe(self) -> _Model:
         config, model = self._config, self._model

@@ -1,0 +1,119 @@
+"""What rounding weights to bfloat16 or int8 does to the answers of a real model.
+
+    python -m benchmarks.quantization                    # the embedded model, 200 held-out questions
+    python -m benchmarks.quantization --model runs/shapes --questions 1000
+
+The float32 model answers each question greedily; every other system is then fed the same tokens
+(teacher-forced), and its logits are held against float32's: the largest and the mean difference, and on how
+many tokens the likeliest one is the same. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from data.errors import ProcessorError
+from data.shapes import heldout_questions, render
+from eval.shapes import DEFAULT_MODEL, PICTURE_SIZE
+from generation import kv_cache as kv
+from generation.decoding import DecodeStep, eager_step, prefill
+from generation.fast_decode import fast_step, set_precision
+from generation.prompt import Prompt
+from inference.checkpoint import Checkpoint, RequestError, open_checkpoint
+from models.checkpoints import CheckpointError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="benchmarks.quantization", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=str(DEFAULT_MODEL), help="checkpoint folder or repository")
+    parser.add_argument("--questions", type=int, default=200, help="held-out questions of the picture world")
+    return parser
+
+
+@torch.no_grad()
+def forced_logits(model, step: DecodeStep, inputs: dict, answer: list[int]) -> Tensor:
+    """(len(answer), V) float32 logits before each token of `answer`, through prefill and decode step."""
+    text = model.language_model
+    features = model.encode_images(inputs["pixel_values"], inputs.get("pixel_attention_mask"))
+    embeddings = model.place_features(
+        inputs["input_ids"], text.embed_tokens(inputs["input_ids"]), features.flatten(0, 1)[None]
+    )
+    length = embeddings.shape[1]
+    cache = kv.allocate_for(text.config, 1, length + len(answer), like=embeddings, dtype=text.cache_dtype)
+    logits = [prefill(text, Prompt(embeddings, (length,)), cache)]
+    for place, token in enumerate(answer[:-1]):
+        logits.append(step(torch.tensor([[token]]), cache, length + place).clone())
+    return torch.cat(logits).float()
+
+
+def systems(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.nn.Module, DecodeStep]]:
+    """(name, model, its decode step), one at a time."""
+    exact = checkpoint.model
+    model = copy.deepcopy(exact).to(torch.bfloat16)
+    yield "eager bfloat16", model, eager_step(model.language_model)
+    for precision in ("bfloat16", "int8"):
+        model = copy.deepcopy(exact)
+        set_precision(model, precision)
+        step, how = fast_step(model.language_model)
+        yield f"{how if step else 'eager'} {precision}", model, step or eager_step(model.language_model)
+
+
+def compare(checkpoint: Checkpoint, questions: int) -> list[dict]:
+    """One row a system: tokens, largest and mean logit error, top-1 agreement with float32."""
+    processor, asked = checkpoint.processor, []
+    step = eager_step(checkpoint.model.language_model)
+    for scene, qa in heldout_questions(questions, 0):
+        inputs = processor.ask(render(scene, PICTURE_SIZE), qa.question)
+        made = checkpoint.model.generate_detailed(
+            **inputs, max_new_tokens=64, stop_token_ids=checkpoint.stop_token_ids
+        )
+        answer = made.rows()[0]
+        asked.append((inputs, answer, forced_logits(checkpoint.model, step, inputs, answer)))
+    rows = []
+    for name, model, own_step in systems(checkpoint):
+        largest, total, same, tokens = 0.0, 0.0, 0, 0
+        for inputs, answer, expected in asked:
+            got = forced_logits(model, own_step, inputs, answer)
+            error = (got - expected).abs()
+            largest, total = max(largest, error.max().item()), total + error.mean(1).sum().item()
+            same, tokens = same + int((got.argmax(-1) == expected.argmax(-1)).sum()), tokens + len(answer)
+        rows.append(
+            {
+                "system": name,
+                "tokens": tokens,
+                "largest_logit_error": largest,
+                "mean_logit_error": total / tokens,
+                "top1_agreement": same / tokens,
+            }
+        )
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = build_parser().parse_args(arguments)
+    try:
+        checkpoint = open_checkpoint(options.model, device="cpu", dtype="float32")
+    except (RequestError, CheckpointError, ProcessorError) as error:
+        print(f"benchmarks.quantization: error: {error}", file=sys.stderr)
+        return 2
+    rows = compare(checkpoint, options.questions)
+    print("| system | largest logit error | mean logit error | same likeliest token | tokens |")
+    print("|---|---|---|---|---|")
+    for row in rows:
+        print(
+            f"| {row['system']} | {row['largest_logit_error']:.3f} | {row['mean_logit_error']:.4f} "
+            f"| {row['top1_agreement']:.2%} | {row['tokens']} |"
+        )
+    print(json.dumps({"benchmark": "quantization", "model": options.model, "rows": rows}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
