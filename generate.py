@@ -188,6 +188,8 @@ def answer_questions(settings: argparse.Namespace) -> None:
     pictures = [load_image(name) for name in names]  # before the model: a bad one is told at once
     checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
     checkpoint = compiled(checkpoint, settings, pays=len(questions) * settings.num_answers > 1)
+    if len(questions) > 1:
+        pictures = [checkpoint.processor.tile(picture) for picture in pictures]  # once for all of them
     session = Session(checkpoint.model) if len(questions) > 1 and options.use_cache else None
     for number, question in enumerate(questions):
         reply = ask(checkpoint, pictures, question, options, settings.system, session)

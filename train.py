@@ -37,6 +37,7 @@ from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from training.config import TrainConfig, parse_config
 from training.dense import DenseHead, dense_loss
+from training.grounding import GroundingHead
 from training.optim import build_optimizers, schedule, update_average
 from training.state import load_state, save_state
 
@@ -105,8 +106,9 @@ def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
     )
 
 
-def losses(model, head, batch, vision_only: bool, dense_weight: float):
-    """(loss to minimise, what to log). The picture is encoded once for both of them."""
+def losses(trained, batch, vision_only: bool, config: TrainConfig):
+    """(loss to minimise, what to log). The picture is encoded once for all of them."""
+    model, head, grounding = trained["model"], trained["head"], trained["grounding"]
     patches = model.vision_model(batch["pixel_values"])  # (B, P, D_v)
     dense, seen = dense_loss(head(patches), batch["dense"])
     logged = {"dense_loss": dense.detach(), **seen}
@@ -115,8 +117,9 @@ def losses(model, head, batch, vision_only: bool, dense_weight: float):
     hidden = answer_states(model, patches, batch)
     total, count = model.summed_loss(hidden, batch["labels"])
     answer = total / count
-    logged["loss"] = answer.detach()
-    return answer + dense_weight * dense, logged
+    nouns = grounding.loss(batch["grounding"])
+    logged |= {"loss": answer.detach(), "noun_loss": nouns.detach()}
+    return answer + config.dense_weight * dense + config.noun_weight * nouns, logged
 
 
 def answer_states(model, patches, batch):
@@ -205,7 +208,9 @@ def train(config: TrainConfig) -> None:
         processor = build_processor(config)
         model = build_model(config, processor.tokenizer).to(device)
     head = DenseHead(model.config.vision.hidden_size).to(device)
-    trained = nn.ModuleDict({"model": model, "head": head})
+    grounding = GroundingHead(model.config.text.hidden_size).to(device)
+    grounding.watch(model.language_model)
+    trained = nn.ModuleDict({"model": model, "head": head, "grounding": grounding})
     optimizers = build_optimizers(trained, config.lr, config.matrix_lr, config.weight_decay)
     average = {name: p.detach().clone() for name, p in trained.named_parameters()}
     first = load_state(output, trained, optimizers, average, config) if config.resume else 0
@@ -253,7 +258,7 @@ def run(config, loader, heldout, trained, optimizers, average, processor, first:
     for step in range(first, config.steps):
         batch = to_device(next(batches), model.device)
         vision_only = step < config.vision_steps
-        loss, logged = losses(model, head, batch, vision_only, config.dense_weight)
+        loss, logged = losses(trained, batch, vision_only, config)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(trained.parameters(), config.grad_clip)
         if not torch.isfinite(norm):

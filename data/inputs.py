@@ -28,6 +28,19 @@ class ModelInputs(dict):
 
 
 @dataclass(frozen=True)
+class TiledPicture:
+    """A picture as the model sees it: tiles (n, 3, M, M) of `rows` x `columns` and, behind them, the whole.
+
+    Made once by `Processor.tile`, it goes wherever a picture goes.
+    """
+
+    tiles: Tensor
+    rows: int
+    columns: int
+    name: str
+
+
+@dataclass(frozen=True)
 class EncodedConversation:
     """One conversation, unpadded.
 

@@ -32,7 +32,7 @@ from data.idefics_processing import (
     open_idefics,
 )
 from data.images import ImageLimits, describe, load_image
-from data.inputs import EncodedConversation, ModelInputs, collate
+from data.inputs import EncodedConversation, ModelInputs, TiledPicture, collate
 from data.nanovlm_processing import NanoVLMPictures, is_nanovlm, open_nanovlm, read_config
 from models.config import VLMConfig
 
@@ -183,15 +183,25 @@ class Processor:
             _check_question(messages, where)
         messages = self.pictures.arrange(messages, where)
         sources = [value for message in messages for kind, value in message.parts if kind == "image"]
-        names = [describe(source) for source in sources]
-        cut = [self.pictures.tiles(load_image(source, self.limits)) for source in sources]
-        prompts = [self.pictures.prompt(rows, cols, i, len(cut)) for i, (_, rows, cols) in enumerate(cut)]
+        names = [_name(source) for source in sources]
+        cut = [self.tile(source) for source in sources]
+        prompts = [self.pictures.prompt(one.rows, one.columns, i, len(cut)) for i, one in enumerate(cut)]
         if self.image_token_id is None:  # the features stand in front; the template has no place for them
             prompts = []
         encoded = self.chat.encode(messages, prompts, add_generation_prompt, where)
-        tiles = torch.cat([tiles for tiles, _, _ in cut]) if cut else None
+        tiles = torch.cat([one.tiles for one in cut]) if cut else None
         image_tokens = self._count(encoded.input_ids, tiles, names, where)
         return EncodedConversation(encoded.input_ids, encoded.assistant_mask, tiles, image_tokens)
+
+    def tile(self, source: Any) -> TiledPicture:
+        """A picture (anything `load_image` takes) loaded, resized and cut, for several questions about it.
+
+        Raises:
+            ImageError: see `load_image`.
+        """
+        if isinstance(source, TiledPicture):
+            return source
+        return TiledPicture(*self.pictures.tiles(load_image(source, self.limits)), describe(source))
 
     def _count(self, input_ids: list[int], tiles: Tensor | None, names: list[str], where: str) -> int:
         count = 0 if tiles is None else len(tiles)
@@ -258,6 +268,10 @@ def make_processor(
         chat_template=chat_template,
     )
     return Processor(pictures, tokenizer, chat_template, config)
+
+
+def _name(source: Any) -> str:
+    return source.name if isinstance(source, TiledPicture) else describe(source)
 
 
 def _check_question(messages: list[Message], where: str) -> None:

@@ -11,6 +11,7 @@ the picture is encoded once and all its questions are trained as if each had bee
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from data.shapes import FAMILIES, ask, ask_list, render_with_map, sample_questions, sample_scene
+from data.shapes.mentions import Mention, facts, mentions
 
 IGNORE_INDEX = -100
 # Pictures are drawn at one of these sizes and reduced, so that the model sees every softness of edge.
@@ -62,13 +64,17 @@ class ChatPieces:
 
 
 class ShapesStream(IterableDataset):
-    """Yields batches as dicts of tensors: pixel_values (B, 3, S, S), dense (B, P, 9), input_ids, labels,
-    position_ids, documents (B, T); documents is 0 on the prefix, k on branch k, -1 on padding, and families
-    (B, T) holds each branch's index into FAMILIES, -1 where it has none."""
+    """Yields batches as dicts of tensors.
+
+    pixel_values (B, 3, S, S), dense (B, P, 9); and (B, T): input_ids, labels, position_ids; documents, 0 on
+    the prefix, k on branch k, -1 on padding; families, each branch's index into FAMILIES or -1; grounding
+    (B, T, 4), `facts` where a question's nouns end and NaN elsewhere.
+    """
 
     def __init__(self, config: ShapesStreamConfig, tokenizer, pieces: ChatPieces, start_batch: int = 0):
         self.config, self.tokenizer, self.pieces, self.start_batch = config, tokenizer, pieces, start_batch
         self._ids: dict[str, list[int]] = {}
+        self._nouns: dict[str, list[tuple[int, Mention]]] = {}
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         worker = get_worker_info()
@@ -122,6 +128,7 @@ class ShapesStream(IterableDataset):
             "position_ids": np.zeros(length, np.int64),
             "documents": np.full(length, -1, np.int64),
             "families": np.full(length, -1, np.int64),
+            "grounding": np.full((length, 4), np.nan, np.float32),
         }
         row["input_ids"][:start] = pieces.prefix
         row["position_ids"][:start] = np.arange(start)
@@ -146,9 +153,21 @@ class ShapesStream(IterableDataset):
             row["labels"][end - len(answer) : end] = answer
             row["position_ids"][at:end] = np.arange(start, start + end - at)
             row["documents"][at:end] = document
+            for place, noun in self.nouns(qa.question):
+                row["grounding"][at + place] = facts(scene, noun)
             row["families"][at:end] = FAMILIES.index(qa.family) if qa.family in FAMILIES else -1
             at = end
         return row
+
+    def nouns(self, text: str) -> list[tuple[int, Mention]]:
+        """(index of its last token, noun) for each noun of a question that means something in a picture."""
+        if text not in self._nouns:
+            if len(self._nouns) > 50_000:
+                self._nouns.clear()
+            offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            ends = [end for _, end in offsets["offset_mapping"]]
+            self._nouns[text] = [(bisect_right(ends, noun.end), noun) for noun in mentions(text)]
+        return self._nouns[text]
 
     def encode(self, text: str) -> list[int]:
         if text not in self._ids:

@@ -1,0 +1,114 @@
+"""Targets that training adds to answers: what a question's nouns mean, and where its tokens end them."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from data.shapes import RGB, Scene, Thing, ask, sample_scene
+from data.shapes.mentions import facts, mentions
+from data.shapes_stream import ShapesStream, ShapesStreamConfig
+from train import build_processor, chat_pieces
+from training.config import TrainConfig
+from training.grounding import GroundingHead
+
+
+def shape(name, colour, x, y, size):
+    return Thing("shape", name, colour, x, y, size, 0.0, RGB[colour])
+
+
+SCENE = Scene(
+    (
+        shape("circle", "red", 0.25, 0.25, 0.3),
+        shape("circle", "blue", 0.75, 0.25, 0.2),
+        shape("star", "red", 0.5, 0.75, 0.2),
+    )
+)
+
+
+def of(text, scene=SCENE):
+    """{the noun's last word: its facts}"""
+    return {text[: noun.end + 1].split()[-1]: facts(scene, noun) for noun in mentions(text)}
+
+
+def test_nouns_by_hand():
+    assert of("How many red shapes are there?")["shapes"][3] == 1.0
+    more = of("Are there more circles than stars?")
+    assert (more["circles"][3], more["stars"][3]) == (1.0, 0.5) and math.isnan(more["stars"][0])
+    two = of("Is the red circle left of the star?")
+    assert two["circle"][:2] == (-1.0, -1.0) and two["star"][:2] == (0.0, 1.0)
+    assert two["circle"][2] == pytest.approx(math.log(0.3) + 1.3)
+    assert all(math.isnan(v) for v in of("What colour is the circle?")["circle"])  # there are two of them
+    assert of("Is there a red star?") == of("Describe the picture.") == {}  # "a star" may not be there
+    assert of("How many crosses can you see?")["crosses"][3] == 0.0
+
+
+def test_answers_follow_from_the_nouns():
+    """Where two things are compared, their nouns are known and say what the answer says."""
+    rng, seen = random.Random(5), set()
+    for _ in range(300):
+        scene = sample_scene(rng)
+        for family in ("position", "size", "compare"):
+            qa = ask(scene, rng, family)
+            if qa is None:
+                continue
+            (_, first), (_, second) = sorted((noun.end, facts(scene, noun)) for noun in mentions(qa.question))
+            if family == "compare":
+                assert not math.isnan(first[3] + second[3])
+            else:
+                assert not math.isnan(sum(first[:3]) + sum(second[:3]))
+            if family == "position" and "left or right" in qa.question:
+                assert qa.answer == ("left" if first[0] < second[0] else "right")
+                seen.add("side")
+            if family == "size" and qa.answer in ("yes", "no"):
+                assert (qa.answer == "yes") == ((first[2] > second[2]) == ("bigger" in qa.question))
+                seen.add("size")
+            if family == "compare" and "as many" in qa.question:
+                assert (qa.answer == "yes") == (first[3] == second[3])
+                seen.add("equal")
+    assert seen == {"side", "size", "equal"}
+
+
+@pytest.fixture(scope="module")
+def stream():
+    tokenizer = build_processor(TrainConfig()).tokenizer
+    return ShapesStream(
+        ShapesStreamConfig(batch_size=3, curriculum_pictures=0), tokenizer, chat_pieces(tokenizer, 64)
+    )
+
+
+def test_targets_stand_where_the_nouns_end(stream):
+    batch = stream.batch(0)
+    known = (~batch["grounding"].isnan()).any(-1)
+    assert known.sum() > 10 and not (known & (batch["labels"] != -100)).any()
+    for row, place in known.nonzero().tolist():
+        word = stream.tokenizer.decode(batch["input_ids"][row, : place + 1]).split()[-1]
+        assert word.rstrip("es") in "circles squares triangles diamonds stars crosses shapes word digit"
+
+
+def test_stages_share_a_stream(stream):
+    """The tower's own batches come first, then those with questions; no picture twice."""
+    config = ShapesStreamConfig(batch_size=2, vision_steps=3, vision_batch_size=4, curriculum_pictures=0)
+    two = ShapesStream(config, stream.tokenizer, stream.pieces)
+    assert [len(two.batch(i)["pixel_values"]) for i in range(5)] == [4, 4, 4, 2, 2]
+    pictures = torch.cat([two.batch(i)["pixel_values"] for i in range(5)]).flatten(1)
+    assert len({row.numpy().tobytes() for row in pictures}) == 16
+
+
+def test_grounding_loss_reads_the_layer_and_skips_what_is_unknown():
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(2)])
+    language_model = torch.nn.Module()
+    language_model.layers = layers
+    head = GroundingHead(8)
+    head.watch(language_model)
+    targets = torch.full((1, 5, 4), math.nan)
+    targets[0, 2, 3] = 0.5
+    x = torch.randn(1, 5, 8, requires_grad=True)
+    layers[1](layers[0](x))
+    head.loss(targets).backward()
+    assert x.grad[0, 2].abs().sum() > 0 and x.grad[0, [0, 1, 3, 4]].abs().sum() == 0
+    layers[0](x)
+    with torch.no_grad():
+        assert head.loss(torch.full((1, 5, 4), math.nan)) == 0

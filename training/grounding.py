@@ -1,0 +1,40 @@
+"""Targets for the nouns of a question, read off the language model half way up.
+
+Whether one thing is left of another is two look-ups and a comparison, and an answer of one word rewards none
+of the three alone. A linear head on each noun's hidden state learns to say where its thing is, how large and
+how many there are (`data/shapes/mentions.py`). The head exists in training only.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class GroundingHead(nn.Module):
+    """(B, T, D) hidden states behind layer `layers // 2` -> (B, T, 4) facts; see `facts`."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.linear = nn.Linear(width, 4)
+        self._hidden: Tensor | None = None
+
+    def watch(self, language_model) -> None:
+        """Keep that layer's output of every pass, for `loss` to take."""
+        middle = language_model.layers[len(language_model.layers) // 2 - 1]
+        middle.register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, inputs, output: Tensor) -> None:
+        self._hidden = output if torch.is_grad_enabled() else None
+
+    def loss(self, targets: Tensor) -> Tensor:
+        """Mean distance over the facts that are known; targets: (B, T, 4), NaN where they are not."""
+        assert self._hidden is not None, "the model runs first, with gradients"
+        known = ~targets.isnan()
+        hidden, self._hidden = self._hidden, None
+        places = known.any(-1)
+        said = self.linear(self.norm(hidden[places]))
+        distance = F.smooth_l1_loss(said, targets[places].nan_to_num(), reduction="none")
+        return (distance * known[places]).sum() / known.sum().clamp(min=1)
