@@ -37,7 +37,7 @@ from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from training.config import TrainConfig, parse_config
 from training.dense import DenseHead, dense_loss
-from training.grounding import GroundingHead
+from training.grounding import FactHead
 from training.optim import build_optimizers, schedule, update_average
 from training.state import load_state, save_state
 
@@ -108,7 +108,7 @@ def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
 
 def losses(trained, batch, vision_only: bool, config: TrainConfig):
     """(loss to minimise, what to log). The picture is encoded once for all of them."""
-    model, head, grounding = trained["model"], trained["head"], trained["grounding"]
+    model, head = trained["model"], trained["head"]
     patches = model.vision_model(batch["pixel_values"])  # (B, P, D_v)
     dense, seen = dense_loss(head(patches), batch["dense"])
     logged = {"dense_loss": dense.detach(), **seen}
@@ -117,9 +117,9 @@ def losses(trained, batch, vision_only: bool, config: TrainConfig):
     hidden = answer_states(model, patches, batch)
     total, count = model.summed_loss(hidden, batch["labels"])
     answer = total / count
-    nouns = grounding.loss(batch["grounding"])
-    logged |= {"loss": answer.detach(), "noun_loss": nouns.detach()}
-    return answer + config.dense_weight * dense + config.noun_weight * nouns, logged
+    nouns, pairs = trained["nouns"].loss(batch["nouns"]), trained["pairs"].loss(batch["pairs"])
+    logged |= {"loss": answer.detach(), "noun_loss": nouns.detach(), "pair_loss": pairs.detach()}
+    return answer + config.dense_weight * dense + config.fact_weight * (nouns + pairs), logged
 
 
 def answer_states(model, patches, batch):
@@ -208,9 +208,11 @@ def train(config: TrainConfig) -> None:
         processor = build_processor(config)
         model = build_model(config, processor.tokenizer).to(device)
     head = DenseHead(model.config.vision.hidden_size).to(device)
-    grounding = GroundingHead(model.config.text.hidden_size).to(device)
-    grounding.watch(model.language_model)
-    trained = nn.ModuleDict({"model": model, "head": head, "grounding": grounding})
+    width = model.config.text.hidden_size
+    nouns, pairs = FactHead(width, depth=0.5).to(device), FactHead(width, depth=0.75).to(device)
+    nouns.watch(model.language_model)
+    pairs.watch(model.language_model)
+    trained = nn.ModuleDict({"model": model, "head": head, "nouns": nouns, "pairs": pairs})
     optimizers = build_optimizers(trained, config.lr, config.matrix_lr, config.weight_decay)
     average = {name: p.detach().clone() for name, p in trained.named_parameters()}
     first = load_state(output, trained, optimizers, average, config) if config.resume else 0

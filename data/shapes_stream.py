@@ -28,7 +28,10 @@ IGNORE_INDEX = -100
 # Pictures are drawn at one of these sizes and reduced, so that the model sees every softness of edge.
 _RENDER_SIZES, _RENDER_WEIGHTS = (96, 128, 192, 256), (0.5, 0.35, 0.1, 0.05)
 # Families are drawn from this list, which names more often what takes longer to learn.
-_MIX = (*(f for f in FAMILIES if f != "describe"), "count", "position", "size", "compare")
+_MIX = (
+    *(family for family in FAMILIES if family != "describe"),
+    *("position",) * 3, *("size",) * 2, "count", "compare",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,9 @@ class ShapesStream(IterableDataset):
     """Yields batches as dicts of tensors.
 
     pixel_values (B, 3, S, S), dense (B, P, 9); and (B, T): input_ids, labels, position_ids; documents, 0 on
-    the prefix, k on branch k, -1 on padding; families, each branch's index into FAMILIES or -1; grounding
-    (B, T, 4), `facts` where a question's nouns end and NaN elsewhere.
+    the prefix, k on branch k, -1 on padding; families, each branch's index into FAMILIES or -1. And (B, T, 4),
+    NaN where there is nothing to say: nouns, `facts` where a question's nouns end; pairs, where its answer
+    begins, the first noun's facts minus the second's.
     """
 
     def __init__(self, config: ShapesStreamConfig, tokenizer, pieces: ChatPieces, start_batch: int = 0):
@@ -128,7 +132,8 @@ class ShapesStream(IterableDataset):
             "position_ids": np.zeros(length, np.int64),
             "documents": np.full(length, -1, np.int64),
             "families": np.full(length, -1, np.int64),
-            "grounding": np.full((length, 4), np.nan, np.float32),
+            "nouns": np.full((length, 4), np.nan, np.float32),
+            "pairs": np.full((length, 4), np.nan, np.float32),
         }
         row["input_ids"][:start] = pieces.prefix
         row["position_ids"][:start] = np.arange(start)
@@ -153,20 +158,25 @@ class ShapesStream(IterableDataset):
             row["labels"][end - len(answer) : end] = answer
             row["position_ids"][at:end] = np.arange(start, start + end - at)
             row["documents"][at:end] = document
-            for place, noun in self.nouns(qa.question):
-                row["grounding"][at + place] = facts(scene, noun)
+            known = [(place, facts(scene, noun)) for place, noun in self.nouns(qa.question)]
+            for place, meant in known:
+                row["nouns"][at + place] = meant
+            if len(known) == 2:
+                row["pairs"][at + len(question) - 1] = np.subtract(known[0][1], known[1][1])
             row["families"][at:end] = FAMILIES.index(qa.family) if qa.family in FAMILIES else -1
             at = end
         return row
 
     def nouns(self, text: str) -> list[tuple[int, Mention]]:
-        """(index of its last token, noun) for each noun of a question that means something in a picture."""
+        """(index of its last token, noun) for each noun of a question that means something in a picture, in
+        their order."""
         if text not in self._nouns:
             if len(self._nouns) > 50_000:
                 self._nouns.clear()
             offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
             ends = [end for _, end in offsets["offset_mapping"]]
-            self._nouns[text] = [(bisect_right(ends, noun.end), noun) for noun in mentions(text)]
+            found = sorted(mentions(text), key=lambda noun: noun.end)
+            self._nouns[text] = [(bisect_right(ends, noun.end), noun) for noun in found]
         return self._nouns[text]
 
     def encode(self, text: str) -> list[int]:

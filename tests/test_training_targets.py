@@ -11,7 +11,7 @@ from data.shapes.mentions import facts, mentions
 from data.shapes_stream import ShapesStream, ShapesStreamConfig
 from train import build_processor, chat_pieces
 from training.config import TrainConfig
-from training.grounding import GroundingHead
+from training.grounding import FactHead
 
 
 def shape(name, colour, x, y, size):
@@ -80,11 +80,23 @@ def stream():
 
 def test_targets_stand_where_the_nouns_end(stream):
     batch = stream.batch(0)
-    known = (~batch["grounding"].isnan()).any(-1)
+    known = (~batch["nouns"].isnan()).any(-1)
     assert known.sum() > 10 and not (known & (batch["labels"] != -100)).any()
     for row, place in known.nonzero().tolist():
         word = stream.tokenizer.decode(batch["input_ids"][row, : place + 1]).split()[-1]
         assert word.rstrip("es") in "circles squares triangles diamonds stars crosses shapes word digit"
+
+
+def test_pairs_stand_where_the_answer_begins(stream):
+    """First noun minus second, on the token that the answer's first one is predicted from."""
+    batch = stream.batch(1)
+    known = (~batch["pairs"].isnan()).any(-1)
+    assert known.sum() > 5
+    for row, place in known.nonzero().tolist():
+        labels, nouns = batch["labels"][row], batch["nouns"][row]
+        assert labels[place] == -100 and labels[place + 1] != -100
+        first, second = nouns[:place][(~nouns[:place].isnan()).any(-1)][-2:]
+        torch.testing.assert_close(batch["pairs"][row, place], first - second, equal_nan=True)
 
 
 def test_stages_share_a_stream(stream):
@@ -101,7 +113,7 @@ def test_grounding_loss_reads_the_layer_and_skips_what_is_unknown():
     layers = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(2)])
     language_model = torch.nn.Module()
     language_model.layers = layers
-    head = GroundingHead(8)
+    head = FactHead(8, depth=0.5)
     head.watch(language_model)
     targets = torch.full((1, 5, 4), math.nan)
     targets[0, 2, 3] = 0.5

@@ -42,7 +42,7 @@ class TrainConfig:
         0.35, "last share of the run, over which the rate falls to zero (1: cosine)"
     )
     dense_weight: float = _field(0.3, "weight of the dense vision loss once the language model trains too")
-    noun_weight: float = _field(0.5, "weight of the loss on a question's nouns: where, how large, how many")
+    fact_weight: float = _field(0.5, "weight of the losses on what a question's nouns mean, see grounding.py")
     grad_clip: float = _field(1.0, "largest gradient norm")
     ema: float = _field(0.998, "decay of the weight average that is evaluated and saved; 0 turns it off")
 

@@ -1,8 +1,9 @@
-"""Targets for the nouns of a question, read off the language model half way up.
+"""Targets for the inside of the language model: what a question's nouns mean, and how two of them compare.
 
 Whether one thing is left of another is two look-ups and a comparison, and an answer of one word rewards none
-of the three alone. A linear head on each noun's hidden state learns to say where its thing is, how large and
-how many there are (`data/shapes/mentions.py`). The head exists in training only.
+of the three alone. A linear head on each noun's hidden state half way up learns to say where its thing is,
+how large and how many there are (`data/shapes/mentions.py`); another, three quarters up, where the answer
+begins, learns the difference between the question's two nouns. The heads exist in training only.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class GroundingHead(nn.Module):
-    """(B, T, D) hidden states behind layer `layers // 2` -> (B, T, 4) facts; see `facts`."""
+class FactHead(nn.Module):
+    """(B, T, D) hidden states behind the share `depth` of the layers -> (B, T, 4) facts; see `facts`."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, depth: float):
         super().__init__()
         self.norm = nn.RMSNorm(width)
         self.linear = nn.Linear(width, 4)
+        self.depth = depth
         self._hidden: Tensor | None = None
 
     def watch(self, language_model) -> None:
         """Keep that layer's output of every pass, for `loss` to take."""
-        middle = language_model.layers[len(language_model.layers) // 2 - 1]
-        middle.register_forward_hook(self._keep)
+        layers = language_model.layers
+        layers[max(1, round(self.depth * len(layers))) - 1].register_forward_hook(self._keep)
 
     def _keep(self, module: nn.Module, inputs, output: Tensor) -> None:
         self._hidden = output if torch.is_grad_enabled() else None
