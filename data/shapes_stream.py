@@ -70,7 +70,7 @@ class ShapesStream(IterableDataset):
     """Yields batches as dicts of tensors.
 
     pixel_values (B, 3, S, S), dense (B, P, 9); and (B, T): input_ids, labels, position_ids; documents, 0 on
-    the prefix, k on branch k, -1 on padding; families, each branch's index into FAMILIES or -1. And (B, T, 4),
+    the prefix, k on branch k, -1 on padding; families, each branch's index into FAMILIES or -1. (B, T, 4) and
     NaN where there is nothing to say: nouns, `facts` where a question's nouns end; pairs, where its answer
     begins, the first noun's facts minus the second's.
     """
