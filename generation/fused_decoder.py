@@ -1,7 +1,7 @@
 """One token through the decoder in as few kernels as plain PyTorch allows.
 
     decoder = FusedDecoder(language_model)
-    logits = decoder(token_ids, kv_cache, positions)     # (B, 1) ids, (B,) positions -> (B, V)
+    logits = decoder(token_ids, kv_cache, positions, reach)     # (B, 1) ids, (B,) positions -> (B, V)
 
 At batch 1 a GPU's decode step is bound by the number of kernels before it is bound by bytes. So queries, keys
 and values are one product, gate and up another; queries and keys are rotated together; and what lies between
@@ -137,29 +137,21 @@ class FusedDecoder:
             join([mlp.down_proj]),
         )
 
-    def __call__(self, token_ids: Tensor, kv_cache: KVCache, positions: Tensor) -> Tensor:
-        """(B, 1) ids at (B,) positions -> (B, V) logits; the cache gains one position in each row.
+    def __call__(self, token_ids: Tensor, kv_cache: KVCache, positions: Tensor, reach: int) -> Tensor:
+        """(B, 1) ids at (B,) positions below `reach` -> (B, V) logits; the cache gains one position a row.
 
-        All of the cache's S slots are read and those behind a row's position masked: give a view.
+        The first `reach` slots of each row are read, and those behind its position masked.
         """
         model = self.model
         x = F.embedding(token_ids[:, 0], model.embed_tokens.weight)  # (B, D)
         rope = rope_at(positions, model.inv_freq(x.device), x.dtype)
-        keys = torch.arange(kv_cache[0]["key"].shape[2], device=x.device)
-        visible = keys <= positions[:, None]  # (B, S)
-        # Added to the scores: as bool it would be turned into this in every layer.
-        mask = torch.zeros_like(visible, dtype=x.dtype).masked_fill_(~visible, -torch.inf)[:, None, None]
-        rows = torch.arange(len(x), device=x.device)
-        slots = (rows, positions)
+        mask = mask_behind(positions, reach, x.dtype)
+        slots = (torch.arange(len(x), device=x.device), positions)
         q = into_attention(x, self.layers[0], rope, kv_cache[0], slots, self.sizes)
-        for index, layer_cache in enumerate(kv_cache):
+        attended = attend(q, kv_cache[0], mask)
+        for layer, following, layer_cache in zip(self.layers, self.layers[1:], kv_cache[1:]):
+            x, q = self._run_between(x, attended, layer, following, rope, layer_cache, slots, self.sizes)
             attended = attend(q, layer_cache, mask)
-            if index + 1 == len(kv_cache):
-                break
-            layer, following = self.layers[index], self.layers[index + 1]
-            x, q = self._run_between(
-                x, attended, layer, following, rope, kv_cache[index + 1], slots, self.sizes
-            )
         x = out_of_attention(x, attended, self.layers[-1], self.sizes)
         return F.linear(F.rms_norm(x, x.shape[-1:], model.norm.weight, model.norm.eps), model.lm_head.weight)
 
@@ -189,6 +181,18 @@ def rope_at(positions: Tensor, inv_freq: Tensor, dtype: torch.dtype) -> Rope:
     return Rope(torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype))
 
 
+def mask_behind(positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
+    """(B, 1, 1, S) to be added to scores, S = reach: 0 up to each row's position, -inf behind it.
+
+    Not bool, which would be turned into this in every layer; and cut from rows of a multiple of 16, without
+    which fused attention would copy it in every layer.
+    """
+    keys = torch.arange(-(-reach // 16) * 16, device=positions.device)
+    behind = keys > positions[:, None, None, None]
+    mask = torch.zeros(behind.shape, dtype=dtype, device=keys.device)
+    return mask.masked_fill_(behind, -torch.inf)[..., :reach]
+
+
 def into_attention(
     x: Tensor, layer: Layer, rope: Rope, layer_cache: dict, slots: tuple[Tensor, Tensor], sizes: Sizes
 ) -> Tensor:
@@ -211,8 +215,8 @@ def into_attention(
 
 
 def attend(q: Tensor, layer_cache: dict[str, Tensor], mask: Tensor) -> Tensor:
-    """(B, H_kv, G, D_h) queries over the cache, mask (B, 1, 1, S) to be added -> (B, H_kv, G, D_h)."""
-    k, v = layer_cache["key"].to(q.dtype), layer_cache["value"].to(q.dtype)
+    """(B, H_kv, G, D_h) queries over the first S slots, mask (B, 1, 1, S) -> (B, H_kv, G, D_h)."""
+    k, v = (layer_cache[name][:, :, : mask.shape[-1]].to(q.dtype) for name in ("key", "value"))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 

@@ -177,7 +177,8 @@ class GraphStep:
             kept_bytes = int(KEPT_SHARE * weights)
         self._kept_bytes = kept_bytes
         self._runs: dict[tuple, list[_Run]] = {}  # by what they are for; those that are free
-        self._plain: tuple | None = None  # the last call's key, token ids, positions, logits
+        self._buffers: tuple[Tensor, Tensor, Tensor] | None = None
+        self._last: tuple | None = None  # width and place of the last call's cache
         self._start()
 
     def _start(self) -> None:
@@ -186,28 +187,27 @@ class GraphStep:
         self._device, self.graphs = device, Graphs(device, self._capture)
         self.kept = KeptCache(self._decoder.model.config, self._kept_bytes)
         self._runs.clear()
-        self._plain = None
+        self._buffers = self._last = None
 
     def _refresh(self) -> None:
         if self._decoder.refresh():
             self._start()
 
-    def _decode(self, token: Tensor, cache: KVCache, position: Tensor) -> Tensor:
-        """(B, 1) ids at (B,) positions -> (B, V) logits."""
+    def _decode(self, token: Tensor, cache: KVCache, position: Tensor, reach: int) -> Tensor:
+        """(B, 1) ids at (B,) positions -> (B, V) logits; `reach` positions of the cache are read."""
         if self._device.type != "cuda":
-            return self._decoder(token, cache, position)
-        # Flash attention takes no mask, and cuDNN's plans its kernels for each length.
+            return self._decoder(token, cache, position, reach)
+        # Flash attention takes no mask, and cuDNN plans its kernels anew for each length.
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            return self._decoder(token, cache, position)
+            return self._decoder(token, cache, position, reach)
 
-    def _view(self, kv_cache: KVCache, length: int) -> KVCache:
-        """The first positions of a cache, of a length that nothing is compiled for."""
-        view = kv.view(kv_cache, length)
+    def _any_length(self, kv_cache: KVCache) -> KVCache:
+        """A cache of whose length nothing is compiled for."""
         if self._decoder.compiled:
-            for layer in view:
+            for layer in kv_cache:
                 for tensor in layer.values():
                     torch._dynamo.maybe_mark_dynamic(tensor, 2)
-        return view
+        return kv_cache
 
     # ------------------------------------------------------------------------------------- one token
 
@@ -215,27 +215,36 @@ class GraphStep:
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         """(B, 1) ids -> (B, V) logits, as the eager step gives them."""
         batch, place = len(token_ids), places(kv_cache)
-        if self._plain is None or self._plain[0] != (batch, place):
+        if (batch, place) != self._last:
             self._refresh()
-            position = torch.zeros(batch, dtype=torch.int64, device=self._device)
-            vocab, dtype = self._decoder.model.config.vocab_size, self._decoder.model.norm.weight.dtype
-            logits = torch.zeros(batch, vocab, dtype=dtype, device=self._device)
-            self._plain = (batch, place), torch.zeros_like(token_ids, device=self._device), position, logits
-        _, token, position, logits = self._plain
+            self._last = batch, place
+        token, position, logits = (buffer[:batch] for buffer in self._buffers_for(batch))
         token.copy_(token_ids)
         if isinstance(start_pos, int):
             position.fill_(start_pos)
-            bucket = min(bucket_of(start_pos + 1), kv.capacity(kv_cache))
+            reach = min(bucket_of(start_pos + 1), kv.capacity(kv_cache))
         else:
             position.copy_(start_pos)
-            bucket = kv.capacity(kv_cache)  # a view of fitting length, see CacheCursor
+            reach = kv.capacity(kv_cache)  # a view of fitting length, see CacheCursor
 
         def make() -> Callable[[], None]:
-            view = self._view(kv_cache, bucket)
-            return lambda: logits.copy_(self._decode(token, view, position))
+            cache = self._any_length(kv.view(kv_cache, kv.capacity(kv_cache)))
+            return lambda: logits.copy_(self._decode(token, cache, position, reach))
 
-        self.graphs.get(("plain", logits.data_ptr(), place, bucket), (batch, bucket), make, [])()
+        self.graphs.get((batch, place, reach), (batch, reach), make, [])()
         return logits.clone()
+
+    def _buffers_for(self, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids, positions and logits, for the widest batch so far."""
+        if self._buffers is None or len(self._buffers[0]) < batch:
+            self.graphs.clear()  # they know where the old ones were
+            vocab, dtype = self._decoder.model.config.vocab_size, self._decoder.model.norm.weight.dtype
+            self._buffers = (
+                torch.zeros(batch, 1, dtype=torch.int64, device=self._device),
+                torch.zeros(batch, dtype=torch.int64, device=self._device),
+                torch.zeros(batch, vocab, dtype=dtype, device=self._device),
+            )
+        return self._buffers
 
     # -------------------------------------------------------------------------------------- the loop
 
@@ -295,20 +304,21 @@ class GraphStep:
 
     def _graph(self, run: _Run, cursor: CacheCursor) -> tuple[int, Callable[[], None]]:
         """(positions that it can reach, what replays the next step)."""
-        cache, batch = cursor.kv_cache, len(run.token)
-        reach = min(bucket_of(cursor.longest), kv.capacity(cache))
+        kv_cache, batch = cursor.kv_cache, len(run.token)
+        reach = min(bucket_of(cursor.longest), kv.capacity(kv_cache))
 
         def make() -> Callable[[], None]:
-            view = self._view(cache, reach)
+            # Tensors of its own: those that the caller puts into the list later are others.
+            cache = self._any_length(kv.view(kv_cache, kv.capacity(kv_cache)))
 
             def step() -> None:
-                logits = self._decode(run.token, view, run.position)
+                logits = self._decode(run.token, cache, run.position, reach)
                 run.position += 1
                 run.choose(logits)
 
             return step
 
-        key, shape = (run, places(cache), reach), (batch, reach, run.chooser.kind)
+        key, shape = (run, places(kv_cache), reach), (batch, reach, run.chooser.kind)
         return reach, self.graphs.get(key, shape, make, run.state)
 
 

@@ -255,7 +255,7 @@ def test_logits_and_cache_are_the_eager_ones(bias):
     decoder, eager, position = FusedDecoder(lm), eager_step(lm), torch.tensor([0, 4, 30])
     for number in range(9):
         ids = torch.tensor([[number], [number + 1], [50 - number]])
-        got, expected = decoder(ids, caches[0], position), eager(ids, caches[1], position)
+        got, expected = decoder(ids, caches[0], position, 39), eager(ids, caches[1], position)
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
         position = position + 1
     for got, expected in zip(*caches, strict=True):
@@ -271,7 +271,7 @@ def test_what_lies_between_attentions_compiles_as_one_graph(vlm):
         assert_as_eager(vlm, step, batch(count), max_new_tokens=new, **NO_STOP)
     counters = torch._dynamo.utils.counters
     assert step._decoder.compiled, "it fell back"
-    assert not counters["graph_break"] and 1 <= counters["stats"]["unique_graphs"] <= 4
+    assert not counters["graph_break"] and 1 <= counters["stats"]["unique_graphs"] <= 2
 
 
 def test_a_backend_that_fails_is_said_once(vlm):
