@@ -51,7 +51,7 @@ class Graphs:
         self._device, self._capture = device, capture
         self._replays: OrderedDict[tuple, Callable[[], None]] = OrderedDict()
         self._warm: set[tuple] = set()
-        self._pool = torch.cuda.graph_pool_handle() if capture else None
+        self._pool: tuple | None = None  # memory that the graphs share: none holds anything between replays
         self.recorded = 0
 
     def clear(self) -> None:
@@ -91,6 +91,7 @@ class Graphs:
                     for tensor, value in zip(state, saved, strict=True):
                         tensor.copy_(value)
                 graph = torch.cuda.CUDAGraph()
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
                 # Not `torch.cuda.graph`, which waits for the device and empties the allocator's caches.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:

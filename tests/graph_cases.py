@@ -1,8 +1,13 @@
-"""What a `GraphStep` must give: the eager step's tokens, in every respect. On the CPU and on CUDA."""
+"""What a `GraphStep` must give: the eager step's tokens, in every respect. On the CPU and on CUDA.
+
+`Tape` stands in for CUDA graphs where there is no GPU: like them it knows addresses and constants only.
+"""
 
 from __future__ import annotations
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from generation.decoding import Generated
 from generation.graph_step import GraphStep
@@ -51,3 +56,42 @@ def assert_as_eager(model, step: GraphStep, inputs: dict, **options) -> Generate
     for name in ("lengths", "stop_reasons", "prompt_tokens", "decode_steps"):
         assert getattr(got, name) == getattr(expected, name), name
     return got
+
+
+class Tape(TorchDispatchMode):
+    """Records every operation on the very tensors that it ran on, and runs them again.
+
+    What a graph would not do is not done here either: Python that decides anew, numbers that have changed,
+    tensors that have been replaced.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._operations: list[tuple] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        named = named or {}
+        if function is torch.ops.aten._local_scalar_dense.default:
+            raise AssertionError("a value is read back while recording")
+        result = function(*arguments, **named)
+        self._operations.append((function, arguments, named, result))
+        return result
+
+    def replay(self) -> None:
+        for function, arguments, named, result in self._operations:
+            again = function(*arguments, **named)
+            for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                # A view of what is recorded, or that itself, is up to date already.
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+def record_on_tape(self, function, shape, state):
+    """`Graphs._record` with a tape. Recording changes no state, as capturing does not."""
+    saved = [tensor.clone() for tensor in state]
+    tape = Tape()
+    with tape:
+        function()
+    for tensor, value in zip(state, saved, strict=True):
+        tensor.copy_(value)
+    return tape.replay

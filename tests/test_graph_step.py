@@ -1,4 +1,7 @@
-"""`GraphStep` without graphs: buffers, buckets, late stop flags and the kept cache give the eager tokens."""
+"""`GraphStep` without CUDA: buffers, buckets, late stop flags and the kept cache give the eager tokens.
+
+Mostly with a tape for a graph, which is bound to addresses as a graph is.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from generation import kv_cache as kv
 from generation.batching import Scheduler
 from generation.decoding import NotFiniteError, eager_step
 from generation.fused_decoder import FusedDecoder
-from generation.graph_step import GraphStep, bucket_of
+from generation.graph_step import Graphs, GraphStep, LateFlags, bucket_of
 from generation.kept_cache import KeptCache
 from generation.session import Session
 from tests.batches import assert_as_alone, uneven
-from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, rows, stops_for
+from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, rows, stops_for
 from tests.prompts import NO_STOP, Picture, assert_holds, inputs_of, tiny_vlm, words
 
 MANY = 2**30  # bytes: every cache is kept
@@ -32,8 +35,16 @@ def short_buckets(monkeypatch):
     monkeypatch.setattr("generation.kept_cache.MULTIPLE", 16)
 
 
-def make_step(vlm, **options) -> GraphStep:
-    return GraphStep(vlm.language_model, capture=False, **{"kept_bytes": MANY} | options)
+@pytest.fixture(autouse=True)
+def tape(monkeypatch):
+    """Graphs are tapes, for all steps that are made by `make_step`."""
+    monkeypatch.setattr(Graphs, "_record", record_on_tape)
+
+
+def make_step(vlm, taped: bool = True, **options) -> GraphStep:
+    step = GraphStep(vlm.language_model, capture=False, **{"kept_bytes": MANY} | options)
+    step._capture = step.graphs._capture = taped
+    return step
 
 
 # --- the tokens of the eager step
@@ -41,25 +52,24 @@ def make_step(vlm, **options) -> GraphStep:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_tokens_are_those_of_the_eager_step(vlm, count, sampling):
+@pytest.mark.parametrize("taped", [False, True])
+def test_tokens_are_those_of_the_eager_step(vlm, count, sampling, taped):
     inputs, options = batch(count), {"max_new_tokens": 40, **sampling}
-    step = make_step(vlm)
+    step = make_step(vlm, taped)
     assert_as_eager(vlm, step, inputs, **NO_STOP, **options)  # crosses two buckets
     assert_as_eager(vlm, step, inputs, stop_token_ids=stops_for(vlm, inputs, **options), **options)
 
 
 @pytest.mark.parametrize("lag", range(5))
 @pytest.mark.parametrize("end", [1, 2, 3, 9])
-def test_late_flags_yield_nothing_behind_the_last_stop(vlm, lag, end):
+def test_late_flags_yield_nothing_behind_the_last_stop(vlm, monkeypatch, lag, end):
+    pushed, push = [], LateFlags.push
+    monkeypatch.setattr(LateFlags, "push", lambda self, number: pushed.append(number) or push(self, number))
     inputs = batch(1)
     free = vlm.generate(**inputs, max_new_tokens=9, **NO_STOP)[0].tolist()
-    step, launched = make_step(vlm, lag=lag), []
-    decoder = step._decoder
-    step._decoder = lambda *a: launched.append(1) or decoder(*a)
-    step._decoder.__dict__.update(model=decoder.model, refresh=decoder.refresh, compiled=False)
-    result = assert_as_eager(vlm, step, inputs, max_new_tokens=9, stop_token_ids=(free[end - 1],))
-    taken = result.lengths[0]
-    assert taken <= end and taken - 1 <= len(launched) <= min(taken - 1 + lag, 8)
+    step = make_step(vlm, lag=lag)
+    (taken,) = assert_as_eager(vlm, step, inputs, max_new_tokens=9, stop_token_ids=(free[end - 1],)).lengths
+    assert taken <= end and pushed == list(range(min(taken + lag, 9)))  # never more than `lag` in vain
 
 
 @pytest.mark.parametrize("kept_bytes", [0, MANY])
@@ -266,7 +276,7 @@ def test_what_lies_between_attentions_compiles_as_one_graph(vlm):
     """Traced and made functional as inductor would have it, in as few versions as there are widths."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    step = make_step(vlm, backend="aot_eager", kept_bytes=0)
+    step = make_step(vlm, backend="aot_eager", taped=False, kept_bytes=0)
     for count, new in ((1, 30), (1, 60), (2, 40), (4, 20)):
         assert_as_eager(vlm, step, batch(count), max_new_tokens=new, **NO_STOP)
     counters = torch._dynamo.utils.counters
@@ -278,6 +288,6 @@ def test_a_backend_that_fails_is_said_once(vlm):
     def broken(*_):
         raise RuntimeError("no such compiler")
 
-    step = make_step(vlm, backend=broken)
+    step = make_step(vlm, taped=False, backend=broken)
     with pytest.warns(RuntimeWarning, match="not compiled.*"):
         assert_as_eager(vlm, step, batch(1), max_new_tokens=6, **NO_STOP)
