@@ -260,11 +260,17 @@ class GraphStep:
         if len(self._runs) > KINDS:
             self._runs.pop(next(iter(self._runs)))
         run = free.pop() if free else _Run(chooser, self.lag)
+        filled, given = cursor.longest, 0
         try:
-            yield from self._loop(run, logits, chooser, cursor, max_new_tokens)
+            for token in self._loop(run, logits, chooser, cursor, max_new_tokens):
+                given += 1
+                yield token
         finally:
             if not run.chooser.finite.item():  # even masked, NaN would reach the next answer
                 self.kept.forget()
+                for layer in cursor.kv_cache:
+                    for tensor in layer.values():
+                        tensor[:, :, filled + max(0, given - 1) :] = 0  # the last token is not in it
             free.append(run)
 
     def _loop(self, run: _Run, logits, chooser: Chooser, cursor: CacheCursor, count: int) -> Iterator[Tensor]:
@@ -275,9 +281,9 @@ class GraphStep:
         """
         run.chooser.load(chooser)
         run.choose(logits)
-        run.late.push(0)
         run.position.copy_(torch.as_tensor(cursor.start_pos))  # ()  or (B,)
         tokens, launched, reach, stoppable = deque([run.token.clone()]), 1, 0, chooser.stop_ids.numel() > 0
+        run.late.push(0)
         for number in range(count):
             ahead = min(number + 1 + self.lag, count) if stoppable else number + 1
             # No cache is grown for a step that may be in vain.

@@ -141,6 +141,25 @@ def test_logits_that_are_not_finite_are_an_error_and_leave_nothing(value, stops)
 # --- sessions and schedulers
 
 
+@pytest.mark.parametrize("kept_bytes", [0, MANY])
+def test_a_session_goes_on_behind_an_answer_that_was_not_finite(kept_bytes):
+    model = tiny_vlm()
+    session, step, prompt = Session(model), make_step(model, kept_bytes=kept_bytes), words(1, 8)
+    options = {"max_new_tokens": 10, "stop_token_ids": (VOCAB_END,), "decode_step": step}
+    expected = model.generate(**inputs_of(prompt), max_new_tokens=10, **NO_STOP)
+    table, fourth = model.language_model.embed_tokens.weight, int(expected[0, 3])
+    was = table[fourth].detach().clone()
+    with torch.no_grad():
+        table[fourth] = float("nan")
+    stream = session.generate_stream(**inputs_of(prompt), **options)
+    with pytest.raises(NotFiniteError):
+        stream.drain()
+    with torch.no_grad():
+        table[fourth] = was
+    assert session.held <= len(prompt) + expected[0].tolist().index(fourth)
+    assert torch.equal(session.generate(**inputs_of(prompt), **options), expected)
+
+
 def test_a_session_goes_on_behind_a_stop(vlm):
     eager, fast, step = Session(vlm), Session(vlm), make_step(vlm)
     history = [*words(1, 5), Picture(1), *words(2, 4)]
