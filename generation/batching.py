@@ -27,7 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.decoding import VIEW_STEP, DecodeStep, NotFiniteError, Stopwatch, eager_step, prefill
+from generation.chooser import NotFiniteError
+from generation.decoding import VIEW_STEP, DecodeStep, Stopwatch, eager_step, prefill
 from generation.feature_cache import FeatureCache
 from generation.prompt import Prompt
 from generation.requests import Completed, Deferred, Request, RequestReader, Row

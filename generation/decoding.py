@@ -8,7 +8,8 @@ The loop owns the positions. Rows of one length share an int `start_pos` and nee
 different lengths have a (B,) tensor. What stands behind a shorter row's end in the cache is garbage that no
 real query sees: prefill is causal, and decoding overwrites each slot before its first query looks at it.
 
-A decode step is any callable (token ids (B, 1), kv_cache, start_pos) -> logits (B, V).
+A decode step is any callable (token ids (B, 1), kv_cache, start_pos) -> logits (B, V). One that is an
+`OwnLoop` besides chooses the tokens itself, and `decode` leaves the loop to it.
 """
 
 from __future__ import annotations
@@ -16,29 +17,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
+from generation.chooser import Chooser
+from generation.chooser import NotFiniteError as NotFiniteError
 from generation.kv_cache import KVCache
 from generation.prompt import Prompt
-from generation.sampling import SamplingParams, check_integer, make_generators, sample
+from generation.sampling import SamplingParams, check_integer
 
 DecodeStep = Callable[[Tensor, "KVCache | None", "int | Tensor"], Tensor]
 
 VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
-
-
-class NotFiniteError(ValueError):
-    """Logits that hold NaN or infinity: no token drawn from them means anything."""
-
-    def __init__(self):
-        super().__init__(
-            "the model's logits are not finite (NaN or infinity): broken weights, or a dtype of too "
-            "small a range"
-        )
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ class GenerationOptions(SamplingParams):
     stop_token_ids: a row ends with any of these; None means the checkpoint's, () none.
     num_return_sequences: answers to each prompt, from one prefill.
     use_cache: False recomputes everything for every token: the slow reference.
-    decode_step: replaces the eager step (see `DecodeStep`).
+    decode_step: replaces the eager step (see `DecodeStep`, `OwnLoop`).
     """
 
     max_new_tokens: int = 128
@@ -183,16 +177,23 @@ class CacheCursor:
         self.start_pos: int | Tensor = self.longest if shared else torch.tensor(lengths, device=device)
         self._view: KVCache | None = None
 
+    @property
+    def full(self) -> bool:
+        """Whether the cache has to grow for the next token."""
+        return self.kv_cache is not None and self.longest >= kv.capacity(self.kv_cache)
+
+    def make_room(self) -> None:
+        """One more position in each row: called once before each decode step."""
+        if self.kv_cache is not None and self.full:
+            kv.grow(self.kv_cache, self.longest + 1, self.limit)  # what outgrew the buffer outgrew the view
+        self.longest += 1
+
     def advance(self) -> tuple[KVCache | None, int | Tensor]:
         """(cache, start_pos) for the next token of each row."""
+        self.make_room()
         start_pos = self.start_pos
         self.start_pos = start_pos + 1
-        self.longest += 1
-        if self.kv_cache is None:
-            return None, start_pos
-        if self.longest > kv.capacity(self.kv_cache):
-            kv.grow(self.kv_cache, self.longest, self.limit)  # what outgrew the buffer outgrew the view
-        if isinstance(start_pos, int):
+        if self.kv_cache is None or isinstance(start_pos, int):
             return self.kv_cache, start_pos
         # A tensor of positions reads the whole buffer it is given: give it what the longest row needs.
         if self._view is None or kv.capacity(self._view) < self.longest:
@@ -201,55 +202,18 @@ class CacheCursor:
         return self._view, start_pos
 
 
-class Chooser:
-    """What happens between two decode steps: a token for each row, and who has stopped. All on the device.
+@runtime_checkable
+class OwnLoop(Protocol):
+    """A decode step that runs the whole loop, to choose tokens where the logits are made."""
 
-    Args:
-        options: sampling and `stop_token_ids`, which must not be None here.
-        prompts: B; rows are B · num_return_sequences.
-        pad_id: what rows that have stopped go on with.
-        device: where logits are.
-        seen: (B · N, V) bool, tokens of the prompts, where there is a repetition penalty; updated in place.
-    """
+    def decode(
+        self, logits: Tensor, chooser: Chooser, cursor: CacheCursor, max_new_tokens: int
+    ) -> Iterator[Tensor]:
+        """What `decode` does, in every respect that a caller can see.
 
-    def __init__(self, options: GenerationOptions, prompts: int, pad_id: int, device, seen: Tensor | None):
-        answers = options.num_return_sequences
-        self.options, self.pad_id, self.seen = options, pad_id, seen
-        self.generators = None if options.greedy else make_generators(options.seed, prompts, answers, device)
-        self.stop_ids = torch.tensor(options.stop_token_ids, dtype=torch.int64, device=device)
-        self.stopped = torch.zeros(prompts * answers, dtype=torch.bool, device=device)
-        self.lengths = torch.zeros(prompts * answers, dtype=torch.int64, device=device)
-        self.finite = torch.ones((), dtype=torch.bool, device=device)
-
-    def choose(self, logits: Tensor) -> Tensor:
-        """(B, V) logits -> (B, 1) token ids, the pad id for rows that had stopped."""
-        # The maximum is NaN where anything is, and +inf where anything is; -inf alone is a banned token.
-        self.finite = self.finite & logits.amax(-1).isfinite().all()
-        token = sample(logits, self.options, self.generators, self.seen)
-        token = token.masked_fill(self.stopped[:, None], self.pad_id)
-        self.lengths = self.lengths + ~self.stopped
-        self.stopped = self.stopped | (token == self.stop_ids).any(-1)
-        if self.seen is not None:
-            self.seen.scatter_(1, token, True)
-        return token
-
-    def finished(self) -> bool:
-        """Whether every row has stopped: the loop's one read-back, and none at all without stop ids.
-
-        Raises:
-            ValueError: logits that are not finite, before anyone sees a token drawn from them.
+        It calls `cursor.make_room` before each step, uses the cursor up, and leaves in the chooser who has
+        stopped after how many tokens. It may write into the cache behind what was yielded.
         """
-        if self.stop_ids.numel() == 0:
-            return False
-        if not (self.stopped.all() | ~self.finite).item():
-            return False
-        self.check_finite()
-        return True
-
-    def check_finite(self) -> None:
-        """Raises ValueError if any logits so far held NaN or infinity."""
-        if not self.finite.item():
-            raise NotFiniteError
 
 
 def decode(
@@ -265,8 +229,11 @@ def decode(
         max_new_tokens: at most so many are yielded.
 
     Raises:
-        ValueError: logits that are not finite.
+        NotFiniteError: logits that are not finite.
     """
+    if isinstance(step, OwnLoop):
+        yield from step.decode(logits, chooser, cursor, max_new_tokens)
+        return
     for remaining in range(max_new_tokens - 1, -1, -1):
         token = chooser.choose(logits)
         finished = chooser.finished()

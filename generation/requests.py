@@ -86,7 +86,7 @@ class Row:
     reused: int = 0
     rest: Tensor | None = None  # (1, L - reused, D), until it is prefilled
     tokens: list[int] = field(default_factory=list)
-    generator: torch.Generator | None = None
+    seed: int | None = None  # what it draws with, once it has drawn
     seen: Tensor | None = None  # (V,) bool, where there is a repetition penalty
 
     @property

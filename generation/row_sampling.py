@@ -9,14 +9,14 @@ from torch import Tensor
 
 from generation.prompt import seen_tokens
 from generation.requests import Row
-from generation.sampling import make_generators, sample
+from generation.sampling import make_seeds, sample, uniforms
 
 
 def sample_rows(rows: Sequence[Row], logits: Tensor) -> Tensor:
     """Logits (k, V) to tokens (k, 1), nothing read back from the device.
 
-    Each row draws from its own generator, seeded as `model.generate` seeds it for the row alone, and its own
-    tokens count for its repetition penalty.
+    Each row draws with the seed that `model.generate` gives it alone, and its own tokens count for its
+    repetition penalty.
     """
     kinds: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
@@ -31,22 +31,23 @@ def sample_rows(rows: Sequence[Row], logits: Tensor) -> Tensor:
 
 def _sample_alike(rows: Sequence[Row], logits: Tensor) -> Tensor:
     """`sample` for rows that share their parameters."""
-    params, generators, seen = rows[0].params, None, None
+    params, uniform, seen = rows[0].params, None, None
     if not params.greedy:
-        generators = [_generator(row, logits.device) for row in rows]
+        drawn = torch.tensor([len(row.tokens) for row in rows])
+        uniform = uniforms(torch.tensor([_seed(row) for row in rows]), drawn).to(logits.device)
     if params.repetition_penalty != 1:
         seen = torch.stack([_seen(row, logits) for row in rows])  # (k, V)
-    token = sample(logits, params, generators, seen)
+    token = sample(logits, params, uniform, seen)
     if seen is not None:
         for row, own in zip(rows, token, strict=True):
             row.seen.scatter_(0, own, True)
     return token
 
 
-def _generator(row: Row, device: torch.device) -> torch.Generator:
-    if row.generator is None:
-        (row.generator,) = make_generators(row.options.seed, 1, 1, device)
-    return row.generator
+def _seed(row: Row) -> int:
+    if row.seed is None:
+        (row.seed,) = make_seeds(row.options.seed, 1, 1)
+    return row.seed
 
 
 def _seen(row: Row, logits: Tensor) -> Tensor:

@@ -1,18 +1,28 @@
-"""Logits to tokens: one function, an explicit generator.
+"""Logits to tokens: one function, and explicit random numbers.
 
 The order is transformers': repetition penalty, temperature, top-k, top-p, min-p.
+
+A row's random numbers are a hash of its seed and of how many it has drawn: the same on every device, alone or
+in any batch, without a generator's state, and all rows in one call. So they can be drawn inside a CUDA graph.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 MAX_SEED = 2**63 - 1
+_SCAN = 256  # probabilities summed in one piece
+# 2**64 over the golden ratio, and two odd factors, as in SplitMix64 (Steele, Lea and Flood, 2014); here
+# as signed numbers.
+_GOLDEN, _FIRST_FACTOR, _SECOND_FACTOR = (
+    -7046029254386353131, -4658895280553007687, -7723592293110705685
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -24,8 +34,8 @@ class SamplingParams:
     top_p: keep the likeliest tokens up to and including the one that reaches this mass; 1 is off.
     min_p: keep tokens at least this fraction as likely as the likeliest; 0 is off.
     repetition_penalty: divides positive and multiplies negative logits of tokens already seen; 1 is off.
-    seed: answer j of every prompt draws from a generator seeded with seed + j, so that a row gets in a batch
-        what it gets alone; None takes seeds from torch's global generator.
+    seed: answer j of every prompt draws with seed + j, so that a row gets in a batch what it gets alone;
+        None takes seeds from torch's global generator.
     """
 
     temperature: float = 0.0
@@ -66,56 +76,77 @@ def check_integer(name: str, value, low: int, high: int | None = None) -> None:
         raise ValueError(f"{name}: expected an integer {bound}, got {value!r}")
 
 
-def make_generators(seed: int | None, prompts: int, answers: int, device) -> list[torch.Generator]:
-    """One generator for each of prompts · answers rows, the answers to a prompt side by side."""
+def make_seeds(seed: int | None, prompts: int, answers: int) -> list[int]:
+    """The seed of each of prompts · answers rows, the answers to a prompt side by side."""
     if seed is None:
-        seeds = torch.randint(MAX_SEED, (prompts * answers,)).tolist()
-    else:
-        seeds = [seed + answer for answer in range(answers)] * prompts
-    return [torch.Generator(device).manual_seed(value % MAX_SEED) for value in seeds]
+        return torch.randint(MAX_SEED, (prompts * answers,)).tolist()
+    return [(seed + answer) % MAX_SEED for answer in range(answers)] * prompts
+
+
+def uniforms(seeds: Tensor, drawn: Tensor) -> Tensor:
+    """Each row's random number after it has drawn `drawn` of them: (B,) float32 in [0, 1), 24 bits.
+
+    Args:
+        seeds: (B,) int64.
+        drawn: () or (B,) int64.
+    """
+    bits = _hash(_hash(seeds) + (drawn + 1) * _GOLDEN)
+    return _shift(bits, 40).float() * 2.0**-24
+
+
+def _shift(x: Tensor, by: int) -> Tensor:
+    """A shift to the right that brings in zeros; that of signed numbers repeats the sign."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def _hash(x: Tensor) -> Tensor:
+    """Every bit of int64 `x` moves about half of the result's; products wrap around."""
+    x = (x ^ _shift(x, 30)) * _FIRST_FACTOR
+    x = (x ^ _shift(x, 27)) * _SECOND_FACTOR
+    return x ^ _shift(x, 31)
 
 
 def sample(
-    logits: Tensor,
-    params: SamplingParams,
-    generator: torch.Generator | Sequence[torch.Generator] | None = None,
-    seen: Tensor | None = None,
+    logits: Tensor, params: SamplingParams, uniform: Tensor | None = None, seen: Tensor | None = None
 ) -> Tensor:
     """Choose one token a row, without reading anything back from the device.
 
     Args:
-        logits: (B, V). Must hold no NaN: `Chooser` in decoding.py checks that together with the stop flags.
+        logits: (B, V). What a row with NaN gets means nothing: `Chooser` in decoding.py checks that together
+            with the stop flags.
         params: see `SamplingParams`.
-        generator: one for the whole batch, or one for each row; not needed where greedy.
+        uniform: (B,) random numbers in [0, 1), see `uniforms`; not needed where greedy.
         seen: (B, V) bool, True for tokens of the row so far; needed with a repetition penalty.
 
     Returns:
         (B, 1) int64.
 
     Raises:
-        ValueError: a missing generator or `seen`, or as many generators as there are not rows.
+        ValueError: a missing `uniform` or `seen`, or as many random numbers as there are not rows.
     """
     scores = adjusted_scores(logits, params, seen)
     if params.greedy:
         return scores.argmax(dim=-1, keepdim=True)
-    if generator is None:
-        raise ValueError("sampling with a temperature needs a torch.Generator")
-    # argmax(score + Gumbel noise) is a draw from softmax(score), and -log(Exponential(1)) is Gumbel noise:
-    # unlike torch.multinomial this neither normalises nor asks the device whether the sum is positive.
-    noise = exponential_noise(scores, generator).clamp_(min=torch.finfo(torch.float32).tiny).log_()
-    return (scores - noise).argmax(dim=-1, keepdim=True)
+    if uniform is None:
+        raise ValueError("sampling with a temperature needs a random number for each row")
+    if uniform.shape != scores.shape[:1]:
+        raise ValueError(f"expected a random number for each of {len(scores)} rows, got {len(uniform)}")
+    # The first token at which the summed probability exceeds the random share of the total: unlike
+    # torch.multinomial this does not ask the device whether the sum is positive. Sums at what was filtered
+    # out count as none, for rounding may let a sum rise where nothing was added.
+    summed = _running_sum(scores.softmax(-1)).masked_fill(scores == -math.inf, 0)
+    wanted = uniform[:, None] * summed.amax(-1, keepdim=True)
+    # Of equal maxima the first; not of bool, which argmax does not take.
+    return (summed > wanted).to(torch.uint8).argmax(-1, keepdim=True)
 
 
-def exponential_noise(like: Tensor, generator: torch.Generator | Sequence[torch.Generator]) -> Tensor:
-    """Exponential(1) draws in the shape of `like`, (B, V)."""
-    noise = torch.empty_like(like)
-    if isinstance(generator, torch.Generator):
-        return noise.exponential_(generator=generator)
-    if len(generator) != like.shape[0]:
-        raise ValueError(f"expected one generator for each of {like.shape[0]} rows, got {len(generator)}")
-    for row, own in zip(noise, generator):
-        row.exponential_(generator=own)
-    return noise
+def _running_sum(x: Tensor) -> Tensor:
+    """Cumulative sum of (B, V) along V, in pieces: rounding stays that of short sums, and a scan of one long
+    row, which CUDA does in an order of its own each time, is none."""
+    batch, length = x.shape
+    pieces = F.pad(x, (0, -length % _SCAN)).view(batch, -1, _SCAN).cumsum(-1)
+    totals = pieces[..., -1]
+    return (pieces + (totals.cumsum(-1) - totals)[..., None]).flatten(1)[:, :length]
 
 
 def adjusted_scores(logits: Tensor, params: SamplingParams, seen: Tensor | None = None) -> Tensor:
@@ -147,6 +178,6 @@ def adjusted_scores(logits: Tensor, params: SamplingParams, seen: Tensor | None 
 
 def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     ordered, order = scores.sort(dim=-1)  # ascending, so that small masses are summed first
-    drop = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
+    drop = _running_sum(ordered.softmax(-1)) <= 1 - top_p
     drop[:, -1] = False  # the likeliest stays, whatever rounding says
     return scores.masked_fill(torch.empty_like(drop).scatter_(1, order, drop), -math.inf)

@@ -17,6 +17,7 @@ tile's pixels, because all placeholders carry the same id.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,6 @@ from generation import kv_cache as kv
 from generation.decoding import (
     CacheCursor,
     Chooser,
-    DecodeStep,
     Generated,
     GenerationOptions,
     Stopwatch,
@@ -90,7 +90,7 @@ class Session:
         self.feature_cache = FeatureCache(model, 0) if feature_cache is None else feature_cache
         self._cache: KVCache | None = None
         self._keys: list[PositionKey] = []  # what the cache holds from its first position on ...
-        self._fed: list[Tensor] = []  # ... and behind that: ids (1, 1) not yet read back from the device
+        self._fed: list[Tensor] = []  # ... and behind that: ids (1,) not yet read back from the device
         self._turn = 0
 
     @property
@@ -190,8 +190,6 @@ class Session:
         if answers > 1:
             limit = length + options.max_new_tokens - 1
             kv_cache = kv.fork(kv_cache, length, answers, initial_capacity(length, options.max_new_tokens))
-        else:
-            step = self._noting(step)
         watch.lap("prefill")
 
         seen = None
@@ -199,8 +197,9 @@ class Session:
             ids = request.input_ids.to(model.device)
             seen = seen_tokens(ids, None, model.config.text.vocab_size, answers)
         chooser = Chooser(options, 1, model.pad_id(options), model.device, seen)
-        cursor = CacheCursor(kv_cache, (length,), model.device, limit)
-        made = yield from answer(step, logits, chooser, cursor, options.max_new_tokens, [length], watch)
+        cursor = _TurnCursor(self, kv_cache, (length,), model.device, limit)
+        steps = answer(step, logits, chooser, cursor, options.max_new_tokens, [length], watch)
+        made = yield from (self._noting(steps) if answers == 1 else steps)
         fork_bytes = made.kv_cache_bytes if answers > 1 else 0
         return SessionGenerated(
             **vars(made) | {"kv_cache_bytes": self.kv_cache_bytes + fork_bytes},
@@ -250,27 +249,42 @@ class Session:
         self._keys += keys[reused:]
         return logits
 
-    def _noting(self, step: DecodeStep) -> DecodeStep:
-        """A decode step that notes each token it has put into the cache: all but an answer's last one."""
-        turn = self._turn
-
-        def noting_step(token_ids: Tensor, kv_cache: KVCache | None, start_pos: int | Tensor) -> Tensor:
-            if self._turn != turn:
-                raise ValueError(
-                    "this answer was left unfinished when its session began another one or was reset: "
-                    "it cannot be gone on with"
-                )
-            logits = step(token_ids, kv_cache, start_pos)
-            self._fed.append(token_ids)
-            return logits
-
-        return noting_step
+    def _noting(self, steps: Generator[Tensor, None, Generated]) -> Generator[Tensor, None, Generated]:
+        """Pass on an answer's tokens, and note those that are in the cache: each, once the next one is there,
+        and so all but the last one."""
+        turn, last = self._turn, None
+        with closing(steps):
+            while True:
+                try:
+                    token = next(steps)
+                except StopIteration as end:
+                    return end.value
+                if last is not None and self._turn == turn:
+                    self._fed.append(last)
+                last = token
+                yield token
 
     def _read_back(self) -> None:
         """Token ids of the last answer, device to host: once a turn, not once a token."""
         fed, self._fed = self._fed, []
         if fed:
-            self._keys += torch.cat(fed, dim=1)[0].tolist()
+            self._keys += torch.cat(fed).tolist()
+
+
+class _TurnCursor(CacheCursor):
+    """Positions in a session's cache, for as long as the answer is the session's last one."""
+
+    def __init__(self, session: Session, *arguments):
+        super().__init__(*arguments)
+        self._session, self._turn = session, session._turn
+
+    def make_room(self) -> None:
+        if self._session._turn != self._turn:
+            raise ValueError(
+                "this answer was left unfinished when its session began another one or was reset: "
+                "it cannot be gone on with"
+            )
+        super().make_room()
 
 
 def common_prefix(first: Sequence[PositionKey], second: Sequence[PositionKey]) -> int:

@@ -7,7 +7,8 @@ import torch
 
 from generation import kv_cache as kv
 from generation.decoding import eager_step
-from generation.fast_decode import GraphStep, fast_step, set_precision
+from generation.fast_decode import fast_step, set_precision
+from generation.graph_step import GraphStep
 from generation.native import build
 from generation.native.step import NativeStep, unsupported
 from generation.packed_weights import PackedLinear, pack, quantize_rows
@@ -146,7 +147,7 @@ def test_set_precision_keeps_generating():
 
 @pytest.mark.parametrize("starts", [None, [0, 40]])
 def test_graph_logic_without_capture(starts, monkeypatch):
-    monkeypatch.setattr("generation.fast_decode.BUCKET", 32)
+    monkeypatch.setattr("generation.graph_step.BUCKET", 32)
     lm = make_model().language_model
     expected, _ = walk(eager_step(lm), lm, 2, 100, torch.float32, starts)
     got, _ = walk(GraphStep(lm, capture=False), lm, 2, 100, torch.float32, starts)

@@ -11,7 +11,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from generation.sampling import SamplingParams, adjusted_scores, make_generators, sample
+from generation.sampling import SamplingParams, adjusted_scores, make_seeds, sample, uniforms
 
 CASES = [
     {"temperature": 0.7},
@@ -52,7 +52,7 @@ def test_scores_equal_transformers(case):
     torch.testing.assert_close(got.log_softmax(-1), expected.log_softmax(-1))  # ours may be shifted
 
 
-def test_greedy_is_the_exact_argmax_and_needs_no_generator():
+def test_greedy_is_the_exact_argmax_and_needs_no_random_number():
     logits = torch.randn(7, 500)
     token = sample(logits, SamplingParams())
     assert token.shape == (7, 1) and token.dtype == torch.int64
@@ -73,7 +73,7 @@ def test_draws_follow_the_distribution(case):
     params, draws = SamplingParams(**case), 20_000
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(3)) * 1.5
     wanted = transformers_scores(params, torch.zeros(1, 1, dtype=torch.int64), logits).softmax(-1)[0]
-    tokens = sample(logits.expand(draws, -1), params, torch.Generator().manual_seed(4))
+    tokens = sample(logits.expand(draws, -1), params, uniforms(torch.arange(draws), torch.tensor(4)))
     counts = torch.bincount(tokens[:, 0], minlength=12).float()
     kept = wanted > 0
     assert not counts[~kept].any(), "a token that was filtered out was drawn"
@@ -81,25 +81,58 @@ def test_draws_follow_the_distribution(case):
     assert ((counts[kept] - expected) ** 2 / expected).sum().item() < 37.4
 
 
-def test_a_generator_for_each_row_makes_rows_independent_of_the_batch():
+def test_a_seed_for_each_row_makes_rows_independent_of_the_batch():
     params, logits = SamplingParams(temperature=1.0), torch.randn(1, 300).repeat(6, 1)
-    batch = sample(logits, params, make_generators(5, prompts=3, answers=2, device="cpu"))[:, 0]
-    alone = [sample(logits[:1], params, make_generators(5 + j, 1, 1, "cpu")).item() for j in range(2)]
-    assert batch.tolist() == alone * 3
+    for drawn in map(torch.tensor, range(5)):
+        batch = sample(logits, params, uniforms(torch.tensor(make_seeds(5, 3, 2)), drawn))[:, 0]
+        alone = [sample(logits[:1], params, uniforms(torch.tensor([5 + j]), drawn)).item() for j in range(2)]
+        assert batch.tolist() == alone * 3
+
+
+def test_seeds():
+    assert make_seeds(5, prompts=2, answers=3) == [5, 6, 7, 5, 6, 7]
+    assert make_seeds(2**63 - 2, 1, 3) == [2**63 - 2, 0, 1]
     torch.manual_seed(0)
-    first = make_generators(None, 2, 1, "cpu")
+    first = make_seeds(None, 2, 1)
     torch.manual_seed(0)
-    second = make_generators(None, 2, 1, "cpu")
-    assert [g.initial_seed() for g in first] == [g.initial_seed() for g in second]
-    assert first[0].initial_seed() != first[1].initial_seed()
+    assert make_seeds(None, 2, 1) == first and first[0] != first[1]
+
+
+def test_uniforms_are_fixed_forever():
+    """An answer can be had again from its seed, on every device and with the next release."""
+    got = uniforms(torch.tensor([0, 1, 2**62]), torch.tensor(0)).mul(2**24).long().tolist()
+    assert got == [14819496, 12578688, 842170]
+    each = uniforms(torch.tensor([7, 7, 9]), torch.tensor([3, 4, 3]))
+    assert each[:1].equal(uniforms(torch.tensor([7]), torch.tensor(3))) and each.unique().numel() == 3
+
+
+@pytest.mark.parametrize("along", ["seeds", "draws"])
+def test_uniforms_are_uniform_and_neighbours_unrelated(along):
+    numbers, zeros = torch.arange(40_000), torch.zeros(40_000, dtype=torch.int64)
+    u = uniforms(numbers, zeros) if along == "seeds" else uniforms(zeros, numbers)
+    assert u.min() >= 0 and u.max() < 1
+    counts = torch.histc(u, 64, 0, 1)
+    assert ((counts - 625) ** 2 / 625).sum() < 117  # 99.99 % of chi-squared with 63 degrees of freedom
+    centred = (u - 0.5) * 12**0.5
+    for apart in (1, 2, 7, 1024):
+        assert (centred[apart:] * centred[:-apart]).mean().abs() < 4 / 40_000**0.5
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-24])
+def test_the_ends_of_the_range_draw_allowed_tokens(uniform):
+    logits = torch.randn(40, 3001, generator=torch.Generator().manual_seed(0)) * 6
+    logits[:, ::3], logits[20:, -700:] = -torch.inf, -torch.inf
+    params = SamplingParams(temperature=1.0, top_p=0.999)
+    token = sample(logits, params, torch.full((40,), uniform))
+    assert adjusted_scores(logits, params).gather(1, token).isfinite().all()
 
 
 def test_missing_pieces_are_errors():
     logits = torch.randn(2, 5)
-    with pytest.raises(ValueError, match=r"needs a torch\.Generator"):
+    with pytest.raises(ValueError, match="needs a random number"):
         sample(logits, SamplingParams(temperature=1.0))
     with pytest.raises(ValueError, match="each of 2 rows, got 3"):
-        sample(logits, SamplingParams(temperature=1.0), make_generators(0, 3, 1, "cpu"))
+        sample(logits, SamplingParams(temperature=1.0), torch.rand(3))
     with pytest.raises(ValueError, match="needs `seen`"):
         sample(logits, SamplingParams(repetition_penalty=1.1))
 
@@ -135,5 +168,5 @@ def test_a_tiny_temperature_is_greedy_and_not_nan(temperature):
     logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(0)) * 30
     params = SamplingParams(temperature=temperature, top_p=0.9, min_p=0.1)
     assert not adjusted_scores(logits, params).isnan().any()
-    got = sample(logits, params, torch.Generator().manual_seed(1))
+    got = sample(logits, params, torch.rand(5))
     assert torch.equal(got, logits.argmax(-1, keepdim=True))

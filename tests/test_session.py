@@ -218,7 +218,7 @@ def test_equal_pixels_with_another_mask_are_not_confused(vlm):
     "options",
     [
         {"temperature": 1.0, "top_p": 0.9, "seed": 3},
-        {"temperature": 0.7, "repetition_penalty": 1.5, "seed": 4},
+        {"temperature": 0.7, "repetition_penalty": 1.5, "seed": 8},
         {"num_return_sequences": 3, "temperature": 1.0, "seed": 5},
         {"num_return_sequences": 2, "repetition_penalty": 1.3},
     ],

@@ -1,0 +1,336 @@
+"""The whole decode step as a CUDA graph: from a token through the decoder and the sampler to the next one.
+
+    step = GraphStep(model.language_model)
+    model.generate(**inputs, decode_step=step)
+
+A graph is bound to addresses. Tokens, positions, the sampler's state and the stop flags therefore live in
+buffers that stay (`_Run`), and a small cache in one that is kept between answers (`KeptCache`). Positions
+are in device memory, so that one graph serves every step of a bucket of cache lengths; it reads the cache up
+to the bucket's end, so that short contexts do not pay for long ones.
+
+The host never waits for the step that it has just launched. It launches `lag` steps ahead and reads the flags
+of the one before those; what a row was given behind its stop is thrown away before anyone sees it. What such
+steps write lies in the cache behind the answer's end, where the next one to fill it overwrites it.
+
+With `capture=False` the same functions run without a graph: so they are tested on machines without CUDA.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from generation import kv_cache as kv
+from generation.chooser import Chooser, NotFiniteError
+from generation.decoding import CacheCursor
+from generation.fused_decoder import FusedDecoder
+from generation.kept_cache import KeptCache
+from generation.kv_cache import KVCache
+
+BUCKET = 256  # cache positions: the shortest bucket
+LAG = 3  # steps launched before the flags of one are read
+KINDS = 32  # of runs that are remembered: batch width, sampling, stop ids
+GRAPHS = 48  # kept, the least recently used given up first
+KEPT_SHARE = 0.1  # of the weights' bytes: what a cache that is kept between answers may take
+
+
+def bucket_of(length: int) -> int:
+    """Positions that a step reads to see `length`: at most a quarter too many, from four buckets up."""
+    step = max(BUCKET, 1 << max(0, (length - 1).bit_length() - 3))
+    return kv.round_up(length, step)
+
+
+class Graphs:
+    """Functions of no arguments that are recorded once and replayed; all they touch must stay where it is."""
+
+    def __init__(self, device: torch.device, capture: bool):
+        self._device, self._capture = device, capture
+        self._replays: OrderedDict[tuple, Callable[[], None]] = OrderedDict()
+        self._warm: set[tuple] = set()
+        self._pool: tuple | None = None  # memory that the graphs share: none holds anything between replays
+        self.recorded = 0
+
+    def clear(self) -> None:
+        self._replays.clear()
+
+    def get(
+        self, key: tuple, shape: tuple, make: Callable[[], Callable[[], None]], state: list[Tensor]
+    ) -> Callable[[], None]:
+        """What replays the function that `make` makes.
+
+        Args:
+            key: names the function and every address in it.
+            shape: what its kernels are chosen by; a new one is warmed up twice.
+            state: tensors that it changes, which recording must leave alone. A cache is none: writing the
+                same token twice changes nothing.
+        """
+        if key in self._replays:
+            self._replays.move_to_end(key)
+            return self._replays[key]
+        self.recorded += 1
+        function = make()
+        replay = self._record(function, shape, state) if self._capture else function
+        self._replays[key] = replay
+        if len(self._replays) > GRAPHS:
+            self._replays.popitem(last=False)
+        return replay
+
+    def _record(self, function, shape: tuple, state: list[Tensor]) -> Callable[[], None]:
+        """Warm up, so that kernels are compiled, loaded and chosen, then capture."""
+        saved = [tensor.clone() for tensor in state]
+        with torch.cuda.device(self._device):
+            current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                for _ in range(1 if shape in self._warm else 2):
+                    function()
+                    for tensor, value in zip(state, saved, strict=True):
+                        tensor.copy_(value)
+                graph = torch.cuda.CUDAGraph()
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                # Not `torch.cuda.graph`, which waits for the device and empties the allocator's caches.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    function()
+                finally:
+                    graph.capture_end()
+            current.wait_stream(stream)
+        self._warm.add(shape)
+        return graph.replay
+
+
+class LateFlags:
+    """Flags copied to the host behind each step, and looked at when later steps are on their way already."""
+
+    def __init__(self, flags: Tensor, slots: int):
+        self._flags, self._cuda = flags, flags.device.type == "cuda"
+        self._host = torch.zeros(slots, len(flags), dtype=flags.dtype, pin_memory=self._cuda)
+        self._events = [torch.cuda.Event() for _ in range(slots)] if self._cuda else []
+
+    def push(self, number: int) -> None:
+        """Copy the flags as they are behind what has been launched so far."""
+        slot = number % len(self._host)
+        self._host[slot].copy_(self._flags, non_blocking=True)
+        if self._cuda:
+            self._events[slot].record(torch.cuda.current_stream(self._flags.device))
+
+    def read(self, number: int) -> list[bool]:
+        """The flags as they were at `push(number)`, of which at most `slots` - 1 others have followed."""
+        slot = number % len(self._host)
+        if self._cuda:
+            self._events[slot].synchronize()
+        return self._host[slot].tolist()
+
+
+class _Run:
+    """Buffers of one answer at a time: rows that are sampled in one way and stop at the same ids."""
+
+    def __init__(self, chooser: Chooser, lag: int):
+        self.chooser = chooser.like()
+        stopped = chooser.stopped
+        self.token = torch.zeros(len(stopped), 1, dtype=torch.int64, device=stopped.device)
+        self.position = torch.zeros(len(stopped), dtype=torch.int64, device=stopped.device)
+        self.flags = torch.zeros(2, dtype=torch.bool, device=stopped.device)  # all stopped, all finite
+        self.late = LateFlags(self.flags, lag + 1)
+
+    @property
+    def state(self) -> list[Tensor]:
+        return [self.token, self.position, self.flags, *self.chooser.state]
+
+    def choose(self, logits: Tensor) -> None:
+        """Logits (B, V) to `token` and `flags`."""
+        self.token.copy_(self.chooser.choose(logits))
+        torch.stack((self.chooser.stopped.all(), self.chooser.finite), out=self.flags)
+
+
+class GraphStep:
+    """A decode step that runs the loop itself (`generation.decoding.OwnLoop`), and also one token at a time.
+
+    Weights stay the model's: its projections become views of joined buffers (`FusedDecoder`).
+
+    Args:
+        language_model: a `LanguageModel` whose projections are plain linear layers.
+        capture: False runs without graphs.
+        backend: of torch.compile, or None.
+        lag: steps launched before the flags of one are read.
+        kept_bytes: of the cache that is kept between answers; None is a share of the weights' bytes.
+
+    Raises:
+        ValueError: a model that the fused decoder cannot run.
+    """
+
+    def __init__(
+        self,
+        language_model,
+        capture: bool = True,
+        backend: str | None = None,
+        lag: int = LAG,
+        kept_bytes: int | None = None,
+    ):
+        self._decoder, self.lag = FusedDecoder(language_model, backend), lag
+        self._capture = capture
+        if kept_bytes is None:
+            weights = sum(parameter.nbytes for parameter in language_model.parameters())
+            kept_bytes = int(KEPT_SHARE * weights)
+        self._kept_bytes = kept_bytes
+        self._runs: dict[tuple, list[_Run]] = {}  # by what they are for; those that are free
+        self._buffers: tuple[Tensor, Tensor, Tensor] | None = None
+        self._last: tuple | None = None  # width and place of the last call's cache
+        self._start()
+
+    def _start(self) -> None:
+        """Forget what is bound to weights at other addresses."""
+        device = self._decoder.model.norm.weight.device
+        self._device, self.graphs = device, Graphs(device, self._capture)
+        self.kept = KeptCache(self._decoder.model.config, self._kept_bytes)
+        self._runs.clear()
+        self._buffers = self._last = None
+
+    def _refresh(self) -> None:
+        if self._decoder.refresh():
+            self._start()
+
+    def _decode(self, token: Tensor, cache: KVCache, position: Tensor, reach: int) -> Tensor:
+        """(B, 1) ids at (B,) positions -> (B, V) logits; `reach` positions of the cache are read."""
+        if self._device.type != "cuda":
+            return self._decoder(token, cache, position, reach)
+        # Flash attention takes no mask, and cuDNN plans its kernels anew for each length.
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            return self._decoder(token, cache, position, reach)
+
+    def _any_length(self, kv_cache: KVCache) -> KVCache:
+        """A cache of whose length nothing is compiled for."""
+        if self._decoder.compiled:
+            for layer in kv_cache:
+                for tensor in layer.values():
+                    torch._dynamo.maybe_mark_dynamic(tensor, 2)
+        return kv_cache
+
+    # ------------------------------------------------------------------------------------- one token
+
+    @torch.no_grad()
+    def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
+        """(B, 1) ids -> (B, V) logits, as the eager step gives them."""
+        batch, place = len(token_ids), places(kv_cache)
+        if (batch, place) != self._last:
+            self._refresh()
+            self._last = batch, place
+        token, position, logits = (buffer[:batch] for buffer in self._buffers_for(batch))
+        token.copy_(token_ids)
+        if isinstance(start_pos, int):
+            position.fill_(start_pos)
+            reach = min(bucket_of(start_pos + 1), kv.capacity(kv_cache))
+        else:
+            position.copy_(start_pos)
+            reach = kv.capacity(kv_cache)  # a view of fitting length, see CacheCursor
+
+        def make() -> Callable[[], None]:
+            cache = self._any_length(kv.view(kv_cache, kv.capacity(kv_cache)))
+            return lambda: logits.copy_(self._decode(token, cache, position, reach))
+
+        self.graphs.get((batch, place, reach), (batch, reach), make, [])()
+        return logits.clone()
+
+    def _buffers_for(self, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids, positions and logits, for the widest batch so far."""
+        if self._buffers is None or len(self._buffers[0]) < batch:
+            self.graphs.clear()  # they know where the old ones were
+            vocab, dtype = self._decoder.model.config.vocab_size, self._decoder.model.norm.weight.dtype
+            self._buffers = (
+                torch.zeros(batch, 1, dtype=torch.int64, device=self._device),
+                torch.zeros(batch, dtype=torch.int64, device=self._device),
+                torch.zeros(batch, vocab, dtype=dtype, device=self._device),
+            )
+        return self._buffers
+
+    # -------------------------------------------------------------------------------------- the loop
+
+    @torch.no_grad()
+    def decode(
+        self, logits: Tensor, chooser: Chooser, cursor: CacheCursor, max_new_tokens: int
+    ) -> Iterator[Tensor]:
+        """Yield (B, 1) token ids until every row has stopped. See `generation.decoding.decode`."""
+        self._refresh()
+        self.kept.take_in(cursor.kv_cache, cursor.longest, cursor.longest + max_new_tokens - 1)
+        free = self._runs.setdefault((len(chooser.stopped), chooser.kind), [])
+        if len(self._runs) > KINDS:
+            self._runs.pop(next(iter(self._runs)))
+        run = free.pop() if free else _Run(chooser, self.lag)
+        filled, given = cursor.longest, 0
+        try:
+            for token in self._loop(run, logits, chooser, cursor, max_new_tokens):
+                given += 1
+                yield token
+        finally:
+            if not run.chooser.finite.item():  # even masked, NaN would reach the next answer
+                self.kept.forget()
+                for layer in cursor.kv_cache:
+                    for tensor in layer.values():
+                        tensor[:, :, filled + max(0, given - 1) :] = 0  # the last token is not in it
+            free.append(run)
+
+    def _loop(self, run: _Run, logits, chooser: Chooser, cursor: CacheCursor, count: int) -> Iterator[Tensor]:
+        """`decode` in the run's buffers.
+
+        While the flags of one token are waited for, up to `lag` steps behind it are on their way. They are in
+        vain only where that token, or one of those behind it, turns out to be the last.
+        """
+        run.chooser.load(chooser)
+        run.choose(logits)
+        run.position.copy_(torch.as_tensor(cursor.start_pos))  # ()  or (B,)
+        tokens, launched, reach, stoppable = deque([run.token.clone()]), 1, 0, chooser.stop_ids.numel() > 0
+        run.late.push(0)
+        for number in range(count):
+            ahead = min(number + 1 + self.lag, count) if stoppable else number + 1
+            # No cache is grown for a step that may be in vain.
+            while launched <= number or (launched < ahead and not cursor.full):
+                reach = 0 if cursor.full else reach  # grown, it lies somewhere else
+                cursor.make_room()
+                if cursor.longest > reach:
+                    reach, replay = self._graph(run, cursor)
+                replay()
+                run.late.push(launched)
+                tokens.append(run.token.clone())
+                launched += 1
+            all_stopped = False
+            if stoppable:
+                all_stopped, finite = run.late.read(number)
+                if not finite:
+                    raise NotFiniteError
+            yield tokens.popleft()
+            if all_stopped:
+                break
+        chooser.load(run.chooser)
+        if all_stopped:
+            chooser.finite.fill_(True)  # whatever the steps in vain made of it
+        chooser.check_finite()
+
+    def _graph(self, run: _Run, cursor: CacheCursor) -> tuple[int, Callable[[], None]]:
+        """(positions that it can reach, what replays the next step)."""
+        kv_cache, batch = cursor.kv_cache, len(run.token)
+        reach = min(bucket_of(cursor.longest), kv.capacity(kv_cache))
+
+        def make() -> Callable[[], None]:
+            # Tensors of its own: those that the caller puts into the list later are others.
+            cache = self._any_length(kv.view(kv_cache, kv.capacity(kv_cache)))
+
+            def step() -> None:
+                logits = self._decode(run.token, cache, run.position, reach)
+                run.position += 1
+                run.choose(logits)
+
+            return step
+
+        key, shape = (run, places(kv_cache), reach), (batch, reach, run.chooser.kind)
+        return reach, self.graphs.get(key, shape, make, run.state)
+
+
+def places(kv_cache: KVCache) -> tuple:
+    """Where a cache lies, all of it: freed memory of an old cache is reused in part."""
+    key = kv_cache[0]["key"]
+    addresses = tuple(tensor.data_ptr() for layer in kv_cache for tensor in layer.values())
+    return addresses, key.stride(), key.dtype

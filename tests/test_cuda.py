@@ -1,0 +1,101 @@
+"""On a CUDA device: the graphs give the eager step's tokens, and nothing in the loop waits for the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from generation import kv_cache as kv
+from generation.batching import Scheduler
+from generation.decoding import eager_step
+from generation.fast_decode import fast_step
+from generation.graph_step import GraphStep
+from generation.sampling import uniforms
+from generation.session import Session
+from tests.batches import assert_as_alone, uneven
+from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, stops_for
+from tests.prompts import NO_STOP, inputs_of, tiny_vlm, words
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(scope="module")
+def vlm():
+    # Head sizes of 16: fused attention wants rows of 16 bytes.
+    return tiny_vlm(head_dim=16, max_position_embeddings=2000).cuda()
+
+
+@pytest.fixture(scope="module", params=["kept", "not kept", "compiled"])
+def step(vlm, request):
+    backend = "inductor" if request.param == "compiled" else None
+    return GraphStep(vlm.language_model, backend=backend, kept_bytes=2**26 * (request.param != "not kept"))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("count", [1, 4])
+def test_tokens_are_those_of_the_eager_step(vlm, step, count, sampling):
+    inputs, options = batch(count, "cuda"), {"max_new_tokens": 60, **sampling}
+    assert_as_eager(vlm, step, inputs, **NO_STOP, **options)
+    assert_as_eager(vlm, step, inputs, stop_token_ids=stops_for(vlm, inputs, **options), **options)
+
+
+def test_buckets_and_buffers_are_outlived(vlm, step):
+    for length in (250, 1000):
+        inputs = {name: tensor.cuda() for name, tensor in inputs_of(words(1, length)).items()}
+        assert_as_eager(vlm, step, inputs, max_new_tokens=300, **NO_STOP)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_logits_are_the_eager_ones(dtype, rows):
+    lm = tiny_vlm(head_dim=16).to("cuda", dtype).language_model
+    steps, position = (GraphStep(lm), eager_step(lm)), torch.arange(rows, device="cuda") * 7
+    caches = [kv.allocate_for(lm.config, rows, 300, like=lm.norm.weight) for _ in steps]
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    for number in range(30):
+        ids = torch.arange(rows, device="cuda")[:, None] + number
+        got, expected = (one(ids, cache, position) for one, cache in zip(steps, caches, strict=True))
+        torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
+        position = position + 1
+
+
+def test_nothing_in_the_loop_waits_for_the_device(vlm, step):
+    options = {"max_new_tokens": 60, "stop_token_ids": (10**6,), "decode_step": step}
+    for sampling in ({}, {"temperature": 1.0, "top_p": 0.9, "seed": 0}):
+        vlm.generate(**batch(2, "cuda"), **options, **sampling)  # records
+        stream = iter(vlm.generate_stream(**batch(2, "cuda"), **options, **sampling))
+        tokens = [next(stream) for _ in range(5)]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            tokens += [next(stream) for _ in range(40)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert len(tokens) == 45
+
+
+def test_sessions_and_schedulers(vlm, step):
+    session, history = Session(vlm), words(1, 9)
+    for turn in range(4):
+        inputs = {name: tensor.cuda() for name, tensor in inputs_of(history).items()}
+        free = vlm.generate(**inputs, max_new_tokens=12, **NO_STOP)[0].tolist()
+        options = {"max_new_tokens": 12, "stop_token_ids": (free[2 * turn],)}
+        expected = vlm.generate(**inputs, **options)
+        assert torch.equal(session.generate(**inputs, **options, decode_step=step), expected)
+        history += [*expected[0].tolist(), *words(turn, 3)]
+    requests = uneven()
+    scheduler = Scheduler(vlm, 3, decode_step=step)
+    assert_as_alone(vlm, requests, {done.key: done for done in scheduler.run(requests)})
+
+
+def test_random_numbers_are_those_of_the_cpu():
+    seeds, drawn = torch.arange(1000) * 2**50, torch.arange(1000)
+    assert torch.equal(uniforms(seeds.cuda(), drawn.cuda()).cpu(), uniforms(seeds, drawn))
+
+
+def test_weights_are_joined_in_place():
+    model = tiny_vlm(head_dim=16, hidden_size=512, intermediate_size=2048).cuda()
+    before = torch.cuda.memory_allocated()
+    step, how = fast_step(model.language_model)
+    assert isinstance(step, GraphStep) and how == "CUDA graph"
+    assert torch.cuda.memory_allocated() - before < 2**20

@@ -1,0 +1,312 @@
+"""`GraphStep` without CUDA: buffers, buckets, late stop flags and the kept cache give the eager tokens.
+
+Mostly with a tape for a graph, which is bound to addresses as a graph is.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from generation import kv_cache as kv
+from generation.batching import Scheduler
+from generation.decoding import NotFiniteError, eager_step
+from generation.fused_decoder import FusedDecoder
+from generation.graph_step import Graphs, GraphStep, LateFlags, bucket_of
+from generation.kept_cache import KeptCache
+from generation.session import Session
+from tests.batches import assert_as_alone, uneven
+from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, rows, stops_for
+from tests.prompts import NO_STOP, Picture, assert_holds, inputs_of, tiny_vlm, words
+
+MANY = 2**30  # bytes: every cache is kept
+
+
+@pytest.fixture(scope="module")
+def vlm():
+    return tiny_vlm()
+
+
+@pytest.fixture(autouse=True)
+def short_buckets(monkeypatch):
+    monkeypatch.setattr("generation.graph_step.BUCKET", 16)
+    monkeypatch.setattr("generation.kept_cache.MULTIPLE", 16)
+
+
+@pytest.fixture(autouse=True)
+def tape(monkeypatch):
+    """Graphs are tapes, for all steps that are made by `make_step`."""
+    monkeypatch.setattr(Graphs, "_record", record_on_tape)
+
+
+def make_step(vlm, taped: bool = True, **options) -> GraphStep:
+    step = GraphStep(vlm.language_model, capture=False, **{"kept_bytes": MANY} | options)
+    step._capture = step.graphs._capture = taped
+    return step
+
+
+# --- the tokens of the eager step
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("taped", [False, True])
+def test_tokens_are_those_of_the_eager_step(vlm, count, sampling, taped):
+    inputs, options = batch(count), {"max_new_tokens": 40, **sampling}
+    step = make_step(vlm, taped)
+    assert_as_eager(vlm, step, inputs, **NO_STOP, **options)  # crosses two buckets
+    assert_as_eager(vlm, step, inputs, stop_token_ids=stops_for(vlm, inputs, **options), **options)
+
+
+@pytest.mark.parametrize("lag", range(5))
+@pytest.mark.parametrize("end", [1, 2, 3, 9])
+def test_late_flags_yield_nothing_behind_the_last_stop(vlm, monkeypatch, lag, end):
+    pushed, push = [], LateFlags.push
+    monkeypatch.setattr(LateFlags, "push", lambda self, number: pushed.append(number) or push(self, number))
+    inputs = batch(1)
+    free = vlm.generate(**inputs, max_new_tokens=9, **NO_STOP)[0].tolist()
+    step = make_step(vlm, lag=lag)
+    (taken,) = assert_as_eager(vlm, step, inputs, max_new_tokens=9, stop_token_ids=(free[end - 1],)).lengths
+    assert taken <= end and pushed == list(range(min(taken + lag, 9)))  # never more than `lag` in vain
+
+
+@pytest.mark.parametrize("kept_bytes", [0, MANY])
+def test_a_cache_that_is_outlived(kept_bytes, monkeypatch):
+    """Rows end in a buffer of one step's length, and stop before, at and behind its end."""
+    monkeypatch.setattr(kv, "STEP", 32)
+    model = tiny_vlm()
+    inputs = batch(2)
+    free = model.generate(**inputs, max_new_tokens=70, **NO_STOP)
+    for place in (0, 8, 9, 10, 11, 50):
+        stop = (int(free[0, place]), int(free[1, place]))
+        step = make_step(model, kept_bytes=kept_bytes)
+        got = assert_as_eager(model, step, inputs, max_new_tokens=70, stop_token_ids=stop)
+        if not kept_bytes:  # not grown for a step in vain
+            eager = model.generate_detailed(**inputs, max_new_tokens=70, stop_token_ids=stop)
+            assert got.kv_cache_bytes == eager.kv_cache_bytes
+
+
+def test_the_context_can_be_filled():
+    model = tiny_vlm(max_position_embeddings=70)
+    inputs = inputs_of(words(1, 6))
+    for kept_bytes in (0, MANY):
+        assert_as_eager(model, make_step(model, kept_bytes=kept_bytes), inputs, max_new_tokens=64, **NO_STOP)
+
+
+def test_streams_in_turn_and_broken_off(vlm):
+    """Two answers of one kind at the same time have buffers and caches of their own."""
+    step, options = make_step(vlm), {"max_new_tokens": 12, "stop_token_ids": (VOCAB_END,)}
+    inputs = rows(2)
+    expected = [vlm.generate(**one, **options)[0].tolist() for one in inputs]
+    for _ in range(2):
+        streams = [vlm.generate_stream(**one, decode_step=step, **options) for one in inputs]
+        left_alone = vlm.generate_stream(**inputs[0], decode_step=step, **options)
+        next(iter(left_alone))
+        got = [[], []]
+        for _ in range(12):
+            for tokens, stream in zip(got, streams, strict=True):
+                tokens.append(next(iter(stream)).item())
+        assert got == expected
+        assert [stream.drain().lengths for stream in streams] == [[12], [12]]
+
+
+VOCAB_END = 10**6  # an id that no token has: flags are read, and nothing stops
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("stops", [(VOCAB_END,), ()])
+def test_logits_that_are_not_finite_are_an_error_and_leave_nothing(value, stops):
+    model = tiny_vlm()
+    step, inputs = make_step(model), batch(1)
+    table = model.language_model.embed_tokens.weight
+    first = int(model.generate(**inputs, max_new_tokens=1)[0, 0])
+    was = table[first].detach().clone()
+    with torch.no_grad():
+        table[first] = value
+    seen = []
+    with pytest.raises(NotFiniteError):
+        for column in model.generate_stream(
+            **inputs, max_new_tokens=6, stop_token_ids=stops, decode_step=step
+        ):
+            seen.append(column)
+    if stops:
+        assert len(seen) == 1  # drawn before the weight was met
+    with torch.no_grad():
+        table[first] = was
+    assert_as_eager(model, step, inputs, max_new_tokens=6, stop_token_ids=stops)
+
+
+# --- sessions and schedulers
+
+
+@pytest.mark.parametrize("kept_bytes", [0, MANY])
+def test_a_session_goes_on_behind_an_answer_that_was_not_finite(kept_bytes):
+    model = tiny_vlm()
+    session, step, prompt = Session(model), make_step(model, kept_bytes=kept_bytes), words(1, 8)
+    options = {"max_new_tokens": 10, "stop_token_ids": (VOCAB_END,), "decode_step": step}
+    expected = model.generate(**inputs_of(prompt), max_new_tokens=10, **NO_STOP)
+    table, fourth = model.language_model.embed_tokens.weight, int(expected[0, 3])
+    was = table[fourth].detach().clone()
+    with torch.no_grad():
+        table[fourth] = float("nan")
+    stream = session.generate_stream(**inputs_of(prompt), **options)
+    with pytest.raises(NotFiniteError):
+        stream.drain()
+    with torch.no_grad():
+        table[fourth] = was
+    assert session.held <= len(prompt) + expected[0].tolist().index(fourth)
+    assert torch.equal(session.generate(**inputs_of(prompt), **options), expected)
+
+
+def test_a_session_goes_on_behind_a_stop(vlm):
+    eager, fast, step = Session(vlm), Session(vlm), make_step(vlm)
+    history = [*words(1, 5), Picture(1), *words(2, 4)]
+    for turn in range(5):
+        options = {"max_new_tokens": 14}
+        free = vlm.generate(**inputs_of(history), **options, **NO_STOP)[0].tolist()
+        options["stop_token_ids"] = (free[2 * turn],)
+        expected = eager.generate_detailed(**inputs_of(history), **options)
+        got = fast.generate_detailed(**inputs_of(history), decode_step=step, **options)
+        assert got.rows() == expected.rows() and got.stop_reasons == ["stop"]
+        assert (got.reused, fast.held) == (expected.reused, eager.held)
+        assert_holds(fast, vlm, history + got.rows()[0])
+        # Another one's cache cannot take the memory that this session's lies in.
+        assert_as_eager(vlm, step, inputs_of(words(turn, 9)), max_new_tokens=5, **NO_STOP)
+        assert_holds(fast, vlm, history + got.rows()[0])
+        history += [*got.rows()[0], *words(turn, 3)]
+
+
+@pytest.mark.parametrize("lag", [0, 3])
+def test_a_session_whose_answer_is_broken_off(vlm, lag):
+    session, step, prompt = Session(vlm), make_step(vlm, lag=lag), words(1, 8)
+    options = {"max_new_tokens": 10, "stop_token_ids": (VOCAB_END,), "decode_step": step}
+    stream = session.generate_stream(**inputs_of(prompt), **options)
+    got = [next(iter(stream)).item() for _ in range(4)]
+    assert session.held == len(prompt) + 3
+    assert_holds(session, vlm, prompt + got)
+    follow = prompt + got + words(2, 4)
+    expected = vlm.generate(**inputs_of(follow), max_new_tokens=10, **NO_STOP)
+    assert torch.equal(session.generate(**inputs_of(follow), **options), expected)
+    with pytest.raises(ValueError, match="cannot be gone on with"):
+        stream.drain()
+    assert session.held == len(follow) + 9
+
+
+def test_the_scheduler_takes_it_as_a_step(vlm):
+    requests = uneven()
+    scheduler = Scheduler(vlm, 3, decode_step=make_step(vlm))
+    assert_as_alone(vlm, requests, {done.key: done for done in scheduler.run(requests)})
+
+
+# --- what is kept, and what is recorded
+
+
+@pytest.mark.parametrize(("kept_bytes", "again"), [(MANY, 0), (0, None)])
+def test_graphs_serve_the_next_answer_where_the_cache_is_kept(vlm, kept_bytes, again):
+    step = make_step(vlm, kept_bytes=kept_bytes)
+    vlm.generate(**batch(1), max_new_tokens=30, decode_step=step, **NO_STOP)
+    recorded = step.graphs.recorded
+    assert recorded == len({bucket_of(length) for length in range(13, 13 + 29)})
+    vlm.generate(**inputs_of(words(5, 20)), max_new_tokens=20, decode_step=step, temperature=0.0, **NO_STOP)
+    if again is not None:
+        assert step.graphs.recorded == recorded + again
+    vlm.generate(**batch(1), max_new_tokens=30, decode_step=step, temperature=1.0, **NO_STOP)
+    assert step.graphs.recorded > recorded  # another sampler
+
+
+def test_buckets_are_at_most_a_quarter_too_long(monkeypatch):
+    monkeypatch.setattr("generation.graph_step.BUCKET", 256)
+    buckets = [bucket_of(length) for length in range(1, 9000)]
+    assert buckets == sorted(buckets) and len(set(buckets)) < 20
+    for length, bucket in enumerate(buckets, start=1):
+        assert length <= bucket <= max(1.25 * length, length + 255) and bucket % 256 == 0
+
+
+def test_the_kept_cache_is_for_one_at_a_time(vlm):
+    config = vlm.config.text
+    kept, like = KeptCache(config, 10**6), torch.empty(0)
+    first = kv.allocate_for(config, 1, 20, like)
+    first[1]["value"][:, :, :7] = 3.0
+    held = first[1]
+    assert kept.take_in(first, 7, 60) and kv.capacity(first) >= 60
+    assert held is first[1] and (held["value"][:, :, :7] == 3).all()
+    address = first[0]["key"].data_ptr()
+    assert kept.take_in(first, 9, 61), "it is there already"
+    assert not kept.take_in(kv.allocate_for(config, 1, 20, like), 3, 30), "it is in use"
+    assert not kept.take_in(first, 9, 10**6)
+    del first, held
+    second = kv.allocate_for(config, 1, 20, like)
+    assert kept.take_in(second, 3, 30) and second[0]["key"].data_ptr() == address
+    assert not KeptCache(config, 100).take_in(kv.allocate_for(config, 1, 20, like), 3, 30), "too large"
+
+
+# --- joined weights
+
+
+def test_joined_weights_are_the_models_own():
+    model = tiny_vlm(attention_bias=True)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    parameters = dict(model.named_parameters())
+    first, second = FusedDecoder(model.language_model), FusedDecoder(model.language_model)
+    after = model.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    block = model.language_model.layers[1]
+    for decoder in (first, second):  # one copy for both, and for the model
+        qkv, gate_up = decoder.layers[1].qkv, decoder.layers[1].gate_up
+        assert qkv.weight.data_ptr() == block.self_attn.q_proj.weight.data_ptr()
+        assert qkv.bias.data_ptr() == block.self_attn.q_proj.bias.data_ptr()
+        assert gate_up.weight.data_ptr() == block.mlp.gate_proj.weight.data_ptr()
+        block.mlp.up_proj.weight.data[0, 0] = 5.0
+        assert gate_up.weight[len(gate_up.weight) // 2, 0] == 5
+
+
+def test_weights_that_are_replaced_are_joined_again():
+    model = tiny_vlm()
+    step, inputs, options = make_step(model), batch(1), {"max_new_tokens": 8, **NO_STOP}
+    assert_as_eager(model, step, inputs, **options)
+    other = {name: tensor * 1.1 for name, tensor in copy.deepcopy(model).state_dict().items()}
+    model.load_state_dict(other)  # in place
+    assert_as_eager(model, step, inputs, **options)
+    model.double()
+    assert_as_eager(model, step, inputs, **options)
+    model.float().load_state_dict({name: tensor * 0.9 for name, tensor in other.items()}, assign=True)
+    assert_as_eager(model, step, inputs, **options)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [False, True])
+def test_logits_and_cache_are_the_eager_ones(bias):
+    lm = tiny_vlm(attention_bias=bias, mlp_bias=bias, head_dim=20).language_model
+    caches = [kv.allocate_for(lm.config, 3, 40, like=lm.norm.weight) for _ in range(2)]
+    decoder, eager, position = FusedDecoder(lm), eager_step(lm), torch.tensor([0, 4, 30])
+    for number in range(9):
+        ids = torch.tensor([[number], [number + 1], [50 - number]])
+        got, expected = decoder(ids, caches[0], position, 39), eager(ids, caches[1], position)
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+        position = position + 1
+    for got, expected in zip(*caches, strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_lies_between_attentions_compiles_as_one_graph(vlm):
+    """Traced and made functional as inductor would have it, in as few versions as there are widths."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    step = make_step(vlm, backend="aot_eager", taped=False, kept_bytes=0)
+    for count, new in ((1, 30), (1, 60), (2, 40), (4, 20)):
+        assert_as_eager(vlm, step, batch(count), max_new_tokens=new, **NO_STOP)
+    counters = torch._dynamo.utils.counters
+    assert step._decoder.compiled, "it fell back"
+    assert not counters["graph_break"] and 1 <= counters["stats"]["unique_graphs"] <= 2
+
+
+def test_a_backend_that_fails_is_said_once(vlm):
+    def broken(*_):
+        raise RuntimeError("no such compiler")
+
+    step = make_step(vlm, taped=False, backend=broken)
+    with pytest.warns(RuntimeWarning, match="not compiled.*"):
+        assert_as_eager(vlm, step, batch(1), max_new_tokens=6, **NO_STOP)
