@@ -128,15 +128,13 @@ def open_datasets(entries: Sequence[DatasetConfig | Mapping[str, Any]]) -> Mixtu
     """Open every dataset of a recipe and find out how its rows are laid out.
 
     Raises:
-        DatasetError: an unknown key, nothing at the path, no row, columns that are not understood (names those
-            there are), a stream without a weight beside other datasets.
+        DatasetError: an unknown key, nothing at the path, no row, columns that are not understood (it names
+            those there are), a stream without a weight beside other datasets.
     """
     configs = [e if isinstance(e, DatasetConfig) else DatasetConfig.from_dict(e) for e in entries]
     sources = []
     for config in configs:
-        rows, folder = open_rows(
-            config.path, config.subset, config.split, config.streaming, config.revision
-        )
+        rows, folder = open_rows(config.path, config.subset, config.split, config.streaming, config.revision)
         sources.append(_source(config, rows, folder, alone=len(configs) == 1))
     return Mixture(sources)
 
@@ -189,13 +187,10 @@ class LaneReader:
     to lane: shares hold exactly, after any number of rows.
     """
 
-    def __init__(
-        self, mixture: Mixture, lane: int, lanes: int, seed: int, epochs: int | None, block: int
-    ):
+    def __init__(self, mixture: Mixture, lane: int, lanes: int, seed: int, epochs: int | None, block: int):
         self.shares = mixture.shares
         self.readers = [
-            source.reader(key_of(seed, source.name), lane, lanes, epochs, block)
-            for source in mixture.sources
+            source.reader(key_of(seed, source.name), lane, lanes, epochs, block) for source in mixture.sources
         ]
         self._lead = [key_of(seed, lane, source.name) / 2**64 for source in mixture.sources]
         self.counts = [0] * len(self.readers)

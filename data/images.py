@@ -86,7 +86,7 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
 
 
 def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> tuple[int, int]:
-    """(width, height) of what `load_image` gives, from the header alone; refused as there, as far as it shows."""
+    """(width, height) of what `load_image` gives, from its header; refused as there, as far as that shows."""
     if isinstance(source, np.ndarray | torch.Tensor):
         return _array_size(source, name or describe(source))
     image = _header(source, limits, name or describe(source))

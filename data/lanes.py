@@ -36,7 +36,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Produced:
-    """What a lane gives: a row, or None to tell of rows left out, or, with `ended`, that there are no more."""
+    """What a lane gives: a row; or None, to tell of rows left out and, with `ended`, that it has no more."""
 
     row: PackedRow | None
     state: dict[str, Any]
@@ -115,7 +115,9 @@ class Lane:
     def _sample(self, mixed: MixedRow) -> Sample | None:
         source = self.mixture.sources[mixed.source]
         conversation = source.layout.conversation(mixed.row)
-        return None if conversation is None else self.encoder.encode(conversation, (source.name, mixed.number))
+        return (
+            None if conversation is None else self.encoder.encode(conversation, (source.name, mixed.number))
+        )
 
     def _pack(self) -> PackedRow | None:
         """Take samples off the buffer and decode their pictures; None where none of them is whole."""

@@ -2,7 +2,7 @@
 
 | columns | known from |
 |---|---|
-| `messages` (or `prompt` and `completion`), `images` | TRL; parts {"type": "image"} take the row's pictures in order |
+| `messages` (or `prompt` and `completion`), `images` | TRL; {"type": "image"} parts take `images` in order |
 | `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
 | `question`, `answer`, `image` or `images` | everything else |
 
@@ -193,8 +193,7 @@ def check_ratings(columns: Sequence[str], min_ratings: Mapping[str, float], wher
     absent = sorted(set(min_ratings) - set(columns))
     if absent:
         raise DatasetError(
-            f"{where}: no rating column {', '.join(absent)}; it has {', '.join(columns)}: "
-            "correct min_ratings"
+            f"{where}: no rating column {', '.join(absent)}; it has {', '.join(columns)}: correct min_ratings"
         )
 
 

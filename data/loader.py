@@ -84,7 +84,9 @@ class LoaderConfig:
         if not 0 <= self.max_drop_rate <= 1:
             raise DatasetError(f"max_drop_rate: expected a share from 0 to 1, got {self.max_drop_rate}")
         if self.lanes is not None and self.lanes % self.batch_size:
-            raise DatasetError(f"lanes: expected a multiple of batch_size {self.batch_size}, got {self.lanes}")
+            raise DatasetError(
+                f"lanes: expected a multiple of batch_size {self.batch_size}, got {self.lanes}"
+            )
 
     @property
     def num_lanes(self) -> int:
@@ -139,7 +141,9 @@ class Loader:
             rows = [self._next_row(lane, produced) for lane in turns]
             if len(self._ended) == len(self.lanes) and not any(rows):
                 if start == 0:
-                    raise DatasetError(f"no row can be trained on ({self.drops.summary() or 'none was read'})")
+                    raise DatasetError(
+                        f"no row can be trained on ({self.drops.summary() or 'none was read'})"
+                    )
                 return
             self.rows += micro
             length = config.sequence_length if config.packing else None
@@ -166,8 +170,8 @@ class Loader:
             return {lane: iter(self._lane(lane)) for lane in active}
         producers: dict[int, Iterator[Produced | Failure]] = {}
         for worker in range(min(self.config.workers, len(active))):
-            # One loader for each worker, because a loader of several would deal its turns out evenly, whatever
-            # the number of lanes. A worker visits its lanes in the order in which their rows are wanted.
+            # One loader for each worker: a loader of several would deal its turns out evenly, whatever the
+            # number of lanes. A worker visits its lanes in the order in which their rows are wanted.
             share = active[worker :: self.config.workers]
             at = self.lanes[self.rows % len(self.lanes)]
             share = [lane for lane in share if lane >= at] + [lane for lane in share if lane < at]
@@ -218,7 +222,8 @@ class Loader:
                 raise DatasetError(f"the saved run's {name} was {got}, this one's is {expected}: keep it")
         if state["rows"] % self.config.batch_size:
             raise DatasetError(
-                f"the saved run is {state['rows']} rows in, no multiple of batch_size {self.config.batch_size}"
+                f"the saved run is {state['rows']} rows in, no multiple of batch_size, "
+                f"{self.config.batch_size}"
             )
         missing = [n for n in self.lanes if state["rows"] > n and str(n) not in state["lanes"]]
         if missing:

@@ -111,9 +111,9 @@ class StreamReader:
     """A lane's share of a stream, read block by block, each block shuffled in memory.
 
     Files are dealt to the lanes as evenly as they go and read in an order shuffled anew each epoch; where
-    there are more lanes than shares of files, several lanes read the same files and take turns by row. A block
-    never reaches over the end of an epoch. Its state is where the block began and how many of its rows are
-    taken: on resume the block is read once more.
+    there are more lanes than shares of files, several lanes read the same files and take turns by row. A
+    block never reaches over the end of an epoch. Its state is where the block began and how many of its rows
+    are taken: on resume the block is read once more.
 
     Args:
         block: rows that are shuffled together, all held in memory.

@@ -76,7 +76,9 @@ def pack_row(
         dtype: of the row's pixels.
     """
     if any(sample.front for sample in samples) and len(samples) > 1:
-        raise ValueError("a model with pictures in front of the row takes one document a row; turn packing off")
+        raise ValueError(
+            "a model with pictures in front of the row takes one document a row; turn packing off"
+        )
     ids, labels, positions, documents = [], [], [], []
     for number, sample in enumerate(samples, 1):
         ids += sample.input_ids

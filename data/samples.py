@@ -91,7 +91,9 @@ class SampleEncoder:
         sample = Sample(
             sample_id=sample_id,
             input_ids=encoded.input_ids,
-            labels=[i if said else IGNORE_INDEX for i, said in zip(encoded.input_ids, encoded.assistant_mask)],
+            labels=[
+                i if said else IGNORE_INDEX for i, said in zip(encoded.input_ids, encoded.assistant_mask)
+            ],
             pictures=tuple(sources),
             picture_tiles=tiles,
             front=sum(tiles) * processor.pictures.tokens_per_tile if in_front else 0,
@@ -114,7 +116,9 @@ class SampleEncoder:
             raise BadRow(TOO_MANY_TILES, f"expected at most {most} tiles, got {tiles}")
         # Text aside, so many tiles cannot fit: not worth a prompt of their placeholders.
         if tiles * self.processor.pictures.tokens_per_tile > self.max_tokens:
-            raise BadRow(TOO_MANY_TILES, f"{tiles} tiles take more than the {self.max_tokens} tokens there are")
+            raise BadRow(
+                TOO_MANY_TILES, f"{tiles} tiles take more than the {self.max_tokens} tokens there are"
+            )
         return grids
 
     def tiles(self, sample: Sample) -> Tensor | None:
@@ -130,8 +134,6 @@ class SampleEncoder:
             except ImageError as error:
                 raise BadRow(BROKEN_IMAGE, str(error)) from error
             if len(tiles) != expected:  # a header that its file does not keep to
-                raise BadRow(
-                    BROKEN_IMAGE, f"{describe(source)}: expected {expected} tiles, got {len(tiles)}"
-                )
+                raise BadRow(BROKEN_IMAGE, f"{describe(source)}: expected {expected} tiles, got {len(tiles)}")
             cut.append(tiles)
         return torch.cat(cut) if cut else None

@@ -93,7 +93,9 @@ class HubStream:
         self.num_files = dataset.num_shards
 
     def open(self, file: int, start: int) -> Iterator[Any]:
-        one = self.dataset.shard(num_shards=self.num_files, index=file) if self.num_files > 1 else self.dataset
+        one = (
+            self.dataset.shard(num_shards=self.num_files, index=file) if self.num_files > 1 else self.dataset
+        )
         return iter(one.skip(start) if start else one)
 
 
@@ -159,7 +161,9 @@ def _open_folder(folder: Path, subset: str | None, split: str, streaming: bool):
         return _from_disk(folder, split, streaming)
     inside = folder / split if (folder / split).is_dir() else folder
     if (inside / _METADATA).is_file():
-        return _json_lines([inside / _METADATA], str(inside), split if inside == folder else "train", streaming)
+        return _json_lines(
+            [inside / _METADATA], str(inside), split if inside == folder else "train", streaming
+        )
     lines = sorted(inside.glob("*.jsonl"))
     if lines and not any(folder.rglob("*.parquet")):
         return _json_lines(lines, str(inside), split if inside == folder else "train", streaming)
@@ -215,7 +219,9 @@ def _load(builder: str, where: str, subset: str | None, split: str, streaming: b
     try:
         rows = datasets.load_dataset(builder, subset, split=split, streaming=streaming, **options)
     except Exception as error:  # the library, the network and the files raise anything
-        raise DatasetError(f"{where}: cannot be opened ({type(error).__name__}: {_one_line(error)})") from error
+        raise DatasetError(
+            f"{where}: cannot be opened ({type(error).__name__}: {_one_line(error)})"
+        ) from error
     rows = _undecoded(rows)
     return HubStream(rows) if streaming else rows
 
