@@ -90,9 +90,11 @@ def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     if isinstance(source, np.ndarray | torch.Tensor):
         return _array_size(source, name or describe(source))
     image = _header(source, limits, name or describe(source))
-    # Pillow looks for a PNG's EXIF behind its pixels, and decodes them to get there.
-    hidden = image.format == "PNG" and not {"exif", "Raw profile type exif"} & image.info.keys()
-    turned = not hidden and _orientation(image) >= 5
+    # Pillow turns TIFFs by itself; and it looks for a PNG's EXIF behind the pixels, decoding them on the way.
+    upright = image.format == "TIFF" or (
+        image.format == "PNG" and not {"exif", "Raw profile type exif"} & image.info.keys()
+    )
+    turned = not upright and _orientation(image) >= 5
     return (image.height, image.width) if turned else image.size
 
 
