@@ -128,26 +128,35 @@ class Loader:
 
     # ------------------------------------------------------------------------------------------ batches
     def __iter__(self) -> Iterator[Batch]:
-        """Batches of `micro_batch_size` rows, until all of this rank's lanes have ended, if ever.
+        """Batches of `micro_batch_size` rows, in whole steps, until all of this rank's lanes have ended, if
+        ever. Lanes end one after another: in the last steps, rows and whole batches may be padding.
 
         Raises:
             DatasetError: too many bad rows, or none that is good.
         """
-        produced = self._producers()
-        micro, config = self.config.micro_batch_size, self.config
+        produced, micro = self._producers(), self.config.micro_batch_size
+        blank = 0  # batches of padding alone that are given only if a row follows, or to complete a step
         while True:
-            start = self.rows
+            start = self.rows + blank * micro
             turns = [self.lanes[(start + i) % len(self.lanes)] for i in range(micro)]
             rows = [self._next_row(lane, produced) for lane in turns]
-            if len(self._ended) == len(self.lanes) and not any(rows):
-                if start == 0:
-                    raise DatasetError(
-                        f"no row can be trained on ({self.drops.summary() or 'none was read'})"
-                    )
-                return
-            self.rows += micro
-            length = config.sequence_length if config.packing else None
-            yield collate(rows, self.processor.pad_token_id, length)
+            if any(rows):
+                for batch in [*[[None] * micro] * blank, rows]:
+                    yield self._batch(batch)
+                blank = 0
+            elif len(self._ended) < len(self.lanes):
+                blank += 1
+            else:
+                break
+        if self.rows == 0:
+            raise DatasetError(f"no row can be trained on: {self.drops.summary() or 'none was read'}")
+        while self.rows % self.rows_per_step:
+            yield self._batch([None] * micro)
+
+    def _batch(self, rows: Sequence[PackedRow | None]) -> Batch:
+        self.rows += len(rows)
+        length = self.config.sequence_length if self.config.packing else None
+        return collate(rows, self.processor.pad_token_id, length)
 
     def _next_row(self, lane: int, produced: Mapping[int, Iterator[Produced]]) -> PackedRow | None:
         """A lane's next row, None once it has ended; what it tells of bad rows is counted."""
