@@ -117,7 +117,7 @@ class Mixture:
     def num_rows(self) -> int | None:
         """Of all datasets together; None where one streams."""
         counts = [source.num_rows for source in self.sources]
-        return None if None in counts else sum(counts)
+        return None if None in counts else sum(count or 0 for count in counts)
 
     def lane(self, lane: int, lanes: int, seed: int, epochs: int | None = None, block: int = 256):
         """A `LaneReader`; see `data/order.py`."""

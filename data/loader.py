@@ -199,7 +199,7 @@ class Loader:
 
     # -------------------------------------------------------------------------------------------- state
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part of where the data stand: plain numbers, a few kilobytes. Call it between steps.
+        """This rank's part of where the data stand: plain numbers, some kilobytes. Call it between steps.
 
         Raises:
             RuntimeError: in the middle of a step.

@@ -51,6 +51,14 @@ def _mixed(x: int) -> int:
     return x ^ (x >> 31)
 
 
+class Rows(Protocol):
+    """Rows that can be read in any order, indexed from 0."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
 class Stream(Protocol):
     """Rows that can only be read one after another, in `num_files` files."""
 
@@ -73,12 +81,11 @@ class MapReader:
     """A lane's share of rows that can be read in any order, all of them shuffled anew each epoch.
 
     Args:
-        rows: indexed from 0.
         key: the seed's; see `key_of`.
         epochs: after how many to end; None goes on.
     """
 
-    def __init__(self, rows: Sequence[Any], key: int, lane: int, lanes: int, epochs: int | None):
+    def __init__(self, rows: Rows, key: int, lane: int, lanes: int, epochs: int | None):
         self.rows, self.key, self.lane, self.lanes = rows, key, lane, lanes
         self.end = None if epochs is None else epochs * len(rows)
         self.taken = 0
@@ -181,6 +188,7 @@ class StreamReader:
 
     def _advance(self) -> None:
         """Where the next block begins: behind the last row, or with the next epoch."""
+        assert self._held is not None, "no block was read"
         if self._at_end:
             self.start, self.taken = [self.start[0] + 1, 0, 0], 0
         else:

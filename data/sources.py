@@ -18,13 +18,14 @@ import numpy as np
 from datasets.features import Image, LargeList, List
 
 from data.errors import DatasetError
+from data.order import Rows
 
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
 _METADATA = "metadata.jsonl"
 _LOOKED_AT = 100  # rows of JSON lines whose keys are taken to be the columns
 
 
-class JsonLines(Sequence):
+class JsonLines:
     """The objects of JSON-lines files, each read when it is asked for.
 
     A line that is no JSON object comes as a string that says so, to be counted with the other bad rows.
@@ -56,10 +57,10 @@ class JsonLines(Sequence):
             return _parsed(file.readline(), self.paths[which])
 
 
-class Selected(Sequence):
-    """Rows `start` to `end` of a sequence."""
+class Selected:
+    """Rows `start` to `end` of others."""
 
-    def __init__(self, rows: Sequence[Any], start: int, end: int):
+    def __init__(self, rows: Rows, start: int, end: int):
         self.rows, self.start, self.length = rows, start, max(0, end - start)
 
     def __len__(self) -> int:
@@ -188,6 +189,8 @@ def _from_disk(folder: Path, split: str, streaming: bool):
 
 def _open_files(files: list[Path], path: str, split: str, streaming: bool):
     kinds = {file.suffix for file in files}
+    if kinds == {".json"} and len(files) == 1 and files[0].read_bytes().lstrip()[:1] == b"[":
+        return _json_list(files[0], path, split)
     if kinds <= {".jsonl", ".json"}:
         return _json_lines(files, path, split, streaming)
     if kinds == {".parquet"}:
@@ -197,7 +200,18 @@ def _open_files(files: list[Path], path: str, split: str, streaming: bool):
     )
 
 
+def _json_list(file: Path, path: str, split: str):
+    """A file that is one list of rows."""
+    try:
+        rows = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise DatasetError(f"{path}: cannot be read, it is no JSON ({error})") from error
+    return rows[slice(*_slice(split, len(rows), path))] if "[" in split else rows
+
+
 def _json_lines(files: list[Path], path: str, split: str, streaming: bool):
+    if streaming and "[" in split:
+        raise DatasetError(f"{path}: split {split!r}: a stream has no known length; leave the slice out")
     if streaming:
         return JsonLinesStream(files)
     rows = JsonLines(files)

@@ -110,6 +110,8 @@ def test_json_lines_with_pictures_beside_them(tmp_path):
     check(open_datasets([{"path": path}]))
     check(open_datasets([{"path": path, "streaming": True}]), streamed=True)
     check(open_datasets([{"path": path, "split": "train[50%:]"}]), range(3, 6))
+    (tmp_path / "list.json").write_text(json.dumps(plain_lines(tmp_path)))
+    check(open_datasets([{"path": str(tmp_path / "list.json"), "split": "train[:4]"}]), range(4))
     check(open_datasets([{"path": str(tmp_path)}]))
 
 
@@ -149,6 +151,7 @@ def test_json_lines_keep_types_and_name_lines_that_are_none(tmp_path):
             "no rating column score; it has question, answer",
         ),
         ({"path": "{}/good.jsonl", "split": "train[a:b]"}, "split 'train.a:b.'"),
+        ({"path": "{}/good.jsonl", "split": "train[:1]", "streaming": True}, "a stream has no known length"),
         ({"path": "{}/good.jsonl", "wieght": 3}, "unknown key wieght; its keys are path"),
         ({"path": "{}/good.jsonl", "weight": 0}, "weight: expected a positive number, got 0"),
         ({"subset": "x"}, "no path; its keys are"),

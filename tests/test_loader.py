@@ -238,6 +238,9 @@ def test_a_worker_that_fails_raises_here(workers):
         list(islice(one, 100))
 
 
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # torch's, cleaning up after it
 def test_a_worker_that_dies_raises_here():
     data = Breaks(DATA)
     one = loader(data, workers=2)
