@@ -74,7 +74,7 @@ class Lane:
             reader.restore(state["reader"])
             places = [(source, place) for source, *place in state["waiting"]]
             for mixed in reader.again(places):
-                self._wait(mixed, self._sample(mixed))
+                self._wait(mixed, self._sample_again(mixed))
 
     def __iter__(self) -> Iterator[Produced]:
         ended = False
@@ -118,6 +118,17 @@ class Lane:
         return (
             None if conversation is None else self.encoder.encode(conversation, (source.name, mixed.number))
         )
+
+    def _sample_again(self, mixed: MixedRow) -> Sample:
+        """The sample of a row that made one before."""
+        name, why = self.mixture.sources[mixed.source].name, "its ratings are below the minimum"
+        try:
+            sample = self._sample(mixed)
+        except BadRow as error:
+            sample, why = None, str(error)
+        if sample is None:
+            raise DatasetError(f"{name}, row {mixed.number}: was good when the run was saved, and now: {why}")
+        return sample
 
     def _pack(self) -> PackedRow | None:
         """Take samples off the buffer and decode their pictures; None where none of them is whole."""

@@ -141,9 +141,10 @@ class Loader:
             turns = [self.lanes[(start + i) % len(self.lanes)] for i in range(micro)]
             rows = [self._next_row(lane, produced) for lane in turns]
             if any(rows):
-                for batch in [*[[None] * micro] * blank, rows]:
-                    yield self._batch(batch)
+                for _ in range(blank):
+                    yield self._batch([None] * micro)
                 blank = 0
+                yield self._batch(rows)
             elif len(self._ended) < len(self.lanes):
                 blank += 1
             else:
@@ -158,7 +159,7 @@ class Loader:
         length = self.config.sequence_length if self.config.packing else None
         return collate(rows, self.processor.pad_token_id, length)
 
-    def _next_row(self, lane: int, produced: Mapping[int, Iterator[Produced]]) -> PackedRow | None:
+    def _next_row(self, lane: int, produced: Mapping[int, Iterator[Produced | Failure]]) -> PackedRow | None:
         """A lane's next row, None once it has ended; what it tells of bad rows is counted."""
         while lane not in self._ended:
             item = next(produced[lane])

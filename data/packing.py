@@ -79,7 +79,10 @@ def pack_row(
         raise ValueError(
             "a model with pictures in front of the row takes one document a row; turn packing off"
         )
-    ids, labels, positions, documents = [], [], [], []
+    ids: list[int] = []
+    labels: list[int] = []
+    positions: list[int] = []
+    documents: list[int] = []
     for number, sample in enumerate(samples, 1):
         ids += sample.input_ids
         labels += [IGNORE_INDEX, *sample.labels[1:]]  # a first token has nothing in front that could tell it

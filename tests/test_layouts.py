@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -17,12 +19,14 @@ from data.layouts import (
     Layout,
     find_layout,
 )
+from data.processor import Processor
 from data.samples import IGNORE_INDEX, SampleEncoder
 from tests.processors import KINDS, picture, processor
 from tests.rows import png
 
 CHAT, TURNS, PLAIN = Layout(("messages",)), Layout(("texts",)), Layout(("question", "answer"))
 PICTURE = png()
+CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
 
 def text(words: str) -> dict:
@@ -188,9 +192,9 @@ def labelled(p, sample) -> list[str]:
     return parts
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "ocelli-shapes"])
 def test_labels_are_the_answers_with_their_end_of_turn(kind):
-    p = processor(kind)
+    p = processor(kind) if kind in KINDS else Processor.from_pretrained(CHECKPOINTS / kind)
     turns = ("two red squares",) if kind == "nanovlm-v0.1" else ("3 or 12", "what colour?", "it is blue")
     sample = SampleEncoder(p, 1000).encode(conversation("how many?", *turns), ("toy", 0))
     parts = labelled(p, sample)

@@ -144,6 +144,15 @@ def test_states_that_do_not_fit():
         loader(DATA[1:]).load_state_dict(one.state_dict())
 
 
+def test_a_row_that_went_bad_between_save_and_resume_is_named():
+    (one,) = ranks(mixture(DATA), 1)
+    steps([one], 1)
+    changed = [row | {"answer": ""} for row in DATA]
+    (second,) = ranks(mixture(changed), 1, one.state_dict())
+    with pytest.raises(DatasetError, match=r"toy, row \d+: was good when the run was saved, and now: answer"):
+        next(iter(second))
+
+
 @pytest.mark.parametrize(
     "config, message",
     [
