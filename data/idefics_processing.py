@@ -46,6 +46,11 @@ class IdeficsPictures:
         """Pictures stay where the conversation has them."""
         return messages
 
+    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+        """What `tiles` makes of a picture of this size: (n, rows, columns)."""
+        count, rows, cols = self.hf_processor.image_processor.get_number_of_image_patches(height, width)
+        return count or 1, rows, cols
+
     def tiles(self, image: Image.Image) -> tuple[Tensor, int, int]:
         """An RGB picture → tiles (n, 3, M, M) with the whole picture last, and their rows and columns (0, 0
         where it is not split)."""

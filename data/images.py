@@ -82,13 +82,20 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     if isinstance(source, np.ndarray | torch.Tensor):
         _check_size(*_array_size(source, name), limits, name)
         return _flatten(_from_array(source, name), name)
-    if isinstance(source, Image.Image):
-        _check_size(source.width, source.height, limits, name)
-        return _decode(source, name)
-    data = _read(source, limits, name)
-    if not data:
-        raise ImageError(f"{name}: expected a picture, got 0 bytes; the file is empty")
-    return _decode(_open(data, limits, name), name)
+    return _decode(_header(source, limits, name), name)
+
+
+def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> tuple[int, int]:
+    """(width, height) of what `load_image` gives, from its header; refused as there, as far as that shows."""
+    if isinstance(source, np.ndarray | torch.Tensor):
+        return _array_size(source, name or describe(source))
+    image = _header(source, limits, name or describe(source))
+    # Pillow turns TIFFs by itself; and it looks for a PNG's EXIF behind the pixels, decoding them on the way.
+    upright = image.format == "TIFF" or (
+        image.format == "PNG" and not {"exif", "Raw profile type exif"} & image.info.keys()
+    )
+    turned = not upright and _orientation(image) >= 5
+    return (image.height, image.width) if turned else image.size
 
 
 def describe(source: Any) -> str:
@@ -202,6 +209,17 @@ def _check_size(width: int, height: int, limits: ImageLimits, name: str) -> None
 
 
 # ---------------------------------------------------------------------------------- bytes to a picture
+def _header(source: Any, limits: ImageLimits, name: str) -> Image.Image:
+    """A picture held against the limits, not decoded yet unless it came decoded."""
+    if isinstance(source, Image.Image):
+        _check_size(source.width, source.height, limits, name)
+        return source
+    data = _read(source, limits, name)
+    if not data:
+        raise ImageError(f"{name}: expected a picture, got 0 bytes; the file is empty")
+    return _open(data, limits, name)
+
+
 def _open(data: bytes, limits: ImageLimits, name: str) -> Image.Image:
     """Read the header only, and hold it against the limits."""
     Image.init()  # registers every plugin, once; naming one that is not registered is a KeyError

@@ -89,6 +89,15 @@ class NanoVLMPictures:
             text[first] = Message("user", (*images, *text[first].parts))
         return text
 
+    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+        """What `tiles` makes of a picture of this size: (n, rows, columns)."""
+        if self.max_side is None:
+            return 1, 1, 1
+        height, width = resized_size(height, width, self.tile_size, self.max_side, self.to_max_side)
+        rows, cols = height // self.tile_size, width // self.tile_size
+        whole = self.global_token is not None and (rows, cols) != (1, 1)
+        return rows * cols + whole, rows, cols
+
     def tiles(self, image: Image.Image) -> tuple[Tensor, int, int]:
         """An RGB picture → tiles (n, 3, M, M) from 0 to 1 with the whole picture first, and their rows and
         columns (1, 1 where there is one tile)."""

@@ -12,6 +12,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from models.config import TextConfig
 
@@ -143,6 +144,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         # Training and full prefill: as many queries as keys, plain causal.
         assert length == k.shape[2], f"causal attention needs T == S, got {length} and {k.shape[2]}"
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    if isinstance(mask, BlockMask):  # packed documents on a GPU; whoever trains compiles the block
+        return flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped)
     # A chunk on a cached prefix, padding, or packed documents: the mask says all.
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
 
@@ -208,7 +211,7 @@ class LanguageModel(nn.Module):
     def forward(
         self,
         x: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | BlockMask | None = None,
         kv_cache: KVCache | None = None,
         start_pos: int | Tensor = 0,
         position_ids: Tensor | None = None,
@@ -218,7 +221,8 @@ class LanguageModel(nn.Module):
         Args:
             x: (B, T, D) embeddings.
             attention_mask: None; or (B, S) with 0 on padding, S = start_pos + T; or (B, T, S) bool, True
-                where a query may look, which then has the whole say (packed documents, shared prefixes).
+                where a query may look, which then has the whole say (packed documents, shared prefixes),
+                as has a `BlockMask` of flex_attention.
             kv_cache: one {"key", "value"} dict per layer, written in place at start_pos; None keeps nothing.
             start_pos: position of the first token, an int, or (B,) int64 where rows differ.
             position_ids: (B, T) rotary positions, for training; exclusive with a cache and with start_pos.
@@ -280,9 +284,10 @@ class LanguageModel(nn.Module):
 
 
 def attention_mask_for(
-    length: int, kv_length: int, attention_mask: Tensor | None, slots: Tensor
-) -> Tensor | None:
-    """The one explicit mask, (B or 1, 1, T, S) bool, or None where plain causal or full attention is right.
+    length: int, kv_length: int, attention_mask: Tensor | BlockMask | None, slots: Tensor
+) -> Tensor | BlockMask | None:
+    """The one explicit mask, (B or 1, 1, T, S) bool, or None where plain causal or full attention is right; a
+    flex_attention mask stays what it is.
 
     Args:
         length: T, queries in this call.
@@ -290,6 +295,8 @@ def attention_mask_for(
         attention_mask: None, (B, S) with 0 on padding, or (B, T, S) bool.
         slots: (T,) or (B, T), the slot each query stands at.
     """
+    if isinstance(attention_mask, BlockMask):
+        return attention_mask
     if attention_mask is not None and attention_mask.dim() == 3:
         return attention_mask[:, None]
     shared = slots.dim() == 1

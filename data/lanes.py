@@ -1,0 +1,225 @@
+"""One lane of a loader: rows read, made into samples, packed; its bad rows told, its state kept.
+
+A lane's state is where its readers stand and the places of the samples that wait: on resume those rows are
+read once more. Pixels are never part of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from data.datasets import LaneReader, MixedRow, Mixture
+from data.errors import BadRow, DatasetError
+from data.packing import PackedRow, choose, pack_row
+from data.samples import Sample, SampleEncoder
+
+logger = logging.getLogger(__name__)
+_PATIENCE = 50  # bad or filtered rows after which a lane tells of them although it has no row to give
+_ALL_FILTERED = 100_000  # rows in succession below the minimum ratings, after which a lane gives up
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A row that was left out: where it is, what it is counted under, and what was wrong."""
+
+    dataset: str
+    number: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Produced:
+    """What a lane gives: a row; or None, to tell of rows left out and, with `ended`, that it has no more."""
+
+    row: PackedRow | None
+    state: dict[str, Any]
+    read: int  # rows read since the last one
+    filtered: int  # of these, below the minimum ratings
+    dropped: tuple[Dropped, ...]
+    ended: bool = False
+
+
+class Lane:
+    """Iterate for `Produced`, up to and including one that has `ended`.
+
+    Args:
+        waiting: samples to choose from when a row is packed; 0 gives each sample a row of its own.
+        dtype: of pixels.
+        state: where to go on; a dictionary of integers as `Produced.state`.
+    """
+
+    def __init__(
+        self,
+        reader: LaneReader,
+        mixture: Mixture,
+        encoder: SampleEncoder,
+        waiting: int,
+        dtype: torch.dtype = torch.float32,
+        state: Mapping[str, Any] | None = None,
+    ):
+        self.reader, self.mixture, self.encoder = reader, mixture, encoder
+        self.waiting, self.dtype = waiting, dtype
+        self._buffer: list[tuple[MixedRow, Sample]] = []
+        self._read, self._filtered = 0, 0
+        self._in_succession = [0] * len(mixture.sources)  # filtered rows, since one was good
+        self._dropped: list[Dropped] = []
+        if state is not None:
+            reader.restore(state["reader"])
+            places = [(source, place) for source, *place in state["waiting"]]
+            for mixed in reader.again(places):
+                self._wait(mixed, self._sample_again(mixed))
+
+    def __iter__(self) -> Iterator[Produced]:
+        ended = False
+        while not ended or self._buffer:
+            while not ended and len(self._buffer) < max(self.waiting, 1):
+                ended = not self._take()
+                if len(self._dropped) + self._filtered >= _PATIENCE:
+                    yield self._produced(None)
+            if self._buffer:
+                row = self._pack()
+                if row is not None:
+                    yield self._produced(row)
+        yield self._produced(None, ended=True)
+
+    def _take(self) -> bool:
+        """Read one row into the buffer, or drop it; False at the end."""
+        mixed = self.reader.next()
+        if mixed is None:
+            return False
+        self._read += 1
+        try:
+            sample = self._sample(mixed)
+        except BadRow as error:
+            self._drop(self.mixture.sources[mixed.source].name, mixed.number, error)
+            return True
+        if sample is None:
+            self._filtered += 1
+            self._check_filtered(mixed.source)
+            return True
+        self._in_succession[mixed.source] = 0
+        self._wait(mixed, sample)
+        return True
+
+    def _wait(self, mixed: MixedRow, sample: Sample) -> None:
+        # Of the row itself, the sample holds what is still needed.
+        self._buffer.append((replace(mixed, row=None), sample))
+
+    def _sample(self, mixed: MixedRow) -> Sample | None:
+        source = self.mixture.sources[mixed.source]
+        conversation = source.layout.conversation(mixed.row)
+        return (
+            None if conversation is None else self.encoder.encode(conversation, (source.name, mixed.number))
+        )
+
+    def _sample_again(self, mixed: MixedRow) -> Sample:
+        """The sample of a row that made one before."""
+        name, why = self.mixture.sources[mixed.source].name, "its ratings are below the minimum"
+        try:
+            sample = self._sample(mixed)
+        except BadRow as error:
+            sample, why = None, str(error)
+        if sample is None:
+            raise DatasetError(f"{name}, row {mixed.number}: was good when the run was saved, and now: {why}")
+        return sample
+
+    def _pack(self) -> PackedRow | None:
+        """Take samples off the buffer and decode their pictures; None where none of them is whole."""
+        chosen = [0]
+        if self.waiting:
+            samples = [sample for _, sample in self._buffer]
+            chosen = choose(
+                [sample.tokens for sample in samples],
+                [sample.tiles for sample in samples],
+                self.encoder.max_tokens,
+                self.encoder.max_tiles,
+            )
+        packed, tiles = [], []
+        for index in chosen:
+            sample = self._buffer[index][1]
+            try:
+                tiles.append(self.encoder.tiles(sample))
+                packed.append(sample)
+            except BadRow as error:
+                self._drop(*sample.sample_id, error)
+        for index in reversed(chosen):
+            del self._buffer[index]
+        return pack_row(packed, tiles, self.dtype) if packed else None
+
+    def _drop(self, dataset: str, number: int, error: BadRow) -> None:
+        self._dropped.append(Dropped(dataset, number, error.reason, str(error)))
+
+    def _check_filtered(self, which: int) -> None:
+        source = self.mixture.sources[which]
+        self._in_succession[which] += 1
+        if self._in_succession[which] > min(source.num_rows or _ALL_FILTERED, _ALL_FILTERED):
+            raise DatasetError(
+                f"{source.name}: {self._in_succession[which]} rows in succession are below min_ratings "
+                f"{source.layout.min_ratings}; lower them"
+            )
+
+    def _produced(self, row: PackedRow | None, ended: bool = False) -> Produced:
+        state = {
+            "reader": self.reader.state(),
+            "waiting": [[mixed.source, *mixed.place] for mixed, _ in self._buffer],
+        }
+        produced = Produced(row, state, self._read, self._filtered, tuple(self._dropped), ended)
+        self._read, self._filtered, self._dropped = 0, 0, []
+        return produced
+
+
+@dataclass
+class DropCount:
+    """Rows read and left out so far, and the rate at which that stops a run.
+
+    Args:
+        max_rate: of all rows read.
+        after: rows that must have been read before the rate counts.
+    """
+
+    max_rate: float = 0.05
+    after: int = 200
+    read: int = 0
+    filtered: int = 0
+    dropped: Counter = field(default_factory=Counter)
+
+    def add(self, produced: Produced) -> None:
+        """Count and log what a lane tells.
+
+        Raises:
+            DatasetError: too many rows were bad.
+        """
+        self.read += produced.read
+        self.filtered += produced.filtered
+        for bad in produced.dropped:
+            self.dropped[bad.reason] += 1
+            # Each of the first of a kind, then ever fewer: a log is for reading.
+            count = self.dropped[bad.reason]
+            if count <= 5 or count & (count - 1) == 0:
+                logger.warning(
+                    "%s, row %d left out, %s (number %d): %s",
+                    bad.dataset,
+                    bad.number,
+                    bad.reason,
+                    count,
+                    bad.message,
+                )
+        used = self.read - self.filtered
+        total = self.dropped.total()
+        if produced.dropped and used >= self.after and (total > self.max_rate * used or total == used):
+            last = produced.dropped[-1]
+            raise DatasetError(
+                f"{total} of {used} rows cannot be used ({self.summary()}), more than "
+                f"{self.max_rate:.1%}; the last is {last.dataset}, row {last.number}: {last.message}; "
+                "correct the data or raise max_drop_rate"
+            )
+
+    def summary(self) -> str:
+        return ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))

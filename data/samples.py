@@ -1,0 +1,139 @@
+"""One conversation → one sample: ids, labels, and pictures whose tiles are counted but not yet decoded.
+
+A packer decides by tokens and tiles, and both are known from the text and the headers of the pictures: pixels
+are decoded only once a sample's place is certain, so that many samples may wait at a few kilobytes each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.chat import read_conversation
+from data.errors import BadRow, ImageError, PromptError
+from data.images import describe, image_size, load_image
+from data.layouts import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
+from data.processor import Processor
+
+IGNORE_INDEX = -100  # label of a position that carries no loss
+SampleId = tuple[str, int]  # name of the dataset, number of the row
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A document to train on.
+
+    `labels` are the ids where the assistant speaks (its end of turn included), else -100. `pictures` are
+    sources for `load_image`, `picture_tiles` how many tiles each makes, in order. `front` positions are
+    pictures that stand in front of the ids, in models that place them there.
+    """
+
+    sample_id: SampleId
+    input_ids: list[int]
+    labels: list[int]
+    pictures: tuple[Any, ...] = ()
+    picture_tiles: tuple[int, ...] = ()
+    front: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Positions it takes in the language model."""
+        return self.front + len(self.input_ids)
+
+    @property
+    def tiles(self) -> int:
+        return sum(self.picture_tiles)
+
+
+class SampleEncoder:
+    """Makes samples with one processor.
+
+    Args:
+        max_tokens: positions that a sample may take.
+        max_tiles: tiles that its pictures may make; None leaves that to the tokens.
+    """
+
+    def __init__(self, processor: Processor, max_tokens: int, max_tiles: int | None = None):
+        self.processor, self.max_tokens, self.max_tiles = processor, max_tokens, max_tiles
+
+    def encode(self, conversation: Sequence[Mapping[str, Any]], sample_id: SampleId) -> Sample:
+        """A sample of a conversation in the Hub's form.
+
+        Raises:
+            BadRow: it cannot be used, or is too large; nothing is ever cut off.
+        """
+        processor, where = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
+        try:
+            messages = processor.pictures.arrange(read_conversation(conversation, where), where)
+        except PromptError as error:
+            raise BadRow(BAD_CONVERSATION, str(error)) from error
+        sources = [value for message in messages for kind, value in message.parts if kind == "image"]
+        grids = self._grids(sources)
+        prompts: list[str] = []
+        if processor.image_token_id is not None:
+            try:
+                prompts = [
+                    processor.pictures.prompt(rows, cols, i, len(grids))
+                    for i, (_, rows, cols) in enumerate(grids)
+                ]
+            except PromptError as error:
+                raise BadRow(TOO_MANY_TILES, str(error)) from error
+        try:
+            encoded = processor.chat.encode(messages, prompts, False, where)
+        except PromptError as error:
+            raise BadRow(BAD_CONVERSATION, str(error)) from error
+        tiles = tuple(count for count, _, _ in grids)
+        in_front = processor.image_token_id is None
+        sample = Sample(
+            sample_id=sample_id,
+            input_ids=encoded.input_ids,
+            labels=[
+                i if said else IGNORE_INDEX for i, said in zip(encoded.input_ids, encoded.assistant_mask)
+            ],
+            pictures=tuple(sources),
+            picture_tiles=tiles,
+            front=sum(tiles) * processor.pictures.tokens_per_tile if in_front else 0,
+        )
+        if sample.tokens > self.max_tokens:
+            raise BadRow(TOO_LONG, f"expected at most {self.max_tokens} tokens, got {sample.tokens}")
+        return sample
+
+    def _grids(self, sources: list[Any]) -> list[tuple[int, int, int]]:
+        """(tiles, rows, columns) of each picture."""
+        grids = []
+        for source in sources:
+            try:
+                size = image_size(source, self.processor.limits)
+            except ImageError as error:
+                raise BadRow(BROKEN_IMAGE, str(error)) from error
+            grids.append(self.processor.pictures.grid(*size))
+        tiles, most = sum(count for count, _, _ in grids), self.max_tiles
+        if most is not None and tiles > most:
+            raise BadRow(TOO_MANY_TILES, f"expected at most {most} tiles, got {tiles}")
+        # Text aside, so many tiles cannot fit: not worth a prompt of their placeholders.
+        if tiles * self.processor.pictures.tokens_per_tile > self.max_tokens:
+            raise BadRow(
+                TOO_MANY_TILES, f"{tiles} tiles take more than the {self.max_tokens} tokens there are"
+            )
+        return grids
+
+    def tiles(self, sample: Sample) -> Tensor | None:
+        """A sample's tiles, (n, 3, M, M) float32 in the order of its placeholders; None without pictures.
+
+        Raises:
+            BadRow: a picture turns out to be broken.
+        """
+        cut = []
+        for source, expected in zip(sample.pictures, sample.picture_tiles, strict=True):
+            try:
+                tiles, _, _ = self.processor.pictures.tiles(load_image(source, self.processor.limits))
+            except ImageError as error:
+                raise BadRow(BROKEN_IMAGE, str(error)) from error
+            if len(tiles) != expected:  # a header that its file does not keep to
+                raise BadRow(BROKEN_IMAGE, f"{describe(source)}: expected {expected} tiles, got {len(tiles)}")
+            cut.append(tiles)
+        return torch.cat(cut) if cut else None

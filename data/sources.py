@@ -1,0 +1,275 @@
+"""Where rows come from: the Hub, `save_to_disk` folders, Parquet, JSON lines, image folders; nothing decoded.
+
+The `datasets` library opens everything but JSON lines: it would guess types there, and turn an answer that
+looks like a date into one. Pictures stay as the bytes or paths they are, for `load_image` to open.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from datasets.features import Image, LargeList, List
+
+from data.errors import DatasetError
+from data.order import Rows
+
+_SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
+_METADATA = "metadata.jsonl"
+_LOOKED_AT = 100  # rows of JSON lines whose keys are taken to be the columns
+
+
+class JsonLines:
+    """The objects of JSON-lines files, each read when it is asked for.
+
+    A line that is no JSON object comes as a string that says so, to be counted with the other bad rows.
+    """
+
+    def __init__(self, paths: Sequence[Path]):
+        self.paths = list(paths)
+        self._places: list[np.ndarray] = []  # of each file, the first byte of every line that is not blank
+        for path in self.paths:
+            starts, at = [], 0
+            with path.open("rb") as file:
+                for line in file:
+                    if line.strip():
+                        starts.append(at)
+                    at += len(line)
+            self._places.append(np.array(starts, dtype=np.int64))
+        self._ends = np.cumsum([len(starts) for starts in self._places])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        which = int(np.searchsorted(self._ends, index, side="right"))
+        within = index - (int(self._ends[which - 1]) if which else 0)
+        with self.paths[which].open("rb") as file:
+            file.seek(int(self._places[which][within]))
+            return _parsed(file.readline(), self.paths[which])
+
+
+class Selected:
+    """Rows `start` to `end` of others."""
+
+    def __init__(self, rows: Rows, start: int, end: int):
+        self.rows, self.start, self.length = rows, start, max(0, end - start)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return self.rows[self.start + index]
+
+
+class JsonLinesStream:
+    """The same files, read from their beginning on with nothing looked up first."""
+
+    def __init__(self, paths: Sequence[Path]):
+        self.paths = list(paths)
+        self.num_files = len(self.paths)
+
+    def open(self, file: int, start: int) -> Iterator[Any]:
+        path = self.paths[file]
+        with path.open("rb") as lines:
+            for line in islice((line for line in lines if line.strip()), start, None):
+                yield _parsed(line, path)
+
+
+class HubStream:
+    """A streaming dataset of the `datasets` library, file by file."""
+
+    def __init__(self, dataset: datasets.IterableDataset):
+        self.dataset = dataset
+        self.num_files = dataset.num_shards
+
+    def open(self, file: int, start: int) -> Iterator[Any]:
+        one = (
+            self.dataset.shard(num_shards=self.num_files, index=file) if self.num_files > 1 else self.dataset
+        )
+        return iter(one.skip(start) if start else one)
+
+
+def _parsed(line: bytes, path: Path) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        return f"{path.name}: a line that is no JSON ({error})"
+
+
+# ------------------------------------------------------------------------------------------------- opening
+def open_rows(path: str, subset: str | None, split: str, streaming: bool, revision: str | None = None):
+    """The rows behind a path, or behind a repository's name on the Hub.
+
+    Args:
+        path: a `save_to_disk` folder, an image folder, a folder of Parquet or JSON-lines files, one such file
+            or a pattern like "rows/*.parquet", or a Hub id.
+        subset: which of a Hub dataset's configurations.
+        split: as in `datasets`, with slices such as "train[:90%]" where not streaming.
+
+    Returns:
+        (rows, folder): a sequence or a `Stream`, and the folder that relative picture paths start from, None
+        for what is on the Hub.
+
+    Raises:
+        DatasetError: nothing there, or not readable.
+    """
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return _open_folder(local, subset, split, streaming), local
+    files = [local] if local.is_file() else sorted(map(Path, glob.glob(str(local), recursive=True)))
+    if files:
+        return _open_files(files, path, split, streaming), _common_folder(files, path)
+    if path.startswith((".", "/", "~")) or local.suffix in (".jsonl", ".json", ".parquet") or "*" in path:
+        raise DatasetError(f"{path}: no such file or folder (looked in {Path.cwd()}); check the path")
+    return _load(path, path, subset, split, streaming, revision=revision), None
+
+
+def columns_of(rows: Any) -> list[str]:
+    """Names of the columns; [] where there is no row."""
+    if isinstance(rows, datasets.Dataset):
+        return list(rows.column_names)
+    if isinstance(rows, HubStream) and rows.dataset.column_names:
+        return list(rows.dataset.column_names)
+    if hasattr(rows, "open"):
+        first = (row for file in range(rows.num_files) for row in rows.open(file, 0))
+    else:
+        first = (rows[i] for i in range(min(len(rows), _LOOKED_AT)))
+    names: dict[str, None] = {}
+    for row in islice(first, _LOOKED_AT):
+        names |= dict.fromkeys(row if isinstance(row, Mapping) else ())
+    return list(names)
+
+
+def is_empty(rows: Any) -> bool:
+    if not hasattr(rows, "open"):
+        return len(rows) == 0
+    return all(next(iter(rows.open(file, 0)), None) is None for file in range(rows.num_files))
+
+
+def _open_folder(folder: Path, subset: str | None, split: str, streaming: bool):
+    if any((folder / name).is_file() for name in _SAVED):
+        return _from_disk(folder, split, streaming)
+    inside = folder / split if (folder / split).is_dir() else folder
+    if (inside / _METADATA).is_file():
+        return _json_lines(
+            [inside / _METADATA], str(inside), split if inside == folder else "train", streaming
+        )
+    lines = sorted(inside.glob("*.jsonl"))
+    if lines and not any(folder.rglob("*.parquet")):
+        return _json_lines(lines, str(inside), split if inside == folder else "train", streaming)
+    return _load(str(folder), str(folder), subset, split, streaming)
+
+
+def _from_disk(folder: Path, split: str, streaming: bool):
+    name, _, slice_ = split.partition("[")
+    try:
+        rows = datasets.load_from_disk(str(folder))
+    except Exception as error:  # damaged Arrow files end in many kinds
+        raise DatasetError(f"{folder}: cannot be read ({_one_line(error)})") from error
+    if isinstance(rows, datasets.DatasetDict):
+        if name not in rows:
+            raise DatasetError(f"{folder}: no split {name!r}; it has {', '.join(rows)}")
+        rows = rows[name]
+    if slice_:
+        rows = rows.select(range(*_slice(split, len(rows), str(folder))))
+    rows = _undecoded(rows)
+    return HubStream(rows.to_iterable_dataset()) if streaming else rows
+
+
+def _open_files(files: list[Path], path: str, split: str, streaming: bool):
+    kinds = {file.suffix for file in files}
+    if kinds == {".json"} and len(files) == 1 and files[0].read_bytes().lstrip()[:1] == b"[":
+        return _json_list(files[0], path, split)
+    if kinds <= {".jsonl", ".json"}:
+        return _json_lines(files, path, split, streaming)
+    if kinds == {".parquet"}:
+        return _load("parquet", path, None, split, streaming, data_files=[str(file) for file in files])
+    raise DatasetError(
+        f"{path}: expected Parquet or JSON-lines files, got {', '.join(sorted(kinds)) or 'no ending'}"
+    )
+
+
+def _json_list(file: Path, path: str, split: str):
+    """A file that is one list of rows."""
+    try:
+        rows = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise DatasetError(f"{path}: cannot be read, it is no JSON ({error})") from error
+    return rows[slice(*_slice(split, len(rows), path))] if "[" in split else rows
+
+
+def _json_lines(files: list[Path], path: str, split: str, streaming: bool):
+    if streaming and "[" in split:
+        raise DatasetError(f"{path}: split {split!r}: a stream has no known length; leave the slice out")
+    if streaming:
+        return JsonLinesStream(files)
+    rows = JsonLines(files)
+    return Selected(rows, *_slice(split, len(rows), path)) if "[" in split else rows
+
+
+def _slice(split: str, rows: int, where: str) -> tuple[int, int]:
+    """First row and the one behind the last of a split such as "train[:90%]"."""
+    name = split.partition("[")[0]
+    try:
+        (part,) = datasets.ReadInstruction.from_spec(split).to_absolute({name: rows})
+    except (ValueError, AssertionError) as error:
+        raise DatasetError(f"{where}: split {split!r}: {_one_line(error)}") from error
+    start, end = part.from_ or 0, rows if part.to is None else part.to
+    return start, end
+
+
+def _load(builder: str, where: str, subset: str | None, split: str, streaming: bool, **options):
+    try:
+        rows = datasets.load_dataset(builder, subset, split=split, streaming=streaming, **options)
+    except Exception as error:  # the library, the network and the files raise anything
+        raise DatasetError(
+            f"{where}: cannot be opened ({type(error).__name__}: {_one_line(error)})"
+        ) from error
+    rows = _undecoded(rows)
+    return HubStream(rows) if streaming else rows
+
+
+def _undecoded(rows):
+    """The same rows with pictures left as bytes or paths."""
+    for name, feature in (rows.features or {}).items():
+        plain = _without_decoding(feature)
+        if plain != feature:
+            rows = rows.cast_column(name, plain)
+    return rows
+
+
+def _without_decoding(feature: Any) -> Any:
+    if isinstance(feature, Image):
+        return Image(decode=False)
+    if isinstance(feature, List):
+        return List(_without_decoding(feature.feature), length=feature.length)
+    if isinstance(feature, LargeList):
+        return LargeList(_without_decoding(feature.feature))
+    if isinstance(feature, dict):
+        return {name: _without_decoding(inner) for name, inner in feature.items()}
+    return feature
+
+
+def _common_folder(files: list[Path], path: str) -> Path:
+    folders = {file.parent for file in files}
+    if len(folders) > 1 and files[0].suffix != ".parquet":
+        raise DatasetError(
+            f"{path}: expected files of one folder, where picture paths start, got {len(folders)} folders; "
+            "list them as datasets of their own"
+        )
+    return files[0].parent
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,71 @@
+"""Small rows, pictures and loaders for the tests of datasets and packing."""
+
+from __future__ import annotations
+
+import io
+import random
+
+from data.datasets import DatasetConfig, Mixture, Source, source_of
+from data.loader import Loader, LoaderConfig
+from data.processor import Processor
+from tests.processors import embedded, picture
+
+WORDS = ("how", "many", "circles", "are", "there", "three", "of", "them", "and", "two", "red", "squares")
+
+
+def png(width: int = 8, height: int = 6, seed: int = 0) -> bytes:
+    """An encoded picture."""
+    file = io.BytesIO()
+    picture(width, height, seed).save(file, "PNG")
+    return file.getvalue()
+
+
+def rows(count: int, every: int = 5, longest: int = 24) -> list[dict]:
+    """Questions of 1 to `longest` words, answers that name the row, and a picture with each `every`th."""
+    rng = random.Random(0)
+    return [
+        {
+            "question": " ".join(rng.choices(WORDS, k=rng.randint(1, longest))),
+            "answer": f"row {i}",
+            "image": png(seed=i) if i % every == 0 else None,
+        }
+        for i in range(count)
+    ]
+
+
+class ListStream:
+    """Lists as the files of a stream; `opened` counts rows read."""
+
+    def __init__(self, *files: list):
+        self.files, self.num_files, self.read = files, len(files), 0
+
+    def open(self, file: int, start: int):
+        for row in self.files[file][start:]:
+            self.read += 1
+            yield row
+
+
+def source(data, name: str = "toy", **config) -> Source:
+    return source_of(data, DatasetConfig(name, **config))
+
+
+def mixture(data, **config) -> Mixture:
+    return Mixture([source(data, **config)])
+
+
+def loader(
+    data, rank: int = 0, world_size: int = 1, *, processor: Processor | None = None, **config
+) -> Loader:
+    """A loader of rows, of a mixture, or of a stream."""
+    mixed = data if isinstance(data, Mixture) else mixture(data)
+    settings = LoaderConfig(**{"batch_size": 4, "sequence_length": 128, "waiting": 8, "lanes": 4} | config)
+    return Loader(mixed, processor or embedded(), settings, rank, world_size)
+
+
+def ids_of(batch) -> list:
+    """The sample ids of each row of a batch."""
+    return list(batch.sample_ids)
+
+
+def flat(batches) -> list:
+    return [sample for batch in batches for row in batch.sample_ids for sample in row]

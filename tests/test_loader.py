@@ -1,0 +1,258 @@
+"""Loaders: the same samples whatever the ranks and workers, exact resumes, bad rows counted, no hang."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from itertools import islice
+
+import pytest
+import torch
+
+from data.datasets import Mixture
+from data.errors import DatasetError
+from data.loader import LoaderConfig, merge_states
+from data.packing import PADDING
+from data.samples import IGNORE_INDEX
+from tests.processors import embedded, processor
+from tests.rows import ListStream, flat, loader, mixture, png, rows, source
+
+DATA = rows(40)
+
+
+def stream() -> ListStream:
+    return ListStream(DATA[:17], DATA[17:])
+
+
+def both() -> Mixture:
+    """A sequence and a stream, mixed."""
+    return Mixture([source(DATA, "map", weight=2.0), source(stream(), "stream", weight=1.0)])
+
+
+def steps(loaders, count: int) -> list[list]:
+    """The sample ids of each step: of its rows, over all ranks in order."""
+    made = []
+    for per_rank in islice(zip(*(iterate_steps(one) for one in loaders)), count):
+        made.append([row for rank in per_rank for row in rank])
+    return made
+
+
+def iterate_steps(one):
+    row_ids = []
+    for batch in one:
+        row_ids += batch.sample_ids
+        if len(row_ids) == one.rows_per_step:
+            yield row_ids
+            row_ids = []
+
+
+def ranks(data, world_size: int, state=None, **config) -> list:
+    made = [loader(data, rank, world_size, **config) for rank in range(world_size)]
+    for one in made:
+        if state is not None:
+            one.load_state_dict(json.loads(json.dumps(state)))
+    return made
+
+
+def test_an_epoch_holds_every_sample_once_and_whole():
+    batches = list(loader(DATA, epochs=1))
+    assert sorted(flat(batches)) == [("toy", i) for i in range(40)]
+    p = embedded()
+    for batch in batches:
+        assert batch["input_ids"].shape == batch["documents"].shape == (1, 128)
+        assert ("pixel_values" in batch) == any(i % 5 == 0 for _, i in flat([batch]))
+        pixels = []
+        for number, (_, i) in enumerate(flat([batch]), 1):
+            here = batch["documents"] == number
+            row = DATA[i]
+            inputs = p.conversation(row["image"], row["question"])
+            whole = p.encode_conversation([*inputs, {"role": "assistant", "content": row["answer"]}])
+            assert batch["input_ids"][here].tolist() == whole.input_ids
+            assert batch["position_ids"][here].tolist() == list(range(len(whole.input_ids)))
+            labels = batch["labels"][here]
+            said = p.decode(labels[labels != IGNORE_INDEX], skip_special_tokens=False)
+            assert said.strip() == f"row {i}<end_of_utterance>"
+            pixels += [] if whole.tiles is None else [whole.tiles]
+        if pixels:
+            assert torch.equal(batch["pixel_values"], torch.cat(pixels))
+
+
+def test_padding_gives_each_sample_a_row():
+    batches = list(loader(DATA, epochs=1, packing=False, micro_batch_size=2))
+    assert sorted(flat(batches)) == [("toy", i) for i in range(40)]
+    for batch in batches:
+        assert all(len(row) <= 1 for row in batch.sample_ids)
+        assert (batch["documents"] != PADDING).sum(1).max() == batch["documents"].shape[
+            1
+        ] < 128 or batch.fill == 0
+    assert len(batches) % 2 == 0 and sum(batch.fill == 0 for batch in batches) < 2  # whole steps
+
+
+def test_ranks_micro_batches_and_workers_do_not_change_a_step():
+    expected = steps(ranks(both(), 1), 8)
+    assert len({row for step in expected for row in step}) > 20
+    assert steps(ranks(both(), 1, micro_batch_size=4), 8) == expected
+    assert steps(ranks(both(), 2, micro_batch_size=2), 8) == expected
+    assert steps(ranks(both(), 4), 8) == expected
+    assert steps(ranks(both(), 1, workers=3), 8) == expected
+    assert steps(ranks(both(), 1, seed=1), 8) != expected
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize(
+    "before, after", [((2, {}), (1, {})), ((1, {}), (4, {})), ((1, {"workers": 2}), (2, {}))]
+)
+def test_a_run_goes_on_where_it_stopped_on_any_number_of_ranks(before, after, packing):
+    make = {"packing": packing, "shuffle_buffer": 3}
+    uninterrupted = steps(ranks(both(), 1, **make), 12)
+    for stop in (1, 6):
+        first = ranks(both(), before[0], **make, **before[1])
+        done = steps(first, stop)
+        state = merge_states([one.state_dict() for one in first])
+        rest = steps(ranks(both(), after[0], state, **make, **after[1]), 12 - stop)
+        assert done + rest == uninterrupted, stop
+
+
+def test_a_resumed_epoch_ends_with_none_lost_or_doubled():
+    for data in (mixture(DATA), mixture(stream())):
+        first = ranks(data, 2, epochs=2, shuffle_buffer=3)
+        done = steps(first, 4)
+        state = merge_states([one.state_dict() for one in first])
+        (second,) = ranks(data, 1, state, epochs=2, shuffle_buffer=3)
+        seen = [sample for step in done for row in step for sample in row] + flat(second)
+        assert len(seen) == 80 and set(Counter(seen).values()) == {2}
+        assert second.drops.read == 80
+        assert list(second) == []
+
+
+def test_states_that_do_not_fit():
+    one, other = ranks(mixture(DATA), 2, micro_batch_size=1)
+    batches = iter(one)
+    next(batches)
+    with pytest.raises(RuntimeError, match="between steps, of 2 rows on this rank; got 1"):
+        one.state_dict()
+    next(batches)
+    with pytest.raises(DatasetError, match="of one rank only"):
+        loader(DATA).load_state_dict(one.state_dict())
+    with pytest.raises(DatasetError, match=r"states of several steps"):
+        merge_states([one.state_dict(), other.state_dict()])
+    for change in ({"seed": 1}, {"waiting": 9}, {"lanes": 8}):
+        with pytest.raises(DatasetError, match=r"the saved run's .* this one's is .*: keep it"):
+            loader(DATA, **change).load_state_dict(one.state_dict())
+    with pytest.raises(DatasetError, match=r"datasets .* was \[\['toy', 40"):
+        loader(DATA[1:]).load_state_dict(one.state_dict())
+
+
+def test_a_row_that_went_bad_between_save_and_resume_is_named():
+    (one,) = ranks(mixture(DATA), 1)
+    steps([one], 1)
+    changed = [row | {"answer": ""} for row in DATA]
+    (second,) = ranks(mixture(changed), 1, one.state_dict())
+    with pytest.raises(DatasetError, match=r"toy, row \d+: was good when the run was saved, and now: answer"):
+        next(iter(second))
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"world_size": 3}, "batch_size 4: expected a multiple of ranks x micro_batch_size, 3 x 1"),
+        ({"micro_batch_size": 3}, "1 x 3"),
+        ({"lanes": 6}, "lanes: 6 is no multiple|lanes: expected a multiple"),
+        ({"waiting": 0}, "waiting: expected at least 1, got 0"),
+        ({"max_drop_rate": 2.0}, "max_drop_rate: expected a share from 0 to 1"),
+        ({"processor": processor("nanovlm-v0.1")}, "turn packing off"),
+    ],
+)
+def test_settings_that_do_not_fit(config, message):
+    with pytest.raises(DatasetError, match=message):
+        loader(DATA, **config)
+
+
+def test_there_are_lanes_enough_for_workers_whatever_the_batch():
+    assert [LoaderConfig(batch_size=n).num_lanes for n in (1, 3, 16, 20)] == [16, 18, 16, 20]
+
+
+# --------------------------------------------------------------------------------------------- bad rows
+GOOD = {"question": "how many?", "answer": "two"}
+BAD = {
+    "broken image": GOOD | {"image": b"no picture"},
+    "broken image ": GOOD | {"image": png(30, 30)[:-2000]},  # its header is whole
+    "empty text": GOOD | {"answer": " "},
+    "too many tiles": GOOD | {"image": [png()] * 5},
+    "too long": GOOD | {"question": "circles " * 200},
+    "bad conversation": "no row",
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_rows_are_left_out_counted_and_logged(workers, caplog):
+    data = [*[GOOD] * 60, *BAD.values()]
+    one = loader(data, epochs=2, max_tiles=4, workers=workers)
+    assert sorted(flat(one)) == sorted([("toy", i) for i in range(60)] * 2)
+    expected = Counter(reason.strip() for reason in BAD)
+    assert one.drops.dropped == Counter({reason: 2 * count for reason, count in expected.items()})
+    assert one.drops.read == 132
+    assert "toy, row 62 left out, empty text" in caplog.text
+
+
+def test_too_many_bad_rows_stop_the_run():
+    data = [BAD["empty text"] if i % 10 == 0 else GOOD for i in range(100)]
+    one = loader(data)
+    with pytest.raises(
+        DatasetError, match=r"of 2\d\d rows cannot be used \(\d+ empty text\), more than 5.0%.*toy, row \d+0"
+    ):
+        for _ in range(1000):
+            list(islice(one, 1))
+    assert flat(loader(data, max_drop_rate=0.2, epochs=1))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_good_row_at_all_is_no_endless_search(workers):
+    with pytest.raises(DatasetError, match="rows cannot be used"):
+        next(iter(loader([BAD["empty text"]] * 3, max_drop_rate=1.0, workers=workers)))
+    with pytest.raises(DatasetError, match="no row can be trained on: 3 empty text"):
+        next(iter(loader([BAD["empty text"]] * 3, epochs=1, workers=workers)))
+    unrated = mixture([GOOD | {"score": 1}] * 3, min_ratings={"score": 2})
+    with pytest.raises(DatasetError, match=r"toy: 4 rows in succession are below min_ratings {'score': 2}"):
+        next(iter(loader(unrated, workers=workers)))
+
+
+def test_rows_below_the_ratings_are_no_bad_rows():
+    data = [GOOD | {"score": i % 2} for i in range(40)]
+    one = loader(mixture(data, min_ratings={"score": 1}), epochs=1)
+    assert sorted(i for _, i in flat(one)) == list(range(1, 40, 2))
+    assert (one.drops.filtered, one.drops.dropped.total()) == (20, 0)
+
+
+class Breaks(list):
+    """Rows of which, once armed, one raises what nobody expected, or takes its process with it."""
+
+    armed = deadly = False
+
+    def __getitem__(self, index):
+        if index == 30 and self.armed:
+            if self.deadly:
+                os._exit(7)
+            raise ZeroDivisionError("row 30 is not there")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_worker_that_fails_raises_here(workers):
+    data = Breaks(DATA)
+    one = loader(data, workers=workers)
+    data.armed = True
+    with pytest.raises(ZeroDivisionError, match="row 30 is not there"):
+        list(islice(one, 100))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # torch's, cleaning up after it
+def test_a_worker_that_dies_raises_here():
+    data = Breaks(DATA)
+    one = loader(data, workers=2)
+    data.armed = data.deadly = True
+    with pytest.raises(RuntimeError, match=r"worker.* exited unexpectedly"):
+        list(islice(one, 100))

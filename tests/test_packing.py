@@ -1,0 +1,204 @@
+"""Packing: full rows within both limits, and a document in a row learns what it learns alone."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from data.document_masks import block_mask, dense_mask, document_mask
+from data.packing import Batch, choose, collate, pack_row
+from data.samples import IGNORE_INDEX, Sample
+from data.shapes_stream import branch_mask
+from tests.prompts import IMAGE_ID, PER_TILE, tile, tiny_vlm, words
+
+PAD = 0
+
+
+def best(tokens, tiles, max_tokens, max_tiles) -> int:
+    """The most tokens that any choice with the first sample reaches."""
+    rest = range(1, len(tokens))
+    sums = [
+        sum(tokens[i] for i in (0, *others))
+        for size in range(len(tokens))
+        for others in itertools.combinations(rest, size)
+        if sum(tiles[i] for i in (0, *others)) <= max_tiles
+    ]
+    return max(total for total in sums if total <= max_tokens)
+
+
+def test_the_choice_is_the_best_there_is_within_both_limits():
+    rng = random.Random(0)
+    for _ in range(60):
+        count = rng.randint(1, 8)
+        tokens = [rng.randint(1, 40) for _ in range(count)]
+        tiles = [rng.randint(0, 5) for _ in range(count)]
+        max_tokens, max_tiles = rng.randint(tokens[0], 90), rng.randint(tiles[0], 9)
+        chosen = choose(tokens, tiles, max_tokens, max_tiles)
+        assert chosen[0] == 0 and chosen == sorted(set(chosen))
+        assert sum(tiles[i] for i in chosen) <= max_tiles
+        total = sum(tokens[i] for i in chosen)
+        assert total == best(tokens, tiles, max_tokens, max_tiles)
+        assert choose(tokens, tiles, max_tokens, max_tiles) == chosen
+    with pytest.raises(ValueError, match="does not fit"):
+        choose([10], [0], 9, None)
+
+
+@pytest.mark.parametrize("max_tiles, least", [(None, 0.99), (40, 0.97)])
+def test_rows_are_full_on_lengths_as_they_come(max_tiles, least):
+    """Lengths from 50 to 1500, most of them a few hundred, with tiles of 64 tokens in them."""
+    rng, lengths = np.random.default_rng(0), []
+    while len(lengths) < 1000:
+        length = int(rng.lognormal(5.8, 0.8))
+        if 50 <= length <= 1500:
+            lengths.append((length, int(length * rng.uniform(0, 0.7)) // 64))
+    waiting, filled, made, longest_wait = [], 0, 0, 0
+    for arrived, sample in enumerate(lengths):
+        waiting.append((*sample, arrived))
+        if len(waiting) == 64:
+            chosen = choose([s[0] for s in waiting], [s[1] for s in waiting], 4096, max_tiles)
+            filled, made = filled + sum(waiting[i][0] for i in chosen), made + 1
+            longest_wait = max(longest_wait, *(arrived - waiting[i][2] for i in chosen))
+            for i in reversed(chosen):
+                del waiting[i]
+    assert made > 60
+    assert filled / (made * 4096) >= least
+    assert longest_wait < 600
+
+
+# ------------------------------------------------------------------------ a row as its documents alone
+def document(seed: int, question: int, answer: int, pictures: int = 0) -> tuple[Sample, torch.Tensor | None]:
+    ids = [1, *[IMAGE_ID] * (PER_TILE * pictures), *words(seed, question)]
+    said = words(100 + seed, answer)
+    labels = [IGNORE_INDEX] * len(ids) + said
+    tiles = torch.stack([tile(10 * seed + i) for i in range(pictures)]) if pictures else None
+    return Sample(("toy", seed), ids + said, labels, (None,) * pictures, (1,) * pictures), tiles
+
+
+def batch_of(*rows, length=None) -> Batch:
+    return collate([pack_row(*zip(*row)) if row else None for row in rows], PAD, length)
+
+
+def loss_of(model, batch: Batch) -> torch.Tensor:
+    """Summed over the labelled tokens."""
+    total, count = model.loss(
+        batch["input_ids"],
+        batch["labels"],
+        batch.get("pixel_values"),
+        attention_mask=dense_mask(batch["documents"]),
+        position_ids=batch["position_ids"],
+    )
+    assert count == batch.num_labels
+    return total
+
+
+def mean_loss(model, batch: Batch, row: int = 0, number: int = 1) -> torch.Tensor:
+    """Of one document of a batch."""
+    elsewhere = batch["documents"] != number
+    elsewhere[:row], elsewhere[row + 1 :] = True, True
+    only = Batch(batch, labels=batch["labels"].masked_fill(elsewhere, IGNORE_INDEX))
+    return loss_of(model, only) / only.num_labels
+
+
+DOCUMENTS = ((1, 5, 3, 1), (2, 9, 2, 0), (3, 2, 7, 2), (4, 1, 1, 0), (5, 12, 4, 1))
+
+
+def test_packed_loss_is_that_of_the_samples_alone():
+    model = tiny_vlm()
+    documents = [document(*numbers) for numbers in DOCUMENTS]
+    packed = batch_of(documents[:3], documents[3:], [], length=50)
+    padded = batch_of(*[[one] for one in documents])
+    with torch.no_grad():
+        alone = [mean_loss(model, batch_of([one])) for one in documents]
+        for i, expected in enumerate(alone):
+            row, number = divmod(i, 3)
+            torch.testing.assert_close(mean_loss(model, packed, row, number + 1), expected, rtol=0, atol=1e-5)
+            torch.testing.assert_close(mean_loss(model, padded, i, 1), expected, rtol=0, atol=1e-5)
+        counts = [sum(label != IGNORE_INDEX for label in sample.labels) for sample, _ in documents]
+        summed = sum(loss * count for loss, count in zip(alone, counts))
+        torch.testing.assert_close(loss_of(model, packed), summed)
+    assert packed.sample_ids == [(("toy", 1), ("toy", 2), ("toy", 3)), (("toy", 4), ("toy", 5)), ()]
+    assert packed["input_ids"].shape == (3, 50) and packed["pixel_values"].shape[0] == 4
+    assert packed.fill == sum(sample.tokens for sample, _ in documents) / 150
+    assert 0 < packed.fill < padded.fill < 1
+
+
+def test_the_gradient_of_one_document_does_not_feel_its_neighbours():
+    model = tiny_vlm()
+
+    def gradients(neighbour, labelled: bool):
+        first, pixels = document(1, 5, 3, 1)
+        sample, tiles = neighbour
+        if not labelled:
+            sample = replace(sample, labels=[IGNORE_INDEX] * sample.tokens)
+        model.zero_grad()
+        last = document(6, 3, 2, 0)
+        loss_of(model, batch_of([(first, pixels), (sample, tiles), last])).backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    one, other = (gradients(document(seed, 8, 4, 1), labelled=False) for seed in (2, 3))
+    for name, gradient in one.items():
+        torch.testing.assert_close(gradient, other[name], rtol=1e-5, atol=1e-6, msg=name)
+    learnt = gradients(document(2, 8, 4, 1), labelled=True)
+    assert any(not torch.allclose(learnt[name], one[name], atol=1e-4) for name in one)
+
+
+def test_the_first_token_of_a_document_is_never_predicted_from_the_one_before():
+    sample = Sample(("toy", 0), [5, 6, 7], [5, 6, 7])
+    batch = batch_of([(sample, None), (sample, None)])
+    assert batch["labels"].tolist() == [[IGNORE_INDEX, 6, 7, IGNORE_INDEX, 6, 7]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2]]
+    assert batch["documents"].tolist() == [[1, 1, 1, 2, 2, 2]]
+
+
+# -------------------------------------------------------------------------------------------------- masks
+def test_masks():
+    documents = torch.tensor([[1, 1, 2, -1, -1], [0, 0, 1, 2, 2]])
+    expected = torch.tensor(
+        [
+            [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]],
+            [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 1]],
+        ]
+    )
+    assert torch.equal(dense_mask(documents), expected.bool())
+    assert torch.equal(branch_mask(documents), dense_mask(documents))
+    assert torch.equal(document_mask(documents), dense_mask(documents))  # on the CPU
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_sees_what_the_dense_mask_shows():
+    model = tiny_vlm()
+    batch = batch_of([document(*numbers) for numbers in DOCUMENTS[:3]], [document(*DOCUMENTS[4])], length=64)
+    arguments = [batch["input_ids"], batch["pixel_values"]]
+    with torch.no_grad():
+        dense, flex = (
+            model.hidden_states(
+                *arguments, attention_mask=mask(batch["documents"]), position_ids=batch["position_ids"]
+            )[0]
+            for mask in (dense_mask, block_mask)
+        )
+    torch.testing.assert_close(flex, dense, rtol=1e-5, atol=1e-5)
+
+
+def test_pictures_in_front_of_a_row():
+    """Such a model takes one document a row; padding leaves its loss as it is."""
+    model = tiny_vlm("prefix")
+    documents = []
+    for seed, length in ((1, 6), (2, 3)):
+        ids = words(seed, length)
+        sample = Sample(("toy", seed), ids, [*[IGNORE_INDEX] * 2, *ids[2:]], (None,), (1,), front=PER_TILE)
+        documents.append((sample, tile(seed)[None]))
+    batch = batch_of(*[[one] for one in documents])
+    assert batch["documents"].shape == (2, 10) and batch["input_ids"].shape == (2, 6)
+    with torch.no_grad():
+        alone = sum(
+            model.loss(torch.tensor([s.input_ids]), torch.tensor([s.labels]), pixels)[0]
+            for s, pixels in documents
+        )
+        torch.testing.assert_close(loss_of(model, batch), alone, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="turn packing off"):
+        batch_of(documents)
