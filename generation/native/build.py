@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("decode.c")
+_SOURCES = (SOURCE, *sorted(SOURCE.parent.glob("*.h")))
 # Sums may be reordered so that they vectorise; NaN and infinity keep their meaning.
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-fno-math-errno",
          "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros", "-Wno-psabi")  # fmt: skip
@@ -53,7 +54,7 @@ def library_file(weight_bits: int, cache_bits: int) -> tuple[str, tuple[str, ...
     compiler = find_compiler()
     defines = (f"-DWEIGHT_BITS={weight_bits}", f"-DCACHE_BITS={cache_bits}")
     key = hashlib.sha256()
-    for part in (SOURCE.read_bytes(), FLAGS, defines, compiler, torch.__version__, _processor()):
+    for part in (*(path.read_bytes() for path in _SOURCES), FLAGS, defines, compiler, torch.__version__, _processor()):
         key.update(repr(part).encode())
     return compiler, defines, cache_folder() / f"decode-{key.hexdigest()[:24]}.so"
 

@@ -127,7 +127,7 @@ class NativeStep:
         if cache_dtype not in self._libraries:
             library = load_library(self._weight_bits, _BITS[cache_dtype])
             library.ocelli_scratch_floats.restype = _LONG
-            library.ocelli_scratch_floats.argtypes = (ctypes.POINTER(_Model), _LONG, _LONG)
+            library.ocelli_scratch_floats.argtypes = (ctypes.POINTER(_Model), _LONG, _LONG, _LONG)
             library.ocelli_decode.restype = None
             numbers = (_LONG,) * 3
             library.ocelli_decode.argtypes = (
@@ -151,14 +151,15 @@ class NativeStep:
                 f"kv_cache holds {capacity} positions, position {int(positions.max())} was asked for"
             )
         self._point_at(kv_cache)
-        needed = library.ocelli_scratch_floats(self._description, batch, head_stride)
+        threads = torch.get_num_threads()
+        needed = library.ocelli_scratch_floats(self._description, batch, head_stride, threads)
         if self._scratch.numel() < needed:
             self._scratch = torch.empty(needed)
         logits = torch.empty(batch, self._config.vocab_size)
         tokens = token_ids.contiguous()
         library.ocelli_decode(
             self._description, tokens.data_ptr(), positions.data_ptr(), batch, head_stride,
-            torch.get_num_threads(), self._scratch.data_ptr(), logits.data_ptr(),
+            threads, self._scratch.data_ptr(), logits.data_ptr(),
         )  # fmt: skip
         return logits
 

@@ -1,0 +1,130 @@
+/* Attention of one token to the keys and values in the cache, in chunks that are joined afterwards. */
+#pragma once
+#include "vectors.h"
+
+/* e^x for x <= 0, to about 2 ulp: 2^k * polynomial (the coefficients are Cephes' expf). */
+static inline float exp_negative(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float k = floorf(x * 1.44269504f + 0.5f);
+    x -= k * 0.693359375f;
+    x -= k * -2.12194440e-4f;
+    float y = 1.9875691500e-4f;
+    y = y * x + 1.3981999507e-3f;
+    y = y * x + 8.3334519073e-3f;
+    y = y * x + 4.1665795894e-2f;
+    y = y * x + 1.6666665459e-1f;
+    y = y * x + 5.0000001201e-1f;
+    y = y * x * x + x + 1.0f;
+    int32_t bits = ((int32_t)k + 127) << 23;
+    float scale;
+    memcpy(&scale, &bits, 4);
+    return y * scale;
+}
+
+/* Sums over the lanes of count vectors, scaled. */
+static inline void sum_each(const vec *sums, int64_t count, float scale, float *out) {
+    int64_t s = 0;
+#if LANES == 8 && defined(__AVX__)
+    for (; s + 8 <= count; s += 8) { /* eight at a time: a transposition's worth of horizontal additions */
+        const __m256 *v = (const __m256 *)(sums + s);
+        __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+        __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+        __m256 both = _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+        _mm256_storeu_ps(out + s, _mm256_mul_ps(both, _mm256_set1_ps(scale)));
+    }
+#endif
+    for (; s < count; s++) out[s] = sum_lanes(sums[s]) * scale;
+}
+
+/* Attention of `heads` (at most 4) query heads over `count` positions of the key head that they share, each
+ * key and value read and converted once: unnormalised sums, with the maximum and the weight that
+ * `merge_chunks` needs to join the chunks. partial: (heads, D_h + 2). */
+static inline __attribute__((always_inline)) void attend_heads(const float *q, const cached *key,
+                                                               const cached *value, int64_t count, int heads,
+                                                               int64_t dim, float *partial) {
+    vec sums[4][CHUNK] __attribute__((aligned(64)));
+    float scores[4][CHUNK], scale = 1.0f / sqrtf((float)dim);
+    int64_t s = 0, i;
+    for (; s < count; s += 2) { /* two positions at a time, so that the additions need not wait for each other */
+        const cached *k0 = key + s * dim, *k1 = s + 1 < count ? k0 + dim : k0;
+        vec a[4] = {{0}}, b[4] = {{0}};
+        for (i = 0; i < 2 * dim; i += 64 / (int64_t)sizeof(cached)) { /* values are walked in columns: have them near */
+            __builtin_prefetch(value + s * dim + i);
+            __builtin_prefetch((const char *)(k0 + i) + PREFETCH);
+        }
+        for (i = 0; i + LANES <= dim; i += LANES) {
+            vec x = LOAD_CACHED(k0 + i), y = LOAD_CACHED(k1 + i);
+            for (int g = 0; g < heads; g++) {
+                vec w = load_f32(q + g * dim + i);
+                a[g] += w * x;
+                b[g] += w * y;
+            }
+        }
+        for (; i < dim; i++)
+            for (int g = 0; g < heads; g++) {
+                a[g][0] += q[g * dim + i] * CACHED_VALUE(k0[i]);
+                b[g][0] += q[g * dim + i] * CACHED_VALUE(k1[i]);
+            }
+        for (int g = 0; g < heads; g++) sums[g][s] = a[g], sums[g][s + 1] = b[g];
+    }
+    for (int g = 0; g < heads; g++) {
+        float *out = partial + g * (dim + 2), largest, total = 0;
+        sum_each(sums[g], count, scale, scores[g]);
+        largest = scores[g][0];
+        for (s = 1; s < count; s++) largest = scores[g][s] > largest ? scores[g][s] : largest;
+        for (s = 0; s < count; s++) scores[g][s] = exp_negative(scores[g][s] - largest);
+        for (s = 0; s < count; s++) total += scores[g][s];
+        out[dim] = largest;
+        out[dim + 1] = total;
+    }
+    const int block = heads < 4 ? 4 : 2; /* vectors of the result kept in registers */
+    for (i = 0; i + block * LANES <= dim; i += block * LANES) {
+        vec sum[4][4] = {{{0}}};
+        for (s = 0; s < count; s++)
+            for (int v = 0; v < block; v++) {
+                vec x = LOAD_CACHED(value + s * dim + i + v * LANES);
+                for (int g = 0; g < heads; g++) sum[g][v] += scores[g][s] * x;
+            }
+        for (int g = 0; g < heads; g++)
+            for (int v = 0; v < block; v++) *(vec *)(partial + g * (dim + 2) + i + v * LANES) = sum[g][v];
+    }
+    for (; i < dim; i++)
+        for (int g = 0; g < heads; g++) {
+            float sum = 0;
+            for (s = 0; s < count; s++) sum += scores[g][s] * CACHED_VALUE(value[s * dim + i]);
+            partial[g * (dim + 2) + i] = sum;
+        }
+}
+
+/* `attend_heads` for every query head of a group. */
+static void attend_chunk(const float *q, const cached *key, const cached *value, int64_t count, int64_t group,
+                         int64_t dim, float *partial) {
+    for (; group > 0; group -= 4, q += 4 * dim, partial += 4 * (dim + 2)) {
+        if (group == 1) attend_heads(q, key, value, count, 1, dim, partial);
+        else if (group == 2) attend_heads(q, key, value, count, 2, dim, partial);
+        else if (group == 3) attend_heads(q, key, value, count, 3, dim, partial);
+        else attend_heads(q, key, value, count, 4, dim, partial);
+    }
+}
+
+/* Join the chunks of one query head. `partial` steps by `stride` from chunk to chunk. */
+static void merge_chunks(const float *partial, int64_t chunks, int64_t stride, int64_t dim, float *out) {
+    float largest = -INFINITY, total = 0;
+    for (int64_t c = 0; c < chunks; c++)
+        largest = partial[c * stride + dim] > largest ? partial[c * stride + dim] : largest;
+    memset(out, 0, dim * sizeof(float));
+    for (int64_t c = 0; c < chunks; c++) {
+        float factor = exp_negative(partial[c * stride + dim] - largest);
+        total += factor * partial[c * stride + dim + 1];
+        for (int64_t i = 0; i < dim; i++) out[i] += factor * partial[c * stride + i];
+    }
+    for (int64_t i = 0; i < dim; i++) out[i] /= total;
+}
+
+static void rotate(float *x, const float *cosine, const float *sine, int64_t dim) {
+    for (int64_t i = 0, half = dim / 2; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = a * cosine[i] - b * sine[i];
+        x[i + half] = b * cosine[i] + a * sine[i];
+    }
+}

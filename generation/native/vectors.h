@@ -1,0 +1,74 @@
+/* Vectors of floats, and how the types that weights and cache are stored in become them. Vectors are GCC's
+ * generic ones: the compiler picks the instruction set. */
+#pragma once
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+#ifdef __AVX512F__
+#define LANES 16 /* floats in a vector: one register (on NEON, two) */
+#else
+#define LANES 8
+#endif
+#define CHUNK 64     /* cache positions that one unit of attention work covers */
+#define UNROLL 4
+#define PREFETCH 2048 /* bytes ahead */
+
+typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t uvec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint16_t hvec __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+
+static inline vec load_f32(const float *p) { return *(const vec *)p; }
+static inline vec load_bf16(const uint16_t *p) {
+#if defined(__AVX2__) && !defined(__AVX512F__) /* GCC 12 takes this conversion apart */
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
+    return (vec)(__builtin_convertvector(*(const hvec *)p, uvec) << 16);
+#endif
+}
+static inline float bf16_to_float(uint16_t h) {
+    uint32_t bits = (uint32_t)h << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+static inline uint16_t float_to_bf16(float value) { /* round to nearest even, as PyTorch does */
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+#if WEIGHT_BITS == 32
+typedef float weight;
+#define LOAD_WEIGHT load_f32
+#define WEIGHT_VALUE(w) (w)
+#elif WEIGHT_BITS == 16
+typedef uint16_t weight;
+#define LOAD_WEIGHT load_bf16
+#define WEIGHT_VALUE bf16_to_float
+#else
+typedef int8_t weight;
+#define WEIGHT_VALUE(w) ((float)(w))
+#endif
+
+#if CACHE_BITS == 32
+typedef float cached;
+#define LOAD_CACHED load_f32
+#define CACHED_VALUE(c) (c)
+#define TO_CACHED(v) (v)
+#else
+typedef uint16_t cached;
+#define LOAD_CACHED load_bf16
+#define CACHED_VALUE bf16_to_float
+#define TO_CACHED float_to_bf16
+#endif
+
+static inline float sum_lanes(vec v) {
+    float total = 0;
+    for (int i = 0; i < LANES; i++) total += v[i];
+    return total;
+}
