@@ -54,7 +54,8 @@ def library_file(weight_bits: int, cache_bits: int) -> tuple[str, tuple[str, ...
     compiler = find_compiler()
     defines = (f"-DWEIGHT_BITS={weight_bits}", f"-DCACHE_BITS={cache_bits}")
     key = hashlib.sha256()
-    for part in (*(path.read_bytes() for path in _SOURCES), FLAGS, defines, compiler, torch.__version__, _processor()):
+    sources = [path.read_bytes() for path in _SOURCES]
+    for part in (sources, FLAGS, defines, compiler, torch.__version__, _processor()):
         key.update(repr(part).encode())
     return compiler, defines, cache_folder() / f"decode-{key.hexdigest()[:24]}.so"
 
