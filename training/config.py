@@ -41,7 +41,7 @@ class TrainConfig:
     data: Data = field(
         default=SHAPES,
         metadata={
-            "help": "shapes, the picture world; a file, folder or Hub id; or a list of datasets' settings"
+            "help": "shapes, the picture world; a file, folder or Hub id; or a list of datasets"
         },
     )
     eval_data: Data = field(

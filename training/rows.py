@@ -47,13 +47,13 @@ class RowsLoss(nn.Module):
         documents: Tensor,
         pixel_values: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        mask = document_mask(documents)  # (B, T, T), or blocks on CUDA
-        hidden, _ = self.model.hidden_states(
-            input_ids, pixel_values, attention_mask=mask, position_ids=position_ids
-        )
-        total, _ = self.model.summed_loss(hidden, labels)
+        x = self.model.embed(input_ids, pixel_values)  # (B, T, D)
         if pixel_values is None and self.blank:
-            total = total + 0.0 * self.model.encode_images(self._blank_tile()).float().sum()
+            # In front of the language model: sharded ranks gather weights in one order.
+            x = x + 0.0 * self.model.encode_images(self._blank_tile()).sum()
+        mask = document_mask(documents)  # (B, T, T), or blocks on CUDA
+        hidden, _ = self.model.language_model(x, mask, position_ids=position_ids)
+        total, _ = self.model.summed_loss(hidden, labels)
         return total, {}
 
     def _blank_tile(self) -> Tensor:
