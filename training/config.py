@@ -40,9 +40,7 @@ class TrainConfig:
     # data
     data: Data = field(
         default=SHAPES,
-        metadata={
-            "help": "shapes, the picture world; a file, folder or Hub id; or a list of datasets"
-        },
+        metadata={"help": "shapes, the picture world; a file, folder or Hub id; or a list of datasets"},
     )
     eval_data: Data = field(
         default="", metadata={"help": "held-out rows, named in the same way; shapes has its own"}
