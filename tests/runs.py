@@ -1,4 +1,4 @@
-"""Tiny training runs for the tests of train.py: a checkpoint, rows, and train.py in one process or several."""
+"""Tiny training runs for the tests of train.py: a checkpoint, rows, train.py in processes."""
 
 from __future__ import annotations
 

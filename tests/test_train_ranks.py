@@ -1,4 +1,4 @@
-"""The same loss curve however a step is cut into micro-batches and ranks; shards open on any number of ranks."""
+"""The same loss curve whatever the micro-batches and ranks; shards open on any number of ranks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_two_ranks(base, parallel, micro):
 
 def test_two_ranks_then_one(base):
     """A sharded state opens on another number of ranks: same samples, none lost or doubled."""
-    folder, settings, expected = base
+    folder, settings, _ = base
     settings = settings | {"output": str(folder / "fewer"), "save_every": 7}
     run(2, **settings, parallel="fsdp", steps=7, schedule="wsd", decay_fraction=1e-9)
     train.main(flags(**(SETTINGS | settings | {"steps": 12, "decay_fraction": 1e-9})))

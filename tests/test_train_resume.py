@@ -1,4 +1,4 @@
-"""Killed at any moment and gone on with: the curve and the samples of the run that was never killed, bitwise."""
+"""Killed at any moment and gone on with: the curve and samples of a run that was never killed, bitwise."""
 
 from __future__ import annotations
 
