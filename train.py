@@ -105,11 +105,13 @@ def run(config, ranks, task: Task, wrapped, optimizers, average, state, metrics,
     data = task.batches()
     parameters = [p for p in task.module.parameters() if p.requires_grad]
     for step in range(first, task.steps):
+        if ranks.sum(stop.asked)[0]:  # asked before data are taken that would then count as trained on
+            break
         batches = next(data, None)
-        # All ranks agree on what there is: labelled tokens, ranks that still have data, requests to stop.
+        # All ranks agree on what there is: labelled tokens, and ranks that still have data.
         count = task.count(batches) if batches is not None else 0.0
-        count, having, stopping = ranks.sum(count, batches is not None, stop.asked)
-        if not having or stopping:
+        count, having = ranks.sum(count, batches is not None)
+        if not having:
             break
         batches = task.padding() if batches is None else batches
 
@@ -201,20 +203,20 @@ def report_not_finite(step, norm, skipped: int, batches, ranks, config, metrics)
 
 
 def save(config, ranks, task: Task, average, state: RunState, metrics, step: int, scores: dict) -> None:
-    """The training state, then the model; what cannot be written is said, and the run goes on."""
-    problem = state.save(step, task.state_dict(), config.to_dict())
+    """The model, then the training state; what cannot be written is said, and the run goes on."""
+    problem = state.wait()  # the folder is replaced as a whole: nothing may be writing into it
+    tensors = whole_tensors(task.model, average, ranks)
+    if ranks.is_first:
+        try:
+            export(task.model, tensors, task.processor, config, run_card(task, config, step, scores))
+        except (CheckpointError, OSError) as error:
+            metrics.say(f"step {step}: the model could not be saved, the run goes on: {error}")
+    problem = state.save(step, task.state_dict(), config.to_dict()) or problem
     if problem is not None:
         metrics.say(
             f"step {step}: the training state could not be saved, the one before is kept, the run goes on: "
             f"{problem}"
         )
-    tensors = whole_tensors(task.model, average, ranks)
-    if not ranks.is_first:
-        return
-    try:
-        export(task.model, tensors, task.processor, config, run_card(task, config, step, scores))
-    except (CheckpointError, OSError) as error:
-        metrics.say(f"step {step}: the model could not be saved, the run goes on: {error}")
 
 
 def push(config: TrainConfig) -> None:

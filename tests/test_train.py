@@ -87,7 +87,7 @@ def test_the_resolved_config_is_a_recipe(base):
         ("", ["--batch-size", "0"], "--batch-size: expected at least 1, got 0"),
         ("", ["--schedule", "step"], "--schedule: expected wsd, cosine, got 'step'"),
         ("", ["--data", "rows.jsonl"], "rows need a model to start from"),
-        ("lora_rank: 4", [], "--lora-rank: the picture world takes no 4"),
+        ("lora_rank: 4", [], "--lora-rank: not for the picture world"),
     ],
 )
 def test_bad_settings(tmp_path, capsys, text, arguments, message):

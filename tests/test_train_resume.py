@@ -75,7 +75,7 @@ def test_killed_while_saving(folder, moment, monkeypatch):
 
 
 def test_sigterm_saves_and_leaves(folder):
-    (process,) = start(**settings(folder, "stopped", steps=100_000, save_every=100_000))
+    (process,) = start(**settings(folder, "stopped", steps=100_000, save_every=100_000, decay_fraction=1e-9))
     while not (folder / "stopped" / "metrics.jsonl").exists():
         time.sleep(0.05)
         assert process.is_alive()
@@ -83,7 +83,12 @@ def test_sigterm_saves_and_leaves(folder):
     process.join(60)
     assert process.exitcode == 0
     (state,) = states(folder / "stopped" / FOLDER)
-    assert state.name == f"step-{curve(folder / 'stopped')[-1][0]:08d}"
+    done = curve(folder / "stopped")[-1][0]
+    assert state.name == f"step-{done:08d}"
+    plateau = {"steps": done + 2, "decay_fraction": 1e-9}
+    train.main(flags(**settings(folder, "stopped", **plateau)))
+    train.main(flags(**settings(folder, "unstopped", **plateau)))
+    assert curve(folder / "stopped") == curve(folder / "unstopped")
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on(folder, monkeypatch, capsys):

@@ -95,7 +95,7 @@ class TrainConfig:
     precision: str = _field("auto", "compute in float32 or bfloat16, weights are float32; auto: by device")
     activation_checkpointing: bool = _field(False, "compute activations twice, to keep fewer of them")
     compile: bool = _field(False, "torch.compile the blocks")
-    async_save: bool = _field(False, "write the training state while the run goes on")
+    async_save: bool = _field(False, "under torchrun: write the training state while the run goes on")
 
     # the network, where it starts from nothing
     vision_width: int = _field(128, "vision tower: hidden size")
@@ -168,9 +168,7 @@ class TrainConfig:
                 ("epochs", self.epochs > 0),
             ):
                 if wrong:
-                    raise ValueError(
-                        f"{flag(name)}: the picture world takes no {getattr(self, name)}; name other data"
-                    )
+                    raise ValueError(f"{flag(name)}: not for the picture world; name other rows with --data")
         elif not (self.init_from or self.vision_from):
             raise ValueError(
                 "--data: rows need a model to start from: give --init-from, or --vision-from and --text-from"
