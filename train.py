@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
         train(config, ranks)
     except REFUSALS as error:
         print(f"train.py: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(2)  # torchrun ends the other ranks
     finally:
         if ranks is not None:
             ranks.close()
@@ -55,6 +55,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def train(config: TrainConfig, ranks: Ranks) -> None:
     """Build or load everything that a run needs, then run it."""
+    if config.plan:
+        raise RequestError("--plan: there is no planner here yet")
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
