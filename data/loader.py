@@ -154,6 +154,11 @@ class Loader:
         while self.rows % self.rows_per_step:
             yield self._batch([None] * micro)
 
+    def padding_step(self) -> list[Batch]:
+        """A step of nothing but padding, for a rank whose data have ended before the others'."""
+        micro = self.config.micro_batch_size
+        return [self._batch([None] * micro) for _ in range(self.rows_per_step // micro)]
+
     def _batch(self, rows: Sequence[PackedRow | None]) -> Batch:
         self.rows += len(rows)
         length = self.config.sequence_length if self.config.packing else None

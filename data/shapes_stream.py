@@ -75,8 +75,17 @@ class ShapesStream(IterableDataset):
     begins, the first noun's facts minus the second's.
     """
 
-    def __init__(self, config: ShapesStreamConfig, tokenizer, pieces: ChatPieces, start_batch: int = 0):
+    def __init__(
+        self,
+        config: ShapesStreamConfig,
+        tokenizer,
+        pieces: ChatPieces,
+        start_batch: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
         self.config, self.tokenizer, self.pieces, self.start_batch = config, tokenizer, pieces, start_batch
+        self.rank, self.world_size = rank, world_size  # B is this rank's share of a batch
         self._ids: dict[str, list[int]] = {}
         self._nouns: dict[str, list[tuple[int, Mention]]] = {}
 
@@ -90,6 +99,15 @@ class ShapesStream(IterableDataset):
 
     def batch(self, index: int) -> dict[str, Tensor]:
         """Batch number `index`, the same whenever and wherever it is asked for."""
+        rows = [self.row(number) for number in self.numbers(index)]
+        batch = {}
+        for key in rows[0]:
+            batch[key] = torch.from_numpy(np.stack([row[key] for row in rows]))
+        batch["pixel_values"] = batch["pixel_values"].float().div_(127.5).sub_(1.0)
+        return batch
+
+    def numbers(self, index: int) -> range:
+        """The pictures of batch number `index`, or of this rank's share of it."""
         config = self.config
         if index < config.vision_steps:
             size = config.vision_batch_size
@@ -97,12 +115,8 @@ class ShapesStream(IterableDataset):
         else:
             size = config.batch_size
             first = config.vision_pictures + (index - config.vision_steps) * size
-        rows = [self.row(first + offset) for offset in range(size)]
-        batch = {}
-        for key in rows[0]:
-            batch[key] = torch.from_numpy(np.stack([row[key] for row in rows]))
-        batch["pixel_values"] = batch["pixel_values"].float().div_(127.5).sub_(1.0)
-        return batch
+        share = size // self.world_size
+        return range(first + self.rank * share, first + (self.rank + 1) * share)
 
     def row(self, index: int) -> dict[str, np.ndarray]:
         """Picture number `index` with its dense targets and its packed questions."""

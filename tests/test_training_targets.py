@@ -9,9 +9,9 @@ import torch
 from data.shapes import RGB, Scene, Thing, ask, sample_scene
 from data.shapes.mentions import facts, mentions
 from data.shapes_stream import ShapesStream, ShapesStreamConfig
-from train import build_processor, chat_pieces
 from training.config import TrainConfig
 from training.grounding import FactHead
+from training.picture_world import build_processor, chat_pieces
 
 
 def shape(name, colour, x, y, size):

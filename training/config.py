@@ -1,9 +1,15 @@
-"""The run's configuration: one frozen dataclass, command-line flags generated from it."""
+"""The run's configuration: one frozen dataclass, validated once; `training/recipe.py` reads it from a recipe
+and the command line."""
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import asdict, dataclass, field, fields
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Data = str | list[dict[str, Any]]
+SHAPES = "shapes"  # `data` of the built-in picture world
 
 
 def _field(default, help_text: str):
@@ -12,41 +18,86 @@ def _field(default, help_text: str):
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that `python train.py` can be told. The defaults train the embedded model from nothing."""
+    """Everything that `python train.py` can be told. The defaults train the embedded model from nothing.
+
+    Raises:
+        ValueError: one sentence that names the flag, what was expected and what was got.
+    """
 
     output: str = _field("runs/shapes", "folder for the checkpoint, the metrics and the training state")
-    resume: bool = _field(True, "continue from the training state in the output folder, if there is one")
+    resume: bool = _field(True, "continue from the newest whole training state in the output folder, if any")
     init_from: str = _field(
         "", "start from this checkpoint's weights (folder or Hub id) instead of random ones"
     )
-    seed: int = _field(0, "seed of the weights and of every picture")
+    vision_from: str = _field("", "start a new model from this SigLIP tower, together with --text-from")
+    text_from: str = _field("", "start a new model from this Llama-family model, together with --vision-from")
+    seed: int = _field(0, "seed of the weights, of every drawn picture and of the order of rows")
     device: str = _field("auto", "auto, cpu, cuda or mps")
     threads: int = _field(0, "CPU threads; 0 leaves PyTorch's choice")
-    workers: int = _field(1, "processes that draw pictures")
+    workers: int = _field(1, "processes on each rank that draw, or read and decode, pictures")
+    plan: bool = _field(False, "print what the run would take, and leave")
 
-    # length of the run, in pictures
-    pictures: int = _field(144_000, "pictures to train on, all stages together")
-    vision_pictures: int = _field(64_000, "of these, at the start: the vision tower alone, on dense targets")
-    curriculum_pictures: int = _field(25_000, "pictures until scenes are at their hardest; counted per stage")
-    batch_size: int = _field(16, "pictures per step")
-    vision_batch_size: int = _field(64, "the same while the vision tower trains alone")
-    sequence_length: int = _field(256, "positions per picture: prompt prefix and all its questions")
+    # data
+    data: Data = field(
+        default=SHAPES,
+        metadata={"help": "shapes, the picture world; a file, folder or Hub id; or a list of datasets"},
+    )
+    eval_data: Data = field(
+        default="", metadata={"help": "held-out rows, named in the same way; shapes has its own"}
+    )
+    batch_size: int = _field(16, "pictures, or rows of samples, per step over all ranks and micro-batches")
+    micro_batch_size: int = _field(0, "rows that one rank computes at a time; 0 takes its whole share")
+    sequence_length: int = _field(256, "positions per row")
+    max_tiles: int = _field(0, "tiles per row; 0 leaves that to the positions")
+    packing: bool = _field(True, "several samples in a row, each blind to the others; else padded rows")
+    waiting: int = _field(64, "samples to choose from when a row is packed, in each lane of the data")
+    shuffle_buffer: int = _field(256, "rows of a streaming dataset that are shuffled together")
+    max_drop_rate: float = _field(0.05, "share of rows that cannot be used, past which the run stops")
+
+    # length of the run: in steps or epochs, for shapes in pictures
+    steps: int = _field(0, "steps of the run; 0: as many as the epochs hold")
+    epochs: int = _field(0, "passes over the data; 0: no limit where steps are given, else one")
+    pictures: int = _field(
+        144_000, "shapes: pictures to train on, all stages together; 0 leaves it to --steps"
+    )
+    vision_pictures: int = _field(64_000, "shapes: of these, first, the vision tower alone on dense targets")
+    curriculum_pictures: int = _field(25_000, "shapes: pictures until scenes are hardest; counted per stage")
+    vision_batch_size: int = _field(64, "shapes: pictures per step while the vision tower trains alone")
 
     # optimisation
-    lr: float = _field(2e-3, "peak learning rate of AdamW (embeddings, norms, biases, patch convolution)")
-    matrix_lr: float = _field(3e-3, "peak learning rate of Muon (every matrix inside the blocks)")
-    vision_matrix_lr: float = _field(1e-2, "the same while the vision tower trains alone")
-    weight_decay: float = _field(0.1, "decoupled weight decay of matrices")
-    warmup_steps: int = _field(100, "steps of linear warm-up, also at the start of the language stage")
-    decay_fraction: float = _field(
-        0.35, "last share of the run, over which the rate falls to zero (1: cosine)"
-    )
-    dense_weight: float = _field(0.3, "weight of the dense vision loss once the language model trains too")
-    fact_weight: float = _field(0.5, "weight of the losses on what a question's nouns mean, see grounding.py")
-    grad_clip: float = _field(1.0, "largest gradient norm")
+    lr: float = _field(2e-3, "peak rate of AdamW for the language model; 0 freezes it")
+    vision_lr: float = _field(-1.0, "the same for the vision tower; 0 freezes it, -1: as --lr")
+    projector_lr: float = _field(-1.0, "the same for the projector; 0 freezes it, -1: as --lr")
+    muon: str = _field("all", "matrices that Muon updates: all (inside blocks and projector), language, none")
+    matrix_lr: float = _field(3e-3, "peak rate of Muon")
+    vision_matrix_lr: float = _field(1e-2, "shapes: the same while the vision tower trains alone")
+    weight_decay: float = _field(0.1, "decoupled weight decay of matrices; norms and biases never decay")
+    beta2: float = _field(0.98, "AdamW: decay of the second moment")
+    warmup_steps: int = _field(100, "steps of linear warm-up, also at the start of a new stage")
+    schedule: str = _field("wsd", "wsd: warm-up, plateau, decay; cosine: warm-up, then decay throughout")
+    decay_fraction: float = _field(0.35, "wsd: last share of the run, over which the rate falls to zero")
+    dense_weight: float = _field(0.3, "shapes: weight of the dense vision loss in the second stage")
+    fact_weight: float = _field(0.5, "shapes: weight of the losses on what nouns mean, see grounding.py")
+    grad_clip: float = _field(1.0, "largest gradient norm; 0 never clips")
+    max_skipped: int = _field(0, "steps with a loss or gradient that is not finite to skip before stopping")
     ema: float = _field(0.998, "decay of the weight average that is evaluated and saved; 0 turns it off")
 
-    # the network
+    # low-rank adapters, through peft
+    lora_rank: int = _field(0, "rank of adapters that train in place of the weights; 0: no adapters")
+    lora_alpha: float = _field(16.0, "adapters: their scale is alpha / rank")
+    lora_dropout: float = _field(0.0, "adapters: dropout on their input")
+    lora_targets: str = _field(
+        "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj", "adapters: the language model's layers"
+    )
+
+    # the machine
+    parallel: str = _field("ddp", "ranks hold all of the model (ddp) or a share of each weight (fsdp)")
+    precision: str = _field("auto", "compute in float32 or bfloat16, weights are float32; auto: by device")
+    activation_checkpointing: bool = _field(False, "compute activations twice, to keep fewer of them")
+    compile: bool = _field(False, "torch.compile the blocks")
+    async_save: bool = _field(False, "under torchrun: write the training state while the run goes on")
+
+    # the network, where it starts from nothing
     vision_width: int = _field(128, "vision tower: hidden size")
     vision_layers: int = _field(6, "vision tower: blocks")
     vision_heads: int = _field(4, "vision tower: heads")
@@ -59,42 +110,100 @@ class TrainConfig:
     text_kv_heads: int = _field(2, "language model: key and value heads")
     text_inner: int = _field(512, "language model: SwiGLU width")
     vocab_size: int = _field(1024, "tokenizer: largest vocabulary, special tokens included")
+    longest_edge: int = _field(0, "from backbones: pixels that a picture is resized to; 0: one tile")
 
     # watching it
     log_every: int = _field(20, "steps between lines of metrics.jsonl")
-    eval_every: int = _field(500, "steps between evaluations on held-out pictures")
-    eval_pictures: int = _field(512, "held-out pictures in an evaluation")
+    log_samples: bool = _field(False, "name each step's samples in metrics.jsonl")
+    eval_every: int = _field(500, "steps between evaluations on held-out data")
+    eval_pictures: int = _field(512, "held-out pictures, or rows, in an evaluation")
     save_every: int = _field(500, "steps between checkpoints")
+    keep: int = _field(1, "training states to keep")
+    tracker: str = _field("none", "also log to trackio, wandb or tensorboard, if it is installed")
+    push_to_hub: str = _field("", "at the end, upload the model to this repository")
 
     def __post_init__(self):
-        for name in (
-            "pictures",
-            "batch_size",
-            "vision_batch_size",
-            "sequence_length",
-            "log_every",
-            "eval_every",
-            "save_every",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"--{name.replace('_', '-')}: expected at least 1, got {getattr(self, name)}"
-                )
+        self._check_range(1, math.inf, "batch_size", "vision_batch_size", "sequence_length", "waiting")
+        self._check_range(1, math.inf, "shuffle_buffer", "log_every", "eval_every", "save_every", "keep")
+        self._check_range(0, math.inf, "seed", "threads", "workers", "steps", "epochs", "pictures")
+        self._check_range(0, math.inf, "micro_batch_size", "max_tiles", "warmup_steps", "lr", "matrix_lr")
+        self._check_range(0, math.inf, "grad_clip", "max_skipped", "lora_rank", "weight_decay")
+        self._check_range(0, 1, "max_drop_rate")
+        self._check_choice("muon", "all", "language", "none")
+        self._check_choice("schedule", "wsd", "cosine")
+        self._check_choice("parallel", "ddp", "fsdp")
+        self._check_choice("precision", "auto", "float32", "bfloat16")
+        self._check_choice("tracker", "none", "trackio", "wandb", "tensorboard")
+        for name in ("vision_lr", "projector_lr"):
+            if (value := getattr(self, name)) < 0 and value != -1:
+                raise ValueError(f"{flag(name)}: expected 0 or more, or -1 for --lr's, got {value}")
         if not 0 < self.decay_fraction <= 1:
             raise ValueError(f"--decay-fraction: expected more than 0, at most 1, got {self.decay_fraction}")
         if not 0 <= self.ema < 1:
             raise ValueError(f"--ema: expected 0 or more, less than 1, got {self.ema}")
+        if bool(self.vision_from) != bool(self.text_from):
+            raise ValueError("--vision-from and --text-from: expected both or neither")
+        if self.init_from and self.vision_from:
+            raise ValueError("--init-from and --vision-from: expected one of them")
+        self._check_combinations()
+
+    def _check_range(self, least: float, most: float, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not least <= value <= most:
+                limit = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+                raise ValueError(f"{flag(name)}: expected {limit}, got {value}")
+
+    def _check_choice(self, name: str, *choices: str) -> None:
+        if getattr(self, name) not in choices:
+            raise ValueError(f"{flag(name)}: expected {', '.join(choices)}, got {getattr(self, name)!r}")
+
+    def _check_combinations(self) -> None:
+        if self.is_shapes:
+            for name, wrong in (
+                ("parallel", self.parallel == "fsdp"),
+                ("micro_batch_size", self.micro_batch_size > 0),
+                ("lora_rank", self.lora_rank > 0),
+                ("vision_from", bool(self.vision_from)),
+                ("epochs", self.epochs > 0),
+            ):
+                if wrong:
+                    raise ValueError(f"{flag(name)}: not for the picture world; name other rows with --data")
+        elif not (self.init_from or self.vision_from):
+            raise ValueError(
+                "--data: rows need a model to start from: give --init-from, or --vision-from and --text-from"
+            )
+        if self.lora_rank and (self.vision_lr > 0 or self.projector_lr > 0):
+            raise ValueError("--lora-rank: adapters train in place of all weights; set no --vision-lr")
+
+    # -------------------------------------------------------------------------------- what follows from it
+    @property
+    def is_shapes(self) -> bool:
+        return self.data == SHAPES
 
     @property
-    def steps(self) -> int:
+    def rates(self) -> dict[str, float]:
+        """Peak rate of AdamW by part of the model; 0 is frozen."""
+        return {
+            "language_model": self.lr,
+            "vision_model": self.lr if self.vision_lr == -1 else self.vision_lr,
+            "projector": self.lr if self.projector_lr == -1 else self.projector_lr,
+        }
+
+    @property
+    def shape_steps(self) -> int:
+        """Steps of a picture-world run."""
+        if self.steps:
+            return self.steps
         return max(1, self.vision_steps + (self.pictures - self.vision_pictures) // self.batch_size)
 
     @property
     def vision_steps(self) -> int:
-        return self.vision_pictures // self.vision_batch_size
+        """Steps at the start of a picture-world run in which the vision tower trains alone."""
+        return self.vision_pictures // self.vision_batch_size if self.is_shapes else 0
 
     def pictures_after(self, step: int) -> int:
-        """Pictures seen once `step` steps are done."""
+        """Drawn pictures seen once `step` steps are done."""
         vision = min(step, self.vision_steps)
         return vision * self.vision_batch_size + (step - vision) * self.batch_size
 
@@ -102,23 +211,11 @@ class TrainConfig:
         return asdict(self)
 
 
-def parse_config(arguments: list[str] | None = None, description: str = "") -> TrainConfig:
-    """Command line to `TrainConfig`: a flag per field, booleans in pairs (--compile/--no-compile)."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
-    )
-    for item in fields(TrainConfig):
-        flag = "--" + item.name.replace("_", "-")
-        if isinstance(item.default, bool):
-            parser.add_argument(
-                flag, action=argparse.BooleanOptionalAction, default=item.default, help=item.metadata["help"]
-            )
-        else:
-            parser.add_argument(
-                flag, type=type(item.default), default=item.default, help=item.metadata["help"]
-            )
-    options = parser.parse_args(arguments)
-    try:
-        return TrainConfig(**vars(options))
-    except ValueError as error:
-        parser.error(str(error))
+def flag(name: str) -> str:
+    """The command line's name of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def dataset_entries(data: Data) -> list[Mapping[str, Any]]:
+    """`data` as `data.datasets.open_datasets` takes it."""
+    return [{"path": data}] if isinstance(data, str) else list(data)

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 # Coefficients of the quintic Newton-Schulz iteration, from Keller Jordan's Muon:
@@ -32,6 +33,7 @@ class Muon(Optimizer):
     """Momentum, orthogonalized: matrices of one shape are updated as one batch.
 
     The update is scaled by 0.2 · sqrt(max(m, n)), which gives it AdamW's typical size (arXiv:2502.16982).
+    Sharded matrices keep sharded momentum; each rank orthogonalizes the whole update and takes its own rows.
     """
 
     def __init__(self, params, lr: float = 2e-3, momentum: float = 0.95, weight_decay: float = 0.0):
@@ -47,37 +49,104 @@ class Muon(Optimizer):
             for (rows, columns), parameters in shapes.items():
                 updates = []
                 for parameter in parameters:
-                    momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+                    state = self.state[parameter]
+                    if "momentum" not in state:
+                        state["momentum"] = torch.zeros_like(parameter)
+                    momentum = state["momentum"]
                     momentum.lerp_(parameter.grad, 1 - group["momentum"])
-                    updates.append(parameter.grad.lerp(momentum, group["momentum"]))  # Nesterov
+                    updates.append(_whole(parameter.grad.lerp(momentum, group["momentum"])))  # Nesterov
                 scale = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
                 for parameter, update in zip(parameters, orthogonalize(torch.stack(updates)), strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-scale)
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(_sharded_like(update, parameter), alpha=-scale)
 
 
-def build_optimizers(modules: nn.Module, lr: float, matrix_lr: float, weight_decay: float) -> list[Optimizer]:
-    """Muon for the matrices inside blocks and projector, AdamW for all else; norms and biases never decay."""
-    matrices, tables, vectors = [], [], []
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _sharded_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A tensor that every rank holds, sharded as a parameter is; nothing is sent."""
+    if not isinstance(parameter, DTensor):
+        return tensor
+    everywhere = [Replicate()] * parameter.device_mesh.ndim
+    whole = DTensor.from_local(tensor, parameter.device_mesh, everywhere, run_check=False)
+    return whole.redistribute(placements=parameter.placements)
+
+
+def part_of(name: str) -> str:
+    """Which part of the model a parameter belongs to: vision_model, projector or language_model; heads that
+    exist in training only count as vision_model."""
+    for part in ("language_model", "projector"):
+        if f".{part}." in f".{name}":
+            return part
+    return "vision_model"
+
+
+def freeze(modules: nn.Module, rates: dict[str, float]) -> None:
+    """Turn off gradients where the rate is 0, so that no graph is built for it."""
     for name, parameter in modules.named_parameters():
-        if parameter.dim() == 2 and (".layers." in name or "projector" in name):
-            matrices.append(parameter)
+        if rates[part_of(name)] == 0:
+            parameter.requires_grad_(False)
+
+
+def build_optimizers(modules: nn.Module, rates: dict[str, float], config) -> list[Optimizer]:
+    """AdamW, and Muon for matrices where the config asks for it; groups by part of the model.
+
+    Each group has its `peak` rate, and Muon's its `part`. Norms and biases never decay. The last optimizer is
+    Muon if there is one.
+
+    Args:
+        rates: peak rate of AdamW by part; parameters without gradients are left out.
+        config: a `TrainConfig`.
+    """
+    tables: dict[str, list] = {}
+    vectors: dict[str, list] = {}
+    matrices: dict[str, list] = {}
+    for name, parameter in modules.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        part = part_of(name)
+        inside = parameter.dim() == 2 and (".layers." in name or part == "projector") and "lora_" not in name
+        if inside and (config.muon == "all" or (config.muon == "language" and part == "language_model")):
+            matrices.setdefault(part, []).append(parameter)
         elif parameter.dim() >= 2:
-            tables.append(parameter)
+            tables.setdefault(part, []).append(parameter)
         else:
-            vectors.append(parameter)
-    adamw = torch.optim.AdamW(
-        [{"params": tables, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        lr=lr,
-        betas=(0.9, 0.98),
-        fused=True,
-    )
-    return [adamw, Muon(matrices, lr=matrix_lr, weight_decay=weight_decay)]
+            vectors.setdefault(part, []).append(parameter)
+    groups = [
+        {"params": parameters, "weight_decay": decay, "lr": rates[part], "peak": rates[part], "part": part}
+        for kind, decay in ((tables, config.weight_decay), (vectors, 0.0))
+        for part, parameters in kind.items()
+    ]
+    optimizers: list[Optimizer] = []
+    if groups:
+        optimizers.append(torch.optim.AdamW(groups, betas=(0.9, config.beta2), fused=True))
+    if matrices:
+        groups = []
+        for part, params in matrices.items():
+            # Muon's rate is in proportion to the part's.
+            ratio = 1.0 if rates[part] == config.lr or not config.lr else rates[part] / config.lr
+            groups.append({"params": params, "peak": config.matrix_lr * ratio, "part": part})
+        optimizers.append(Muon(groups, lr=config.matrix_lr, weight_decay=config.weight_decay))
+    return optimizers
+
+
+def set_rates(optimizers: list[Optimizer], share: float, matrix_peak: float | None = None) -> None:
+    """Every group at `share` of its peak; `matrix_peak` replaces Muon's."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            peak = group["peak"]
+            if matrix_peak is not None and isinstance(optimizer, Muon):
+                peak = matrix_peak
+            group["lr"] = peak * share
 
 
 def schedule(step: int, steps: int, warmup: int, decay_fraction: float, second_start: int = 0) -> float:
     """Share of the peak rate at `step` of `steps`: linear warm-up, a plateau, a cosine to zero.
 
-    `second_start` warms up once more there (a new stage whose gradients are new).
+    `second_start` warms up once more there (a new stage whose gradients are new). A decay_fraction of 1 has
+    no plateau: the cosine schedule.
     """
     since = step - second_start if second_start and step >= second_start else step
     warm = min(1.0, (since + 1) / max(warmup, 1))
@@ -93,4 +162,25 @@ def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, s
     """Exponential moving average of the weights, started gently so that early noise is forgotten."""
     decay = min(decay, (1 + step) / (10 + step))
     for name, parameter in model.named_parameters():
-        average[name].lerp_(parameter, 1 - decay)
+        if name in average:
+            average[name].lerp_(parameter, 1 - decay)
+
+
+class averaged:
+    """`with averaged(modules, average):` the modules hold their averaged weights inside."""
+
+    def __init__(self, modules: nn.Module, average: dict[str, Tensor]):
+        self.modules, self.average = modules, average
+
+    @torch.no_grad()
+    def __enter__(self):
+        named = dict(self.modules.named_parameters())
+        self.kept = {name: named[name].detach().clone() for name in self.average}
+        for name, value in self.average.items():
+            named[name].copy_(value)
+
+    @torch.no_grad()
+    def __exit__(self, *_):
+        named = dict(self.modules.named_parameters())
+        for name, value in self.kept.items():
+            named[name].copy_(value)

@@ -1,42 +1,270 @@
-"""What a run needs to go on: weights, their average, optimizers and the number of finished steps."""
+"""What a run needs to go on, as one folder per save: weights, their average, optimizers, data, random state.
+
+    output/state/step-00000500/        # torch.distributed.checkpoint's files, each rank its own shards
+                               run.pt  # the rest: step, config, every rank's data and RNG
+
+A folder is written as `.writing-…` and renamed once it is whole, so a cut-off one is never read; the one
+before is kept until then. Any number of ranks, with DDP or FSDP, reads what any other number wrote.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
-STATE_NAME = "training_state.pt"
+from training.distributed import Ranks
 
-
-def save_state(output: Path, modules: nn.Module, optimizers, average: dict, config, step: int) -> None:
-    """Write the state under a temporary name, then rename it: a crash leaves the old one whole."""
-    state = {
-        "modules": modules.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-        "average": average,
-        "step": step,
-        "config": config.to_dict(),
-    }
-    temporary = output / (STATE_NAME + ".tmp")
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(output / STATE_NAME)
+FOLDER, RUN = "state", "run.pt"
+_WHOLE = re.compile(r"step-(\d+)")
+_OLD = "training_state.pt"  # of train.py before there were ranks
 
 
-def load_state(output: Path, modules: nn.Module, optimizers, average: dict, config) -> int:
-    """Restore a run in place and return its finished steps; 0 where there is nothing to restore."""
-    path = output / STATE_NAME
-    if not path.exists():
-        return 0
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    modules.load_state_dict(state["modules"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
-    for name, value in state["average"].items():
-        average[name].copy_(value)
-    return state["step"]
+class StateError(ValueError):
+    """A state that this run cannot go on from; one sentence."""
+
+
+class RunState:
+    """Saves and loads in `output/state`.
+
+    Args:
+        modules: what trains; parameter names key everything.
+        average: name → averaged parameter; empty where there is none.
+        keep: how many of the newest states stay.
+        background: write while the run goes on; the next save waits for the last.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        modules: nn.Module,
+        optimizers: Sequence[Optimizer],
+        average: dict[str, Tensor],
+        ranks: Ranks,
+        keep: int = 1,
+        background: bool = False,
+    ):
+        self.folder, self.modules, self.optimizers = output / FOLDER, modules, list(optimizers)
+        self.average, self.ranks, self.keep, self.background = average, ranks, keep, background
+        self._pending: tuple[Future, Callable[[], None]] | None = None
+
+    # --------------------------------------------------------------------------------------------- save
+    def save(self, step: int, data: dict[str, Any], config: dict[str, Any]) -> str | None:
+        """Write the state after `step` steps; all ranks call it.
+
+        Args:
+            data: this rank's data state.
+
+        Returns:
+            None, or what kept it from being written (a full disk, say): the states before are unharmed.
+        """
+        problem = self.wait()
+        writing, whole = self.folder / f".writing-{step:08d}", self.folder / f"step-{step:08d}"
+        run = {
+            "step": step,
+            "config": config,
+            "data": self.ranks.gather(data),
+            "random": self.ranks.gather(random_state(self.ranks.device)),
+        }
+        if (found := self._everywhere(lambda: self._begin(writing, run))) is not None:
+            return found
+        tensors = self._tensors()
+        writer = FileSystemWriter(writing, sync_files=True)
+        if self.background and self.ranks.together:
+            future = dcp.async_save(tensors, storage_writer=writer)
+            self._pending = (future, lambda: self._finish(writing, whole))
+            return problem
+        alone = not self.ranks.together
+
+        def write() -> None:
+            with quiet():
+                dcp.save(tensors, storage_writer=writer, no_dist=alone)
+
+        found = self._everywhere(write)
+        if found is None:
+            found = self._everywhere(lambda: self._finish(writing, whole))
+        return found or problem
+
+    def wait(self) -> str | None:
+        """Until a save in the background is done; returns what kept it from being written."""
+        if self._pending is None:
+            return None
+        (future, finish), self._pending = self._pending, None
+        return self._everywhere(future.result) or self._everywhere(finish)
+
+    def _everywhere(self, act: Callable[[], Any]) -> str | None:
+        """Do it, and agree on whether it worked: the first rank's sentence that says it did not."""
+        problem = None
+        try:
+            act()
+        except (OSError, CheckpointException, RuntimeError) as error:
+            problem = _sentence(error)
+        return next((said for said in self.ranks.gather(problem) if said is not None), None)
+
+    def _begin(self, writing: Path, run: dict[str, Any]) -> None:
+        if not self.ranks.is_first:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for left in self.folder.glob(".*"):  # what a crash left
+            shutil.rmtree(left, ignore_errors=True)
+        writing.mkdir()
+        with (writing / RUN).open("wb") as file:
+            torch.save(run, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _finish(self, writing: Path, whole: Path) -> None:
+        if not self.ranks.is_first:
+            return
+        if whole.exists():  # a step that is done again
+            shutil.rmtree(whole)
+        writing.rename(whole)
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        for old in states(self.folder)[: -self.keep]:
+            # Renamed first: half of a folder is never taken for a whole one.
+            doomed = old.with_name(f".old-{old.name}")
+            old.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    def _tensors(self) -> dict[str, Any]:
+        """Flat names → tensors; DTensors are saved shard by shard."""
+        tensors: dict[str, Any] = {f"weights/{n}": p.detach() for n, p in self._parameters().items()}
+        tensors |= {f"average/{name}": value for name, value in self.average.items()}
+        names = {parameter: name for name, parameter in self._parameters().items()}
+        for optimizer in self.optimizers:
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    tensors[f"optimizer/{names[parameter]}/{key}"] = value
+        return tensors
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self.modules.named_parameters())
+
+    # --------------------------------------------------------------------------------------------- load
+    def load(self) -> dict[str, Any] | None:
+        """Restore the newest whole state in place; what `save` was given with it, `data` of all ranks.
+
+        Raises:
+            StateError: the state is of another model or of an older train.py.
+        """
+        if (self.folder.parent / _OLD).exists():
+            raise StateError(
+                f"{self.folder.parent / _OLD} is the state of an older train.py, which this one cannot go on "
+                "from: take another --output, or --no-resume to begin again"
+            )
+        found = states(self.folder)
+        if not found:
+            return None
+        folder = found[-1]
+        run = torch.load(folder / RUN, map_location="cpu", weights_only=True)
+        self._load_tensors(folder)
+        restore_random(run["random"], self.ranks)
+        return run
+
+    def _load_tensors(self, folder: Path) -> None:
+        stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+        parameters = self._parameters()
+        wanted = {f"weights/{name}" for name in parameters} | {f"average/{name}" for name in self.average}
+        lacking = sorted(name for name in wanted if name not in stored)
+        surplus = sorted(n for n in stored if n.split("/")[0] in ("weights", "average") and n not in wanted)
+        if lacking or surplus:
+            name = (lacking or surplus)[0]
+            raise StateError(
+                f"{folder} is the state of another model ({len(lacking)} tensors are missing and "
+                f"{len(surplus)} too many, {name} for one): take another --output, or --no-resume"
+            )
+        target = self._tensors()
+        owners = {
+            p: optimizer for optimizer in self.optimizers for g in optimizer.param_groups for p in g["params"]
+        }
+        for name, described in stored.items():
+            if name.startswith("optimizer/"):
+                _, owner, key = name.split("/")
+                parameter = parameters.get(owner)
+                if parameter is None or parameter not in owners:
+                    continue
+                owners[parameter].state[parameter][key] = target[name] = _like(described, parameter)
+            elif tuple(target[name].shape) != tuple(described.size):
+                raise StateError(
+                    f"{folder} is the state of another model ({name}: expected {tuple(target[name].shape)}, "
+                    f"got {tuple(described.size)}): take another --output, or --no-resume"
+                )
+        with torch.no_grad(), quiet():
+            dcp.load(target, storage_reader=FileSystemReader(folder), no_dist=not self.ranks.together)
+
+
+def _like(described: TensorStorageMetadata, parameter: nn.Parameter) -> Tensor:
+    """An empty tensor of that size; one of the parameter's shape is sharded like it."""
+    dtype = described.properties.dtype
+    if described.size == parameter.shape:
+        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    device = parameter.device
+    return torch.zeros(described.size, dtype=dtype, device=device)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warning that one process saves alone, which is what is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*single process.*", category=UserWarning)
+        yield
+
+
+def states(folder: Path) -> list[Path]:
+    """The whole states in a folder, oldest first."""
+    found = [path for path in folder.glob("step-*") if _WHOLE.fullmatch(path.name) and (path / RUN).exists()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Every generator that a step may draw from, on this rank."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random(saved: Sequence[dict[str, Any]], ranks: Ranks) -> None:
+    """This rank's generators; a rank that the saved run did not have keeps its own."""
+    if ranks.rank >= len(saved):
+        return
+    state = saved[ranks.rank]
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    if ranks.device.type == "cuda" and "cuda" in state:
+        with contextlib.suppress(RuntimeError):  # a state of another kind of device
+            torch.cuda.set_rng_state(state["cuda"], ranks.device)
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """A tensor as a whole, wherever its shards are; all ranks call it."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _sentence(error: Exception) -> str:
+    """The cause inside what torch.distributed.checkpoint raises, on one line."""
+    if isinstance(error, CheckpointException):
+        causes = [failure[0] for failure in error.failures.values()]
+        error = next((cause for cause in causes if isinstance(cause, Exception)), error)
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -12,7 +12,7 @@ from pathlib import Path
 from models.checkpoints.errors import CheckpointError
 
 # One of these in a folder tells that it is a checkpoint, or the output of a training run.
-_MARKS = ("config.json", "model.safetensors", "metrics.jsonl", "training_state.pt")
+_MARKS = ("config.json", "model.safetensors", "metrics.jsonl", "run.yaml", "training_state.pt")
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>, <linux/fs.h>
 
 

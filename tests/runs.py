@@ -1,0 +1,141 @@
+"""Tiny training runs for the tests of train.py: a checkpoint, rows, train.py in processes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+from pathlib import Path
+
+import torch
+
+import train
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.vision_language_model import VisionLanguageModel
+from tests.processors import embedded
+from tests.rows import WORDS, png
+
+FORK = multiprocessing.get_context("fork")
+# What every run here has in common: float32, small, nothing at random but the seed.
+SETTINGS = {
+    "device": "cpu",
+    "threads": 1,
+    "workers": 0,
+    "batch_size": 8,
+    "sequence_length": 64,
+    "waiting": 4,
+    "steps": 20,
+    "epochs": 0,
+    "lr": 3e-3,
+    "muon": "none",
+    "ema": 0.0,
+    "warmup_steps": 2,
+    "log_every": 1,
+    "log_samples": True,
+    "save_every": 1000,
+    "eval_every": 1000,
+}
+
+
+def tiny_checkpoint(folder: Path) -> Path:
+    """A random model of 30,000 parameters with the tests' processor."""
+    processor = embedded()
+    tokenizer = processor.tokenizer
+    vision = VisionConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=32,
+        patch_size=8,
+    )
+    text = TextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    )
+    config = VLMConfig(
+        vision=vision,
+        text=text,
+        scale_factor=2,
+        image_token_id=processor.image_token_id,
+        eos_token_ids=(tokenizer.eos_token_id,),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = VisionLanguageModel(config)
+    model.init_weights(torch.Generator().manual_seed(0))
+    model.save_pretrained(folder, processor)
+    return folder
+
+
+def write_rows(path: Path, count: int = 60) -> Path:
+    """A JSONL with answers of 1 to 12 words, and a picture with each fourth row."""
+    rng = random.Random(3)
+    with path.open("w", encoding="utf-8") as file:
+        for i in range(count):
+            row = {
+                "question": " ".join(rng.choices(WORDS, k=rng.randint(1, 8))),
+                "answer": " ".join(rng.choices(WORDS, k=rng.randint(1, 12))),
+                "image": None,
+            }
+            if i % 4 == 0:
+                row["image"] = "data:image/png;base64," + base64.b64encode(png(seed=i)).decode()
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def flags(**settings) -> list[str]:
+    made = []
+    for name, value in settings.items():
+        dashed = name.replace("_", "-")
+        if isinstance(value, bool):
+            made.append(f"--{dashed}" if value else f"--no-{dashed}")
+        else:
+            made += [f"--{dashed}", json.dumps(value) if isinstance(value, list) else str(value)]
+    return made
+
+
+def start(ranks: int = 1, **settings) -> list:
+    """train.py in as many forked processes as ranks: they need not import everything again."""
+    processes, port = [], str(free_port())
+    for rank in range(ranks):
+        processes.append(FORK.Process(target=_rank, args=(rank, ranks, port, flags(**(SETTINGS | settings)))))
+        processes[-1].start()
+    return processes
+
+
+def _rank(rank: int, ranks: int, port: str, arguments: list[str]) -> None:
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if ranks > 1:
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    train.main(arguments)
+
+
+def run(ranks: int = 1, **settings) -> None:
+    """Train to the end."""
+    processes = start(ranks, **settings)
+    for process in processes:
+        process.join(240)
+    assert [process.exitcode for process in processes] == [0] * ranks
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def curve(folder: Path) -> list[tuple]:
+    """(step, loss, samples in any order) of each step."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], row["loss"], row["samples"]) for row in rows if "loss" in row]

@@ -1,0 +1,177 @@
+"""train.py: recipes, freezing, adapters, the picture world end to end, and what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+
+import train
+from tests.runs import SETTINGS, curve, flags, tiny_checkpoint, write_rows
+from training.config import TrainConfig
+from training.recipe import parse_config, read_recipe
+
+RECIPES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+# A picture-world run of three steps of each stage.
+SMALL = {
+    "device": "cpu",
+    "threads": 1,
+    "workers": 0,
+    "pictures": 18,
+    "vision_pictures": 12,
+    "vision_batch_size": 4,
+    "batch_size": 2,
+    "log_every": 1,
+    "eval_every": 3,
+    "eval_pictures": 2,
+    "save_every": 4,
+    "vision_layers": 1,
+    "text_layers": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("train")
+    tiny_checkpoint(folder / "tiny")
+    write_rows(folder / "rows.jsonl", 12)
+    return folder
+
+
+def settings(base, output: str, **more) -> list[str]:
+    made = {"init_from": str(base / "tiny"), "data": str(base / "rows.jsonl"), "output": str(base / output)}
+    return flags(**(SETTINGS | made | {"batch_size": 4, "steps": 3} | more))
+
+
+def refused(arguments: list[str], capsys) -> str:
+    """The one sentence with which train.py refuses."""
+    with pytest.raises(SystemExit) as left:
+        train.main(arguments)
+    assert left.value.code == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py: error:")]
+    assert len(said) == 1
+    return said[0]
+
+
+# ---------------------------------------------------------------------------------------------- recipes
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipes_parse(recipe):
+    config = parse_config([str(recipe), "--seed", "5"])
+    assert config.seed == 5 and config.output == f"runs/{recipe.stem}"
+
+
+def test_no_argument_is_the_picture_world():
+    assert parse_config([]) == TrainConfig()
+
+
+def test_the_resolved_config_is_a_recipe(base):
+    train.main(settings(base, "resolved", max_tiles=3))
+    config = parse_config([str(base / "resolved" / "run.yaml")])
+    assert config.max_tiles == 3 and config.init_from == str(base / "tiny")
+    assert read_recipe(base / "resolved" / "run.yaml") == config.to_dict()
+
+
+@pytest.mark.parametrize(
+    "text, arguments, message",
+    [
+        ("learning_rate: 1", [], "unknown key learning_rate"),
+        ("- a list", [], "expected keys and values, got list"),
+        ("a: b: c", [], "is no YAML"),
+        ("lr: fast", [], "lr"),
+        ("", ["--learning-rate", "1"], "unknown flag --learning-rate"),
+        ("", ["--batch-size", "0"], "--batch-size: expected at least 1, got 0"),
+        ("", ["--schedule", "step"], "--schedule: expected wsd, cosine, got 'step'"),
+        ("", ["--data", "rows.jsonl"], "rows need a model to start from"),
+        ("lora_rank: 4", [], "--lora-rank: not for the picture world"),
+    ],
+)
+def test_bad_settings(tmp_path, capsys, text, arguments, message):
+    (tmp_path / "recipe.yaml").write_text(text)
+    assert message in refused([str(tmp_path / "recipe.yaml"), *arguments], capsys)
+
+
+def test_no_recipe_there(capsys):
+    assert "nowhere.yaml cannot be read" in refused(["nowhere.yaml"], capsys)
+
+
+# ------------------------------------------------------------------------------------------------- data
+def test_bad_data_and_models(base, capsys):
+    (base / "columns.jsonl").write_text('{"prompt": "a", "reply": "b"}\n')
+    (base / "empty.jsonl").write_text("")
+    said = refused(settings(base, "bad", data=str(base / "columns.jsonl")), capsys)
+    assert "prompt" in said and "reply" in said
+    refused(settings(base, "bad", data=str(base / "empty.jsonl")), capsys)
+    assert "context" in refused(settings(base, "bad", sequence_length=4096), capsys)
+    assert "not installed" in refused(settings(base, "bad", tracker="trackio"), capsys)
+    (base / "bert").mkdir()
+    (base / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    assert "bert" in refused(settings(base, "bad", init_from=str(base / "bert")), capsys)
+
+
+def test_a_loss_that_is_not_finite(base, capsys, monkeypatch):
+    def broken(task, wrapped, batches, step, *rest):
+        total, logged = backward(task, wrapped, batches, step, *rest)
+        if step == 1:
+            next(p for p in task.module.parameters() if p.grad is not None).grad.fill_(float("nan"))
+        return total, logged
+
+    backward = train.backward
+    monkeypatch.setattr(train, "backward", broken)
+    said = refused(settings(base, "nan"), capsys)
+    assert "step 1: the gradient is nan; its samples: " in said and "rows.jsonl" in said
+    train.main(settings(base, "skipped", max_skipped=1))
+    assert len(curve(base / "skipped")) == 3
+    weights = load_file(base / "skipped" / "model.safetensors")
+    assert all(value.isfinite().all() for value in weights.values())
+
+
+# ------------------------------------------------------------------------------------------------ parts
+def test_rate_0_freezes(base):
+    train.main(settings(base, "frozen", vision_lr=0.0, projector_lr=0.0, eval_data=str(base / "rows.jsonl")))
+    before, after = (
+        load_file(base / "tiny" / "model.safetensors"),
+        load_file(base / "frozen" / "model.safetensors"),
+    )
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all("text_model" in name or "lm_head" in name for name in changed)
+    rows = [json.loads(line) for line in (base / "frozen" / "metrics.jsonl").read_text().splitlines()]
+    assert any("eval_loss" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    "change", [{"activation_checkpointing": True}, {"packing": False, "epochs": 1, "steps": 0}]
+)
+def test_other_ways(base, change):
+    train.main(settings(base, "ways", resume=False, **change))
+    assert len(curve(base / "ways")) == 3
+
+
+def test_adapters(base):
+    """Saved as a standard adapter that opens on the transformers model, and merged beside it."""
+    train.main(settings(base, "lora", lora_rank=4, lora_alpha=8.0, lr=1e-2, steps=4))
+    start = AutoModelForImageTextToText.from_pretrained(base / "tiny").eval()
+    merged = AutoModelForImageTextToText.from_pretrained(base / "lora").eval()
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        plain, expected = start(input_ids=ids).logits, merged(input_ids=ids).logits
+        adapted = PeftModel.from_pretrained(start, base / "lora" / "adapter").eval()
+        torch.testing.assert_close(adapted(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
+        assert (plain - expected).abs().max() > 1e-3
+        torch.testing.assert_close(
+            adapted.merge_and_unload()(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_the_picture_world_end_to_end(tmp_path):
+    train.main(flags(**SMALL, output=str(tmp_path / "shapes")))
+    rows = [json.loads(line) for line in (tmp_path / "shapes" / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "dense_loss" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6]
+    assert ["loss" in row for row in steps] == [False] * 3 + [True] * 3
+    assert "eval_accuracy" in rows[-1]
+    AutoModelForImageTextToText.from_pretrained(tmp_path / "shapes")

@@ -1,0 +1,112 @@
+"""Killed at any moment and gone on with: the curve and samples of a run that was never killed, bitwise."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+import train
+from tests.runs import SETTINGS, curve, flags, start, tiny_checkpoint, write_rows
+from training.state import FOLDER, RunState, states
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resume")
+    tiny_checkpoint(folder / "tiny")
+    write_rows(folder / "rows.jsonl")
+    return folder
+
+
+def settings(folder, output: str, streaming: bool = False, **more) -> dict:
+    data = [{"path": str(folder / "rows.jsonl"), "name": "rows", "streaming": streaming}]
+    made = {
+        "init_from": str(folder / "tiny"),
+        "data": data,
+        "output": str(folder / output),
+        "shuffle_buffer": 5,
+    }
+    return SETTINGS | made | {"save_every": 2, "muon": "language", "ema": 0.9} | more
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_killed_at_random_moments(folder, streaming):
+    whole, killed = f"whole{streaming}", f"killed{streaming}"
+    began = time.time()
+    train.main(flags(**settings(folder, whole, streaming)))
+    seconds, rng = time.time() - began, random.Random(7)
+    for _ in range(4):
+        (process,) = start(**settings(folder, killed, streaming))
+        time.sleep(rng.uniform(0.2, 0.8) * seconds)
+        process.kill()
+        process.join()
+    train.main(flags(**settings(folder, killed, streaming)))
+    assert curve(folder / killed) == curve(folder / whole)
+    weights = [(folder / name / "model.safetensors").read_bytes() for name in (whole, killed)]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("moment", ["_begin", "_finish"])
+def test_killed_while_saving(folder, moment, monkeypatch):
+    """Before a state's first tensor is written, and before the whole one has its name."""
+    output, act = f"saving{moment}", getattr(RunState, moment)
+
+    def killed(self, *arguments):
+        if moment == "_begin":
+            act(self, *arguments)
+        if states(self.folder):  # the second save
+            os.kill(os.getpid(), signal.SIGKILL)
+        if moment == "_finish":
+            act(self, *arguments)
+
+    monkeypatch.setattr(RunState, moment, killed)
+    (process,) = start(**settings(folder, output, steps=6))
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    monkeypatch.undo()
+    assert [path.name for path in states(folder / output / FOLDER)] == ["step-00000002"]
+    train.main(flags(**settings(folder, output, steps=6)))
+    train.main(flags(**settings(folder, f"plain{moment}", steps=6)))
+    assert curve(folder / output) == curve(folder / f"plain{moment}")
+
+
+def test_sigterm_saves_and_leaves(folder):
+    (process,) = start(**settings(folder, "stopped", steps=100_000, save_every=100_000, decay_fraction=1e-9))
+    while not (folder / "stopped" / "metrics.jsonl").exists():
+        time.sleep(0.05)
+        assert process.is_alive()
+    process.terminate()
+    process.join(60)
+    assert process.exitcode == 0
+    (state,) = states(folder / "stopped" / FOLDER)
+    done = curve(folder / "stopped")[-1][0]
+    assert state.name == f"step-{done:08d}"
+    plateau = {"steps": done + 2, "decay_fraction": 1e-9}
+    train.main(flags(**settings(folder, "stopped", **plateau)))
+    train.main(flags(**settings(folder, "unstopped", **plateau)))
+    assert curve(folder / "stopped") == curve(folder / "unstopped")
+
+
+def test_a_full_disk_is_said_and_the_run_goes_on(folder, monkeypatch, capsys):
+    def full(self, writing, whole):
+        if whole.name != "step-00000002":
+            raise OSError(28, "No space left on device")
+        finish(self, writing, whole)
+
+    finish = RunState._finish
+    monkeypatch.setattr(RunState, "_finish", full)
+    train.main(flags(**settings(folder, "full", steps=6)))
+    assert "could not be saved, the one before is kept, the run goes on" in capsys.readouterr().out
+    assert [path.name for path in states(folder / "full" / FOLDER)] == ["step-00000002"]
+    assert len(curve(folder / "full")) == 6
+
+
+def test_a_state_of_another_model(folder, capsys):
+    train.main(flags(**settings(folder, "other", steps=2)))
+    with pytest.raises(SystemExit):
+        train.main(flags(**settings(folder, "other", steps=4, lora_rank=2, muon="none", ema=0.0)))
+    assert "is the state of another model" in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""Low-rank adapters (arXiv:2106.09685) through peft: put in, saved as a standard adapter, merged.
+
+The adapter's folder is what peft writes for the transformers model, so that
+`PeftModel.from_pretrained(transformers_model, folder)` opens it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from models.checkpoints.idefics3 import stored_name
+from training.config import TrainConfig
+
+FOLDER = "adapter"
+_NAME, _BASE = "default", ".base_layer."
+_FACTOR = re.compile(rf"(.+)\.lora_([AB])\.{_NAME}\.weight")
+
+
+def lora_config(config: TrainConfig, inside: str) -> LoraConfig:
+    """peft's settings, for the language model's layers where `inside` is its name."""
+    targets = "|".join(re.escape(name.strip()) for name in config.lora_targets.split(","))
+    return LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=rf".*{inside}\.layers\..*\.({targets})",
+        bias="none",
+    )
+
+
+def add_adapters(model: nn.Module, config: TrainConfig) -> None:
+    """Put adapters in, which alone train from there on.
+
+    Raises:
+        ValueError: no layer of that name.
+    """
+    generator = torch.Generator().manual_seed(config.seed)
+    inject_adapter_in_model(lora_config(config, "language_model"), model, _NAME)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if "lora_A" in name:  # the run's seed decides, whatever was drawn before
+            bound = parameter.shape[1] ** -0.5
+            drawn = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
+            parameter.data.copy_(drawn)
+
+
+def merged(tensors: Mapping[str, Tensor], config: TrainConfig) -> dict[str, Tensor]:
+    """A model's tensors with its adapters, as those of a model without: W + (alpha / rank) · B A."""
+    plain = {
+        name.replace(_BASE, "."): value for name, value in tensors.items() if not _FACTOR.fullmatch(name)
+    }
+    for name, a in tensors.items():
+        match = _FACTOR.fullmatch(name)
+        if match and match[2] == "A":
+            b = tensors[name.replace(".lora_A.", ".lora_B.")]
+            weight = plain[f"{match[1]}.weight"]
+            plain[f"{match[1]}.weight"] = weight + (config.lora_alpha / config.lora_rank) * (b @ a)
+    return plain
+
+
+def save_adapter(tensors: Mapping[str, Tensor], config: TrainConfig, output: Path) -> Path:
+    """Write adapter_model.safetensors and adapter_config.json, under transformers' names."""
+    named = {}
+    for name, value in tensors.items():
+        if match := _FACTOR.fullmatch(name):
+            layer = stored_name(f"{match[1]}.weight").removesuffix(".weight")
+            named[f"base_model.model.{layer}.lora_{match[2]}.weight"] = value.contiguous()
+    described = lora_config(config, "text_model")
+    described.base_model_name_or_path = config.init_from
+    described.inference_mode = True
+    folder = output / FOLDER
+    folder.mkdir(exist_ok=True)
+    described.save_pretrained(folder)
+    temporary = folder / ".adapter_model.tmp"
+    save_file(named, temporary, metadata={"format": "pt"})
+    temporary.chmod(0o644)
+    temporary.replace(folder / "adapter_model.safetensors")
+    return folder

@@ -1,0 +1,137 @@
+"""The ranks of a run: set up from torchrun's environment, wrapped around the model once, and agreed with.
+
+torchrun --nproc-per-node 8 train.py RECIPE.yaml                     # DDP
+torchrun --nproc-per-node 8 train.py RECIPE.yaml --parallel fsdp     # FSDP2: weights sharded
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+
+class Ranks:
+    """This process among the others; alone without torchrun."""
+
+    def __init__(self, device: torch.device):
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.together = "WORLD_SIZE" in os.environ  # also torchrun with one process
+        if device.type == "cuda" and self.together:
+            device = torch.device("cuda", self.local_rank)
+            torch.cuda.set_device(device)
+        self.device = device
+        if self.together and not dist.is_initialized():
+            # What ranks agree on are a few numbers of the CPU's: gloo, so that no step waits for the device.
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, *values: float) -> list[float]:
+        """Each value, summed over all ranks."""
+        if not self.together:
+            return list(values)
+        numbers = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(numbers)
+        return numbers.tolist()
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value of every rank, on every rank."""
+        if not self.together:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def close(self) -> None:
+        if self.together and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks of the vision tower and of the language model."""
+    return [*model.vision_model.layers, *model.language_model.layers]
+
+
+def prepare_blocks(model: nn.Module, recompute: bool, compiled: bool) -> None:
+    """Activation checkpointing and torch.compile, block by block and in place: names stay as they are."""
+    for block in blocks_of(model):
+        if recompute:
+            block.forward = _Recomputed(block.forward)
+        if compiled:
+            block.compile()
+
+
+class _Recomputed:
+    """A block's forward whose activations are computed once more in the backward pass, not kept."""
+
+    def __init__(self, forward):
+        self.forward = forward
+
+    def __call__(self, *inputs):
+        if not torch.is_grad_enabled():
+            return self.forward(*inputs)
+        return checkpoint(self.forward, *inputs, use_reentrant=False)
+
+
+def wrap(module: nn.Module, model: nn.Module, ranks: Ranks, parallel: str, dtype: torch.dtype) -> nn.Module:
+    """The module as all ranks train it.
+
+    Args:
+        module: computes the loss; what the engine calls.
+        model: the vision-language model in it.
+        parallel: ddp, or fsdp, for which weights become sharded DTensors, in place.
+        dtype: what fsdp computes in; gradients are reduced in float32 either way.
+    """
+    if not ranks.together:
+        return module
+    if parallel == "ddp":
+        devices = [ranks.local_rank] if ranks.device.type == "cuda" else None
+        unused = bool(getattr(module, "leaves_parameters_out", False))
+        return DistributedDataParallel(
+            module, device_ids=devices, find_unused_parameters=unused, gradient_as_bucket_view=True
+        )
+    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for block in blocks_of(model):
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):  # a sum: the loss is divided by the global count already
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+    return module
+
+
+def gradient_scale(wrapped: nn.Module, ranks: Ranks) -> int:
+    """What undoes the mean over ranks that DDP takes of gradients."""
+    return ranks.world_size if isinstance(wrapped, DistributedDataParallel) else 1
+
+
+@contextmanager
+def accumulating(wrapped: nn.Module, last: bool) -> Iterator[None]:
+    """Gradients are exchanged behind the last micro-batch of a step only."""
+    if isinstance(wrapped, FSDPModule):
+        wrapped.set_requires_gradient_sync(last)
+    hold = not last and isinstance(wrapped, DistributedDataParallel)
+    with wrapped.no_sync() if hold else nullcontext():
+        yield
+
+
+def clip(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
+    """Scale gradients to a norm of at most `limit` (0: leave them), and return the norm that they had."""
+    norm = nn.utils.clip_grad_norm_(parameters, limit or float("inf"))
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -1,0 +1,77 @@
+"""A run as far as it has come, as a checkpoint in the Hub's layout with its card; adapters beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from models.checkpoints.card import model_card
+from models.vision_language_model import VisionLanguageModel
+from training.config import TrainConfig
+from training.distributed import Ranks
+from training.state import gathered
+
+
+def whole_tensors(model: nn.Module, average: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """Every parameter by its name, averaged where there is an average, gathered from all ranks; all call it,
+    the first gets them.
+
+    Args:
+        average: under the names that parameters have in the module around the model (`model.…`).
+    """
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        value = gathered(average.get(f"model.{name}", parameter))
+        if ranks.is_first:
+            tensors[name] = value.cpu() if model.device.type != "cpu" else value
+    return tensors
+
+
+def export(
+    model: VisionLanguageModel, tensors: dict[str, Tensor], processor, config: TrainConfig, card: str
+) -> None:
+    """Write the model with these tensors to the run's folder, with adapters merged and beside it.
+
+    Raises:
+        CheckpointError, OSError: the folder cannot be written; what it held is unchanged.
+    """
+    output = Path(config.output)
+    plain = tensors
+    if config.lora_rank:
+        from training.adapters import merged, save_adapter  # peft takes seconds to import
+
+        plain = merged(tensors, config)
+    filled(model, plain).save_pretrained(output, processor, card=card)
+    if config.lora_rank:
+        save_adapter(tensors, config, output)
+
+
+def filled(model: VisionLanguageModel, tensors: dict[str, Tensor]) -> VisionLanguageModel:
+    """A model like that one which holds these tensors, not copies."""
+    with torch.device("meta"):
+        new = VisionLanguageModel(model.config)
+    tied = model.config.tie_word_embeddings
+    missing, unexpected = new.load_state_dict(tensors, strict=False, assign=True)
+    expected_missing = {"language_model.lm_head.weight"} if tied else set()
+    assert set(missing) <= expected_missing and not unexpected, f"lacks {missing}, has {unexpected}"
+    if tied:
+        new.language_model.lm_head.weight = new.language_model.embed_tokens.weight
+    new.generation_config = model.generation_config
+    return new
+
+
+def run_card(task, config: TrainConfig, step: int, scores: dict[str, float]) -> str:
+    """The model card of a run as far as it has come."""
+    rows = [{"held-out, in the run": k.removeprefix("eval_"), "value": f"{v:.3f}"} for k, v in scores.items()]
+    extra = {"license": "apache-2.0"} if config.is_shapes else {}
+    return model_card(
+        Path(config.output).name,
+        task.model.config,
+        sum(p.numel() for n, p in task.model.named_parameters() if "lora_" not in n),
+        summary=task.summary,
+        training_data=task.training_data(step),
+        evaluation=rows or None,
+        **extra,
+    )

@@ -1,0 +1,96 @@
+"""Recipe and command line → `TrainConfig`: a YAML file of its fields, a flag for each.
+
+config = parse_config(["configs/shapes.yaml", "--pictures", "2000"])
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import typing
+from pathlib import Path
+from types import UnionType
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser
+
+from training.config import TrainConfig, flag
+
+DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shapes.yaml"
+RUN_FILE = "run.yaml"
+
+
+def parse_config(arguments: list[str] | None = None, description: str = "") -> TrainConfig:
+    """The recipe named first (the picture world's by default), with the flags behind it put over it.
+
+    Leaves with status 2 and one sentence for a recipe that is missing or not YAML, an unknown key or flag, a
+    value of the wrong type or out of range.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    recipe = DEFAULT_RECIPE
+    if arguments and not arguments[0].startswith("-"):
+        recipe = Path(arguments.pop(0))
+    parser = _parser(description)
+    flags = {item.name for item in dataclasses.fields(TrainConfig)}
+    given = [a.split("=")[0] for a in arguments if a.startswith("--")]
+    known = {flag(name) for name in flags} | {flag("no_" + name) for name in flags} | {"--help"}
+    if unknown := sorted(set(given) - known):
+        _leave(f"unknown flag {', '.join(unknown)}; --help lists them all")
+    try:
+        parser.set_defaults(**read_recipe(recipe))
+        parsed = parser.parse_args(arguments).as_dict()
+        return TrainConfig(**{name: parsed[name] for name in flags})
+    except (ValueError, KeyError, ArgumentError) as error:
+        _leave(" ".join(str(error).split()))
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """A recipe's keys and values, the keys known.
+
+    Raises:
+        ValueError: no such file, not YAML, an unknown key: one sentence.
+    """
+    try:
+        recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe {path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"recipe {path} is no YAML: {error}") from None
+    if not isinstance(recipe, dict):
+        raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
+    known = {item.name for item in dataclasses.fields(TrainConfig)}
+    if unknown := sorted(str(key) for key in recipe if key not in known):
+        raise ValueError(f"recipe {path}: unknown key {', '.join(unknown)}; train.py --help lists them all")
+    return recipe
+
+
+def write_run(config: TrainConfig, folder: Path) -> None:
+    """The resolved configuration as a recipe, run.yaml: `python train.py folder/run.yaml` is the same run."""
+    text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+    temporary = folder / f".{RUN_FILE}.tmp"
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(folder / RUN_FILE)
+
+
+def _parser(description: str) -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="train.py",
+        usage="train.py [RECIPE.yaml] [flags]",
+        description=description,
+        exit_on_error=False,
+    )
+    types = typing.get_type_hints(TrainConfig)
+    for item in dataclasses.fields(TrainConfig):
+        kind: type | UnionType = types[item.name]
+        name, options = flag(item.name), {"default": item.default, "help": item.metadata["help"]}
+        if kind is bool:
+            parser.add_argument(name, action=ActionYesNo(yes_prefix="", no_prefix="no-"), **options)
+        else:
+            parser.add_argument(name, type=kind, **options)
+    return parser
+
+
+def _leave(sentence: str) -> NoReturn:
+    print(f"train.py: error: {sentence}", file=sys.stderr)
+    sys.exit(2)

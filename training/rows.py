@@ -1,0 +1,240 @@
+"""Datasets as something to train on: rows packed or padded, the loss summed over labelled tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoTokenizer
+
+from data.datasets import open_datasets
+from data.document_masks import document_mask
+from data.errors import BadRow, DatasetError
+from data.loader import Loader, LoaderConfig, merge_states
+from data.packing import Batch
+from data.processor import Processor, make_processor
+from data.samples import SampleEncoder
+from data.tokenizer import SPECIAL_TOKENS
+from models.checkpoints.locate import locate, snapshot
+from models.checkpoints.processor_files import transformers_processor
+from models.vision_language_model import VisionLanguageModel
+from training.config import TrainConfig, dataset_entries
+from training.distributed import Ranks
+
+_LOOKED_AT = 200  # rows whose length tells how many packed rows a dataset makes
+
+
+class RowsLoss(nn.Module):
+    """(summed cross-entropy over labelled tokens, what to log) of a micro-batch.
+
+    A batch without pictures sends a blank one through the vision tower and adds its features times zero: so
+    each rank takes part in each exchange of gradients, and a step's result does not depend on which rank has
+    the pictures.
+    """
+
+    def __init__(self, model: VisionLanguageModel, blank: bool):
+        super().__init__()
+        self.model, self.blank = model, blank
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor,
+        documents: Tensor,
+        pixel_values: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        x = self.model.embed(input_ids, pixel_values)  # (B, T, D)
+        if pixel_values is None and self.blank:
+            # In front of the language model: sharded ranks gather weights in one order.
+            x = x + 0.0 * self.model.encode_images(self._blank_tile()).sum()
+        mask = document_mask(documents)  # (B, T, T), or blocks on CUDA
+        hidden, _ = self.model.language_model(x, mask, position_ids=position_ids)
+        total, _ = self.model.summed_loss(hidden, labels)
+        return total, {}
+
+    def _blank_tile(self) -> Tensor:
+        vision = self.model.config.vision
+        shape = (1, vision.num_channels, vision.image_size, vision.image_size)
+        return torch.ones(shape, device=self.model.device, dtype=self.model.dtype)
+
+
+class RowsTask:
+    """See `training.tasks.Task`."""
+
+    second_stage = 0
+
+    def __init__(self, config: TrainConfig, ranks: Ranks):
+        self.config, self.ranks = config, ranks
+        self.mixture = open_datasets(dataset_entries(config.data))
+        self.held_out = open_datasets(dataset_entries(config.eval_data)) if config.eval_data else None
+        self.model, self.processor = open_model(config, ranks.device)
+        self._check_fit()
+        per_rank = max(1, config.batch_size // ranks.world_size)
+        self.loader_config = LoaderConfig(
+            batch_size=config.batch_size,
+            micro_batch_size=config.micro_batch_size or per_rank,
+            sequence_length=config.sequence_length,
+            max_tiles=config.max_tiles or None,
+            packing=config.packing,
+            waiting=config.waiting,
+            shuffle_buffer=config.shuffle_buffer,
+            seed=config.seed,
+            epochs=config.epochs or (None if config.steps else 1),
+            workers=config.workers,
+            max_drop_rate=config.max_drop_rate,
+        )
+        self.loader = Loader(self.mixture, self.processor, self.loader_config, ranks.rank, ranks.world_size)
+        self.steps = config.steps or self._estimated_steps(self.loader_config.epochs)
+        rates = config.rates
+        trains = not config.lora_rank and (rates["vision_model"] > 0 or rates["projector"] > 0)
+        self.module = RowsLoss(self.model, blank=trains or config.parallel == "fsdp")
+
+    def _check_fit(self) -> None:
+        context = self.model.config.text.max_position_embeddings
+        if self.config.sequence_length > context:
+            raise DatasetError(
+                f"sequence_length: expected at most {context}, the model's context, "
+                f"got {self.config.sequence_length}"
+            )
+        transformers_processor(self.processor)  # what cannot be saved is not trained first
+
+    def _estimated_steps(self, epochs: int | None) -> int:
+        """Steps of so many passes over the data; exact without packing, if no row is left out."""
+        rows = self.mixture.num_rows
+        if rows is None or epochs is None:
+            raise DatasetError("steps: a stream has no length, so that the run needs --steps")
+        total = float(rows * epochs)
+        if self.config.packing:
+            total *= self._mean_tokens() / self.config.sequence_length
+        return max(1, math.ceil(total / self.config.batch_size))
+
+    def _mean_tokens(self) -> float:
+        """Positions that a sample takes, from the first rows of one lane's order."""
+        lane = self.mixture.lane(0, 1, self.config.seed, 1, 1)
+        encoder = SampleEncoder(self.processor, self.config.sequence_length, self.config.max_tiles or None)
+        lengths = []
+        while len(lengths) < _LOOKED_AT and (mixed := lane.next()) is not None:
+            try:
+                layout = self.mixture.sources[mixed.source].layout
+                conversation = layout.conversation(mixed.row)
+                if conversation is not None:
+                    name = self.mixture.sources[mixed.source].name
+                    lengths.append(encoder.encode(conversation, (name, mixed.number)).tokens)
+            except BadRow:
+                continue  # the loader counts them
+        return sum(lengths) / max(len(lengths), 1) or float(self.config.sequence_length)
+
+    # ------------------------------------------------------------------------------------------- a step
+    def batches(self) -> Iterator[list[Batch]]:
+        return grouped(self.loader)
+
+    def padding(self) -> list[Batch]:
+        return self.loader.padding_step()
+
+    def count(self, batches: list[Batch]) -> float:
+        return float(sum(batch.num_labels for batch in batches))
+
+    def inputs(self, batch: Batch, step: int) -> dict:
+        return dict(batch)
+
+    def matrix_peak(self, step: int) -> float | None:
+        return None
+
+    # ------------------------------------------------------------------------------------------- state
+    def state_dict(self) -> dict:
+        return self.loader.state_dict()
+
+    def load_state_dict(self, states: list[dict], step: int) -> None:
+        self.loader.load_state_dict(merge_states(states))
+
+    # --------------------------------------------------------------------------------------- to look at
+    def seen(self, step: int) -> dict[str, int]:
+        return {}
+
+    def training_data(self, step: int) -> str:
+        names = ", ".join(source.name for source in self.mixture.sources)
+        rows, tokens = self.config.batch_size, self.config.sequence_length
+        return f"{names}: {step:,} steps of {rows} rows of up to {tokens} tokens."
+
+    @property
+    def summary(self) -> str:
+        start = self.config.init_from or f"{self.config.vision_from} and {self.config.text_from}"
+        return f"Fine-tuned from {start} with Ocelli."
+
+    @torch.no_grad()
+    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
+        """Mean loss per labelled token of held-out rows; all ranks take part."""
+        if self.held_out is None:
+            return {}
+        self.model.eval()
+        config = replace(self.loader_config, epochs=1, workers=0, seed=0)
+        loader = Loader(self.held_out, self.processor, config, self.ranks.rank, self.ranks.world_size)
+        batches, total, tokens = grouped(loader), 0.0, 0.0
+        for _ in range(math.ceil(self.config.eval_pictures / self.config.batch_size)):
+            group = next(batches, None)
+            if not self.ranks.sum(group is not None)[0]:
+                break
+            for batch in group or loader.padding_step():
+                loss, _ = wrapped(**batch.to(self.model.device))
+                total, tokens = total + loss.item(), tokens + batch.num_labels
+        self.model.train()
+        total, tokens = self.ranks.sum(total, tokens)
+        return {"eval_loss": total / max(tokens, 1.0)}
+
+
+def grouped(loader: Loader) -> Iterator[list[Batch]]:
+    """A loader's batches, a step's together."""
+    group: list[Batch] = []
+    for batch in loader:
+        group.append(batch)
+        if len(group) * loader.config.micro_batch_size == loader.rows_per_step:
+            yield group
+            group = []
+
+
+def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
+    """The model to start from, float32 and in training mode, and its processor.
+
+    Raises:
+        CheckpointError, ProcessorError, DatasetError: nothing there, or of another architecture.
+    """
+    if config.init_from:
+        model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
+        assert model.origin is not None, "a loaded model knows where it came from"
+        processor = Processor.from_pretrained(
+            snapshot(config.init_from, model.origin.commit), config=model.config
+        )
+        return model.train(), processor
+    return _from_backbones(config, device)
+
+
+def _from_backbones(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
+    text = locate(config.text_from)
+    tokenizer = AutoTokenizer.from_pretrained(snapshot(config.text_from))
+    tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS)})
+    tokenizer.eos_token = "<end_of_utterance>"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = "<|im_end|>"
+    model = VisionLanguageModel.from_backbones(
+        config.vision_from,
+        config.text_from,
+        scale_factor=config.scale_factor,
+        extra_tokens=max(0, len(tokenizer) - text.config["vocab_size"]),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        dtype="float32",
+        device=device,
+        generator=torch.Generator().manual_seed(config.seed),
+    )
+    processor = make_processor(
+        tokenizer,
+        image_size=model.config.vision.image_size,
+        image_seq_len=model.config.tokens_per_tile,
+        longest_edge=config.longest_edge or None,
+        split=config.longest_edge > model.config.vision.image_size,
+        config=model.config,
+    )
+    return model.train(), processor

@@ -1,0 +1,69 @@
+"""What the engine asks of the thing it trains on, and which one a config means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch import nn
+
+from data.packing import Batch
+from data.processor import Processor
+from models.vision_language_model import VisionLanguageModel
+from training.config import TrainConfig
+from training.distributed import Ranks
+from training.picture_world import PictureWorldTask
+from training.rows import RowsTask
+
+
+class Task(Protocol):
+    """Batches, their loss, and how the model does on held-out ones.
+
+    module: `module(**inputs(batch, step))` gives (summed loss, what to log); everything that trains is in it,
+        the model as its `model`.
+    steps: length of the run.
+    second_stage: the step at which gradients are new and the rate warms up once more; 0 if never.
+    summary: a sentence for the model card.
+    """
+
+    module: nn.Module
+    model: VisionLanguageModel
+    processor: Processor
+    steps: int
+    second_stage: int
+    summary: str
+
+    def batches(self) -> Iterator[list[Batch]]:
+        """This rank's micro-batches of each step, from where the state stands, until its data end."""
+
+    def padding(self) -> list[Batch]:
+        """A step's micro-batches for a rank whose data have ended before the others'."""
+
+    def count(self, batches: list[Batch]) -> float:
+        """What the summed loss of these is divided by, together with the other ranks' counts."""
+
+    def inputs(self, batch: Batch, step: int) -> dict[str, Any]:
+        """What the module is called with."""
+
+    def matrix_peak(self, step: int) -> float | None:
+        """A peak rate of Muon other than the config's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank's data stand; between steps."""
+
+    def load_state_dict(self, states: list[dict[str, Any]], step: int) -> None:
+        """Go on behind `step` finished steps, from the states of all the ranks that there were."""
+
+    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
+        """Scores on held-out data; all ranks call it."""
+
+    def seen(self, step: int) -> dict[str, int]:
+        """What has been trained on after `step` steps, for metrics.jsonl."""
+
+    def training_data(self, step: int) -> str:
+        """The same in words, for the model card."""
+
+
+def open_task(config: TrainConfig, ranks: Ranks) -> Task:
+    """The picture world, or datasets."""
+    return PictureWorldTask(config, ranks) if config.is_shapes else RowsTask(config, ranks)
