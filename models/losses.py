@@ -1,7 +1,7 @@
 """Summed cross-entropy of a head's logits, a chunk of positions at a time.
 
-A vocabulary is wide: at SmolVLM's 49,280 words, 4,096 positions in float32 make 0.8 GB of logits, and autograd
-would keep them, their softmax and their gradient at once. Here one chunk of logits exists at any time. The
+A vocabulary is wide: at SmolVLM's 49,280 words, 4,096 positions in float32 make 0.8 GB of logits, and
+autograd would keep them, their softmax and their gradient at once. Here one chunk of logits exists. The
 gradient of this loss with respect to logits needs nothing but the logits (softmax minus one-hot, times
 whatever the sum is scaled by), so it is taken while they are there: backward runs no head again and only
 scales what it finds.
@@ -28,12 +28,14 @@ def chunk_positions(vocab_size: int, device: str) -> int:
     return max(_FEWEST, CHUNK_BYTES.get(device, CHUNK_BYTES["cpu"]) // (4 * vocab_size))
 
 
-def summed_cross_entropy(hidden: Tensor, targets: Tensor, head: nn.Module, chunk: int | None = None) -> Tensor:
+def summed_cross_entropy(
+    hidden: Tensor, targets: Tensor, head: nn.Module, chunk: int | None = None
+) -> Tensor:
     """Sum over positions of the cross-entropy of `head(hidden)`, accumulated in float32.
 
-    Under autocast the head multiplies in autocast's dtype. No positions give a zero whose gradients are zeros:
-    whoever takes part in an exchange of gradients has some. A head that is not a plain linear layer (one with
-    an adapter, one that is sharded or compiled by itself) is called as it is, and again in backward.
+    Under autocast the head multiplies in autocast's dtype. No positions give a zero whose gradients are
+    zeros: whoever takes part in an exchange of gradients has some. A head that is not a plain linear layer
+    (one with an adapter, one sharded or compiled by itself) is called as it is, and again in backward.
 
     Args:
         hidden: (N, D), of labelled positions only.

@@ -34,11 +34,11 @@ def gradients(loss, hidden, head, scale=1.0):
     return torch.autograd.grad(loss * scale, [hidden, *head.parameters()])
 
 
-def assert_same(got, expected, bar):
-    """Within `bar` of the largest number of each tensor."""
+def assert_same(got, expected, bar, floor=0.0):
+    """Within `bar` of the largest number of each tensor; `floor` is for those that are but rounding."""
     for one, other in zip(got, expected, strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape
-        assert (one - other).abs().max() <= bar * other.abs().max()
+        assert (one - other).abs().max() <= bar * other.abs().max() + floor
 
 
 class Adapted(nn.Module):
@@ -72,25 +72,16 @@ def test_large_logits_neither_overflow_nor_vanish():
         hidden *= 1000
     got = summed_cross_entropy(hidden, targets, head, 4)
     assert got.isfinite() and got > 1e4
-    assert_same(
-        gradients(got, hidden, head), gradients(plain(hidden, targets, head), hidden, head), 1e-6
-    )
+    assert_same(gradients(got, hidden, head), gradients(plain(hidden, targets, head), hidden, head), 1e-6)
 
 
 def test_float64_stays_float64():
-    hidden, targets, head = make(torch.float64, count=4)
-    check = lambda h, w: torch.func.functional_call(Wrapped(head, targets), {"head.weight": w}, (h,))
-    assert check(hidden, head.weight).dtype == torch.float64
-    assert torch.autograd.gradcheck(check, (hidden, head.weight.detach().requires_grad_()), atol=1e-6)
-
-
-class Wrapped(nn.Module):
-    def __init__(self, head, targets):
-        super().__init__()
-        self.head, self.targets = head, targets
-
-    def forward(self, hidden):
-        return summed_cross_entropy(hidden, self.targets, self.head, 3)
+    hidden, targets, head = make(torch.float64)
+    got = summed_cross_entropy(hidden, targets, head, 3)
+    expected = F.cross_entropy(head(hidden), targets, reduction="sum")
+    assert got.dtype == torch.float64
+    torch.testing.assert_close(got, expected, rtol=1e-14, atol=0)
+    assert_same(gradients(got, hidden, head), gradients(expected, hidden, head), 1e-13)
 
 
 @pytest.mark.parametrize("autocast", [True, False])
@@ -202,7 +193,8 @@ def test_the_model_learns_what_all_its_logits_teach(placement, tied):
     assert count == (wanted != IGNORE_INDEX).sum()
     torch.testing.assert_close(total, expected, rtol=1e-6, atol=0)
     parameters = list(model.parameters())
-    assert_same(torch.autograd.grad(total, parameters), torch.autograd.grad(expected, parameters), 2e-5)
+    got, wanted = (torch.autograd.grad(loss, parameters) for loss in (total, expected))
+    assert_same(got, wanted, 2e-5, floor=5e-6)  # a bias of keys changes no softmax
 
 
 def test_a_batch_without_labels_reaches_every_parameter_with_zeros():

@@ -187,10 +187,10 @@ def test_one_document_a_row_needs_no_mask():
 def test_a_mask_is_kept_once_for_all_blocks():
     """Autograd keeps one (B, 1, T, T) float mask, not one for each block."""
     model = tiny_vlm(num_hidden_layers=3)
-    batch, kept = batch_of([document(*numbers) for numbers in DOCUMENTS], length=50), set()
+    batch, kept = batch_of([document(*numbers) for numbers in DOCUMENTS], length=70), set()
 
     def pack(tensor):
-        if tensor.shape[-2:] == (50, 50):
+        if tensor.shape[-2:] == (70, 70):
             kept.add(tensor.untyped_storage().data_ptr())
         return tensor
 

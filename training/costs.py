@@ -42,7 +42,7 @@ def module_of(name: str) -> str:
 
 
 def is_muon_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon, where it is chosen, trains this parameter: the matrices of the language model's blocks."""
+    """Whether Muon, where it is chosen, trains this: the matrices of the language model's blocks."""
     return name.startswith("language_model.layers.") and parameter.dim() == 2
 
 
@@ -110,10 +110,10 @@ def decoder_block_bytes(text: TextConfig, widths: Widths, learns: bool = True, l
 def vision_block_bytes(config: VLMConfig, widths: Widths) -> float:
     """What one block of the vision tower keeps for backward, for each patch.
 
-    Two norms keep their input, 2 D_v · residual, with mean and deviation; products keep theirs, one for q, k, v
-    and one for fc1, or one each under autocast: 2 or 4 times D_v · product; attention q, k, v and what comes
-    out: 4 D_v · product and a float32 for each head; the MLP what goes into GELU and what comes out:
-    2 F_v · product.
+    Two norms keep their input, 2 D_v · residual, with mean and deviation; products keep theirs, one for
+    q, k, v and one for fc1, or one each under autocast: 2 or 4 times D_v · product; attention q, k, v and
+    what comes out: 4 D_v · product and a float32 for each head; the MLP what goes into GELU and what comes
+    out: 2 F_v · product.
     """
     vision = config.vision
     width, inner = vision.hidden_size, vision.intermediate_size
@@ -165,8 +165,9 @@ def head_bytes(config: VLMConfig, widths: Widths, labelled: float, chunk: int) -
 # -------------------------------------------------------------------------------------------------- FLOPs
 @dataclass(frozen=True)
 class Forward:
-    """FLOPs of a forward pass, two for each multiplication with its addition, by what backward does with them:
-    a product with a weight is repeated for the input and for the weight, one of two activations for both."""
+    """FLOPs of a forward pass, two for each multiplication with its addition, by what backward does with
+    them: a product with a weight is done again for the input and for the weight, one of two activations for
+    both."""
 
     patches: float  # the patch convolution, for each tile: its input, pixels, learns nothing
     vision_products: float  # for each tile
@@ -182,7 +183,7 @@ def forward_flops(config: VLMConfig) -> Forward:
 
     Products: 2 · in · out for each position (Kaplan et al., arXiv:2001.08361). Attention: 4 · d · heads for
     each pair of positions, once for scores and once for their sum over values; a causal mask is not
-    deducted, as in PaLM's count (arXiv:2204.02311, appendix B). Norms, rotations and activations are left out.
+    deducted, as in PaLM's count (arXiv:2204.02311, appendix B). Norms, rotations, activations do not count.
     """
     vision, text = config.vision, config.text
     patches, width = vision.num_patches, vision.hidden_size

@@ -64,7 +64,7 @@ class Workload:
             by gathering weights in bfloat16.
         frozen: those of "vision", "projector" and "language" that do not learn.
         checkpointing: blocks keep their input alone, and run forward again in backward.
-        lora_rank: of adapters on the language model's linear layers, whose own weights are then frozen; 0: none.
+        lora_rank: of adapters on the blocks' linear layers; the language model's own weights then are frozen.
         average: a moving average of the weights that learn is kept beside them.
         device: "cpu" or "cuda": how large chunks of logits are.
         total_samples, total_tokens: when the run ends, by whichever is given; of filled positions.
@@ -309,8 +309,8 @@ def gathered_parameters(parameters) -> int:
 
 
 def cast_parameters(config: VLMConfig, parameters, frozen: frozenset[str]) -> int:
-    """Weights that autocast has in fewer bits until backward: matrices and their biases, but neither tables nor
-    norms, and nothing that backward does not reach."""
+    """Weights that autocast has in fewer bits until backward: matrices and their biases, but neither tables
+    nor norms, and nothing that backward does not reach."""
     # Gradients come from behind: what is in front of all that learns is not reached.
     unreached = frozen if {"vision", "projector"} <= frozen else frozen & {"vision"}
     unreached -= {"language"}
