@@ -72,7 +72,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--packed-micro-batch", type=positive, metavar="N", help="packed rows of one (default 1; 4 on CUDA)")
     add("--steps", type=positive, metavar="N", help="timed, in each round (default 2; 10 on CUDA)")
     add("--workers", type=int, default=1, metavar="N", help="of the loader; 0: its own process (default 1)")
-    add("--batches", type=positive, default=16, metavar="N", help="that the loader makes (default 16)")
+    add("--batches", type=positive, default=32, metavar="N", help="that the loader makes (default 32)")
     add("--peak-flops", type=float, metavar="F", help="of the device; default: measured by a matrix product")
     add("--compile", action=argparse.BooleanOptionalAction, help="our blocks (default: on CUDA)")
     settings = parser.parse_args(arguments)

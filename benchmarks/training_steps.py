@@ -29,7 +29,8 @@ MEDIAN_WORDS, SPREAD = (
 )  # of a document's text: log-normal, with a long tail, as instruction data have
 FEWEST, MOST = 12, 1500
 ANSWER = (0.2, 0.9)  # share of the text that answers
-WARM_UP = 1  # steps before the timed ones
+WARM_UP = {"cpu": 1, "cuda": 4}  # steps before the timed ones; there, some compile
+LANES = 4  # of the loader: each is warm once it has made a row
 
 
 # ---------------------------------------------------------------------------------------------- documents
@@ -110,12 +111,11 @@ class Trainer:
         return model
 
     def batches(self, samples: list[Sample]) -> list[Batch]:
-        length = self.setup["row"] if self.setup["compile"] else None  # compiled for one length
+        row, packed = self.setup["row"], self.setup["packed_micro_batch"]
         if self.setup["system"] == "ours-padded":
-            return padded_batches(self.shape, samples, self.setup["micro_batch"], length)
-        return packed_batches(
-            self.shape, samples, self.setup["packed_micro_batch"], self.setup["row"], length
-        )
+            return padded_batches(self.shape, samples, self.setup["micro_batch"], None)
+        length = row if self.setup["compile"] else None  # packed rows are compiled for one length
+        return packed_batches(self.shape, samples, packed, row, length)
 
     def learn(self, batches: list[Batch]) -> float:
         """Forward and backward of a step's batches; the mean loss of their labelled tokens."""
@@ -142,7 +142,8 @@ class Trainer:
         return loss
 
     def run(self, job: dict) -> dict:
-        """`job["steps"]` timed steps on documents that the round decides, after one that is not timed."""
+        """`job["steps"]` timed steps on documents that the round decides, after some that are not timed."""
+        warm_up = WARM_UP[self.device]
         groups = [
             documents(
                 self.shape,
@@ -151,17 +152,17 @@ class Trainer:
                 self.setup["row"],
                 seed=1 + job["round"] * 100 + step,
             )
-            for step in range(WARM_UP + job["steps"])
+            for step in range(warm_up + job["steps"])
         ]
         seconds, loss, positions = 0.0, 0.0, 0
         for number, samples in enumerate(groups):
             batches = self.batches(samples)  # data are no part of what is timed
             start = now(self.device)
             loss = self.step(batches)
-            if number >= WARM_UP:
+            if number >= warm_up:
                 seconds += now(self.device) - start
                 positions += sum(batch["input_ids"].numel() for batch in batches)
-        timed = [amounts_of(samples) for samples in groups[WARM_UP:]]
+        timed = [amounts_of(samples) for samples in groups[warm_up:]]
         learns = frozenset(("vision", "projector", "language"))
         return {
             "seconds": seconds,
@@ -250,14 +251,16 @@ class LoaderAlone:
 
     def run(self, job: dict) -> dict:
         settings = LoaderConfig(
-            batch_size=4,
+            batch_size=LANES,
+            lanes=LANES,
             sequence_length=max(2048, self.setup["row"]),
             workers=job["workers"],
             seed=job["round"],
         )
         mixture = Mixture([source_of(self.rows, DatasetConfig("made"))])
         batches = iter(Loader(mixture, self.processor, settings))
-        next(batches)  # workers have started, the first rows were waited for
+        for _ in range(2 * LANES):  # workers have started, and all lanes have samples to choose from
+            next(batches)
         start = now("cpu")
         made = list(islice(batches, job["batches"]))
         seconds = now("cpu") - start

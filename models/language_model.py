@@ -238,7 +238,7 @@ class LanguageModel(nn.Module):
         if kv_cache is not None:
             self._check_cache(kv_cache, x.shape[0], kv_length)
         mask = attention_mask_for(x.shape[1], kv_length, attention_mask, slots)
-        if isinstance(mask, Tensor) and torch.is_grad_enabled():
+        if isinstance(mask, Tensor) and kv_cache is None and torch.is_grad_enabled():
             mask = additive(mask, x)
         rope = rope_tables(self.inv_freq(x.device), positions, x.dtype)
         for index, layer in enumerate(self.layers):
