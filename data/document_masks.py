@@ -12,9 +12,20 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 
-def document_mask(documents: Tensor) -> Tensor | BlockMask:
-    """What `LanguageModel.forward` takes as its attention mask: flex_attention's on CUDA, else SDPA's."""
-    return block_mask(documents) if documents.is_cuda else dense_mask(documents)
+def document_mask(documents: Tensor) -> Tensor | BlockMask | None:
+    """What `LanguageModel.forward` takes as its attention mask: flex_attention's on CUDA, else SDPA's; None
+    where plain causal attention shows every document what its mask would."""
+    if documents.is_cuda:
+        return block_mask(documents)
+    return None if is_causal(documents) else dense_mask(documents)
+
+
+def is_causal(documents: Tensor) -> bool:
+    """Whether each row is one document with padding behind it at most: then nothing that counts looks at
+    padding or at another document. A GPU would have to be waited for to know."""
+    real = documents >= 0
+    one = (documents == 1) | ~real
+    return bool(one.all() and (real[:, :-1] >= real[:, 1:]).all())
 
 
 def dense_mask(documents: Tensor) -> Tensor:

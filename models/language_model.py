@@ -238,6 +238,8 @@ class LanguageModel(nn.Module):
         if kv_cache is not None:
             self._check_cache(kv_cache, x.shape[0], kv_length)
         mask = attention_mask_for(x.shape[1], kv_length, attention_mask, slots)
+        if isinstance(mask, Tensor) and kv_cache is None and torch.is_grad_enabled():
+            mask = additive(mask, x)
         rope = rope_tables(self.inv_freq(x.device), positions, x.dtype)
         for index, layer in enumerate(self.layers):
             layer_cache = None if kv_cache is None else kv_cache[index]
@@ -310,3 +312,11 @@ def attention_mask_for(
         real = attention_mask.bool()[:, None, :]  # (B, 1, S)
         mask = mask & (real | (keys == slots[..., None]))
     return mask[:, None]
+
+
+def additive(mask: Tensor, x: Tensor) -> Tensor:
+    """A bool mask as what is added to scores of x: SDPA makes that of a bool mask, too, but anew in every
+    block, and then autograd keeps T² numbers for each of them."""
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)

@@ -31,6 +31,7 @@ from generation.prompt import Prompt, check_placeholders, compact, prompt_length
 from models.checkpoints.pretrained import Pretrained
 from models.config import VLMConfig
 from models.language_model import KVCache, LanguageModel
+from models.losses import summed_cross_entropy
 from models.modality_projector import ModalityProjector
 from models.vision_transformer import VisionTransformer
 
@@ -332,7 +333,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
         """(summed cross-entropy, number of labelled tokens); the head runs on labelled positions only.
 
         A training step divides by the number of labelled tokens of the whole global batch, which no
-        single call knows: hence the sum.
+        single call knows: hence the sum. Logits exist a chunk at a time (`models/losses.py`).
         """
         hidden, _ = self.hidden_states(
             input_ids, pixel_values, pixel_attention_mask, attention_mask, position_ids=position_ids
@@ -345,6 +346,5 @@ class VisionLanguageModel(Pretrained, nn.Module):
         hidden = hidden[:, front - 1 : -1] if front else hidden[:, :-1]
         targets = labels if front else labels[:, 1:]
         chosen = targets != IGNORE_INDEX
-        logits = self.language_model.logits(hidden[chosen]).float()  # (labelled, V)
-        total = F.cross_entropy(logits, targets[chosen], reduction="sum")
-        return total, chosen.sum()
+        head = self.language_model.lm_head
+        return summed_cross_entropy(hidden[chosen], targets[chosen], head), chosen.sum()

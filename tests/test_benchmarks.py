@@ -42,32 +42,6 @@ SYSTEMS = "ours-fast,ours-eager,ours-no-cache,transformers,llama.cpp"
 needs_gguf = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """A benchmark's main with its children in this process: the result of its last line."""
-
-    def run(benchmark, *arguments: str) -> dict:
-        class Local(workers.Worker):
-            def _start(self):
-                self._handle = benchmark.make_handler(self.setup)
-                self._process = self
-
-            def _exchange(self, job):
-                return json.loads(json.dumps(self._handle(job)))
-
-            def close(self):
-                self._process = self._handle = None
-
-        monkeypatch.setattr(workers, "Worker", Local)
-        assert benchmark.main(["--shape", "tiny", "--threads", "1", *arguments]) == 0
-        printed = capsys.readouterr().out
-        result = json.loads(printed.splitlines()[-1])
-        assert {"cpu", "cores", "isa", "memory_bytes", "gpu", "torch"} <= result["hardware"].keys()
-        return result | {"printed": printed}
-
-    return run
-
-
 def test_decode(run):
     result = run(
         decode, "--systems", SYSTEMS, "--prompts", "1,2", "--contexts", "40", "--tokens", "2", "--rounds", "1"

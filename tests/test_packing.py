@@ -169,6 +169,38 @@ def test_masks():
     assert torch.equal(document_mask(documents), dense_mask(documents))  # on the CPU
 
 
+def test_one_document_a_row_needs_no_mask():
+    """Causal attention does, and the loss is the same."""
+    assert document_mask(torch.tensor([[1, 1, 1], [1, -1, -1], [-1, -1, -1]])) is None
+    for row in ([1, 1, 2], [0, 1, 1], [-1, 1, 1], [1, -1, 1]):
+        documents = torch.tensor([[1, 1, 1], row])
+        assert torch.equal(document_mask(documents), dense_mask(documents))
+    model = tiny_vlm()
+    batch = batch_of(*[[document(*numbers)] for numbers in DOCUMENTS], [])
+    assert document_mask(batch["documents"]) is None
+    arguments = [batch["input_ids"], batch["labels"], batch["pixel_values"]]
+    with torch.no_grad():
+        total, _ = model.loss(*arguments, position_ids=batch["position_ids"])
+        torch.testing.assert_close(total, loss_of(model, batch))
+
+
+def test_a_mask_is_kept_once_for_all_blocks():
+    """Autograd keeps one (B, 1, T, T) float mask, not one for each block."""
+    model = tiny_vlm(num_hidden_layers=3)
+    batch, kept = batch_of([document(*numbers) for numbers in DOCUMENTS], length=70), set()
+
+    def pack(tensor):
+        if tensor.shape[-2:] == (70, 70):
+            kept.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        total = loss_of(model, batch)
+    assert len(kept) == 1
+    with torch.no_grad():  # there, the mask stays bool
+        torch.testing.assert_close(loss_of(model, batch), total, rtol=1e-6, atol=0)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_sees_what_the_dense_mask_shows():
     model = tiny_vlm()

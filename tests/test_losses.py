@@ -1,0 +1,207 @@
+"""The loss in chunks against all logits at once: value, gradients, and how many logits ever exist."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from models.losses import CHUNK_BYTES, chunk_positions, summed_cross_entropy
+from models.vision_language_model import IGNORE_INDEX
+from tests.prompts import Picture, inputs_of, tiny_vlm, words
+from tests.tiny import IMAGE_ID
+
+WIDTH, VOCAB, COUNT = 24, 301, 23
+
+
+def plain(hidden, targets, head):
+    return F.cross_entropy(head(hidden).float(), targets, reduction="sum")
+
+
+def make(dtype=torch.float32, count=COUNT):
+    generator = torch.Generator().manual_seed(count)
+    head = nn.Linear(WIDTH, VOCAB, bias=False)
+    nn.init.normal_(head.weight, std=0.5, generator=generator)
+    hidden = torch.randn(count, WIDTH, generator=generator).to(dtype).requires_grad_()
+    return hidden, torch.randint(VOCAB, (count,), generator=generator), head.to(dtype)
+
+
+def gradients(loss, hidden, head, scale=1.0):
+    return torch.autograd.grad(loss * scale, [hidden, *head.parameters()])
+
+
+def assert_same(got, expected, bar, floor=0.0):
+    """Within `bar` of the largest number of each tensor; `floor` is for those that are but rounding."""
+    for one, other in zip(got, expected, strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert (one - other).abs().max() <= bar * other.abs().max() + floor
+
+
+class Adapted(nn.Module):
+    """A head that is more than one matrix, as peft makes them."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.down, self.up = base, nn.Linear(WIDTH, 2), nn.Linear(2, VOCAB)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("kind", ["linear", "bias", "adapted"])
+@pytest.mark.parametrize("chunk", [1, 7, COUNT, 1000, None])
+def test_value_and_gradients_are_those_of_all_logits_at_once(kind, chunk):
+    hidden, targets, head = make()
+    torch.manual_seed(0)
+    if kind != "linear":
+        head = Adapted(head) if kind == "adapted" else nn.Linear(WIDTH, VOCAB)
+    got = summed_cross_entropy(hidden, targets, head, chunk)
+    expected = plain(hidden, targets, head)
+    assert got.dtype == torch.float32 and got.shape == ()
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+    assert_same(gradients(got, hidden, head, 0.3), gradients(expected, hidden, head, 0.3), 1e-6)
+
+
+def test_large_logits_neither_overflow_nor_vanish():
+    hidden, targets, head = make()
+    with torch.no_grad():
+        hidden *= 1000
+    got = summed_cross_entropy(hidden, targets, head, 4)
+    assert got.isfinite() and got > 1e4
+    assert_same(gradients(got, hidden, head), gradients(plain(hidden, targets, head), hidden, head), 1e-6)
+
+
+def test_float64_stays_float64():
+    hidden, targets, head = make(torch.float64)
+    got = summed_cross_entropy(hidden, targets, head, 3)
+    expected = F.cross_entropy(head(hidden), targets, reduction="sum")
+    assert got.dtype == torch.float64
+    torch.testing.assert_close(got, expected, rtol=1e-14, atol=0)
+    assert_same(gradients(got, hidden, head), gradients(expected, hidden, head), 1e-13)
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_bfloat16_is_as_near_to_float32_as_the_plain_loss(autocast):
+    """Either by autocast over float32 weights, or with weights in bfloat16."""
+    hidden, targets, head = make(count=200)
+    expected = plain(hidden, targets, head)
+    exact = gradients(expected, hidden, head)
+    if not autocast:
+        hidden, head = hidden.detach().bfloat16().requires_grad_(), copy.deepcopy(head).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        ours = summed_cross_entropy(hidden, targets, head, 16)
+        theirs = plain(hidden, targets, head)
+    assert ours.dtype == torch.float32
+    assert abs(ours - expected) <= max(2 * abs(theirs - expected), 1e-3 * expected)
+    for own, other, true in zip(
+        gradients(ours, hidden, head), gradients(theirs, hidden, head), exact, strict=True
+    ):
+        assert own.dtype == other.dtype == (torch.float32 if autocast else torch.bfloat16)
+        error, usual = ((one.float() - true).norm() / true.norm() for one in (own, other))
+        assert error <= max(1.5 * usual, 4e-3)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_no_label_is_a_zero_with_gradients(adapted):
+    hidden, targets, head = make(count=0)
+    head = Adapted(head) if adapted else head
+    loss = summed_cross_entropy(hidden, targets, head)
+    loss.backward()
+    assert loss.item() == 0 and hidden.grad.shape == (0, WIDTH)
+    assert all(p.grad is not None and not p.grad.any() for p in head.parameters())
+
+
+def test_only_what_learns_gets_a_gradient():
+    hidden, targets, head = make()
+    head.requires_grad_(False)
+    expected = torch.autograd.grad(plain(hidden, targets, head), hidden)
+    assert_same(torch.autograd.grad(summed_cross_entropy(hidden, targets, head, 5), hidden), expected, 1e-6)
+    head.requires_grad_(True)
+    expected = torch.autograd.grad(plain(hidden.detach(), targets, head), head.weight)
+    got = torch.autograd.grad(summed_cross_entropy(hidden.detach(), targets, head, 5), head.weight)
+    assert_same(got, expected, 1e-6)
+    with torch.no_grad():
+        assert not summed_cross_entropy(hidden, targets, head).requires_grad
+
+
+def test_going_backward_twice_is_refused():
+    hidden, targets, head = make()
+    loss = summed_cross_entropy(hidden, targets, head)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that one tensor made here has."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(one, torch.Tensor):
+                self.numel = max(self.numel, one.numel())
+        return made
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_no_more_than_a_chunk_of_logits_exists_at_once(adapted):
+    hidden, targets, head = make(count=1000)
+    head = Adapted(head) if adapted else head
+    for width in (32, 100):
+        with Largest() as largest:
+            summed_cross_entropy(hidden, targets, head, width).backward()
+        assert largest.numel == max(width * VOCAB, hidden.numel())
+
+
+def test_chunks_are_as_large_as_a_device_likes_them():
+    assert chunk_positions(49_280, "cpu") * 49_280 * 4 <= CHUNK_BYTES["cpu"]
+    assert chunk_positions(49_280, "cuda") == 1361
+    assert chunk_positions(10**9, "cpu") == 16
+    assert chunk_positions(1000, "mps") == chunk_positions(1000, "cpu")
+
+
+def test_shapes_are_checked():
+    hidden, targets, head = make()
+    with pytest.raises(ValueError, match=r"expected hidden \(N, D\) and targets \(N,\), got \(1, 23, 24\)"):
+        summed_cross_entropy(hidden[None], targets, head)
+    with pytest.raises(ValueError, match=r"got \(23, 24\) and \(22,\)"):
+        summed_cross_entropy(hidden, targets[:-1], head)
+
+
+# ------------------------------------------------------------------------------------------- in the model
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("placement", ["placeholder", "prefix"])
+def test_the_model_learns_what_all_its_logits_teach(placement, tied):
+    model = tiny_vlm(placement)
+    if tied:
+        model.language_model.lm_head.weight = model.language_model.embed_tokens.weight
+    in_front = placement == "prefix"
+    inputs = inputs_of([Picture(1), *words(1, 12)], in_front)
+    labels = inputs["input_ids"].masked_fill(inputs["input_ids"] == IMAGE_ID, IGNORE_INDEX)
+    labels[:, 5:8] = IGNORE_INDEX
+    logits = model(**inputs).logits[:, -labels.shape[1] :]
+    shifted = model(**inputs).logits[:, -labels.shape[1] - 1 : -1] if in_front else logits[:, :-1]
+    wanted = labels if in_front else labels[:, 1:]
+    expected = F.cross_entropy(shifted.flatten(0, 1), wanted.flatten(), reduction="sum")
+    total, count = model.loss(labels=labels, **inputs)
+    assert count == (wanted != IGNORE_INDEX).sum()
+    torch.testing.assert_close(total, expected, rtol=1e-6, atol=0)
+    parameters = list(model.parameters())
+    got, wanted = (torch.autograd.grad(loss, parameters) for loss in (total, expected))
+    assert_same(got, wanted, 2e-5, floor=5e-6)  # a bias of keys changes no softmax
+
+
+def test_a_batch_without_labels_reaches_every_parameter_with_zeros():
+    model = tiny_vlm()
+    inputs = inputs_of([Picture(1), *words(1, 6)])
+    total, count = model.loss(labels=torch.full_like(inputs["input_ids"], IGNORE_INDEX), **inputs)
+    (total / count.clamp(min=1)).backward()
+    assert total == 0 and count == 0
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and not parameter.grad.any(), name
