@@ -55,8 +55,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def train(config: TrainConfig, ranks: Ranks) -> None:
     """Build or load everything that a run needs, then run it."""
-    if config.plan:
-        raise RequestError("--plan: there is no planner here yet")
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
@@ -96,8 +94,10 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
         f"{parameters:,} parameters, of which {training:,} train, on {ranks.world_size} x {ranks.device}; "
         f"steps {first} to {task.steps}"
     )
-    run(config, ranks, task, wrapped, optimizers, average, state, metrics, first, dtype)
-    metrics.close()
+    try:
+        run(config, ranks, task, wrapped, optimizers, average, state, metrics, first, dtype)
+    finally:
+        metrics.close()  # what is said next begins a line
 
 
 def run(config, ranks, task: Task, wrapped, optimizers, average, state, metrics, first: int, dtype) -> None:

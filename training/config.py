@@ -35,7 +35,6 @@ class TrainConfig:
     device: str = _field("auto", "auto, cpu, cuda or mps")
     threads: int = _field(0, "CPU threads; 0 leaves PyTorch's choice")
     workers: int = _field(1, "processes on each rank that draw, or read and decode, pictures")
-    plan: bool = _field(False, "print what the run would take, and leave")
 
     # data
     data: Data = field(

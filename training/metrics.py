@@ -27,10 +27,10 @@ class Metrics:
 
     def __init__(self, config: TrainConfig, steps: int, first: int, active: bool):
         self.path, self.active = Path(config.output) / METRICS, active
+        self.tracker = open_tracker(config) if active and config.tracker != "none" else None
         self.bar = tqdm(
             total=steps, initial=first, unit="step", smoothing=0.02, mininterval=2, disable=not active
         )
-        self.tracker = open_tracker(config) if active and config.tracker != "none" else None
         if active:
             self._go_on_from(first)
 

@@ -38,7 +38,9 @@ def parse_config(arguments: list[str] | None = None, description: str = "") -> T
     if unknown := sorted(set(given) - known):
         _leave(f"unknown flag {', '.join(unknown)}; --help lists them all")
     try:
-        parser.set_defaults(**read_recipe(recipe))
+        settings = read_recipe(recipe)
+        parser.parse_object(settings)  # refuses values of the wrong type, as it does those of flags
+        parser.set_defaults(**settings)
         parsed = parser.parse_args(arguments).as_dict()
         return TrainConfig(**{name: parsed[name] for name in flags})
     except (ValueError, KeyError, ArgumentError) as error:
