@@ -84,8 +84,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--compile",
         default="auto",
         choices=("auto", "on", "off"),
-        help="the decode step, once for this machine: same answer, faster; auto (default): unless it is for "
-        "one answer and has not been done before",
+        help="the decode step, once for this machine: same answer in float32, faster; auto (default): unless "
+        "it is for one answer and has not been done before",
     )
 
     group = parser.add_argument_group("answer")

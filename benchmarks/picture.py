@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         options.picture.write_text(draw(json.loads(options.result.read_text()), options.context))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"benchmarks.picture: error: {options.result}: {error}", file=sys.stderr)
         return 2
     return 0

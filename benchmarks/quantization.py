@@ -97,7 +97,10 @@ def compare(checkpoint: Checkpoint, questions: int) -> list[dict]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.questions < 1:
+        parser.error(f"--questions: expected at least 1, got {options.questions}")
     try:
         checkpoint = open_checkpoint(options.model, device="cpu", dtype="float32")
     except (RequestError, CheckpointError, ProcessorError) as error:

@@ -67,6 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--questions", type=int, default=2000, help="held-out questions (default 2000)")
     parser.add_argument("--training-data", metavar="TEXT", help="for the card; default: what the run's says")
     options = parser.parse_args(arguments)
+    if options.questions < 1:
+        parser.error(f"--questions: expected at least 1, got {options.questions}")
     try:
         print(release(options.run, options.folder, options.questions, options.training_data))
     except (RequestError, CheckpointError, ProcessorError, OSError) as error:

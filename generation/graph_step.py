@@ -56,6 +56,7 @@ class Graphs:
 
     def clear(self) -> None:
         self._replays.clear()
+        self._pool = None  # the allocator gives up a pool whose last graph has gone
 
     def get(
         self, key: tuple, shape: tuple, make: Callable[[], Callable[[], None]], state: list[Tensor]
@@ -216,9 +217,11 @@ class GraphStep:
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         """(B, 1) ids -> (B, V) logits, as the eager step gives them."""
         batch, place = len(token_ids), places(kv_cache)
-        if (batch, place) != self._last:
+        model = self._decoder.model  # whose weights may be others in a scheduler's next run
+        call = batch, place, model.norm.weight.data_ptr(), model.lm_head.weight.data_ptr()
+        if call != self._last:
             self._refresh()
-            self._last = batch, place
+            self._last = call
         token, position, logits = (buffer[:batch] for buffer in self._buffers_for(batch))
         token.copy_(token_ids)
         if isinstance(start_pos, int):

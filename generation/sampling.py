@@ -112,7 +112,7 @@ def sample(
     """Choose one token a row, without reading anything back from the device.
 
     Args:
-        logits: (B, V). What a row with NaN gets means nothing: `Chooser` in decoding.py checks that together
+        logits: (B, V). What a row with NaN gets means nothing: `Chooser` in chooser.py checks that together
             with the stop flags.
         params: see `SamplingParams`.
         uniform: (B,) random numbers in [0, 1), see `uniforms`; not needed where greedy.

@@ -50,10 +50,12 @@ def test_without_a_compiler_the_eager_step_answers_and_says_so_once(cli, photo, 
     assert err == "generate.py: decode step eager: no C compiler found (tried $CC, cc, gcc, clang)\n"
 
 
-def test_int8_weights(as_json, photo):
+def test_int8_weights(as_json, photo, compiler):
     ask = (photo, "-q", "how many?", "--dtype", "int8", "--max-new-tokens", 4)
-    (made,) = as_json(*ask)
-    assert made["dtype"] == "int8" and made["token_ids"] == as_json(*ask, "--compile", "off")[0]["token_ids"]
+    (made,), (eager,) = as_json(*ask, "--compile", "on"), as_json(*ask, "--compile", "off")
+    assert made["dtype"] == eager["dtype"] == "int8"
+    assert (made["decode_step"], eager["decode_step"]) == ("native C step", "eager")
+    assert made["token_ids"] == eager["token_ids"]
 
 
 def test_int8_is_for_a_cpu(monkeypatch, model_folder):

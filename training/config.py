@@ -144,6 +144,11 @@ class TrainConfig:
             raise ValueError("--vision-from and --text-from: expected both or neither")
         if self.init_from and self.vision_from:
             raise ValueError("--init-from and --vision-from: expected one of them")
+        if self.is_shapes and not 0 <= self.vision_pictures < self.pictures:
+            raise ValueError(
+                f"--vision-pictures: expected fewer than --pictures ({self.pictures}), "
+                f"got {self.vision_pictures}"
+            )
         self._check_combinations()
 
     def _check_range(self, least: float, most: float, *names: str) -> None:

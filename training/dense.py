@@ -50,11 +50,14 @@ def dense_loss(predictions: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, 
     distance = F.smooth_l1_loss(geometry, targets[:, 2:5], reduction="none").sum(-1)
     geometry_loss = (distance * foreground).sum() / foreground.sum().clamp(min=1)
     shared = targets[:, 6:].long() - 1  # -1 where there is nothing to count
-    count_loss = F.cross_entropy(counts.reshape(-1, MAX_THINGS), shared.flatten(), ignore_index=-1)
+    counted = shared >= 0
+    count_loss = F.cross_entropy(
+        counts.reshape(-1, MAX_THINGS), shared.flatten(), ignore_index=-1, reduction="sum"
+    ) / counted.sum().clamp(min=1)
     loss = kind_loss + centre_loss + 0.5 * colour_loss + 0.5 * geometry_loss + 0.5 * count_loss
     with torch.no_grad():
         right_kind = (kinds.argmax(-1) == kind)[foreground].float().mean()
         right_colour = (colours.argmax(-1) == colour)[foreground].float().mean()
-        counted = shared >= 0
-        right_count = (counts.unflatten(-1, (3, MAX_THINGS)).argmax(-1) == shared)[counted].float().mean()
+        right = (counts.unflatten(-1, (3, MAX_THINGS)).argmax(-1) == shared)[counted]
+        right_count = right.float().sum() / counted.sum().clamp(min=1)
     return loss, {"patch_kind": right_kind, "patch_colour": right_colour, "patch_count": right_count}

@@ -12,11 +12,17 @@ typedef struct {
 /* int8 weights meet activations rounded to 16 bits, with one scale a vector: an error of 1.5e-5 of the largest
  * activation, and twice the weights an instruction that floats would allow. */
 typedef int16_t input;
-#define SEGMENT 16384 /* columns whose 32-bit sums cannot overflow: 127 * 32767 * 2 * SEGMENT / 64 < 2^31 */
+#define SEGMENT 8192 /* columns whose 32-bit sums cannot overflow: 127 * 32767 * 2 * SEGMENT / 32 < 2^31 */
 
 static float to_input(const float *x, int64_t n, input *out) {
     float largest = 0;
+    int broken = 0;
     for (int64_t i = 0; i < n; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+    for (int64_t i = 0; i < n; i++) broken |= !(fabsf(x[i]) <= FLT_MAX);
+    if (broken) { /* NaN and infinity keep their meaning */
+        memset(out, 0, n * sizeof(input));
+        return NAN;
+    }
     float factor = largest > 0 ? 32767.0f / largest : 0;
     for (int64_t i = 0; i < n; i++) out[i] = (input)lrintf(x[i] * factor);
     return largest / 32767.0f;

@@ -88,7 +88,7 @@ class NativeStep:
         self._description = self._describe()
         self._libraries: dict[torch.dtype, ctypes.CDLL] = {}
         self._cache_addresses: list[tuple[int, int]] = []
-        self._scratch = self._positions = torch.empty(0)
+        self._scratch = torch.empty(0)
         self._library(language_model.cache_dtype)
 
     def _describe(self) -> _Model:

@@ -1,6 +1,7 @@
 /* Vectors of floats, and how the types that weights and cache are stored in become them. Vectors are GCC's
  * generic ones: the compiler picks the instruction set. */
 #pragma once
+#include <float.h>
 #include <math.h>
 #include <omp.h>
 #include <stdint.h>
