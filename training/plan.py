@@ -195,7 +195,7 @@ class Plan:
         else:
             lines.append(f"  {'steps':<22}{self.steps:>16,}")
             lines.append(f"  {'model FLOPs':<22}{self.total_flops:>16.3e}")
-        if self.hours is not None:
+        if self.hours is not None and work.peak_flops is not None:
             rate = f"{work.mfu:.0%} of {work.world_size} x {work.peak_flops / 1e12:,.4g} TFLOP/s"
             lines.append(f"  {'hours':<22}{self.hours:>16,.1f}  at {rate}")
         return "\n".join(lines)
