@@ -1,6 +1,6 @@
 """Train a vision-language model. With its defaults: Ocelli's embedded model, from nothing, on a CPU.
 
-    python train.py                                 # configs/shapes.yaml, about three hours
+    python train.py                                 # configs/shapes.yaml, about two hours
     python train.py --pictures 2000000              # the same recipe for longer
     python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --output runs/mine
     python train.py runs/mine/run.yaml              # go on where it stopped: killed, or told to stop

@@ -21,10 +21,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
+from data.samples import IGNORE_INDEX
 from data.shapes import FAMILIES, ask, ask_list, render_with_map, sample_questions, sample_scene
 from data.shapes.mentions import Mention, facts, mentions
 
-IGNORE_INDEX = -100
 # Pictures are drawn at one of these sizes and reduced, so that the model sees every softness of edge.
 _RENDER_SIZES, _RENDER_WEIGHTS = (96, 128, 192, 256), (0.5, 0.35, 0.1, 0.05)
 # Families are drawn from this list, which names more often what takes longer to learn.
@@ -199,13 +199,3 @@ class ShapesStream(IterableDataset):
                 self._ids.clear()
             self._ids[text] = self.tokenizer.encode(text, add_special_tokens=False)
         return self._ids[text]
-
-
-def branch_mask(documents: Tensor) -> Tensor:
-    """(B, T) documents -> (B, T, T) bool: causal, within branch and prefix; padding sees itself."""
-    length = documents.shape[1]
-    query, key = documents[:, :, None], documents[:, None, :]
-    causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
-    return (causal & ((query == key) | (key == 0)) & (key >= 0)) | torch.eye(
-        length, dtype=torch.bool, device=documents.device
-    )

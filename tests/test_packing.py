@@ -13,7 +13,6 @@ import torch
 from data.document_masks import block_mask, dense_mask, document_mask
 from data.packing import Batch, choose, collate, pack_row
 from data.samples import IGNORE_INDEX, Sample
-from data.shapes_stream import branch_mask
 from tests.prompts import IMAGE_ID, PER_TILE, tile, tiny_vlm, words
 
 PAD = 0
@@ -165,7 +164,6 @@ def test_masks():
         ]
     )
     assert torch.equal(dense_mask(documents), expected.bool())
-    assert torch.equal(branch_mask(documents), dense_mask(documents))
     assert torch.equal(document_mask(documents), dense_mask(documents))  # on the CPU
 
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from data.document_masks import dense_mask
 from data.packing import Batch
 from data.processor import Processor, make_processor
 from data.shapes import FAMILIES, ask, sample_questions, sample_scene
-from data.shapes_stream import ChatPieces, ShapesStream, ShapesStreamConfig, branch_mask
+from data.shapes_stream import ChatPieces, ShapesStream, ShapesStreamConfig
 from data.tokenizer import build_tokenizer
 from models.checkpoints.locate import snapshot
 from models.config import TextConfig, VisionConfig, VLMConfig
@@ -126,7 +127,7 @@ class PictureWorldLoss(nn.Module):
 def answer_states(model: VisionLanguageModel, patches: Tensor, batch: dict[str, Tensor]) -> Tensor:
     ids = batch["input_ids"]
     x = model.place_features(ids, model.language_model.embed_tokens(ids), model.projector(patches))
-    mask = branch_mask(batch["documents"])
+    mask = dense_mask(batch["documents"])
     hidden, _ = model.language_model(x, attention_mask=mask, position_ids=batch["position_ids"])
     return hidden
 
