@@ -16,8 +16,7 @@
 #define LANES 8
 #endif
 #define CHUNK 64     /* cache positions that one unit of attention work covers */
-#define UNROLL 4
-#define PREFETCH 2048 /* bytes ahead */
+#define PREFETCH 512 /* bytes ahead */
 
 typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
