@@ -19,16 +19,13 @@ typedef int16_t input;
 #define SEGMENT 8192 /* columns whose 32-bit sums cannot overflow: 127 * 32767 * 2 * SEGMENT / 32 < 2^31 */
 
 static float to_input(const float *x, int64_t n, input *out) {
-    float largest = 0;
-    int broken = 0;
-    for (int64_t i = 0; i < n; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
-    for (int64_t i = 0; i < n; i++) broken |= !(fabsf(x[i]) <= FLT_MAX);
-    if (broken) { /* NaN and infinity keep their meaning */
+    float largest = largest_of(x, n, 1);
+    if (!(largest <= FLT_MAX)) { /* NaN and infinity keep their meaning */
         memset(out, 0, n * sizeof(input));
         return NAN;
     }
     float factor = largest > 0 ? 32767.0f / largest : 0;
-    for (int64_t i = 0; i < n; i++) out[i] = (input)lrintf(x[i] * factor);
+    for (int64_t i = 0; i < n; i++) out[i] = (input)(int32_t)nearbyintf(x[i] * factor);
     return largest / 32767.0f;
 }
 
@@ -110,39 +107,51 @@ static inline __attribute__((always_inline)) void walk(Matrix m, int64_t from, i
     }
 }
 
+/* What a thread multiplies with: `batch` vectors of `columns` inputs, each with its scale. */
+typedef struct {
+    const input *x;
+    const float *scale;
+    int64_t columns;
+    int batch;
+} Inputs;
+
+/* x (batch, columns) as inputs. room: for what has to be kept, INPUT_FLOATS of it. */
+#define INPUT_FLOATS(batch, columns) ((batch) * ((columns) / 2 + 2))
+static Inputs prepare(const float *x, int64_t columns, int64_t batch, float *room) {
+    Inputs in = {(const input *)x, room, columns, (int)batch};
+#if WEIGHT_BITS == 8
+    input *rounded = (input *)(room + batch);
+    for (int64_t b = 0; b < batch; b++) room[b] = to_input(x + b * columns, columns, rounded + b * columns);
+    in.x = rounded;
+#else
+    for (int64_t b = 0; b < batch; b++) room[b] = 1.0f;
+#endif
+    return in;
+}
+
 /* y[b, r] = scale[r] * <w[r], x[b]> for the rows [from, to) and at most 4 inputs. The rows are walked in several
  * places at once: memory gives a core up to half as much again for six streams as for one. */
-static void multiply_few(Matrix m, int64_t from, int64_t to, int64_t columns, const float *x, int batch, float *y,
-                         int64_t y_stride) {
-#if WEIGHT_BITS == 8
-    input inputs[batch * columns];
-    float x_scale[4];
-    for (int b = 0; b < batch; b++) x_scale[b] = to_input(x + b * columns, columns, inputs + b * columns);
-#else
-    const input *inputs = x;
-    const float x_scale[4] = {1, 1, 1, 1};
-#endif
-    int streams = batch == 1 ? STREAMS : batch == 2 ? 4 : batch == 3 ? 3 : 2;
+static void multiply_few(Matrix m, int64_t from, int64_t to, Inputs in, float *y, int64_t y_stride) {
+    int streams = in.batch == 1 ? STREAMS : in.batch == 2 ? 4 : in.batch == 3 ? 3 : 2;
     int64_t apart = (to - from) / streams, rest = from + apart * streams;
     #define WALK(streams, batch) \
-        walk(m, from, from + apart, apart, streams, columns, inputs, x_scale, batch, y, y_stride); \
-        walk(m, rest, to, 0, 1, columns, inputs, x_scale, batch, y, y_stride)
-    if (batch == 1) { WALK(STREAMS, 1); }
-    else if (batch == 2) { WALK(4, 2); }
-    else if (batch == 3) { WALK(3, 3); }
+        walk(m, from, from + apart, apart, streams, in.columns, in.x, in.scale, batch, y, y_stride); \
+        walk(m, rest, to, 0, 1, in.columns, in.x, in.scale, batch, y, y_stride)
+    if (in.batch == 1) { WALK(STREAMS, 1); }
+    else if (in.batch == 2) { WALK(4, 2); }
+    else if (in.batch == 3) { WALK(3, 3); }
     else { WALK(2, 4); }
     #undef WALK
 }
 
-/* The same for any number of inputs: a block of rows that stays in the cache meets all of them. Not so int8 ones:
- * they are few bytes, and rounding the inputs for each block costs more than reading them again. */
-static void multiply_rows(Matrix m, int64_t from, int64_t to, int64_t columns, const float *x, int batch, float *y,
-                          int64_t y_stride) {
-    int64_t block = batch > 4 && WEIGHT_BITS > 8 ? BLOCK_BYTES / (columns * sizeof(weight)) + 1 : to - from;
+/* The same for any number of inputs: a block of rows that stays in the cache meets all of them. */
+static void multiply_rows(Matrix m, int64_t from, int64_t to, Inputs in, float *y, int64_t y_stride) {
+    int64_t block = in.batch > 4 ? BLOCK_BYTES / (in.columns * (int64_t)sizeof(weight)) + 1 : to - from;
     for (int64_t r = from; r < to; r += block)
-        for (int b = 0; b < batch; b += 4)
-            multiply_few(m, r, r + block < to ? r + block : to, columns, x + b * columns, batch - b < 4 ? batch - b : 4,
-                         y + b * y_stride, y_stride);
+        for (int b = 0; b < in.batch; b += 4) {
+            Inputs few = {in.x + b * in.columns, in.scale + b, in.columns, in.batch - b < 4 ? in.batch - b : 4};
+            multiply_few(m, r, r + block < to ? r + block : to, few, y + b * y_stride, y_stride);
+        }
 }
 
 /* The share of `rows` that is this thread's. */
@@ -152,10 +161,11 @@ static void share(int64_t rows, int64_t *from, int64_t *to) {
     *to = rows * (me + 1) / threads;
 }
 
-static void multiply(Matrix m, int64_t rows, int64_t columns, const float *x, int batch, float *y) {
+/* y (batch, rows) = x (batch, columns) W^T, this thread's rows of it. */
+static void multiply(Matrix m, int64_t rows, Inputs in, float *y) {
     int64_t from, to;
     share(rows, &from, &to);
-    multiply_rows(m, from, to, columns, x, batch, y, rows);
+    multiply_rows(m, from, to, in, y, rows);
 }
 
 static void rms_norm(const float *x, const float *w, float eps, int64_t n, int batch, float *y) {
