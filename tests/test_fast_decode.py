@@ -78,6 +78,30 @@ def test_native_equals_eager(shape, rows):
         torch.testing.assert_close(ours["value"], theirs["value"], atol=1e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_a_row_is_the_same_to_the_bit_in_any_company(precision):
+    """Greedy answers may not depend on the batch, not even where two tokens are nearly as likely."""
+    lm = make_model().language_model
+    if precision != "float32":
+        pack(lm, precision)
+    step, text = NativeStep(lm), lm.config
+    dtype = torch.float32 if precision == "float32" else torch.bfloat16
+    lengths = [7, 700, 31, 32, 513, 1, 512, 64, 129]
+    whole = kv.allocate(3, len(lengths), text.num_key_value_heads, 704, text.head_dim, dtype)
+    for layer in whole:
+        layer["key"].normal_(), layer["value"].normal_()
+    tokens = torch.arange(len(lengths))[:, None] * 5
+
+    def logits(rows):
+        cache = [{name: kept[rows].clone() for name, kept in layer.items()} for layer in whole]
+        return step(tokens[rows], cache, torch.tensor(lengths)[rows]).clone()
+
+    alone = torch.cat([logits([row]) for row in range(len(lengths))])
+    for company in ([0, 1], [3, 2, 1], [4, 5, 6, 7], [8, 0, 1, 2, 3], list(range(8)), list(range(9))):
+        assert torch.equal(logits(company), alone[company]), f"{len(company)} rows"
+
+
 def test_native_rows_at_their_own_positions_and_in_views():
     lm = make_model(tied=True).language_model
     expected, _ = walk(eager_step(lm), lm, 3, 60, torch.float32, starts=[0, 70, 9])

@@ -49,11 +49,11 @@ static inline __attribute__((always_inline)) void attend_heads(const float *q, c
         for (int g = 0; g < heads; g++) sums[g][s] = a[g], sums[g][s + 1] = b[g];
     }
     for (int g = 0; g < heads; g++) {
-        float *out = partial + g * (dim + 2), largest, total = 0;
+        float *out = partial + g * (dim + 2), largest, total;
         sum_each(sums[g], count, scale, scores[g]);
         largest = largest_of(scores[g], count, 0);
         for (s = 0; s < count; s++) scores[g][s] = exponential(scores[g][s] - largest);
-        for (s = 0; s < count; s++) total += scores[g][s];
+        total = sum_of(scores[g], count);
         out[dim] = largest;
         out[dim + 1] = total;
     }

@@ -74,20 +74,19 @@ typedef float input;
 /* out[k, b] = <w[k * apart], x[b]> for `streams` weight rows and `batch` inputs. */
 static inline __attribute__((always_inline)) void dot_rows(const weight *w, int64_t apart, int streams,
                                                            const input *x, int64_t n, int batch, float *out) {
-    const int parts = streams * batch <= 6 ? 2 : 1; /* sums to a product: enough of them to hide latency */
-    vec sums[MOST_SUMS][2] = {{{0}}};
+    vec sums[MOST_SUMS] = {{0}}; /* one each, whatever their number: a product is the same in any company */
     int64_t i = 0;
-    for (; i + parts * LANES <= n; i += parts * LANES)
-        for (int p = 0; p < parts; p++)
-            for (int k = 0; k < streams; k++) {
-                vec row = LOAD_WEIGHT(w + k * apart + i + p * LANES);
-                for (int b = 0; b < batch; b++) sums[k * batch + b][p] += row * load_f32(x + b * n + i + p * LANES);
-            }
+    for (; i + LANES <= n; i += LANES)
+        for (int k = 0; k < streams; k++) {
+            vec row = LOAD_WEIGHT(w + k * apart + i);
+            for (int b = 0; b < batch; b++)
+                sums[k * batch + b] = multiply_add(row, load_f32(x + b * n + i), sums[k * batch + b]);
+        }
     for (int o = 0; o < streams * batch; o++) {
         const weight *row = w + o / batch * apart;
         const float *in = x + o % batch * n;
-        out[o] = sum_lanes(sums[o][0] + sums[o][1]);
-        for (int64_t j = i; j < n; j++) out[o] += WEIGHT_VALUE(row[j]) * in[j];
+        out[o] = sum_lanes(sums[o]);
+        for (int64_t j = i; j < n; j++) out[o] = fmaf(WEIGHT_VALUE(row[j]), in[j], out[o]);
     }
 }
 #endif

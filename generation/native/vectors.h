@@ -73,6 +73,27 @@ static inline float sum_lanes(vec v) {
     return total;
 }
 
+/* a * b + c, rounded once where the machine can: left to itself, GCC decides that loop by loop, and a product would
+ * not be the same in each. */
+static inline vec multiply_add(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+static inline float sum_of(const float *x, int64_t n) {
+    vec sum = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) sum += load_f32(x + i);
+    float total = sum_lanes(sum);
+    for (; i < n; i++) total += x[i];
+    return total;
+}
+
 /* The largest of x, NaN if there is a positive one: floats are in order as integers, which compilers reduce in
  * vectors without asking what becomes of NaN. magnitude: of |x|, where NaN of either sign is the largest. */
 static inline float largest_of(const float *x, int64_t n, int magnitude) {
