@@ -92,6 +92,7 @@ class Session:
         self._keys: list[PositionKey] = []  # what the cache holds from its first position on ...
         self._fed: list[Tensor] = []  # ... and behind that: ids (1,) not yet read back from the device
         self._turn = 0
+        self._steps: Generator[Tensor, None, Generated] | None = None  # of the last answer
 
     @property
     def held(self) -> int:
@@ -104,7 +105,7 @@ class Session:
 
     def reset(self) -> None:
         """Forget everything and give the cache's memory back."""
-        self._turn += 1
+        self._begin_turn()
         self._cache, self._keys, self._fed = None, [], []
 
     def generate(self, *inputs, **inputs_and_options) -> Tensor:
@@ -175,7 +176,7 @@ class Session:
     ) -> Generator[Tensor, None, SessionGenerated]:
         """Yield (N,) ids: prefill what is new, then token by token, noting what went into the cache."""
         model, answers = self.model, options.num_return_sequences
-        self._turn += 1
+        turn = self._begin_turn()
         self._read_back()
         watch = Stopwatch(model.device)
         digests = [] if request.tiles is None else tile_digests(request.tiles, request.masks)
@@ -197,9 +198,9 @@ class Session:
             ids = request.input_ids.to(model.device)
             seen = seen_tokens(ids, None, model.config.text.vocab_size, answers)
         chooser = Chooser(options, 1, model.pad_id(options), model.device, seen)
-        cursor = _TurnCursor(self, kv_cache, (length,), model.device, limit)
-        steps = answer(step, logits, chooser, cursor, options.max_new_tokens, [length], watch)
-        made = yield from (self._noting(steps) if answers == 1 else steps)
+        cursor = CacheCursor(kv_cache, (length,), model.device, limit)
+        self._steps = answer(step, logits, chooser, cursor, options.max_new_tokens, [length], watch)
+        made = yield from self._passing_on(self._steps, turn, noting=answers == 1)
         fork_bytes = made.kv_cache_bytes if answers > 1 else 0
         return SessionGenerated(
             **vars(made) | {"kv_cache_bytes": self.kv_cache_bytes + fork_bytes},
@@ -249,42 +250,42 @@ class Session:
         self._keys += keys[reused:]
         return logits
 
-    def _noting(self, steps: Generator[Tensor, None, Generated]) -> Generator[Tensor, None, Generated]:
-        """Pass on an answer's tokens, and note those that are in the cache: each, once the next one is there,
-        and so all but the last one."""
-        turn, last = self._turn, None
+    def _begin_turn(self) -> int:
+        """The number of a new turn. What the last answer's steps have to put in order in the cache they do now,
+        and not when somebody lets go of its stream."""
+        self._turn += 1
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+        return self._turn
+
+    def _passing_on(
+        self, steps: Generator[Tensor, None, Generated], turn: int, noting: bool
+    ) -> Generator[Tensor, None, Generated]:
+        """An answer's tokens. Where they go into the session's cache, note those that are in it: each, once the
+        next one is there, and so all but the last one."""
+        last = None
         with closing(steps):
             while True:
                 try:
                     token = next(steps)
                 except StopIteration as end:
                     return end.value
-                if last is not None and self._turn == turn:
+                if noting and last is not None:
                     self._fed.append(last)
                 last = token
                 yield token
+                if self._turn != turn:
+                    raise ValueError(
+                        "this answer was left unfinished when its session began another one or was reset: "
+                        "it cannot be gone on with"
+                    )
 
     def _read_back(self) -> None:
         """Token ids of the last answer, device to host: once a turn, not once a token."""
         fed, self._fed = self._fed, []
         if fed:
             self._keys += torch.cat(fed).tolist()
-
-
-class _TurnCursor(CacheCursor):
-    """Positions in a session's cache, for as long as the answer is the session's last one."""
-
-    def __init__(self, session: Session, *arguments):
-        super().__init__(*arguments)
-        self._session, self._turn = session, session._turn
-
-    def make_room(self) -> None:
-        if self._session._turn != self._turn:
-            raise ValueError(
-                "this answer was left unfinished when its session began another one or was reset: "
-                "it cannot be gone on with"
-            )
-        super().make_room()
 
 
 def common_prefix(first: Sequence[PositionKey], second: Sequence[PositionKey]) -> int:
