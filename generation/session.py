@@ -38,6 +38,7 @@ from generation.decoding import (
 )
 from generation.feature_cache import FeatureCache, tile_digests
 from generation.kv_cache import KVCache
+from generation.memory import check_caches_fit
 from generation.prompt import Prompt, prompt_lengths, seen_tokens, tiles_of_rows
 
 PositionKey = int | tuple[bytes, int]  # a token's id, or a tile's digest and the place in its features
@@ -129,13 +130,8 @@ class Session:
         All work is done while iterating. A stream that is not at its end when another one of this session
         starts, or at a `reset`, cannot be gone on with.
 
-        Args:
-            input_ids: (1, T).
-            pixel_values: (1, n, 3, H, W) or (N, 3, H, W), or None.
-            pixel_attention_mask: (1, n, H, W) or (N, H, W), or None.
-            attention_mask: (1, T), 0 on padding, on either side.
-            **options: fields of `GenerationOptions`. Of several answers (num_return_sequences) the session
-                keeps none, only the prompt.
+        Args: those of `VisionLanguageModel.generate`, of one row. Of several answers (num_return_sequences)
+        the session keeps none, only the prompt.
 
         Raises:
             TypeError: an option that does not exist.
@@ -155,7 +151,7 @@ class Session:
         if pixel_values is not None and pixel_values.numel():
             tiles, masks, row_tiles = tiles_of_rows(pixel_values, pixel_mask)
         in_front = config.image_placement == "prefix" and tiles is not None
-        prompt_lengths(
+        (length, *_) = prompt_lengths(
             input_ids,
             attention_mask,
             front=config.tokens_per_tile if in_front else 0,
@@ -168,7 +164,15 @@ class Session:
             input_ids = input_ids[attention_mask.to(input_ids.device).bool()][None]
         count = None if tiles is None else len(tiles)
         self.model.check_places(input_ids, count, config.tokens_per_tile, row_tiles)
+        self._check_memory(length, options.max_new_tokens, options.num_return_sequences)
         return _Request(input_ids, tiles, masks)
+
+    def _check_memory(self, length: int, new_tokens: int, answers: int) -> None:
+        most, room = self.model.config.text.max_position_embeddings, length + new_tokens - 1
+        own = min(kv.round_up(room if answers == 1 else length, kv.STEP), most)
+        forks = [(answers, room)] if answers > 1 else []
+        held = kv.capacity(self._cache) if self._cache else 0
+        check_caches_fit(self.model.language_model, [(1, max(own, held)), *forks], self.kv_cache_bytes)
 
     @torch.no_grad()
     def _answer(
@@ -186,6 +190,8 @@ class Session:
         embeddings, encoded = self._embed_rest(request, digests, keys, reused)
         watch.lap("vision")
         logits = self._prefill_rest(embeddings, keys, reused).repeat_interleave(answers, 0)  # (N, V)
+        input_ids = request.input_ids
+        del request, embeddings  # pixels, of which decoding needs nothing
         step = options.decode_step or eager_step(model.language_model)
         kv_cache, limit, length = self._cache, model.config.text.max_position_embeddings, len(keys)
         if answers > 1:
@@ -195,8 +201,7 @@ class Session:
 
         seen = None
         if options.repetition_penalty != 1:
-            ids = request.input_ids.to(model.device)
-            seen = seen_tokens(ids, None, model.config.text.vocab_size, answers)
+            seen = seen_tokens(input_ids.to(model.device), None, model.config.text.vocab_size, answers)
         chooser = Chooser(options, 1, model.pad_id(options), model.device, seen)
         cursor = CacheCursor(kv_cache, (length,), model.device, limit)
         self._steps = answer(step, logits, chooser, cursor, options.max_new_tokens, [length], watch)
@@ -251,8 +256,8 @@ class Session:
         return logits
 
     def _begin_turn(self) -> int:
-        """The number of a new turn. What the last answer's steps have to put in order in the cache they do now,
-        and not when somebody lets go of its stream."""
+        """The number of a new turn. What the last answer's steps have to put in order in the cache they do
+        now, and not when somebody lets go of its stream."""
         self._turn += 1
         if self._steps is not None:
             self._steps.close()
@@ -262,8 +267,8 @@ class Session:
     def _passing_on(
         self, steps: Generator[Tensor, None, Generated], turn: int, noting: bool
     ) -> Generator[Tensor, None, Generated]:
-        """An answer's tokens. Where they go into the session's cache, note those that are in it: each, once the
-        next one is there, and so all but the last one."""
+        """An answer's tokens. If they go into the session's cache (`noting`), note those that are in it: each
+        once the next one is there, and so all but the last one."""
         last = None
         with closing(steps):
             while True:
