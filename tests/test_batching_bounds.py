@@ -166,7 +166,7 @@ def test_control_groups_leave_what_their_limits_say(tmp_path):
 
     def group(folder, names, limit, used, droppable):
         folder.mkdir(parents=True)
-        for name, text in zip(names, (limit, used, f"anon 7\n{names[3]} {droppable}\n"), strict=False):
+        for name, text in zip(names, (limit, used, f"anon 7\n{names[3]} {droppable}"), strict=False):
             (folder / name).write_text(f"{text}\n")
 
     second = ("memory.max", "memory.current", "memory.stat", "inactive_file")
