@@ -174,7 +174,6 @@ class Session:
         held = kv.capacity(self._cache) if self._cache else 0
         check_caches_fit(self.model.language_model, [(1, max(own, held)), *forks], self.kv_cache_bytes)
 
-    @torch.no_grad()
     def _answer(
         self, request: _Request, options: GenerationOptions
     ) -> Generator[Tensor, None, SessionGenerated]:
@@ -183,15 +182,16 @@ class Session:
         turn = self._begin_turn()
         self._read_back()
         watch = Stopwatch(model.device)
-        digests = [] if request.tiles is None else tile_digests(request.tiles, request.masks)
-        keys = self._position_keys(request.input_ids[0].tolist(), digests)
-        # The last position is computed in any case: its logits are not kept.
-        reused = min(common_prefix(keys, self._keys), len(keys) - 1)
-        embeddings, encoded = self._embed_rest(request, digests, keys, reused)
-        watch.lap("vision")
-        logits = self._prefill_rest(embeddings, keys, reused).repeat_interleave(answers, 0)  # (N, V)
+        with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
+            digests = [] if request.tiles is None else tile_digests(request.tiles, request.masks)
+            keys = self._position_keys(request.input_ids[0].tolist(), digests)
+            # The last position is computed in any case: its logits are not kept.
+            reused = min(common_prefix(keys, self._keys), len(keys) - 1)
+            embeddings, encoded = self._embed_rest(request, digests, keys, reused)
+            watch.lap("vision")
+            logits = self._prefill_rest(embeddings, keys, reused).repeat_interleave(answers, 0)  # (N, V)
         input_ids = request.input_ids
-        del request, embeddings  # pixels, of which decoding needs nothing
+        del request, embeddings
         step = options.decode_step or eager_step(model.language_model)
         kv_cache, limit, length = self._cache, model.config.text.max_position_embeddings, len(keys)
         if answers > 1:

@@ -286,26 +286,25 @@ class VisionLanguageModel(Pretrained, nn.Module):
             options = replace(options, stop_token_ids=tuple(self.config.eos_token_ids))
         return options
 
-    @torch.no_grad()
     def _generate(self, embed_prompt, lengths: list[int], options: GenerationOptions, seen: Tensor | None):
         """Yield (B · N,) ids, return `Generated`: one prefill pass, then token by token through the cache."""
         language_model, text, answers = self.language_model, self.config.text, options.num_return_sequences
         needed, start = max(lengths) + options.max_new_tokens - 1, max(lengths)
         room = initial_capacity(start, options.max_new_tokens)
         watch = Stopwatch(self.device)
-        prompt = embed_prompt()
-        watch.lap("vision")
-
-        kv_cache = None
-        if options.use_cache:
-            like, own_room = prompt.embeddings, room if answers == 1 else start
-            kv_cache = kv.allocate_for(text, len(lengths), own_room, like, language_model.cache_dtype)
-        logits = prefill(language_model, prompt, kv_cache).repeat_interleave(answers, 0)  # (B · N, V)
+        with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
+            prompt = embed_prompt()
+            watch.lap("vision")
+            kv_cache = None
+            if options.use_cache:
+                like, own_room = prompt.embeddings, room if answers == 1 else start
+                kv_cache = kv.allocate_for(text, len(lengths), own_room, like, language_model.cache_dtype)
+            logits = prefill(language_model, prompt, kv_cache).repeat_interleave(answers, 0)  # (B · N, V)
         if options.use_cache:
             if answers > 1:
                 kv_cache = kv.fork(kv_cache, start, answers, room)
             step = options.decode_step or eager_step(language_model)
-            del embed_prompt  # it holds the pixels, of which decoding needs nothing
+            del embed_prompt
         else:
             step = recompute_step(language_model, lambda: embed_prompt().repeat(answers))
         watch.lap("prefill")

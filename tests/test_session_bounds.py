@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -201,14 +203,26 @@ def test_more_than_the_memory_is_refused_before_any_work(monkeypatch):
         with pytest.raises(CacheMemoryError, match=f"need {needed * per_position} bytes .*, {had} are to be"):
             ask(**prompt, **options)
     assert not passes and session.kv_cache_bytes == 0
-    session.generate(**prompt, max_new_tokens=900, **NO_STOP)  # 999 positions in 1024
+    session.generate(**prompt, max_new_tokens=2, **NO_STOP)
     had = 0  # what is there already needs nothing
-    session.generate(**prompt, max_new_tokens=920, **NO_STOP)
+    session.generate_stream(**prompt, max_new_tokens=925)  # 1024 positions
     with pytest.raises(
         CacheMemoryError, match=rf"2048 positions need .*, {1024 * per_position} are to be had"
     ):
-        session.generate(**prompt, max_new_tokens=930, **NO_STOP)
+        session.generate(**prompt, max_new_tokens=926, **NO_STOP)
     assert model.generate(**prompt, max_new_tokens=2, use_cache=False).shape[0] == 1
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_pixels_are_let_go_of_once_they_are_prefilled(vlm, kept):
+    inputs = inputs_of([*words(1, 5), Picture(1), 9])
+    memory = inputs["pixel_values"].numpy().copy()
+    inputs["pixel_values"], alive = torch.from_numpy(memory), weakref.ref(memory)
+    stream = (Session(vlm) if kept else vlm).generate_stream(**inputs, max_new_tokens=4, **NO_STOP)
+    del inputs, memory
+    assert alive() is not None
+    next(iter(stream))
+    assert alive() is None
 
 
 # --- refusals
