@@ -29,17 +29,9 @@ EXAMPLE_IMAGE = ROOT / "assets" / "example.png"
 DEFAULT_QUESTION = "What is in the picture?"
 # What answers depend on besides model, pictures and question. A seed that was not given is drawn anew.
 ASKED = (
-    "revision",
-    "system",
-    "max_new_tokens",
-    "num_answers",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-)
+    "revision", "system", "max_new_tokens", "num_answers", "temperature", "top_k", "top_p", "min_p",
+    "repetition_penalty", "seed",
+)  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,8 +76,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--compile",
         default="auto",
         choices=("auto", "on", "off"),
-        help="the decode step, once for this machine: same answer in float32, faster; auto (default): unless "
-        "it is for one answer and has not been done before",
+        help="the decode step, once for this machine: same answer in float32, faster; auto (default): where "
+        "that has been done before, or --max-new-tokens and the number of questions may pay for it",
     )
 
     group = parser.add_argument_group("answer")
@@ -139,6 +131,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
             parser.error(f"--batch-size: expected at least 1, got {settings.batch_size}")
     elif settings.out is not None:
         parser.error("--out belongs to --batch; use --json to have the results of one question on stdout")
+    if settings.compile == "on" and not settings.cache:
+        parser.error("--compile on: the compiled step reads a cache, leave out --no-cache")
     if settings.no_image and settings.images:
         parser.error("--no-image: expected no IMAGE, got " + ", ".join(settings.images))
     for question in settings.questions or ():
@@ -187,7 +181,7 @@ def answer_questions(settings: argparse.Namespace) -> None:
     questions = settings.questions or [DEFAULT_QUESTION]
     pictures = [load_image(name) for name in names]  # before the model: a bad one is told at once
     checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
-    checkpoint = compiled(checkpoint, settings, pays=len(questions) * settings.num_answers > 1)
+    checkpoint = compiled(checkpoint, settings, answers=len(questions))
     if len(questions) > 1:
         pictures = [checkpoint.processor.tile(picture) for picture in pictures]  # once for all of them
     session = Session(checkpoint.model) if len(questions) > 1 and options.use_cache else None
@@ -205,13 +199,17 @@ def answer_questions(settings: argparse.Namespace) -> None:
             print_stats(made)
 
 
-def compiled(checkpoint, settings: argparse.Namespace, pays: bool):
-    """The checkpoint with a decode step as --compile says. That it had to be the eager one is told once."""
+def compiled(checkpoint, settings: argparse.Namespace, answers: int):
+    """The checkpoint with a decode step as --compile says, for so many answers one after another. That it had
+    to be the eager one is told once."""
+    from generation.fast_decode import steps_that_pay
+
     if settings.compile == "off" or not settings.cache:
         return checkpoint
-    wanted = pays or settings.compile == "on"
-    checkpoint = checkpoint.compiled(wanted)
-    if checkpoint.decode_step is None and wanted:
+    steps = None if settings.compile == "on" else answers * settings.max_new_tokens
+    checkpoint = checkpoint.compiled(steps)
+    enough = steps_that_pay(checkpoint.model.language_model)
+    if checkpoint.decode_step is None and (steps is None or steps >= enough):
         note(f"decode step {checkpoint.decode_step_name}")
     return checkpoint
 
@@ -287,7 +285,8 @@ def answer_batch(settings: argparse.Namespace) -> None:
     summary = Summary(skipped=job.total)
     if job.remaining:
         checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
-        checkpoint = compiled(checkpoint, settings, pays=True)
+        waves = -(-job.remaining * settings.num_answers // settings.batch_size)
+        checkpoint = compiled(checkpoint, settings, answers=waves)
         summary = job.run(checkpoint, options, settings.system, settings.batch_size, tell=note)
     note(f"{summary}: {settings.out}")
     if summary.unused_keys:
@@ -304,10 +303,11 @@ def run(settings: argparse.Namespace) -> int:
 
     from data.errors import ImageError, ProcessorError, PromptError
     from generation.decoding import NotFiniteError
+    from generation.memory import CacheMemoryError
     from inference.checkpoint import RequestError
     from models.checkpoints import CheckpointError
 
-    expected = (CheckpointError, ImageError, NotFiniteError, ProcessorError, PromptError, RequestError)
+    mistakes = (CheckpointError, ImageError, ProcessorError, PromptError, RequestError)
     try:
         if settings.batch is not None:
             answer_batch(settings)
@@ -315,7 +315,7 @@ def run(settings: argparse.Namespace) -> int:
             answer_questions(settings)
     except BrokenPipeError:
         raise
-    except (*expected, OSError, OutOfMemoryError, MemoryError) as error:
+    except (*mistakes, NotFiniteError, CacheMemoryError, OSError, OutOfMemoryError, MemoryError) as error:
         if settings.debug:
             traceback.print_exc()
         sentence = str(error)

@@ -44,9 +44,8 @@ COLUMNS = {
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = base_parser(__doc__)
+    parser = base_parser(__doc__, one_precision=True)
     add = parser.add_argument
-    add("--precision", choices=("float32", "bfloat16", "int8"), default="float32", help="default float32")
     add("--requests", type=positive, default=64, metavar="N", help="default 64")
     add("--slots", type=positive, default=8, metavar="N", help="rows at once (default 8)")
     add("--pictures", type=int, default=0, metavar="N", help="different ones; 0 (default): text only")

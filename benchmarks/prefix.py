@@ -39,9 +39,8 @@ COLUMNS = {
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = base_parser(__doc__)
+    parser = base_parser(__doc__, one_precision=True)
     add = parser.add_argument
-    add("--precision", choices=("float32", "bfloat16", "int8"), default="float32", help="default float32")
     add("--tiles", type=positive, default=17, metavar="N", help="of the picture (default 17)")
     add("--answers", type=positive, default=16, metavar="N", help="to one prompt (default 16)")
     add("--questions", type=positive, default=20, metavar="N", help="about one picture (default 20)")

@@ -30,11 +30,12 @@ from generation import kv_cache as kv
 from generation.chooser import NotFiniteError
 from generation.decoding import VIEW_STEP, DecodeStep, Stopwatch, eager_step, prefill
 from generation.feature_cache import FeatureCache
+from generation.memory import available_bytes, bytes_per_position
 from generation.prompt import Prompt
 from generation.requests import Completed, Deferred, Request, RequestReader, Row
 from generation.row_sampling import sample_rows
 from generation.sampling import check_integer
-from generation.slots import Plan, SlotCache, available_bytes
+from generation.slots import Plan, SlotCache
 
 REQUEST_ERRORS = (ValueError, OSError)  # what may be wrong with one request; anything else ends the run
 PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no more than this ...
@@ -99,9 +100,7 @@ class Scheduler:
             slots,
             positions=min(kv.STEP, limit) if context is None else context,
             context=limit if context is None else context,
-            bytes_per_position=kv.bytes_per_token(
-                text.num_hidden_layers, text.num_key_value_heads, text.head_dim, dtype
-            ),
+            bytes_per_position=bytes_per_position(model.language_model),
             had=available_bytes(model.device) if max_bytes is None else max_bytes,
         )
         self._plan.check()

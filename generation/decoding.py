@@ -245,6 +245,7 @@ def decode(
     chooser.check_finite()
 
 
+@torch.no_grad()
 def answer(
     step: DecodeStep,
     logits: Tensor,

@@ -52,6 +52,7 @@ class Graphs:
         self._replays: OrderedDict[tuple, Callable[[], None]] = OrderedDict()
         self._warm: set[tuple] = set()
         self._pool: tuple | None = None  # memory that the graphs share: none holds anything between replays
+        self._stream: torch.cuda.Stream | None = None  # the one that all are recorded on
         self.recorded = 0
 
     def clear(self) -> None:
@@ -84,7 +85,8 @@ class Graphs:
         """Warm up, so that kernels are compiled, loaded and chosen, then capture."""
         saved = [tensor.clone() for tensor in state]
         with torch.cuda.device(self._device):
-            current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+            self._stream = self._stream or torch.cuda.Stream()
+            current, stream = torch.cuda.current_stream(), self._stream
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 for _ in range(1 if shape in self._warm else 2):
@@ -284,7 +286,10 @@ class GraphStep:
         """
         run.chooser.load(chooser)
         run.choose(logits)
-        run.position.copy_(torch.as_tensor(cursor.start_pos))  # ()  or (B,)
+        if isinstance(cursor.start_pos, int):
+            run.position.fill_(cursor.start_pos)  # a copy from the host would wait for the device
+        else:
+            run.position.copy_(cursor.start_pos)
         tokens, launched, reach, stoppable = deque([run.token.clone()]), 1, 0, chooser.stop_ids.numel() > 0
         run.late.push(0)
         for number in range(count):

@@ -38,6 +38,7 @@ from generation.decoding import (
 )
 from generation.feature_cache import FeatureCache, tile_digests
 from generation.kv_cache import KVCache
+from generation.memory import check_caches_fit
 from generation.prompt import Prompt, prompt_lengths, seen_tokens, tiles_of_rows
 
 PositionKey = int | tuple[bytes, int]  # a token's id, or a tile's digest and the place in its features
@@ -92,6 +93,7 @@ class Session:
         self._keys: list[PositionKey] = []  # what the cache holds from its first position on ...
         self._fed: list[Tensor] = []  # ... and behind that: ids (1,) not yet read back from the device
         self._turn = 0
+        self._steps: Generator[Tensor, None, Generated] | None = None  # of the last answer
 
     @property
     def held(self) -> int:
@@ -104,7 +106,7 @@ class Session:
 
     def reset(self) -> None:
         """Forget everything and give the cache's memory back."""
-        self._turn += 1
+        self._begin_turn()
         self._cache, self._keys, self._fed = None, [], []
 
     def generate(self, *inputs, **inputs_and_options) -> Tensor:
@@ -128,13 +130,8 @@ class Session:
         All work is done while iterating. A stream that is not at its end when another one of this session
         starts, or at a `reset`, cannot be gone on with.
 
-        Args:
-            input_ids: (1, T).
-            pixel_values: (1, n, 3, H, W) or (N, 3, H, W), or None.
-            pixel_attention_mask: (1, n, H, W) or (N, H, W), or None.
-            attention_mask: (1, T), 0 on padding, on either side.
-            **options: fields of `GenerationOptions`. Of several answers (num_return_sequences) the session
-                keeps none, only the prompt.
+        Args: those of `VisionLanguageModel.generate`, of one row. Of several answers (num_return_sequences)
+        the session keeps none, only the prompt.
 
         Raises:
             TypeError: an option that does not exist.
@@ -154,7 +151,7 @@ class Session:
         if pixel_values is not None and pixel_values.numel():
             tiles, masks, row_tiles = tiles_of_rows(pixel_values, pixel_mask)
         in_front = config.image_placement == "prefix" and tiles is not None
-        prompt_lengths(
+        (length, *_) = prompt_lengths(
             input_ids,
             attention_mask,
             front=config.tokens_per_tile if in_front else 0,
@@ -167,24 +164,34 @@ class Session:
             input_ids = input_ids[attention_mask.to(input_ids.device).bool()][None]
         count = None if tiles is None else len(tiles)
         self.model.check_places(input_ids, count, config.tokens_per_tile, row_tiles)
+        self._check_memory(length, options.max_new_tokens, options.num_return_sequences)
         return _Request(input_ids, tiles, masks)
 
-    @torch.no_grad()
+    def _check_memory(self, length: int, new_tokens: int, answers: int) -> None:
+        most, room = self.model.config.text.max_position_embeddings, length + new_tokens - 1
+        own = min(kv.round_up(room if answers == 1 else length, kv.STEP), most)
+        forks = [(answers, room)] if answers > 1 else []
+        held = kv.capacity(self._cache) if self._cache else 0
+        check_caches_fit(self.model.language_model, [(1, max(own, held)), *forks], self.kv_cache_bytes)
+
     def _answer(
         self, request: _Request, options: GenerationOptions
     ) -> Generator[Tensor, None, SessionGenerated]:
         """Yield (N,) ids: prefill what is new, then token by token, noting what went into the cache."""
         model, answers = self.model, options.num_return_sequences
-        self._turn += 1
+        turn = self._begin_turn()
         self._read_back()
         watch = Stopwatch(model.device)
-        digests = [] if request.tiles is None else tile_digests(request.tiles, request.masks)
-        keys = self._position_keys(request.input_ids[0].tolist(), digests)
-        # The last position is computed in any case: its logits are not kept.
-        reused = min(common_prefix(keys, self._keys), len(keys) - 1)
-        embeddings, encoded = self._embed_rest(request, digests, keys, reused)
-        watch.lap("vision")
-        logits = self._prefill_rest(embeddings, keys, reused).repeat_interleave(answers, 0)  # (N, V)
+        with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
+            digests = [] if request.tiles is None else tile_digests(request.tiles, request.masks)
+            keys = self._position_keys(request.input_ids[0].tolist(), digests)
+            # The last position is computed in any case: its logits are not kept.
+            reused = min(common_prefix(keys, self._keys), len(keys) - 1)
+            embeddings, encoded = self._embed_rest(request, digests, keys, reused)
+            watch.lap("vision")
+            logits = self._prefill_rest(embeddings, keys, reused).repeat_interleave(answers, 0)  # (N, V)
+        input_ids = request.input_ids
+        del request, embeddings
         step = options.decode_step or eager_step(model.language_model)
         kv_cache, limit, length = self._cache, model.config.text.max_position_embeddings, len(keys)
         if answers > 1:
@@ -194,12 +201,11 @@ class Session:
 
         seen = None
         if options.repetition_penalty != 1:
-            ids = request.input_ids.to(model.device)
-            seen = seen_tokens(ids, None, model.config.text.vocab_size, answers)
+            seen = seen_tokens(input_ids.to(model.device), None, model.config.text.vocab_size, answers)
         chooser = Chooser(options, 1, model.pad_id(options), model.device, seen)
-        cursor = _TurnCursor(self, kv_cache, (length,), model.device, limit)
-        steps = answer(step, logits, chooser, cursor, options.max_new_tokens, [length], watch)
-        made = yield from (self._noting(steps) if answers == 1 else steps)
+        cursor = CacheCursor(kv_cache, (length,), model.device, limit)
+        self._steps = answer(step, logits, chooser, cursor, options.max_new_tokens, [length], watch)
+        made = yield from self._passing_on(self._steps, turn, noting=answers == 1)
         fork_bytes = made.kv_cache_bytes if answers > 1 else 0
         return SessionGenerated(
             **vars(made) | {"kv_cache_bytes": self.kv_cache_bytes + fork_bytes},
@@ -249,42 +255,42 @@ class Session:
         self._keys += keys[reused:]
         return logits
 
-    def _noting(self, steps: Generator[Tensor, None, Generated]) -> Generator[Tensor, None, Generated]:
-        """Pass on an answer's tokens, and note those that are in the cache: each, once the next one is there,
-        and so all but the last one."""
-        turn, last = self._turn, None
+    def _begin_turn(self) -> int:
+        """The number of a new turn. What the last answer's steps have to put in order in the cache they do
+        now, and not when somebody lets go of its stream."""
+        self._turn += 1
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+        return self._turn
+
+    def _passing_on(
+        self, steps: Generator[Tensor, None, Generated], turn: int, noting: bool
+    ) -> Generator[Tensor, None, Generated]:
+        """An answer's tokens. If they go into the session's cache (`noting`), note those that are in it: each
+        once the next one is there, and so all but the last one."""
+        last = None
         with closing(steps):
             while True:
                 try:
                     token = next(steps)
                 except StopIteration as end:
                     return end.value
-                if last is not None and self._turn == turn:
+                if noting and last is not None:
                     self._fed.append(last)
                 last = token
                 yield token
+                if self._turn != turn:
+                    raise ValueError(
+                        "this answer was left unfinished when its session began another one or was reset: "
+                        "it cannot be gone on with"
+                    )
 
     def _read_back(self) -> None:
         """Token ids of the last answer, device to host: once a turn, not once a token."""
         fed, self._fed = self._fed, []
         if fed:
             self._keys += torch.cat(fed).tolist()
-
-
-class _TurnCursor(CacheCursor):
-    """Positions in a session's cache, for as long as the answer is the session's last one."""
-
-    def __init__(self, session: Session, *arguments):
-        super().__init__(*arguments)
-        self._session, self._turn = session, session._turn
-
-    def make_room(self) -> None:
-        if self._session._turn != self._turn:
-            raise ValueError(
-                "this answer was left unfinished when its session began another one or was reset: "
-                "it cannot be gone on with"
-            )
-        super().make_room()
 
 
 def common_prefix(first: Sequence[PositionKey], second: Sequence[PositionKey]) -> int:

@@ -7,22 +7,16 @@ where it is when that slot is given to it. So there is no second store of prefix
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.kv_cache import KVCache
+from generation.memory import CacheMemoryError, mebibytes
 
 NOTHING = torch.iinfo(torch.int64).min  # no position's key
-SPARE = 0.1  # of the free memory, left to activations
-
-
-class CacheMemoryError(ValueError):
-    """More slots or positions than there is memory for."""
 
 
 @dataclass(frozen=True)
@@ -63,37 +57,6 @@ class Plan:
             f"{self.slots} slots of {self.positions} positions: {mebibytes(self.needed)} of cache{more}; "
             f"{had} to be had"
         )
-
-
-def mebibytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
-
-
-def available_bytes(device: torch.device) -> int | None:
-    """Bytes that a cache on this device may take now, or None where nobody tells."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + unused
-    elif device.type == "mps":
-        free = torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
-    else:
-        free = _available_to_process()
-    return None if free is None else int(free * (1 - SPARE))
-
-
-def _available_to_process() -> int | None:
-    """Main memory: what the kernel calls available, and what the container leaves; None off Linux."""
-    found = []
-    meminfo, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-    if meminfo.is_file():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    limit = group / "memory.max"
-    if os.access(limit, os.R_OK) and (text := limit.read_text().strip()) != "max":
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        used = int((group / "memory.current").read_text()) - int(stat["inactive_file"])
-        found.append(max(0, int(text) - used))
-    return min(found, default=None)
 
 
 class SlotCache:

@@ -65,7 +65,8 @@ class Reply:
         prepare: float,
         session: Session | None = None,
     ):
-        self._checkpoint, self._row, self._prepare = checkpoint, row, prepare
+        # Without its tiles, of which the model gets a copy that it lets go of.
+        self._checkpoint, self._row, self._prepare = checkpoint, replace(row, tiles=None), prepare
         self._answers = options.num_return_sequences
         answerer = checkpoint.model if session is None else session
         self._stream = answerer.generate_stream(**checkpoint.processor.collate([row]), **vars(options))

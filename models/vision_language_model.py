@@ -27,6 +27,7 @@ from generation.decoding import (
     prefill,
     recompute_step,
 )
+from generation.memory import check_answers_fit
 from generation.prompt import Prompt, check_placeholders, compact, prompt_lengths, seen_tokens, tiles_of_rows
 from models.checkpoints.pretrained import Pretrained
 from models.config import VLMConfig
@@ -230,13 +231,11 @@ class VisionLanguageModel(Pretrained, nn.Module):
             pixel_values: (B, n, 3, H, W) or (N, 3, H, W), or None.
             pixel_attention_mask: (B, n, H, W) or (N, H, W), or None.
             attention_mask: (B, T), 0 on padding, on either side; every row gets what it gets alone.
-            **options: fields of `GenerationOptions`: max_new_tokens, temperature (0, the default, is greedy),
-                top_k, top_p, min_p, repetition_penalty, seed, stop_token_ids, num_return_sequences,
-                use_cache.
+            **options: fields of `GenerationOptions`, max_new_tokens and temperature (0 is greedy) among them.
 
         Raises:
             TypeError: an option that does not exist.
-            ValueError: bad options or shapes, prompt and answer too long for the context, logits not finite.
+            ValueError: bad options or shapes, too long for the context or the memory, logits not finite.
         """
         return self.generate_detailed(
             input_ids, pixel_values, pixel_attention_mask, attention_mask, **options
@@ -265,6 +264,8 @@ class VisionLanguageModel(Pretrained, nn.Module):
             max_new_tokens=options.max_new_tokens,
             context=self.config.text.max_position_embeddings,
         )
+        if options.use_cache:
+            check_answers_fit(self.language_model, lengths, options)
         input_ids = input_ids.to(self.device)
         attention_mask = None if attention_mask is None else attention_mask.to(self.device)
 
@@ -285,27 +286,25 @@ class VisionLanguageModel(Pretrained, nn.Module):
             options = replace(options, stop_token_ids=tuple(self.config.eos_token_ids))
         return options
 
-    @torch.no_grad()
     def _generate(self, embed_prompt, lengths: list[int], options: GenerationOptions, seen: Tensor | None):
         """Yield (B · N,) ids, return `Generated`: one prefill pass, then token by token through the cache."""
         language_model, text, answers = self.language_model, self.config.text, options.num_return_sequences
         needed, start = max(lengths) + options.max_new_tokens - 1, max(lengths)
         room = initial_capacity(start, options.max_new_tokens)
         watch = Stopwatch(self.device)
-        prompt = embed_prompt()
-        watch.lap("vision")
-
-        kv_cache = None
-        if options.use_cache:
-            own_room = room if answers == 1 else start
-            kv_cache = kv.allocate_for(
-                text, len(lengths), own_room, prompt.embeddings, language_model.cache_dtype
-            )
-        logits = prefill(language_model, prompt, kv_cache).repeat_interleave(answers, 0)  # (B · N, V)
+        with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
+            prompt = embed_prompt()
+            watch.lap("vision")
+            kv_cache = None
+            if options.use_cache:
+                like, own_room = prompt.embeddings, room if answers == 1 else start
+                kv_cache = kv.allocate_for(text, len(lengths), own_room, like, language_model.cache_dtype)
+            logits = prefill(language_model, prompt, kv_cache).repeat_interleave(answers, 0)  # (B · N, V)
         if options.use_cache:
             if answers > 1:
                 kv_cache = kv.fork(kv_cache, start, answers, room)
             step = options.decode_step or eager_step(language_model)
+            del embed_prompt
         else:
             step = recompute_step(language_model, lambda: embed_prompt().repeat(answers))
         watch.lap("prefill")
@@ -313,8 +312,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
         chooser = Chooser(options, len(lengths), self.pad_id(options), self.device, seen)
         row_lengths = tuple(length for length in lengths for _ in range(answers))
         cursor = CacheCursor(kv_cache, row_lengths, self.device, limit=needed)
-        made = yield from answer(step, logits, chooser, cursor, options.max_new_tokens, lengths, watch)
-        return made
+        return (yield from answer(step, logits, chooser, cursor, options.max_new_tokens, lengths, watch))
 
     def pad_id(self, options: GenerationOptions) -> int:
         """What a row that has stopped goes on with: an id with an embedding, which not all configs name."""

@@ -10,7 +10,8 @@ import torch
 
 from generation.batching import Deferred, Request, Scheduler
 from generation.decoding import NotFiniteError
-from generation.slots import CacheMemoryError, Plan, available_bytes
+from generation.memory import CacheMemoryError, available_bytes, left_by_groups
+from generation.slots import Plan
 from tests.batches import assert_as_alone, request, run, uneven
 from tests.prompts import Picture, tiny_vlm, words
 from tests.tiny import VOCAB
@@ -158,6 +159,26 @@ def test_a_request_that_needs_more_than_the_memory_fails_alone():
     assert isinstance(error, CacheMemoryError) and f"{2 * 1500 * plan.bytes_per_position} bytes" in str(error)
     assert_as_alone(model, [requests[0], requests[2]], results)
     assert scheduler.kv_cache_bytes == plan.needed
+
+
+def test_control_groups_leave_what_their_limits_say(tmp_path):
+    """Both versions, any depth, and a group that a container shows as the root."""
+
+    def group(folder, names, limit, used, droppable):
+        folder.mkdir(parents=True)
+        for name, text in zip(names, (limit, used, f"anon 7\n{names[3]} {droppable}"), strict=False):
+            (folder / name).write_text(f"{text}\n")
+
+    second = ("memory.max", "memory.current", "memory.stat", "inactive_file")
+    first = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file")
+    group(tmp_path / "a", second, 1000, 700, 50)
+    group(tmp_path / "a/b", second, "max", 600, 0)
+    group(tmp_path / "memory/c", first, 900, 1000, 20)
+    group(tmp_path / "memory/c/d", first, 5000, 1000, 30)
+    assert left_by_groups("0::/a/b\n", tmp_path) == [350]
+    assert left_by_groups("5:cpu,memory:/c/d\n3:cpu:/a\n0::/\n", tmp_path) == [4030, 0]
+    assert left_by_groups("0::/docker/not/seen/here\n", tmp_path / "a") == [350]
+    assert left_by_groups("", tmp_path) == []
 
 
 def test_memory_that_is_free_here():

@@ -69,6 +69,9 @@ def test_decode(run):
     )
     assert rows["ours-fast", "bfloat16", 40]["weight_bytes"] < 0.6 * fast["weight_bytes"]
     assert fast["speed_over"].keys() >= {"transformers", "ours-eager"}
+    own = fast["peak_bytes"] - fast["before_model_bytes"]
+    least = fast["model_bytes"] + fast["cache_bytes"]
+    assert fast["over_weights_and_cache"] == pytest.approx(own / least)
     if importlib.util.find_spec("llama_cpp") is None:
         assert "left out: llama.cpp float32" in result["printed"]
 
@@ -265,14 +268,15 @@ def test_gguf_has_every_weight_of_the_text_part():
 
 
 def test_quantization_holds_rounded_weights_against_float32(capsys):
-    assert quantization.main(["--questions", "4"]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    eager, bfloat16, int8 = rows
+    assert quantization.main(["--questions", "8"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    eager, bfloat16, int8 = rows = result["rows"]
     assert {row["tokens"] for row in rows} == {eager["tokens"]} and eager["tokens"] >= 8
     for row in rows:
         assert 0 < row["mean_logit_error"] <= row["largest_logit_error"]
         assert 0.5 < row["top1_agreement"] <= 1
     assert bfloat16["mean_logit_error"] < int8["mean_logit_error"]
+    assert bfloat16["top1_agreement"] >= eager["top1_agreement"] - 0.005 and result["within_bar"]
 
 
 def test_quantization_says_what_is_wrong(capsys):

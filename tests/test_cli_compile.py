@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from benchmarks.shapes import SHAPES
+from generation import fast_decode
 from generation.native import build
 from inference import checkpoint as checkpoint_module
 from inference.checkpoint import RequestError
+from models.language_model import LanguageModel
 
 
 @pytest.fixture
@@ -26,7 +31,8 @@ def compiler(monkeypatch, tmp_path):
 def test_one_short_answer_is_not_worth_compiling(as_json, photo, compiler):
     ask = (photo, "-q", "how many?", "--max-new-tokens", 8)
     (eager,) = as_json(*ask)
-    assert "does not pay" in eager["decode_step"]
+    assert eager["decode_step"].startswith("eager: compiling pays from ")
+    assert eager["decode_step"].endswith(" decode steps on, at most 8 are to come")
     (compiled,) = as_json(*ask, "--compile", "on")
     (now_there,) = as_json(*ask)
     assert compiled["decode_step"] == now_there["decode_step"] == "native C step"
@@ -35,19 +41,57 @@ def test_one_short_answer_is_not_worth_compiling(as_json, photo, compiler):
     assert eager["token_ids"] == compiled["token_ids"] == off["token_ids"]
 
 
-def test_several_answers_are_worth_compiling(as_json, photo, compiler):
-    ask = (photo, "-q", "how many?", "-q", "where?", "--max-new-tokens", 8)
-    made, plain = as_json(*ask), as_json(*ask, "--compile", "off")
-    assert {one["decode_step"] for one in made} == {"native C step"}
-    assert [one["token_ids"] for one in made] == [one["token_ids"] for one in plain]
+def test_what_may_come_decides(as_json, cli, photo, compiler, monkeypatch):
+    """Tokens of all questions together; the choice is printed with --stats."""
+    monkeypatch.setattr(fast_decode, "steps_that_pay", lambda language_model: 24)
+    one, two = (photo, "-q", "how many?"), (photo, "-q", "how many?", "-q", "where?")
+    for ask, limit, steps in ((one, 23, 23), (two, 11, 22)):
+        chosen = {made["decode_step"] for made in as_json(*ask, "--max-new-tokens", limit)}
+        assert chosen == {f"eager: compiling pays from 24 decode steps on, at most {steps} are to come"}
+    _, _, err = cli(*two, "--max-new-tokens", 12, "--stats")
+    assert err.count("    step  native C step\n") == 2
+
+
+def test_what_may_come_of_a_batch_goes_by_its_rounds(cli, photo, compiler, monkeypatch, tmp_path):
+    monkeypatch.setattr(fast_decode, "steps_that_pay", lambda language_model: 100)
+    (tmp_path / "in.jsonl").write_text(f'{{"image": "{photo}", "question": "how many?"}}\n' * 6)
+    for size, rounds in ((3, 2), (2, 3), (8, 1)):
+        out = tmp_path / f"{size}.jsonl"
+        status, _, err = cli("--batch", tmp_path / "in.jsonl", "--out", out, "--batch-size", size,
+                             "--max-new-tokens", 8, "--stats")  # fmt: skip
+        assert status == 0
+        assert f"decode step: eager: compiling pays from 100 decode steps on, at most {8 * rounds} are" in err
+
+
+def test_how_many_steps_pay_goes_by_blocks_and_by_what_they_read():
+    """3 s of gcc against 52 ms a step (benchmarks/results/decode-cpu-zen3.json), whatever the step reads."""
+
+    def steps(config) -> int:
+        return fast_decode.steps_that_pay(LanguageModel(config))
+
+    tiny = SHAPES["tiny"].text
+    assert steps(tiny) > 1000
+    assert steps(replace(tiny, num_hidden_layers=20)) == pytest.approx(steps(tiny) / 10, rel=0.05)
+    wide = replace(tiny, vocab_size=200_000)  # a head of 51 MB
+    assert 600 < steps(wide) < 700
 
 
 def test_without_a_compiler_the_eager_step_answers_and_says_so_once(cli, photo, compiler, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
-    status, out, err = cli(photo, "-q", "how many?", "-q", "where?", "--max-new-tokens", 4)
-    assert status == 0 and out
-    assert err == "generate.py: decode step eager: no C compiler found (tried $CC, cc, gcc, clang)\n"
+    ask = (photo, "-q", "how many?", "-q", "where?", "--max-new-tokens", 4)
+    said = "generate.py: decode step eager: no C compiler found (tried $CC, cc, gcc, clang)\n"
+    for how, expected in (("on", said), ("auto", "")):  # so few tokens would not be compiled for anyway
+        status, out, err = cli(*ask, "--compile", how)
+        assert status == 0 and out and err == expected
+    monkeypatch.setattr(fast_decode, "steps_that_pay", lambda language_model: 8)
+    assert cli(*ask)[2] == said
+
+
+def test_a_compiled_step_without_a_cache_is_refused(complaint, photo):
+    assert "--compile on: the compiled step reads a cache, leave out --no-cache" in complaint(
+        photo, "-q", "how many?", "--no-cache", "--compile", "on"
+    )
 
 
 def test_int8_weights(as_json, photo, compiler):

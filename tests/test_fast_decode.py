@@ -23,11 +23,11 @@ SHAPES = {
 }
 
 
-def make_model(shape="grouped", tied=False, dtype=torch.float32):
+def make_model(shape="grouped", tied=False, dtype=torch.float32, max_position_embeddings=512):
     torch.manual_seed(1)
     text = TextConfig(
         vocab_size=211, hidden_size=56, intermediate_size=100, num_hidden_layers=3,
-        max_position_embeddings=512, rms_norm_eps=1e-5, **SHAPES[shape],
+        max_position_embeddings=max_position_embeddings, rms_norm_eps=1e-5, **SHAPES[shape],
     )  # fmt: skip
     vision = VisionConfig(16, 32, 1, 2, 3, 32, 16)
     config = VLMConfig(vision=vision, text=text, scale_factor=1, image_token_id=3, tie_word_embeddings=tied)
@@ -154,6 +154,28 @@ def test_generate_with_the_native_step_gives_the_same_tokens():
     assert step is not None, how
     options = {"attention_mask": mask, "max_new_tokens": 120, "stop_token_ids": ()}
     assert torch.equal(model.generate(ids, **options, decode_step=step), model.generate(ids, **options))
+
+
+def test_512_tokens_after_five_prompts_are_those_of_the_eager_step():
+    model, varied = make_model(max_position_embeddings=640), set()
+    step = NativeStep(model.language_model)
+    for seed in range(5):
+        ids = torch.randint(4, 211, (1, 5 + 20 * seed), generator=torch.Generator().manual_seed(seed))
+        options = {"max_new_tokens": 512, "stop_token_ids": ()}
+        expected = model.generate(ids, **options)
+        assert torch.equal(model.generate(ids, **options, decode_step=step), expected)
+        varied |= set(expected[0].tolist())
+    assert len(varied) > 20, "answers that repeat a few tokens would show little"
+
+
+def test_one_prompt_with_several_answers():
+    """Drawn, and so different: one prefill, a row each."""
+    model = make_model()
+    ids = torch.randint(4, 211, (1, 30), generator=torch.Generator().manual_seed(3))
+    options = {"max_new_tokens": 60, "stop_token_ids": (), "num_return_sequences": 5, "temperature": 0.9}
+    expected = model.generate(ids, **options, seed=4)
+    got = model.generate(ids, **options, seed=4, decode_step=NativeStep(model.language_model))
+    assert torch.equal(got, expected) and len(set(map(tuple, got.tolist()))) == 5
 
 
 def test_set_precision_keeps_generating():

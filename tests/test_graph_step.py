@@ -160,6 +160,33 @@ def test_a_session_goes_on_behind_an_answer_that_was_not_finite(kept_bytes):
     assert torch.equal(session.generate(**inputs_of(prompt), **options), expected)
 
 
+@pytest.mark.parametrize("kept_bytes", [0, MANY])
+@pytest.mark.parametrize("anew", [False, True])
+def test_an_answer_left_alone_does_not_touch_the_next_one(kept_bytes, anew):
+    """Its steps ahead have met NaN, and its stream is let go of when the session has long gone on."""
+    model = tiny_vlm()
+    session, step, prompt = Session(model), make_step(model, kept_bytes=kept_bytes), words(1, 8)
+    options = {"max_new_tokens": 10, "stop_token_ids": (VOCAB_END,), "decode_step": step}
+    expected = model.generate(**inputs_of(prompt), max_new_tokens=10, **NO_STOP)
+    table, second = model.language_model.embed_tokens.weight, int(expected[0, 1])
+    was = table[second].detach().clone()
+    with torch.no_grad():
+        table[second] = float("nan")
+    abandoned = session.generate_stream(**inputs_of(prompt), **options)
+    next(iter(abandoned))
+    with torch.no_grad():
+        table[second] = was
+    if anew:
+        session.reset()
+    assert torch.equal(session.generate(**inputs_of(prompt), **options), expected)
+    del abandoned
+    assert_holds(session, model, prompt + expected[0].tolist())
+    follow = [*prompt, *expected[0].tolist(), *words(2, 4)]
+    again = model.generate(**inputs_of(follow), max_new_tokens=10, **NO_STOP)
+    made = session.generate_detailed(**inputs_of(follow), **options)
+    assert torch.equal(made.token_ids, again) and made.reused == len(prompt) + 9
+
+
 def test_a_session_goes_on_behind_a_stop(vlm):
     eager, fast, step = Session(vlm), Session(vlm), make_step(vlm)
     history = [*words(1, 5), Picture(1), *words(2, 4)]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
 from generation import kv_cache as kv
+from generation.decoding import eager_step
 from generation.feature_cache import FeatureCache
+from generation.graph_step import GraphStep
+from generation.memory import CacheMemoryError
+from generation.native.build import NoCompiler, find_compiler
+from generation.native.step import NativeStep
 from generation.session import Session
 from tests.prompts import (
     NO_STOP,
@@ -72,6 +79,44 @@ def test_ctrl_c_while_a_picture_is_encoded_changes_nothing(vlm, monkeypatch):
         session.generate(**inputs_of([*words(1, 5), Picture(2), 9]), max_new_tokens=4, **NO_STOP)
     assert session.held == len(positions_of(prompt)) + 3
     assert_holds(session, vlm, prompt + first.rows()[0])
+
+
+@pytest.mark.parametrize("kind", ["eager", "native", "graph"])
+@pytest.mark.parametrize("after", [1, 5])
+def test_ctrl_c_while_an_answer_is_shown_keeps_the_session(vlm, kind, after):
+    """Raised where the tokens are printed, as a person at a terminal does."""
+    if kind == "native" and find_compiler_or_none() is None:
+        pytest.skip("no C compiler on this machine")
+    make = {"eager": eager_step, "native": NativeStep, "graph": lambda lm: GraphStep(lm, capture=False)}
+    options = {
+        "max_new_tokens": 12,
+        "decode_step": make[kind](vlm.language_model),
+        "stop_token_ids": (10**6,),
+    }
+    session, shown = Session(vlm), []
+    first = [*words(1, 5), Picture(1), *words(2, 3)]
+
+    def show() -> None:
+        for column in session.generate_stream(**inputs_of(first), **options):
+            shown.extend(column.tolist())
+            if len(shown) == after:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        show()
+    assert session.held == len(positions_of(first)) + after - 1
+    second = [*first, *shown, *words(4, 4)]
+    made = session.generate_detailed(**inputs_of(second), **options)
+    assert torch.equal(made.token_ids, vlm.generate(**inputs_of(second), max_new_tokens=12, **NO_STOP))
+    assert made.reused == len(positions_of(first)) + after - 1
+    assert_holds(session, vlm, second + made.rows()[0])
+
+
+def find_compiler_or_none() -> str | None:
+    try:
+        return find_compiler()
+    except NoCompiler:
+        return None
 
 
 def test_an_unfinished_answer_cannot_go_on_after_another_one(vlm):
@@ -143,6 +188,43 @@ def test_a_growth_cut_short_can_be_tried_again(monkeypatch, when):
             assert tensor.shape[2] >= 9 and tensor[0, 0, :3, 1].tolist() == [0, 1, 2]
 
 
+def test_more_than_the_memory_is_refused_before_any_work(monkeypatch):
+    model, per_position = tiny_vlm(max_position_embeddings=2500, num_hidden_layers=1), 2 * 1 * 2 * 12 * 4
+    had = 1500 * per_position
+    monkeypatch.setattr("generation.memory.available_bytes", lambda device: had)
+    session, prompt = Session(model), inputs_of(words(1, 100))
+    passes, _, _ = record(monkeypatch, model)
+    for ask, options, needed in (
+        (session.generate_stream, {"max_new_tokens": 1000}, 2048),  # grows in steps
+        (session.generate_stream, {"max_new_tokens": 51, "num_return_sequences": 4}, 1024 + 4 * 150),
+        (model.generate_stream, {"max_new_tokens": 1402}, 1501),
+        (model.generate_stream, {"max_new_tokens": 251, "num_return_sequences": 5}, 5 * 350 + 100),
+    ):
+        with pytest.raises(CacheMemoryError, match=f"need {needed * per_position} bytes .*, {had} are to be"):
+            ask(**prompt, **options)
+    assert not passes and session.kv_cache_bytes == 0
+    session.generate(**prompt, max_new_tokens=2, **NO_STOP)
+    had = 0  # what is there already needs nothing
+    session.generate_stream(**prompt, max_new_tokens=925)  # 1024 positions
+    with pytest.raises(
+        CacheMemoryError, match=rf"2048 positions need .*, {1024 * per_position} are to be had"
+    ):
+        session.generate(**prompt, max_new_tokens=926, **NO_STOP)
+    assert model.generate(**prompt, max_new_tokens=2, use_cache=False).shape[0] == 1
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_pixels_are_let_go_of_once_they_are_prefilled(vlm, kept):
+    inputs = inputs_of([*words(1, 5), Picture(1), 9])
+    memory = inputs["pixel_values"].numpy().copy()
+    inputs["pixel_values"], alive = torch.from_numpy(memory), weakref.ref(memory)
+    stream = (Session(vlm) if kept else vlm).generate_stream(**inputs, max_new_tokens=4, **NO_STOP)
+    del inputs, memory
+    assert alive() is not None
+    next(iter(stream))
+    assert alive() is None
+
+
 # --- refusals
 
 
@@ -211,6 +293,12 @@ def test_several_questions_share_a_session(as_json, photo):
             assert made[key] == alone[key] == plain[key]
     for made in together[1:]:
         assert made["image_tokens"] < made["reused_tokens"] < made["prompt_tokens"]
+
+
+def test_an_answer_larger_than_the_memory_is_one_sentence(complaint, photo, monkeypatch):
+    monkeypatch.setattr("generation.memory.available_bytes", lambda device: 1000)
+    said = complaint(photo, "-q", "how many?", "--num-answers", 9, "--max-new-tokens", 8)
+    assert "bytes of cache, 1000 are to be had: take fewer answers at once, or shorter ones" in said
 
 
 def test_stats_tell_what_was_kept(cli, photo):

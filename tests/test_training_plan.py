@@ -11,32 +11,24 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.shapes import SHAPES
 from data.document_masks import dense_mask
-from models.config import TextConfig, VisionConfig, VLMConfig
+from models.config import VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from training.costs import count, is_muon_matrix, meta_parameters, part_of
 from training.optim import Muon
 from training.plan import Plan, Workload, make_plan
 
-TINY = VLMConfig(
-    vision=VisionConfig(
+_TINY = SHAPES["tiny"]
+TINY = replace(  # with several layers and heads, so that what grows with them is counted
+    _TINY,
+    vision=replace(
+        _TINY.vision,
         hidden_size=48,
         intermediate_size=128,
         num_hidden_layers=3,
         num_attention_heads=4,
         image_size=64,
-        patch_size=8,
     ),
-    text=TextConfig(
-        vocab_size=200,
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-    ),
-    scale_factor=2,
-    image_token_id=199,
+    text=replace(_TINY.text, intermediate_size=160, num_hidden_layers=4, num_attention_heads=8, head_dim=8),
 )
 ROWS, LENGTH, TILES = 2, 96, 2
 LABELLED = 0.25

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from models.config import TextConfig, VLMConfig
+from models.skeleton import without_weights
 from models.vision_language_model import VisionLanguageModel
 
 PARTS = ("vision", "projector", "language")
@@ -25,7 +25,7 @@ _OWNERS = {"vision_model": "vision", "projector": "projector", "language_model":
 # --------------------------------------------------------------------------------------------- parameters
 def meta_parameters(config: VLMConfig) -> dict[str, nn.Parameter]:
     """Every parameter by its name, on the meta device; a tied head is not there twice."""
-    with torch.device("meta"):
+    with without_weights():
         return dict(VisionLanguageModel(config).named_parameters())
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from models.checkpoints.card import model_card
+from models.skeleton import without_weights
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks
@@ -50,7 +50,7 @@ def export(
 
 def filled(model: VisionLanguageModel, tensors: dict[str, Tensor]) -> VisionLanguageModel:
     """A model like that one which holds these tensors, not copies."""
-    with torch.device("meta"):
+    with without_weights():
         new = VisionLanguageModel(model.config)
     tied = model.config.tie_word_embeddings
     missing, unexpected = new.load_state_dict(tensors, strict=False, assign=True)

@@ -28,6 +28,7 @@ from models.checkpoints.locate import CheckpointFiles, locate
 from models.checkpoints.safetensors_io import Entry
 from models.checkpoints.tensor_map import StoredTensor, StoredTensorOf, check_shapes, rename
 from models.config import TextConfig, VisionConfig, VLMConfig
+from models.skeleton import without_weights
 from models.vision_language_model import VisionLanguageModel
 
 # Defaults of transformers' SiglipVisionConfig.
@@ -150,7 +151,7 @@ def from_backbones(
         pad_token_id=first_id(text_files.config.get("pad_token_id"), vocab_size=rows),
     )
     device, dtype = resolve_device(device), resolve_dtype(dtype, text_files.config)
-    with torch.device("meta"):
+    with without_weights():
         model = VisionLanguageModel(config)
     _fill_tower(
         model, "vision_model.", vision_tensor_map(vision_entries), vision_entries, vision_files, dtype, device

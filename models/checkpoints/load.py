@@ -17,6 +17,7 @@ from models.checkpoints.safetensors_io import Entry, read_header, read_tensor
 from models.checkpoints.tensor_map import StoredTensorOf, check_shapes
 from models.checkpoints.tokenizer_files import end_token_id
 from models.config import VLMConfig
+from models.skeleton import without_weights
 from models.vision_language_model import VisionLanguageModel
 
 HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.weight"
@@ -57,7 +58,7 @@ def load(
     entries = stored_entries(files)
     config, stored_tensor = read_layout(files, reader, entries)
     config = with_end_token(config, end_token_id(files))
-    with torch.device("meta"):
+    with without_weights():
         model = VisionLanguageModel(config)
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     shapes = {name: entry.shape for name, entry in entries.items()}
