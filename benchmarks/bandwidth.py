@@ -1,7 +1,7 @@
 """How fast this machine reads memory: the floor under a decode step's time.
 
-A core is given more by memory when it reads in several places at once, so several ways of reading are tried
-and the fastest counts; each is the median of some passes, as decode speeds are medians.
+A core is given more by memory when it reads in several places at once, so several ways of reading are tried.
+Each is the median of some passes, as decode speeds are medians; over all rounds, the fastest way counts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,34 +26,30 @@ STREAMS = (1, 2, 4, 8)
 PASSES = 8
 
 
-def read_bandwidth(device: str, size: int) -> float:
-    """Bytes a second that all threads read.
+def read_bandwidth(device: str, size: int) -> dict[str, float]:
+    """Bytes a second that all threads read, by way of reading: PyTorch's sum, and 1 to 8 streams a thread.
 
     Args:
         device: "cpu" or "cuda".
         size: bytes of the buffer: more than any cache holds.
     """
     buffer = torch.ones(64, size // 256, device=device)
-    with reader() if device == "cpu" else no_reader() as read:
-        ways: list[Callable[[], object]] = [lambda: buffer.sum(1)]
-        if read is not None:
-            ways += [lambda streams=streams: read(buffer, streams) for streams in STREAMS]
-        return max(speed(way, buffer, device) for way in ways)
+    speeds = {"sum": speed(lambda: buffer.sum(1), buffer, device)}
+    if device == "cpu":
+        with reader() as read:
+            for streams in STREAMS if read is not None else ():
+                speeds[f"{streams} streams"] = speed(partial(read, buffer, streams), buffer, device)
+    return speeds
 
 
 def speed(way: Callable[[], object], buffer: Tensor, device: str) -> float:
-    """Bytes a second of one way of reading."""
+    """Bytes a second of one `way` of reading all of `buffer`."""
     seconds = []
     for _ in range(PASSES):
         start = now(device)
         way()
         seconds.append(now(device) - start)
     return buffer.nbytes / statistics.median(seconds)
-
-
-@contextmanager
-def no_reader() -> Iterator[None]:
-    yield None
 
 
 @contextmanager

@@ -12,7 +12,8 @@ typedef uint64_t vec __attribute__((vector_size(32), aligned(32)));
             sums[s + 8] ^= from[s * each + i + 1];                                       \
         }
 
-/* The exclusive or of `vectors` of 32 bytes, so that none may be left out. streams: 1, 2, 4 or 8. */
+/* The exclusive or of `vectors` of 32 bytes, so that the compiler may leave none out; a few at the ends of shares
+ * are not read. streams: 1, 2, 4 or 8. */
 uint64_t read_memory(const vec *data, int64_t vectors, int64_t streams, int64_t threads) {
     uint64_t result = 0;
     #pragma omp parallel num_threads((int)threads) reduction(^ : result)

@@ -104,7 +104,8 @@ def interleave(
     Args:
         setups: of the systems, each with "name" and "threads".
         jobs: of a system; each is sent with its "round", from 0, besides.
-        together: keep all children alive and change the system after each job; otherwise each child is
+        together: keep all children alive, change the system after each job, and do all rounds of a job before
+            the next one: what a child has in its cache is there in the next round. Otherwise each child is
             ended when its turn is over, so that only one model is in memory.
 
     Returns:
@@ -114,24 +115,28 @@ def interleave(
     todo = [jobs(worker.setup) for worker in workers]
     replies: list[list[list[dict]]] = [[[] for _ in own] for own in todo]
     failed: dict[int, str] = {}
-    order = [(system, job) for system, own in enumerate(todo) for job in range(len(own))]
+    order = [
+        (number, system, job)
+        for number in range(rounds)
+        for system, own in enumerate(todo)
+        for job in range(len(own))
+    ]
     if together:
-        order.sort(key=lambda pair: pair[1])
+        order.sort(key=lambda place: (place[2], place[0]))
     try:
-        for number in range(rounds):
-            for place, (system, job) in enumerate(order):
-                if system in failed:
-                    continue
-                name = workers[system].setup["name"]
-                print(f"round {number + 1}/{rounds}: {name}: {todo[system][job]}", file=sys.stderr)
-                try:
-                    replies[system][job].append(workers[system].ask(todo[system][job] | {"round": number}))
-                except Unavailable as error:
-                    failed[system] = str(error)
-                    print(f"left out: {name}: {error}", flush=True)
-                last = place + 1 == len(order) or order[place + 1][0] != system
-                if system in failed or (last and not together):
-                    workers[system].close()
+        for place, (number, system, job) in enumerate(order):
+            if system in failed:
+                continue
+            name = workers[system].setup["name"]
+            print(f"round {number + 1}/{rounds}: {name}: {todo[system][job]}", file=sys.stderr)
+            try:
+                replies[system][job].append(workers[system].ask(todo[system][job] | {"round": number}))
+            except Unavailable as error:
+                failed[system] = str(error)
+                print(f"left out: {name}: {error}", flush=True)
+            last = place + 1 == len(order) or order[place + 1][:2] != (number, system)
+            if system in failed or (last and not together):
+                workers[system].close()
     finally:
         for worker in workers:
             worker.close()

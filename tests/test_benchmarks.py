@@ -160,10 +160,10 @@ def test_systems_take_turns(monkeypatch, together):
     setups = [{"name": name, "threads": 1} for name in ("a", "bad", "b")]
     jobs = [{"number": number} for number in range(2)]
     replies, failed = workers.interleave("", setups, lambda setup: jobs, 2, together)
-    one_round = (
-        [("a", 0), ("b", 0), ("a", 1), ("b", 1)] if together else [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
-    )
-    assert asked == one_round * 2
+    if together:  # all rounds of a job, then the next one
+        assert asked == [("a", 0), ("b", 0)] * 2 + [("a", 1), ("b", 1)] * 2
+    else:
+        assert asked == [("a", 0), ("a", 1), ("b", 0), ("b", 1)] * 2
     assert failed == {1: "not here"}
     assert [[len(job) for job in own] for own in replies] == [[2, 2], [0, 0], [2, 2]]
 

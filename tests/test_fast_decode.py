@@ -13,6 +13,7 @@ from generation.native import build
 from generation.native.step import NativeStep, unsupported
 from generation.packed_weights import PackedLinear, pack, quantize_rows
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
+from models.language_model import LanguageModel
 
 SHAPES = {
     "grouped": {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24},
@@ -100,6 +101,12 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision):
     alone = torch.cat([logits([row]) for row in range(len(lengths))])
     for company in ([0, 1], [3, 2, 1], [4, 5, 6, 7], [8, 0, 1, 2, 3], list(range(8)), list(range(9))):
         assert torch.equal(logits(company), alone[company]), f"{len(company)} rows"
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 2)
+        assert torch.equal(logits([0]), alone[[0]])
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_native_rows_at_their_own_positions_and_in_views():
@@ -135,6 +142,26 @@ def test_packed_native_equals_packed_eager(precision, tied):
     # int8 weights meet activations rounded to 16 bits: hundreds of times finer than the weights.
     torch.testing.assert_close(got, expected, atol=2e-5 if precision == "bfloat16" else 2e-4, rtol=1e-5)
     assert 0 < (expected - exact).abs().mean() < 0.02 * exact.abs().mean() * 5
+
+
+@torch.no_grad()
+def test_wide_int8_rows_do_not_overflow():
+    """Every weight and every activation the largest there is, all of one sign."""
+    torch.manual_seed(0)
+    text = TextConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=8192 + 48, num_hidden_layers=1,
+        num_attention_heads=1, num_key_value_heads=1, head_dim=16, max_position_embeddings=16,
+    )  # fmt: skip
+    lm = LanguageModel(text).eval()
+    for row in (lm.layers[0].mlp.gate_proj.weight, lm.layers[0].mlp.up_proj.weight):
+        row.copy_(torch.randn(1, 16).expand_as(row))
+    lm.layers[0].mlp.down_proj.weight.fill_(0.01)
+    pack(lm, "int8")
+    got, expected = (
+        step(torch.ones(1, 1, dtype=torch.long), kv.allocate_for(text, 1, 8, like=torch.zeros(1)), 0)
+        for step in (NativeStep(lm), eager_step(lm))
+    )
+    torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_quantized_rows_are_within_half_a_step():

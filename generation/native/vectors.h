@@ -36,10 +36,10 @@ static inline float bf16_to_float(uint16_t h) {
     memcpy(&value, &bits, 4);
     return value;
 }
-static inline uint16_t float_to_bf16(float value) { /* round to nearest even, as PyTorch does */
+static inline uint16_t float_to_bf16(float value) { /* round to nearest even, as PyTorch does; NaN stays NaN */
     uint32_t bits;
     memcpy(&bits, &value, 4);
-    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    return value != value ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
 #if WEIGHT_BITS == 32
@@ -80,6 +80,9 @@ static inline vec multiply_add(vec a, vec b, vec c) {
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
     return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_FEATURE_FMA)
+    for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
 #else
     return a * b + c;
 #endif
@@ -110,10 +113,10 @@ static inline float largest_of(const float *x, int64_t n, int magnitude) {
     return result;
 }
 
-/* e^x to about 2 ulp where it is a normal number: 2^k * polynomial (the coefficients are Cephes' expf). */
+/* e^x to about 2 ulp, of x no further out than -87 and 88: 2^k * polynomial (the coefficients are Cephes' expf). */
 static inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    float k = floorf(x * 1.44269504f + 0.5f);
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x; /* NaN stays: it fails both, and y is NaN then */
+    float k = x == x ? floorf(x * 1.44269504f + 0.5f) : 0.0f;
     x -= k * 0.693359375f;
     x -= k * -2.12194440e-4f;
     float y = 1.9875691500e-4f;
@@ -123,7 +126,7 @@ static inline float exponential(float x) {
     y = y * x + 1.6666665459e-1f;
     y = y * x + 5.0000001201e-1f;
     y = y * x * x + x + 1.0f;
-    int32_t bits = ((int32_t)k + 127) << 23;
+    uint32_t bits = (uint32_t)((int32_t)k + 127) << 23;
     float scale;
     memcpy(&scale, &bits, 4);
     return y * scale;
