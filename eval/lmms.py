@@ -18,6 +18,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -153,17 +154,16 @@ def _load(asked: Sequence[str | Mapping[str, Any]], manager) -> list:
     Raises:
         LmmsError: the data of a task cannot be had.
     """
-    from lmms_eval.tasks import get_task_dict
-
     first = not dist.is_initialized() or dist.get_rank() == 0
     if not first:
         dist.barrier()
     tasks = []
     for task in asked:
         try:
-            found = get_task_dict([task if isinstance(task, str) else dict(task)], manager, "chat")
+            found = manager.load_task_or_group(task if isinstance(task, str) else [dict(task)], "chat")
         except Exception as error:  # datasets and the Hub raise anything
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            cause = error.__cause__ or error  # lmms-eval tries again, and then says no more than that it did
+            reason = f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}"
             raise LmmsError(f"task {_name(task)}: its data cannot be loaded ({reason})") from error
         tasks += _leaves(found)
     if first and dist.is_initialized():
@@ -206,7 +206,7 @@ def _result(name: str, said: Mapping[str, Any], errors: Sequence, checkpoint: Ch
     return {
         "task": {
             "name": name,
-            "harness": f"lmms-eval {said['lmms_eval_version']}",
+            "harness": f"lmms-eval {version('lmms_eval')}",
             "version": said["versions"].get(name),
             "generation": config.get("generation_kwargs"),
             "prompts": config.get("lmms_eval_specific_kwargs"),
@@ -217,7 +217,7 @@ def _result(name: str, said: Mapping[str, Any], errors: Sequence, checkpoint: Ch
         "intervals": _intervals(figures, samples),
         "n": len(samples),
         "errors": {"count": len(own), "samples": own[:ERRORS_LISTED]},
-        "versions": {"torch": torch.__version__, "lmms_eval": said["lmms_eval_version"]},
+        "versions": {"torch": torch.__version__, "lmms_eval": version("lmms_eval")},
         "date": said["date"],
     }
 

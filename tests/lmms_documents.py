@@ -57,7 +57,7 @@ def benchmarks(picture: Image) -> dict[str, Benchmark]:
             "test",
             {**asked, "options": CHOICES, "answer": "1"},
             (f"{ASKED}{LISTED}{LETTER}.",),
-            "exact_match",
+            "exact_match,flexible-extract",
         ),
         "scienceqa_img": Benchmark(
             "test",

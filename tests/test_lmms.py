@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,7 +31,7 @@ TASK_FILES = ROOT / "tests" / "fixtures" / "lmms"
 NEEDS_LMMS_EVAL = pytest.mark.skipif(
     importlib.util.find_spec("lmms_eval") is None, reason="needs lmms-eval (requirements-eval.txt)"
 )
-DRAWN = 12
+DRAWN = 13
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +60,13 @@ def stored(rows: list[dict], path: Path, split: str = "test") -> dict:
 
 
 @pytest.fixture(scope="module")
-def run(embedded, drawn, tmp_path_factory):
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("lmms")
+
+
+@pytest.fixture(scope="module")
+def run(embedded, drawn, folder):
     """The drawn task through lmms-eval: its result, and its samples."""
-    folder = tmp_path_factory.mktemp("lmms")
     task = {"task": "ocelli_drawn"} | stored(drawn, folder / "drawn.parquet")
     results = run_lmms([task], embedded, batch_size=5, output=folder, include_path=TASK_FILES, progress=False)
     lines = (folder / "ocelli_drawn" / "samples.jsonl").read_text().splitlines()
@@ -80,6 +86,23 @@ def test_answers_and_score_are_those_of_our_engine(run, embedded, drawn):
     assert sum(scores) > 0 and result["n"] == DRAWN
     low, high = result["intervals"]["exact_match"]
     assert low <= result["figures"]["exact_match"] <= high
+
+
+@NEEDS_LMMS_EVAL
+def test_two_ranks_give_the_same(run, folder, tmp_path):
+    """Of an odd number of documents, lmms-eval has one rank answer one twice; it counts once."""
+    result, samples = run
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "tests.lmms_ranks", str(folder / "drawn.parquet"), str(tmp_path)]
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    both = json.loads((tmp_path / "ocelli_drawn" / "results.json").read_text())
+    lines = (tmp_path / "ocelli_drawn" / "samples.jsonl").read_text().splitlines()
+    answers = {one["id"]: one["answer"] for one in map(json.loads, lines)}
+    assert both["ranks"] == 2 and len(lines) == DRAWN
+    assert answers == {sample["id"]: sample["answer"] for sample in samples}
+    assert both["figures"] == {"exact_match": pytest.approx(result["figures"]["exact_match"])}
+    assert both["intervals"] == result["intervals"]
 
 
 @NEEDS_LMMS_EVAL
@@ -159,7 +182,8 @@ def test_limit_and_an_unreadable_picture(embedded, drawn, tmp_path):
         progress=False,
     )[0]
     assert result["n"] == 3 and result["errors"]["count"] == 1
-    assert result["errors"]["samples"][0]["id"] == 1 and "picture" in result["errors"]["samples"][0]["error"]
+    error = result["errors"]["samples"][0]
+    assert error["id"] == 1 and "cannot identify image" in error["error"]
     assert "1 of 3 could not be answered" in table_text(result)
 
 
