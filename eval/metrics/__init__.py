@@ -1,0 +1,38 @@
+"""Scores of answers by name, each equal to the benchmark's official scorer.
+
+metric = find_metric("relaxed_accuracy", years_exact=True)
+score = metric.score("24.5 %", ["25"], {})
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+
+from eval.metrics.base import Metric, MetricError, Scored
+from eval.metrics.exact_match import exact_match_metric
+
+__all__ = ["METRICS", "Metric", "MetricError", "Scored", "find_metric"]
+
+_MAKERS: dict[str, Callable[..., Metric]] = {
+    "exact_match": exact_match_metric,
+}
+METRICS: dict[str, Metric] = {name: make() for name, make in _MAKERS.items()}
+
+
+def find_metric(name: str, **options) -> Metric:
+    """The metric of this name; `options` are its own, such as years_exact=True for relaxed_accuracy.
+
+    Raises:
+        MetricError: no metric has this name, or it does not have this option.
+    """
+    if name not in _MAKERS:
+        near = difflib.get_close_matches(name, _MAKERS, cutoff=0.4) or sorted(_MAKERS)
+        raise MetricError(f"unknown metric {name!r}; expected {' or '.join(near)}")
+    known = inspect.signature(_MAKERS[name]).parameters
+    for option in options:
+        if option not in known:
+            has = f"its options are {', '.join(known)}" if known else "it has no options"
+            raise MetricError(f"metric {name} has no option {option!r}; {has}")
+    return _MAKERS[name](**options)
