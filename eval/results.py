@@ -90,7 +90,7 @@ def summarise(
             row[name] = task.metric.summarise([other[i] for i in places])["score"]
         rows.append(row)
     overall = {name: value for name, value in rows[-1].items() if name != "name"}
-    failed = [record for record in records.values() if record.get("error")]
+    failed = [records[s.id] for s in task.samples if records[s.id].get("error")]
     return {
         "score": overall["score"],
         "interval": overall["interval"],

@@ -29,6 +29,7 @@ SMALL = {
     "log_every": 1,
     "eval_every": 3,
     "eval_pictures": 2,
+    "eval_questions": 10,
     "save_every": 4,
     "vision_layers": 1,
     "text_layers": 2,
