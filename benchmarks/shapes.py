@@ -125,10 +125,10 @@ def fill_weights(model: nn.Module) -> nn.Module:
     return model
 
 
-def build_ours(shape: str, dtype: torch.dtype, device: str) -> VisionLanguageModel:
+def build_ours(shape: str | VLMConfig, dtype: torch.dtype, device: str) -> VisionLanguageModel:
     """Our model of a shape, in eval mode, allocated once and in place."""
     with torch.device("meta"):
-        model = VisionLanguageModel(SHAPES[shape])
+        model = VisionLanguageModel(config_of(shape))
     return fill_weights(model.to(dtype).to_empty(device=device)).eval()
 
 
@@ -156,11 +156,15 @@ def parameters(shape: str) -> int:
         return sum(parameter.numel() for parameter in VisionLanguageModel(SHAPES[shape]).parameters())
 
 
-def hf_config(shape: str):
+def config_of(shape: str | VLMConfig) -> VLMConfig:
+    return SHAPES[shape] if isinstance(shape, str) else shape
+
+
+def hf_config(shape: str | VLMConfig):
     """The transformers config of the same shape."""
     from transformers import Idefics3Config
 
-    config = SHAPES[shape]
+    config = config_of(shape)
     text, vision = dict(vars(config.text)), dict(vars(config.vision))
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": text.pop("rope_theta")}
     del text["rope_scaling"]
@@ -175,7 +179,7 @@ def hf_config(shape: str):
     )
 
 
-def build_transformers(shape: str, dtype: torch.dtype, device: str):
+def build_transformers(shape: str | VLMConfig, dtype: torch.dtype, device: str):
     """transformers' model of a shape, with its sdpa attention, in eval mode."""
     from transformers import Idefics3ForConditionalGeneration
     from transformers.initialization import no_init_weights

@@ -45,9 +45,7 @@ def held_out_tasks(config: TrainConfig) -> list[Task]:
     tasks = []
     for entry in entries:
         if entry.streaming:
-            raise DatasetError(
-                f"{entry.name}: --eval-metric: expected held-out rows that are here, not a stream"
-            )
+            raise DatasetError(f"{entry.name}: --eval-metric: expected rows that are here, got a stream")
         rows = DataConfig(
             entry.path,
             subset=entry.subset,

@@ -282,7 +282,8 @@ def _targets(value: Any, options: Sequence[str]) -> tuple[str, ...]:
         if one is not None and str(one).strip():
             found.append(str(one))
     if not found:
-        raise BadRow("bad row", f"expected at least one answer, got {'none' if value is None else value!r}")
+        got = "none" if value is None else repr(value)
+        raise BadRow("bad row", f"expected at least one answer, got {got}")
     return tuple(found)
 
 

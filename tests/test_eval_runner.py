@@ -259,6 +259,7 @@ def test_digests_that_do_not_fit_the_tiles_are_refused(checkpoint):
     from generation.requests import Request
 
     size = checkpoint.model.config.vision.image_size
-    request = Request(torch.tensor([1]), torch.zeros(1, 3, size, size), digests=[b"a", b"b"])
+    ids = torch.full((64,), checkpoint.model.config.image_token_id)
+    request = Request(ids, torch.zeros(1, 3, size, size), digests=[b"a", b"b"])
     (done,) = Scheduler(checkpoint.model, 1).run([request])
     assert "digests: expected one for each of 1 tiles, got 2" in str(done.error)
