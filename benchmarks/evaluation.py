@@ -178,7 +178,12 @@ class Ours(Questions):
         if wrong := [answer.error for answer in found.values() if answer.error]:
             raise ValueError(wrong[0])
         texts = [found[number].text for number in range(len(samples))]
-        return {"seconds": seconds, "answers": texts, "tiles": stats.tiles_encoded, "tokens": stats.new_tokens}
+        return {
+            "seconds": seconds,
+            "answers": texts,
+            "tiles": stats.tiles_encoded,
+            "tokens": stats.new_tokens,
+        }
 
 
 class Transformers(Questions):

@@ -36,6 +36,16 @@ def write_rows(folder: Path, pictures: int = 4, each: int = 6, shuffle: int | No
     return save_rows(folder / "rows.jsonl", rows)
 
 
+def report_of(folder: Path) -> Path:
+    """The report of a run with controls, some of whose answers are wrong: the embedded model knows the rest."""
+    rows = [json.loads(line) for line in write_rows(folder).read_text().splitlines()]
+    for row in rows[:3]:
+        row["answers"] = ["never heard of"]
+    arguments = ("--data", save_rows(folder / "rows.jsonl", rows), "--output", folder / "out")
+    assert run(*arguments, "--compile", "off", "--controls") == 0
+    return folder / "out" / "report.html"
+
+
 def save_rows(path: Path, rows: list[dict]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
