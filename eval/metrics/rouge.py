@@ -22,7 +22,8 @@ def _scorer(stem: bool):
 
 def rouge_l(answer: str, targets: Sequence[str], fields: Mapping[str, Any], *, stem: bool = False) -> float:
     """F1 of the longest common subsequence of words, with the nearest target."""
-    return float(_scorer(stem).score_multi(checked_targets(targets), answer)["rougeL"].fmeasure)
+    checked_targets(targets)
+    return float(_scorer(stem).score_multi(targets, answer)["rougeL"].fmeasure)
 
 
 def rouge_metric(stem: bool = False) -> Metric:
