@@ -57,7 +57,7 @@ def check_installed() -> None:
 
 
 def register() -> None:
-    """Make our model known to lmms-eval as `ocelli`, in this process. Raises LmmsError as `check_installed`."""
+    """Make our model known to lmms-eval as `ocelli`, in this process. Raises LmmsError: it is not here."""
     check_installed()
     from lmms_eval.models import MODEL_REGISTRY_V2
     from lmms_eval.models.registry_v2 import ModelManifest
@@ -75,7 +75,7 @@ def run_lmms(
     include_path: Path | None = None,
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Answer and score official tasks; write results.json and samples.jsonl of each into a folder of its name.
+    """Answer and score official tasks; results.json and samples.jsonl of each go into a folder of its name.
 
     Under torchrun every rank answers its share.
 
@@ -138,27 +138,31 @@ def check_names(names: Sequence[str], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, [*TASKS, *known], n=3, cutoff=0.6)
-            tip = (
-                f"expected {' or '.join(dict.fromkeys(near))}" if near else f"such as {', '.join(TASKS[:4])}"
-            )
-            raise LmmsError(f"lmms-eval has no task {name!r}; {tip}")
+            some = " or ".join(dict.fromkeys(near)) or f"one such as {', '.join(TASKS[:4])}"
+            raise LmmsError(f"lmms-eval has no task {name!r}; expected {some}")
 
 
 def _load(names: Sequence[str], manager) -> list:
-    """Tasks as objects, with their data. Raises LmmsError where those cannot be had."""
+    """Tasks as objects, with their data: the first rank's before the others', who then find it in the cache.
+
+    Raises:
+        LmmsError: the data of a task cannot be had.
+    """
     from lmms_eval.tasks import get_task_dict
 
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    if not first:
+        dist.barrier()
     tasks = []
     for name in names:
         try:
             found = get_task_dict([name], manager, "chat")
         except Exception as error:  # datasets and the Hub raise anything
-            source = manager.task_index[name].get("yaml_path", "")
-            reason = " ".join(str(error).split())[:300]
-            raise LmmsError(
-                f"task {name} ({Path(str(source)).name}): its data cannot be loaded: {reason}"
-            ) from error
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raise LmmsError(f"task {name}: its data cannot be loaded ({reason})") from error
         tasks += _leaves(found)
+    if first and dist.is_initialized():
+        dist.barrier()
     return tasks
 
 
@@ -245,9 +249,8 @@ def _write(folder: Path, result: Mapping[str, Any], samples: Sequence[Mapping[st
             record |= {key: value for key, value in sample.items() if key not in _OF_A_SAMPLE}
             file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
     temporary = folder / (RESULTS + ".tmp")
-    temporary.write_text(
-        json.dumps(result, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(result, indent=1, ensure_ascii=False, default=str)
+    temporary.write_text(text + "\n", encoding="utf-8")
     os.replace(temporary, folder / RESULTS)
 
 

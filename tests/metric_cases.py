@@ -20,7 +20,8 @@ LETTERS = "ABCDEFGH"
 WORDS = """
     red blue two 2 ten 10 none 0 the a an cat dog's dogs dont don't couldntve hes what's street no. 5 1,000
     12.5 u.s.a. left-right yes no stop/go (sign) coca-cola isnt it's its mr. t-shirt 50% $3.50 café Straße
-    東京 one zero THE An o'clock yall'll wheres at&t a.m. 3pm "quoted" semi;colon under_score e=mc @home <b> [x]
+    東京 one zero THE An o'clock yall'll wheres at&t a.m. 3pm "quoted" semi;colon under_score e=mc @home
+    <b> [x]
 """
 SPACES = (" ", " ", " ", "  ", "\n", "\t")
 
