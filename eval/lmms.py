@@ -67,7 +67,7 @@ def register() -> None:
 
 
 def run_lmms(
-    tasks: Sequence[str],
+    tasks: Sequence[str | Mapping[str, Any]],
     model: str | Checkpoint,
     limit: int | None = None,
     batch_size: int = 32,
@@ -80,7 +80,8 @@ def run_lmms(
     Under torchrun every rank answers its share.
 
     Args:
-        tasks: names of lmms-eval's tasks, groups or tags.
+        tasks: names of lmms-eval's tasks, groups or tags; {"task": name, "dataset_path": ...} replaces
+            settings of a task, to take its data from elsewhere for instance.
         model: an opened checkpoint, or what `open_checkpoint` takes.
         limit: only the first so many documents of each task.
         batch_size: answers in work at the same time; no answer depends on it (in float32).
@@ -131,18 +132,22 @@ def run_lmms(
     return results
 
 
-def check_names(names: Sequence[str], known: Sequence[str]) -> None:
+def check_names(tasks: Sequence[str | Mapping[str, Any]], known: Sequence[str]) -> None:
     """Raises LmmsError naming the nearest ones where a task is not known."""
-    if not names:
+    if not tasks:
         raise LmmsError("expected at least one task, got none")
-    for name in names:
+    for name in map(_name, tasks):
         if name not in known:
             near = difflib.get_close_matches(name, [*TASKS, *known], n=3, cutoff=0.6)
             some = " or ".join(dict.fromkeys(near)) or f"one such as {', '.join(TASKS[:4])}"
             raise LmmsError(f"lmms-eval has no task {name!r}; expected {some}")
 
 
-def _load(names: Sequence[str], manager) -> list:
+def _name(task: str | Mapping[str, Any]) -> str:
+    return task if isinstance(task, str) else task["task"]
+
+
+def _load(asked: Sequence[str | Mapping[str, Any]], manager) -> list:
     """Tasks as objects, with their data: the first rank's before the others', who then find it in the cache.
 
     Raises:
@@ -154,12 +159,12 @@ def _load(names: Sequence[str], manager) -> list:
     if not first:
         dist.barrier()
     tasks = []
-    for name in names:
+    for task in asked:
         try:
-            found = get_task_dict([name], manager, "chat")
+            found = get_task_dict([task if isinstance(task, str) else dict(task)], manager, "chat")
         except Exception as error:  # datasets and the Hub raise anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise LmmsError(f"task {name}: its data cannot be loaded ({reason})") from error
+            raise LmmsError(f"task {_name(task)}: its data cannot be loaded ({reason})") from error
         tasks += _leaves(found)
     if first and dist.is_initialized():
         dist.barrier()
