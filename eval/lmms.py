@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import numbers
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -199,14 +199,9 @@ def _result(name: str, said: Mapping[str, Any], errors: Sequence, checkpoint: Ch
     if own and len(own) >= len(samples):
         raise LmmsError(f"task {name}: none of {len(own)} questions could be answered: {own[0]['error']}")
     figures = {
-        metric.removesuffix(",none"): value
+        metric.removesuffix(",none"): number
         for metric, value in said["results"][name].items()
-        if isinstance(value, numbers.Real) and "_stderr" not in metric
-    }
-    intervals = {
-        metric: bootstrap_interval(scores)
-        for metric, value in figures.items()
-        if (scores := _scores(samples, metric.partition(",")[0])) and abs(_mean(scores) - value) < _SAME
+        if (number := _number(value)) is not None and "_stderr" not in metric
     }
     return {
         "task": {
@@ -219,7 +214,7 @@ def _result(name: str, said: Mapping[str, Any], errors: Sequence, checkpoint: Ch
         },
         "model": {"name": checkpoint.name, "dtype": checkpoint.dtype},
         "figures": figures,
-        "intervals": {metric: list(interval) for metric, interval in intervals.items()},
+        "intervals": _intervals(figures, samples),
         "n": len(samples),
         "errors": {"count": len(own), "samples": own[:ERRORS_LISTED]},
         "versions": {"torch": torch.__version__, "lmms_eval": said["lmms_eval_version"]},
@@ -227,16 +222,32 @@ def _result(name: str, said: Mapping[str, Any], errors: Sequence, checkpoint: Ch
     }
 
 
+def _intervals(figures: Mapping[str, float], samples: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Of the figures that are the mean of their samples' scores.
+
+    Scores that came with one figure are not taken for another's: POPE's five figures all come with the same.
+    """
+    found: dict[str, list[float]] = {}
+    seen: list[list[float]] = []
+    for metric, figure in figures.items():
+        scores = _scores(samples, metric.partition(",")[0])
+        if scores and scores not in seen and abs(sum(scores) / len(scores) - figure) < _SAME:
+            seen.append(scores)
+            found[metric] = list(bootstrap_interval(scores))
+    return found
+
+
 def _scores(samples: Sequence[Mapping[str, Any]], metric: str) -> list[float]:
     """The samples' scores by a metric, or [] where not every sample has a number."""
     values = [sample.get(metric) for sample in samples]
-    values = [value.get("score") if isinstance(value, Mapping) else value for value in values]
-    numeric = all(isinstance(value, numbers.Real) for value in values)
-    return [float(value) for value in values] if numeric else []
+    values = [_number(value.get("score") if isinstance(value, Mapping) else value) for value in values]
+    scores = [value for value in values if value is not None]
+    return scores if len(scores) == len(samples) else []
 
 
-def _mean(scores: Sequence[float]) -> float:
-    return sum(scores) / len(scores)
+def _number(value: Any) -> float | None:
+    """A number of Python's or numpy's as a float; None for anything else."""
+    return float(value) if isinstance(value, int | float | np.integer | np.floating) else None
 
 
 def _write(folder: Path, result: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
