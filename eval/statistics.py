@@ -44,8 +44,8 @@ def bootstrap_interval(
 
     Args:
         scores: one number for each sample; or anything, where there is a `statistic`.
-        statistic: a list of samples as long as `scores` -> the figure; the mean where it is None. It is called
-            once for each resample, which takes time: lower `resamples` for large sets.
+        statistic: a list of samples as long as `scores` -> the figure; the mean where it is None. Called once
+            for each resample, which takes time: lower `resamples` for large sets.
 
     Raises:
         ValueError: no scores, or arguments outside what they can be.
@@ -75,7 +75,7 @@ def paired_bootstrap(
     """
     if len(scores_a) != len(scores_b):
         raise ValueError(
-            f"expected two models' scores on the same questions, got {len(scores_a)} and {len(scores_b)} of them"
+            f"expected two models' scores on the same questions, got {len(scores_a)} and {len(scores_b)}"
         )
     _check(len(scores_a), resamples, confidence)
     gains = np.asarray(scores_b, dtype=np.float64) - np.asarray(scores_a, dtype=np.float64)

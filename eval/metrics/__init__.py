@@ -10,13 +10,25 @@ import difflib
 import inspect
 from collections.abc import Callable
 
+from eval.metrics.anls import anls_metric
 from eval.metrics.base import Metric, MetricError, Scored
+from eval.metrics.choice import choice_metric
 from eval.metrics.exact_match import exact_match_metric
+from eval.metrics.pope import pope_metric
+from eval.metrics.relaxed import relaxed_metric
+from eval.metrics.rouge import rouge_metric
+from eval.metrics.vqa import vqa_metric
 
 __all__ = ["METRICS", "Metric", "MetricError", "Scored", "find_metric"]
 
 _MAKERS: dict[str, Callable[..., Metric]] = {
     "exact_match": exact_match_metric,
+    "vqa_accuracy": vqa_metric,
+    "anls": anls_metric,
+    "relaxed_accuracy": relaxed_metric,
+    "multiple_choice": choice_metric,
+    "pope": pope_metric,
+    "rouge_l": rouge_metric,
 }
 METRICS: dict[str, Metric] = {name: make() for name, make in _MAKERS.items()}
 

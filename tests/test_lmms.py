@@ -1,0 +1,231 @@
+"""lmms-eval's tasks, prompts and scorers over our engine: the answers and scores that we get directly.
+
+No benchmark's data can be fetched here: the official tasks run, definition and scorer unchanged, on drawn
+pictures in the benchmark's columns.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset, Image
+
+from data.shapes import heldout_questions, render
+from eval.lmms import TASKS, LmmsError, check_names, run_lmms, table_text
+from eval.lmms_settings import MAX_NEW_TOKENS, cut, read_settings
+from eval.metrics import find_metric
+from generation.decoding import GenerationOptions
+from inference.answer import ask
+from inference.checkpoint import RequestError, open_checkpoint
+from tests.lmms_documents import benchmarks
+
+ROOT = Path(__file__).resolve().parent.parent
+TASK_FILES = ROOT / "tests" / "fixtures" / "lmms"
+NEEDS_LMMS_EVAL = pytest.mark.skipif(
+    importlib.util.find_spec("lmms_eval") is None, reason="needs lmms-eval (requirements-eval.txt)"
+)
+DRAWN = 12
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return open_checkpoint(ROOT / "checkpoints" / "ocelli-shapes", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[dict]:
+    """Questions about drawn pictures, with short answers."""
+    pairs = [pair for pair in heldout_questions(60, 5) if pair[1].family != "describe"][:DRAWN]
+    return [
+        {"image": render(scene, 256), "question": qa.question, "answer": qa.answer} for scene, qa in pairs
+    ]
+
+
+def stored(rows: list[dict], path: Path, split: str = "test") -> dict:
+    """The rows as Parquet, and the settings of a task that takes them from there."""
+    data = Dataset.from_list(rows)
+    for name, value in rows[0].items():
+        if hasattr(value, "size"):
+            data = data.cast_column(name, Image())
+    data.to_parquet(path)
+    files = {split: str(path)}
+    return {"dataset_path": "parquet", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
+
+
+@pytest.fixture(scope="module")
+def run(embedded, drawn, tmp_path_factory):
+    """The drawn task through lmms-eval: its result, and its samples."""
+    folder = tmp_path_factory.mktemp("lmms")
+    task = {"task": "ocelli_drawn"} | stored(drawn, folder / "drawn.parquet")
+    results = run_lmms([task], embedded, batch_size=5, output=folder, include_path=TASK_FILES, progress=False)
+    lines = (folder / "ocelli_drawn" / "samples.jsonl").read_text().splitlines()
+    assert json.loads((folder / "ocelli_drawn" / "results.json").read_text()) == results[0]
+    return results[0], [json.loads(line) for line in lines]
+
+
+@NEEDS_LMMS_EVAL
+def test_answers_and_score_are_those_of_our_engine(run, embedded, drawn):
+    result, samples = run
+    options = GenerationOptions(max_new_tokens=16)
+    alone = [ask(embedded, [row["image"]], row["question"], options).finish()["answers"][0] for row in drawn]
+    assert [sample["answer"] for sample in samples] == [[answer] for answer in alone]
+    score = find_metric("exact_match").score
+    scores = [score(answer, [row["answer"]], {}) for answer, row in zip(alone, drawn, strict=True)]
+    assert result["figures"] == {"exact_match": pytest.approx(sum(scores) / len(scores))}
+    assert sum(scores) > 0 and result["n"] == DRAWN
+    low, high = result["intervals"]["exact_match"]
+    assert low <= result["figures"]["exact_match"] <= high
+
+
+@NEEDS_LMMS_EVAL
+def test_results_say_what_was_asked(run):
+    result, samples = run
+    assert result["task"]["generation"]["max_new_tokens"] == 16
+    assert result["task"]["harness"].startswith("lmms-eval 0.7")
+    assert result["errors"] == {"count": 0, "samples": []} and result["samples_per_second"] > 0
+    assert samples[0]["prompt"] == samples[0]["doc"]["question"]
+    assert "| exact_match | 0." in table_text(result) or "| exact_match | 1." in table_text(result)
+
+
+@pytest.fixture(scope="module")
+def official(embedded, drawn, tmp_path_factory):
+    """Two documents of each official task, asked and scored: its results, and what reached the model."""
+    from eval.lmms_model import Ocelli
+
+    folder, seen = tmp_path_factory.mktemp("official"), []
+    tasks = [
+        {"task": name} | stored([one.row, one.row], folder / f"{name}.parquet", one.split)
+        for name, one in benchmarks(drawn[0]["image"]).items()
+    ]
+    ask_model = Ocelli._request
+
+    def recorded(self, request, options):
+        made = ask_model(self, request, options)
+        seen.append((request.args[4], made))
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ocelli, "_request", recorded)
+        results = run_lmms(tasks, embedded, batch_size=4, output=folder, progress=False)
+    return {result["task"]["name"]: result for result in results}, seen
+
+
+@NEEDS_LMMS_EVAL
+@pytest.mark.parametrize("name", TASKS)
+def test_official_prompts_reach_the_model_unchanged(official, embedded, drawn, name):
+    results, seen = official
+    processor, benchmark = embedded.processor, benchmarks(drawn[0]["image"])[name]
+    requests = [request for task, request in seen if task == name]
+    assert len(requests) == results[name]["n"] == 2
+    for request in requests:
+        text = processor.tokenizer.decode(request.input_ids, skip_special_tokens=False)
+        places = [text.find(part) for part in benchmark.prompt]
+        assert min(places) >= 0 and places == sorted(places), f"{benchmark.prompt} is not in {text}"
+        assert request.pixel_values is not None and request.options.greedy
+        limit = results[name]["task"]["generation"].get("max_new_tokens", MAX_NEW_TOKENS)
+        assert request.options.max_new_tokens == limit
+
+
+@NEEDS_LMMS_EVAL
+@pytest.mark.parametrize("name", TASKS)
+def test_official_scorers_run(official, drawn, name):
+    result = official[0][name]
+    assert benchmarks(drawn[0]["image"])[name].figure in result["figures"]
+    assert result["errors"]["count"] == 0
+
+
+@NEEDS_LMMS_EVAL
+def test_limit_and_an_unreadable_picture(embedded, drawn, tmp_path):
+    """A picture that does not open is an empty answer, counted and listed; the others are answered."""
+    rows = [{**row} for row in drawn[:4]]
+    settings = stored(rows, tmp_path / "drawn.parquet")
+    table = pq.read_table(tmp_path / "drawn.parquet")
+    pictures, column = table.column("image").to_pylist(), table.schema.field("image")
+    pictures[1]["bytes"] = b"no picture"
+    place = table.schema.get_field_index("image")
+    table = table.set_column(place, column, [pa.array(pictures, column.type)])
+    pq.write_table(table, tmp_path / "drawn.parquet")
+    result = run_lmms(
+        [{"task": "ocelli_drawn"} | settings],
+        embedded,
+        limit=3,
+        output=tmp_path,
+        include_path=TASK_FILES,
+        progress=False,
+    )[0]
+    assert result["n"] == 3 and result["errors"]["count"] == 1
+    assert result["errors"]["samples"][0]["id"] == 1 and "picture" in result["errors"]["samples"][0]["error"]
+    assert "1 of 3 could not be answered" in table_text(result)
+
+
+@NEEDS_LMMS_EVAL
+def test_a_task_without_data_is_one_sentence(embedded, tmp_path):
+    task = {"task": "mmstar", "dataset_path": str(tmp_path / "nowhere")}
+    with pytest.raises(LmmsError, match=r"task mmstar: its data cannot be loaded \(\w+: .*nowhere"):
+        run_lmms([task], embedded, output=tmp_path)
+
+
+@NEEDS_LMMS_EVAL
+def test_unknown_tasks_have_neighbours(embedded):
+    with pytest.raises(LmmsError, match="lmms-eval has no task 'mmstarr'; expected mmstar"):
+        run_lmms(["mmstarr"], embedded)
+
+
+def test_names_are_checked():
+    check_names(["mmstar", {"task": "pope"}], ["mmstar", "pope"])
+    with pytest.raises(LmmsError, match="at least one task, got none"):
+        check_names([], ["mmstar"])
+    with pytest.raises(LmmsError, match="no task 'qqqq'; expected one such as mmstar"):
+        check_names(["qqqq"], ["mmstar"])
+
+
+def test_missing_lmms_eval_is_one_sentence(monkeypatch):
+    monkeypatch.setattr("eval.lmms.find_spec", lambda name: None)
+    with pytest.raises(LmmsError, match=r"need lmms-eval: pip install -r requirements-eval\.txt"):
+        run_lmms(["mmstar"], "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "until"),
+    [
+        ({}, {"max_new_tokens": MAX_NEW_TOKENS}, ()),
+        ({"max_new_tokens": 8, "until": ["\n\n"]}, {"max_new_tokens": 8}, ("\n\n",)),
+        ({"until": "END", "do_sample": False, "temperature": 0.7}, {"temperature": 0.0}, ("END",)),
+        ({"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.7, "top_p": 0.9}, ()),
+        ({"do_sample": True, "top_k": 5}, {"temperature": 1.0, "top_k": 5}, ()),
+        ({"do_sample": False, "temperature": 0, "top_p": None, "num_beams": 1}, {"temperature": 0.0}, ()),
+    ],
+)
+def test_settings_of_tasks(settings, options, until):
+    got, ends = read_settings("x", settings)
+    expected = {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 0.0} | options
+    assert {name: getattr(got, name) for name in expected} == expected and ends == until
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": 5}, "task x: expected num_beams 1, got 5"),
+        ({"length_penalty": 2.0}, "task x: its generation setting length_penalty=2.0 is not known here"),
+        ({"do_sample": True, "temperature": 0}, "expected a temperature above 0 with do_sample, got 0"),
+        (
+            {"max_new_tokens": 0},
+            "task x: generation setting max_new_tokens: expected an integer",
+        ),
+        ({"until": [3]}, "expected until as texts, got "),
+    ],
+)
+def test_settings_that_are_not_here_are_refused(settings, message):
+    with pytest.raises(RequestError, match=message):
+        read_settings("x", settings)
+
+
+def test_an_answer_ends_before_the_first_of_its_ends():
+    assert cut("one \n\ntwo. ASSISTANT: three", ("ASSISTANT:", "\n\n")) == "one"
+    assert cut("one two", ("\n\n",)) == "one two"
+    assert cut("END", ("END",)) == ""
