@@ -261,8 +261,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     rows = make_rows(settings, replies)
     print(
-        f"{settings.pictures * settings.each} questions about {settings.pictures} pictures, {settings.shape}, "
-        f"{settings.precision}, {settings.tokens} tokens an answer, {settings.threads} threads"
+        f"{settings.pictures * settings.each} questions about {settings.pictures} pictures, "
+        f"{settings.shape}, {settings.precision}, {settings.tokens} tokens an answer, "
+        f"{settings.threads} threads"
     )
     print(table(COLUMNS, rows))
     finish("evaluation", settings, rows)

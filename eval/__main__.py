@@ -142,45 +142,56 @@ def own_tasks(settings: argparse.Namespace) -> list:
 
 def run_tasks(settings: argparse.Namespace) -> None:
     """Answer and score all that was asked for; prints each task, then its figures."""
-    from eval.results import table_text
-    from eval.run import evaluate
-    from eval.tasks import check_official
+    from eval.lmms import TASKS
+    from eval.tasks import OWN, check_official
     from inference.checkpoint import open_checkpoint, pick_device
     from training.distributed import Ranks
 
-    official = [name for name in settings.tasks if name != "shapes"]
-    check_official(official)
+    official = [name for name in settings.tasks if name not in OWN]
+    check_official(official, TASKS)
     tasks = own_tasks(settings)
     for task in tasks:
         task.check()
     ranks = Ranks(pick_device(settings.device))
     try:
-        say = print if ranks.is_first else (lambda *_: None)
-        device = str(ranks.device)
-        checkpoint = open_checkpoint(settings.model, settings.revision, device, settings.dtype)
+        checkpoint = open_checkpoint(settings.model, settings.revision, str(ranks.device), settings.dtype)
         if settings.compile != "off":
             checkpoint = checkpoint.compiled()
         for task in tasks:
-            output = settings.output or Path("runs/eval") / f"{_plain(task.name)}-{_plain(settings.model)}"
-            if settings.output and len(tasks) + len(official) > 1:
-                output = settings.output / _plain(task.name)
-            say(task)
-            say(f"   model  {settings.model}, {checkpoint.dtype} on {device}, {checkpoint.decode_step_name}")
-            results = evaluate(checkpoint, task, output, settings.batch_size, settings.controls, ranks)
-            say(table_text(results["families"]))
-            say(verdict(results, output))
+            run_own(task, checkpoint, settings, ranks, alone=len(tasks) + len(official) == 1)
         if official:
-            from eval.lmms import run_lmms
-
-            run_lmms(
-                official,
-                checkpoint,
-                limit=settings.limit,
-                batch_size=settings.batch_size,
-                output=settings.output,
-            )
+            run_official(official, checkpoint, settings)
     finally:
         ranks.close()
+
+
+def run_own(task, checkpoint, settings: argparse.Namespace, ranks, alone: bool) -> None:
+    """One of our tasks, to its end."""
+    from eval.results import table_text
+    from eval.run import evaluate
+
+    name = f"{_plain(task.name)}-{_plain(settings.model)}"
+    output = settings.output or Path("runs/eval") / name
+    if settings.output and not alone:
+        output = settings.output / _plain(task.name)
+    say = print if ranks.is_first else (lambda *_: None)
+    say(task)
+    say(f"   model  {settings.model}, {checkpoint.dtype} on {ranks.device}, {checkpoint.decode_step_name}")
+    results = evaluate(checkpoint, task, output, settings.batch_size, settings.controls, ranks)
+    say(table_text(results["families"]))
+    say(verdict(results, output))
+
+
+def run_official(names: list[str], checkpoint, settings: argparse.Namespace) -> None:
+    """Tasks of lmms-eval, each with the folder that `run_own` would give it."""
+    from eval.lmms import run_lmms, table_text
+
+    output = settings.output or Path("runs/eval") / _plain(settings.model)
+    for result in run_lmms(
+        names, checkpoint, limit=settings.limit, batch_size=settings.batch_size, output=output
+    ):
+        print(table_text(result))
+        print(f"{result['n']} questions, {result['seconds']:.1f} s in all; {output / result['task']['name']}")
 
 
 def verdict(results: dict, output: Path) -> str:

@@ -16,12 +16,16 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard
 
+from eval.lmms import table_text as official_table
 from eval.results import interval_text, table_text
 from eval.run import RESULTS
 from eval.tasks import TaskError
 
 _SECTION = re.compile(r"(^## Evaluation[ \t]*\n)(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-_NEEDED = ("task", "model", "score", "interval", "n", "families", "controls")
+_NEEDED = (
+    {"task", "model", "score", "interval", "n", "families", "controls"},
+    {"task", "figures", "intervals"},
+)
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -37,7 +41,7 @@ def read_results(path: Path) -> dict[str, Any]:
         results = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         results = None
-    if not isinstance(results, dict) or not set(_NEEDED) <= results.keys():
+    if not isinstance(results, dict) or not any(needed <= results.keys() for needed in _NEEDED):
         raise TaskError(f"{path}: expected what python -m eval wrote, got something else")
     return results
 
@@ -49,6 +53,9 @@ def evaluation_text(several: Sequence[Mapping[str, Any]]) -> str:
 
 def _text(results: Mapping[str, Any]) -> str:
     task = results["task"]
+    if "harness" in task:
+        said = f"**{task['name']}** by {task['harness']}, {results['n']:,} questions."
+        return f"{said}\n\n{official_table(results)}"
     said = (
         f"**{task['name']}**: {results['score']:.1%} ({results['confidence']:.0%} interval "
         f"{interval_text(results['interval'])}) on {results['n']:,} questions, {results['model']['dtype']}."
@@ -61,7 +68,11 @@ def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
     """What the Hub's `model-index` holds."""
     found = []
     for results in several:
-        task, data = results["task"], results["task"]["data"]
+        task = results["task"]
+        if "harness" in task:
+            found += _official(results)
+            continue
+        data = task["data"]
         name = data.get("path") or data.get("name") or task["name"]
         found.append(
             EvalResult(
@@ -84,6 +95,26 @@ def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
             )
         )
     return found
+
+
+def _official(results: Mapping[str, Any]) -> list[EvalResult]:
+    """Each figure of a task of lmms-eval."""
+    task = results["task"]
+    return [
+        EvalResult(
+            task_type="image-text-to-text",
+            task_name="Visual question answering",
+            dataset_type=task["name"],
+            dataset_name=task["name"],
+            metric_type=figure,
+            metric_name=figure.replace("_", " "),
+            metric_value=value,
+            metric_args={"n": results["n"], "interval": results["intervals"].get(figure)},
+            source_name=task["harness"],
+            source_url="https://github.com/EvolvingLMMs-Lab/lmms-eval",
+        )
+        for figure, value in results["figures"].items()
+    ]
 
 
 def update_card(folder: Path, several: Sequence[Mapping[str, Any]]) -> Path:

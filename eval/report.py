@@ -82,7 +82,7 @@ def worst_samples(task: Task, records: Mapping[str, Record]) -> tuple[list[Sampl
     wrong = [sample for sample in task.samples if records[sample.id]["score"] < 1]
     random.Random(0).shuffle(wrong)
     turns: dict[tuple[float, str], int] = {}
-    order = []
+    order: list[tuple[float, int, int]] = []
     for sample in wrong:
         score = float(records[sample.id]["score"])
         turn = turns[score, sample.family] = turns.get((score, sample.family), -1) + 1

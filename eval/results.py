@@ -31,7 +31,7 @@ _PIECES, _PIECE = 16, 64 * 1024  # what is read of each file of weights
 def figures(metric: Metric, scored: Sequence[Scored]) -> dict[str, Any]:
     """{"score", "interval": [low, high], "n"} and whatever else the metric tells."""
     said = metric.summarise(scored)
-    if metric.summarise is mean_score:
+    if said["score"] == mean_score(scored)["score"]:  # a mean, which is resampled at once
         interval = bootstrap_interval([one.score for one in scored], confidence=CONFIDENCE)
     else:
         interval = bootstrap_interval(
@@ -84,7 +84,7 @@ def summarise(
     rows = []
     for family in [*(families if len(families) > 1 else []), None]:
         places = [i for i, s in enumerate(task.samples) if family is None or s.family == family]
-        row = {"name": OVERALL if family is None else family or "other"}
+        row: dict[str, Any] = {"name": OVERALL if family is None else family or "other"}
         row |= figures(task.metric, [scored[i] for i in places])
         for name, other in beside.items():
             row[name] = task.metric.summarise([other[i] for i in places])["score"]

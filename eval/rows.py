@@ -74,7 +74,8 @@ def data_task(config: DataConfig, metric: Metric) -> Task:
     if not len(rows):
         raise DatasetError(f"{config.path}: split {split!r} has no rows")
     reader = _Reader(config, rows, folder)
-    samples, problems = [], []
+    samples: list[Sample] = []
+    problems = []
     for number in range(len(rows)):
         if config.limit is not None and len(samples) >= config.limit:
             break
@@ -85,8 +86,13 @@ def data_task(config: DataConfig, metric: Metric) -> Task:
     if problems:
         more = f" (and {len(problems) - 1} more such rows)" if len(problems) > 1 else ""
         raise DatasetError(f"{config.path}: {problems[0]}{more}")
-    data = {"path": config.path, "subset": config.subset, "split": split, "revision": config.revision}
-    data["columns"] = dict(config.columns)
+    data: dict[str, Any] = {
+        "path": config.path,
+        "subset": config.subset,
+        "split": split,
+        "revision": config.revision,
+    }
+    data |= {"columns": dict(config.columns)}
     name = Path(config.path).stem if _is_here(config.path) else config.path
     name = f"{name}/{config.subset}" if config.subset else name
     return Task(name, _named(samples, reader)[: config.limit], metric, reader.prompt, data, config.system)

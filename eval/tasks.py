@@ -103,7 +103,7 @@ class Task:
         said = self.definition()
         rows = {
             "task": f"{self.name}: {len(self.samples):,} questions about "
-            f"{len({sample.group for sample in self.samples}):,} pictures or sets of them",
+            f"{len({sample.group for sample in self.samples}):,} different pictures",
             "data": ", ".join(
                 f"{key} {value}" for key, value in self.data.items() if value not in (None, "")
             ),
@@ -186,34 +186,27 @@ def _drawn(scene) -> list[Any]:
 
 # --------------------------------------------------------------------------------- tasks of other people
 OWN = ("shapes",)
-OFFICIAL = (
-    "mmstar",
-    "mmmu_val",
-    "ai2d",
-    "scienceqa_img",
-    "textvqa_val",
-    "docvqa_val",
-    "chartqa",
-    "infovqa_val",
-    "ocrbench",
-    "mme",
-    "pope",
-)
 
 
-def check_official(names: Sequence[str]) -> None:
-    """Whether tasks that are not ours can be run; what lmms-eval has besides `OFFICIAL` it knows itself.
+def check_official(names: Sequence[str], official: Sequence[str]) -> None:
+    """Whether tasks that are not ours may be lmms-eval's; where it is installed, it knows best.
+
+    Args:
+        official: some that it has.
 
     Raises:
         TaskError: a name that looks like a slip (it names the nearest), or lmms-eval is not installed.
     """
-    if not names or find_spec("lmms_eval") is not None:
-        return
+    here = find_spec("lmms_eval") is not None
     for name in names:
-        if name not in OFFICIAL:
-            known = [*OWN, *OFFICIAL]
-            near = difflib.get_close_matches(name, known, cutoff=0.5) or known
-            raise TaskError(f"unknown task {name!r}; expected {' or '.join(near)}, or another of lmms-eval's")
-    raise TaskError(
-        f"{', '.join(names)}: needs lmms-eval, which is not installed: pip install -r requirements-eval.txt"
-    )
+        near = difflib.get_close_matches(
+            name, OWN if here else [*OWN, *official], cutoff=0.7 if here else 0.5
+        )
+        if name not in official and (near or not here):
+            some = " or ".join(near or [*OWN, *official])
+            raise TaskError(f"unknown task {name!r}; expected {some}, or another of lmms-eval's")
+    if names and not here:
+        raise TaskError(
+            f"{', '.join(names)}: needs lmms-eval, which is not installed: "
+            "pip install -r requirements-eval.txt"
+        )

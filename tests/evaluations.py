@@ -37,7 +37,7 @@ def write_rows(folder: Path, pictures: int = 4, each: int = 6, shuffle: int | No
 
 
 def report_of(folder: Path) -> Path:
-    """The report of a run with controls, some of whose answers are wrong: the embedded model knows the rest."""
+    """The report of a run with controls, some of whose answers are wrong."""
     rows = [json.loads(line) for line in write_rows(folder).read_text().splitlines()]
     for row in rows[:3]:
         row["answers"] = ["never heard of"]

@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 
 from data.shapes import heldout_questions, majority_answers
 from data.shapes import score as shapes_score
-from eval import tasks
+from eval import lmms, tasks
 from eval.metrics.base import Metric, MetricError, mean_score
 from eval.results import figures
 from eval.statistics import bootstrap_interval
@@ -87,6 +87,19 @@ def test_samples_that_cannot_be_scored_are_found_before_any_work():
     object.__setattr__(task, "metric", Metric("picky", "", score, mean_score))
     with pytest.raises(TaskError, match="question 0: needs a column choices"):
         task.check()
+
+
+def test_figures_of_official_tasks_go_into_the_card_too(tmp_path):
+    figures = {"accuracy": 0.5, "f1": 0.25}
+    task = {"name": "pope", "harness": "lmms-eval 0.7.3"}
+    results = {"task": task, "figures": figures, "intervals": {"accuracy": [0.4, 0.6]}, "n": 100}
+    results["errors"] = {"count": 0, "samples": []}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n\n# mine\n")
+    assert run("card", tmp_path, tmp_path / "results.json") == 0
+    card = ModelCard.load(tmp_path / "README.md")
+    assert {one.metric_type: one.metric_value for one in card.data.eval_results} == figures
+    assert lmms.table_text(results) in card.text
 
 
 # --------------------------------------------------------------------------------------------- mistakes
