@@ -65,7 +65,7 @@ def test_ranks_whose_data_end_leave_together(base):
 
 
 def test_ranks_share_the_questions_of_an_evaluation(tmp_path):
-    """Means over all of them: the embedded model, at no rate to speak of, scores alike on one rank and on two."""
+    """Means over all of them: the embedded model, at hardly any rate, scores alike on one rank and on two."""
     rates = {"lr": 1e-9, "matrix_lr": 1e-9, "weight_decay": 0.0}
     drawn = {"pictures": 2, "vision_pictures": 0, "batch_size": 2, "steps": 1, "sequence_length": 256}
     scores = []
