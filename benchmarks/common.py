@@ -69,17 +69,6 @@ def now(device: str) -> float:
     return time.perf_counter()
 
 
-def read_bandwidth(device: str, size: int) -> float:
-    """Bytes a second that all threads read: the best of several sums over a buffer larger than any cache."""
-    buffer = torch.ones(64, size // 256, device=device)
-    seconds = []
-    for _ in range(8):
-        start = now(device)
-        buffer.sum(1)
-        seconds.append(now(device) - start)
-    return buffer.numel() * 4 / min(seconds)
-
-
 def trim() -> None:
     """Give what the allocator keeps back to the system, so that loading does not count as decoding."""
     if platform.libc_ver()[0] == "glibc":

@@ -23,6 +23,7 @@ if not __package__:  # run as a script: find the repository's packages, not this
 
 import torch
 
+from benchmarks.bandwidth import read_bandwidth
 from benchmarks.common import (
     base_parser,
     finish,
@@ -32,7 +33,6 @@ from benchmarks.common import (
     memory_peak,
     names,
     positive,
-    read_bandwidth,
     reset_peak,
     table,
     trim,

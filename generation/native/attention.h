@@ -2,25 +2,6 @@
 #pragma once
 #include "vectors.h"
 
-/* e^x for x <= 0, to about 2 ulp: 2^k * polynomial (the coefficients are Cephes' expf). */
-static inline float exp_negative(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    float k = floorf(x * 1.44269504f + 0.5f);
-    x -= k * 0.693359375f;
-    x -= k * -2.12194440e-4f;
-    float y = 1.9875691500e-4f;
-    y = y * x + 1.3981999507e-3f;
-    y = y * x + 8.3334519073e-3f;
-    y = y * x + 4.1665795894e-2f;
-    y = y * x + 1.6666665459e-1f;
-    y = y * x + 5.0000001201e-1f;
-    y = y * x * x + x + 1.0f;
-    int32_t bits = ((int32_t)k + 127) << 23;
-    float scale;
-    memcpy(&scale, &bits, 4);
-    return y * scale;
-}
-
 /* Sums over the lanes of count vectors, scaled. */
 static inline void sum_each(const vec *sums, int64_t count, float scale, float *out) {
     int64_t s = 0;
@@ -42,8 +23,8 @@ static inline void sum_each(const vec *sums, int64_t count, float scale, float *
 static inline __attribute__((always_inline)) void attend_heads(const float *q, const cached *key,
                                                                const cached *value, int64_t count, int heads,
                                                                int64_t dim, float *partial) {
-    vec sums[4][CHUNK] __attribute__((aligned(64)));
-    float scores[4][CHUNK], scale = 1.0f / sqrtf((float)dim);
+    vec sums[4][MOST_CHUNK] __attribute__((aligned(64)));
+    float scores[4][MOST_CHUNK], scale = 1.0f / sqrtf((float)dim);
     int64_t s = 0, i;
     for (; s < count; s += 2) { /* two positions at a time, so that the additions need not wait for each other */
         const cached *k0 = key + s * dim, *k1 = s + 1 < count ? k0 + dim : k0;
@@ -70,9 +51,8 @@ static inline __attribute__((always_inline)) void attend_heads(const float *q, c
     for (int g = 0; g < heads; g++) {
         float *out = partial + g * (dim + 2), largest, total = 0;
         sum_each(sums[g], count, scale, scores[g]);
-        largest = scores[g][0];
-        for (s = 1; s < count; s++) largest = scores[g][s] > largest ? scores[g][s] : largest;
-        for (s = 0; s < count; s++) scores[g][s] = exp_negative(scores[g][s] - largest);
+        largest = largest_of(scores[g], count, 0);
+        for (s = 0; s < count; s++) scores[g][s] = exponential(scores[g][s] - largest);
         for (s = 0; s < count; s++) total += scores[g][s];
         out[dim] = largest;
         out[dim + 1] = total;
@@ -114,7 +94,7 @@ static void merge_chunks(const float *partial, int64_t chunks, int64_t stride, i
         largest = partial[c * stride + dim] > largest ? partial[c * stride + dim] : largest;
     memset(out, 0, dim * sizeof(float));
     for (int64_t c = 0; c < chunks; c++) {
-        float factor = exp_negative(partial[c * stride + dim] - largest);
+        float factor = exponential(partial[c * stride + dim] - largest);
         total += factor * partial[c * stride + dim + 1];
         for (int64_t i = 0; i < dim; i++) out[i] += factor * partial[c * stride + i];
     }

@@ -30,9 +30,15 @@ typedef struct {
     int64_t own_floats; /* of each thread: hidden states, normed ones, what attention mixed */
 } Scratch;
 
+/* Attention's chunks of one row: small ones while threads have little to share, then long ones, which memory
+ * reads faster. By the row's own length: its result does not depend on the rows beside it. */
+static inline int64_t chunk_of(int64_t length) { return length <= 512 ? 32 : MOST_CHUNK; }
+static inline int64_t chunks_of(int64_t length) { return (length + chunk_of(length) - 1) / chunk_of(length); }
+#define MOST_CHUNKS(length) (16 + (length) / MOST_CHUNK)
+
 static int64_t lay_out(const Model *m, int64_t batch, int64_t capacity, int64_t threads, float *base, Scratch *s) {
     int64_t q_width = m->heads * m->head_dim, kv_width = m->kv_heads * m->head_dim;
-    int64_t chunks = (capacity + CHUNK - 1) / CHUNK, at = 0;
+    int64_t at = 0;
     #define TAKE(floats) (at += ((floats) + 15) / 16 * 16, base + at - ((floats) + 15) / 16 * 16)
     s->added = TAKE(batch * m->width);
     s->q = TAKE(batch * q_width);
@@ -43,8 +49,10 @@ static int64_t lay_out(const Model *m, int64_t batch, int64_t capacity, int64_t 
     s->cosine = TAKE(batch * m->head_dim / 2);
     s->sine = TAKE(batch * m->head_dim / 2);
     s->mixed = TAKE(batch * q_width);
-    s->partial = TAKE(batch * m->heads * chunks * (m->head_dim + 2));
-    s->own_floats = (batch * (2 * m->width + q_width) + 31) / 16 * 16;
+    s->partial = TAKE(batch * m->heads * MOST_CHUNKS(capacity) * (m->head_dim + 2));
+    int64_t widest = m->inner > q_width ? m->inner : q_width;
+    widest = m->width > widest ? m->width : widest;
+    s->own_floats = (batch * (2 * m->width + q_width) + INPUT_FLOATS(batch, widest) + 31) / 16 * 16;
     s->own = TAKE(threads * s->own_floats);
     #undef TAKE
     return at;
@@ -60,7 +68,7 @@ int64_t ocelli_scratch_floats(const Model *m, int64_t batch, int64_t capacity, i
 static void attend_unit(const Model *m, const Layer *layer, const Scratch *s, int64_t unit, int64_t chunk,
                         int64_t length, int64_t capacity, float *partial) {
     int64_t dim = m->head_dim, group = m->heads / m->kv_heads, b = unit / m->kv_heads;
-    int64_t from = chunk * CHUNK, to = from + CHUNK < length ? from + CHUNK : length;
+    int64_t size = chunk_of(length), from = chunk * size, to = from + size < length ? from + size : length;
     const float *cosine = s->cosine + b * dim / 2, *sine = s->sine + b * dim / 2;
     float q[group * dim];
     memcpy(q, s->q + unit * group * dim, group * dim * sizeof(float));
@@ -80,14 +88,14 @@ static void attend_unit(const Model *m, const Layer *layer, const Scratch *s, in
 
 /* Attention of every row. Returns where the result (B, H * D_h) is, for the thread that asks. */
 static const float *attention(const Model *m, const Layer *layer, const Scratch *s, const int64_t *position,
-                              int64_t batch, int64_t capacity, int64_t longest, float *own) {
+                              int64_t batch, int64_t capacity, int64_t most, float *own) {
     int64_t dim = m->head_dim, group = m->heads / m->kv_heads, units = batch * m->kv_heads;
-    int64_t most = (longest + CHUNK - 1) / CHUNK, stride = group * (dim + 2);
+    int64_t stride = group * (dim + 2);
     #pragma omp for schedule(dynamic) collapse(2)
     for (int64_t unit = 0; unit < units; unit++)
         for (int64_t c = 0; c < most; c++) {
             int64_t length = position[unit / m->kv_heads] + 1;
-            if (c * CHUNK < length)
+            if (c < chunks_of(length))
                 attend_unit(m, layer, s, unit, c, length, capacity, s->partial + (unit * most + c) * stride);
         }
     int64_t from = 0, to = batch * m->heads, together = to * most > 256; /* else merging is quicker than waiting */
@@ -95,7 +103,7 @@ static const float *attention(const Model *m, const Layer *layer, const Scratch 
     if (together) share(batch * m->heads, &from, &to);
     for (int64_t head = from; head < to; head++) {
         int64_t unit = head / group, length = position[unit / m->kv_heads] + 1;
-        merge_chunks(s->partial + unit * most * stride + head % group * (dim + 2), (length + CHUNK - 1) / CHUNK,
+        merge_chunks(s->partial + unit * most * stride + head % group * (dim + 2), chunks_of(length),
                      stride, dim, out + head * dim);
     }
     if (together) {
@@ -116,7 +124,7 @@ static void embed(const Model *m, const int64_t *token, int64_t batch, float *x)
 void ocelli_decode(const Model *m, const int64_t *token, const int64_t *position, int64_t batch,
                    int64_t capacity, int64_t threads, float *base, float *logits) {
     int64_t width = m->width, dim = m->head_dim, q_width = m->heads * dim, kv_width = m->kv_heads * dim;
-    int64_t longest = 0;
+    int64_t most = 0; /* chunks of a row */
     Scratch s;
     lay_out(m, batch, capacity, threads, (float *)(((uintptr_t)base + 63) / 64 * 64), &s);
     for (int64_t b = 0; b < batch; b++) {
@@ -124,38 +132,42 @@ void ocelli_decode(const Model *m, const int64_t *token, const int64_t *position
             s.cosine[b * dim / 2 + i] = cosf((float)position[b] * m->inv_freq[i]);
             s.sine[b * dim / 2 + i] = sinf((float)position[b] * m->inv_freq[i]);
         }
-        longest = position[b] + 1 > longest ? position[b] + 1 : longest;
+        int64_t chunks = chunks_of(position[b] + 1);
+        most = chunks > most ? chunks : most;
     }
     #pragma omp parallel num_threads((int)threads)
     {
         float *x = s.own + omp_get_thread_num() * s.own_floats, *normed = x + batch * width;
-        float *mixed = normed + batch * width;
+        float *mixed = normed + batch * width, *room = mixed + batch * q_width;
+        Inputs in;
         int64_t from, to;
         embed(m, token, batch, x);
         for (int64_t l = 0; l < m->layers; l++) {
             const Layer *layer = m->layer + l;
             rms_norm(x, layer->input_norm, m->eps, width, batch, normed);
-            multiply(layer->q, q_width, width, normed, batch, s.q);
-            multiply(layer->k, kv_width, width, normed, batch, s.k);
-            multiply(layer->v, kv_width, width, normed, batch, s.v);
+            in = prepare(normed, width, batch, room);
+            multiply(layer->q, q_width, in, s.q);
+            multiply(layer->k, kv_width, in, s.k);
+            multiply(layer->v, kv_width, in, s.v);
             #pragma omp barrier
-            const float *attended = attention(m, layer, &s, position, batch, capacity, longest, mixed);
-            multiply(layer->o, width, q_width, attended, batch, s.added);
+            const float *attended = attention(m, layer, &s, position, batch, capacity, most, mixed);
+            multiply(layer->o, width, prepare(attended, q_width, batch, room), s.added);
             #pragma omp barrier
             for (int64_t i = 0; i < batch * width; i++) x[i] += s.added[i];
             rms_norm(x, layer->post_norm, m->eps, width, batch, normed);
             share(m->inner, &from, &to);
-            multiply_rows(layer->gate, from, to, width, normed, batch, s.gate, m->inner);
-            multiply_rows(layer->up, from, to, width, normed, batch, s.up, m->inner);
+            in = prepare(normed, width, batch, room);
+            multiply_rows(layer->gate, from, to, in, s.gate, m->inner);
+            multiply_rows(layer->up, from, to, in, s.up, m->inner);
             for (int64_t b = 0; b < batch; b++)
                 for (int64_t i = b * m->inner + from; i < b * m->inner + to; i++)
-                    s.gate[i] = s.gate[i] / (1.0f + expf(-s.gate[i])) * s.up[i];
+                    s.gate[i] = s.gate[i] / (1.0f + exponential(-s.gate[i])) * s.up[i];
             #pragma omp barrier
-            multiply(layer->down, width, m->inner, s.gate, batch, s.added);
+            multiply(layer->down, width, prepare(s.gate, m->inner, batch, room), s.added);
             #pragma omp barrier
             for (int64_t i = 0; i < batch * width; i++) x[i] += s.added[i];
         }
         rms_norm(x, m->final_norm, m->eps, width, batch, normed);
-        multiply(m->head, m->vocab, width, normed, batch, logits);
+        multiply(m->head, m->vocab, prepare(normed, width, batch, room), logits);
     }
 }

@@ -15,9 +15,8 @@
 #else
 #define LANES 8
 #endif
-#define CHUNK 64     /* cache positions that one unit of attention work covers */
-#define UNROLL 4
-#define PREFETCH 2048 /* bytes ahead */
+#define MOST_CHUNK 128 /* cache positions that one unit of attention work covers at most */
+#define PREFETCH 512   /* bytes ahead */
 
 typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -72,4 +71,39 @@ static inline float sum_lanes(vec v) {
     float total = 0;
     for (int i = 0; i < LANES; i++) total += v[i];
     return total;
+}
+
+/* The largest of x, NaN if there is a positive one: floats are in order as integers, which compilers reduce in
+ * vectors without asking what becomes of NaN. magnitude: of |x|, where NaN of either sign is the largest. */
+static inline float largest_of(const float *x, int64_t n, int magnitude) {
+    int32_t largest = INT32_MIN;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, 4);
+        bits = magnitude ? bits & 0x7fffffff : bits ^ ((bits >> 31) & 0x7fffffff);
+        largest = bits > largest ? bits : largest;
+    }
+    largest ^= (largest >> 31) & 0x7fffffff;
+    float result;
+    memcpy(&result, &largest, 4);
+    return result;
+}
+
+/* e^x to about 2 ulp where it is a normal number: 2^k * polynomial (the coefficients are Cephes' expf). */
+static inline float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float k = floorf(x * 1.44269504f + 0.5f);
+    x -= k * 0.693359375f;
+    x -= k * -2.12194440e-4f;
+    float y = 1.9875691500e-4f;
+    y = y * x + 1.3981999507e-3f;
+    y = y * x + 8.3334519073e-3f;
+    y = y * x + 4.1665795894e-2f;
+    y = y * x + 1.6666665459e-1f;
+    y = y * x + 5.0000001201e-1f;
+    y = y * x * x + x + 1.0f;
+    int32_t bits = ((int32_t)k + 127) << 23;
+    float scale;
+    memcpy(&scale, &bits, 4);
+    return y * scale;
 }
