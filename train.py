@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from data.errors import DatasetError, ProcessorError
+from eval.in_run import held_out_tasks, score_in_run
 from inference.checkpoint import RequestError, pick_device
 from models.checkpoints.atomic_folder import check_replaceable
 from models.checkpoints.errors import CheckpointError
@@ -60,6 +61,7 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
     torch.manual_seed(config.seed)
     output = check_replaceable(Path(config.output))
     task = open_task(config, ranks)
+    held_out = held_out_tasks(config)
     dtype = compute_dtype(config, ranks.device)
     if config.lora_rank:
         from training.adapters import add_adapters  # peft takes seconds to import
@@ -95,12 +97,14 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
         f"steps {first} to {task.steps}"
     )
     try:
-        run(config, ranks, task, wrapped, optimizers, average, state, metrics, first, dtype)
+        run(config, ranks, task, held_out, wrapped, optimizers, average, state, metrics, first, dtype)
     finally:
         metrics.close()  # what is said next begins a line
 
 
-def run(config, ranks, task: Task, wrapped, optimizers, average, state, metrics, first: int, dtype) -> None:
+def run(
+    config, ranks, task: Task, held_out, wrapped, optimizers, average, state, metrics, first: int, dtype
+) -> None:
     """The loop: one step; now and then a line of metrics, a look at held-out data, and a checkpoint."""
     stop, skipped, scores, began = StopSignal(), 0, {}, time.time()
     tokens = done = saved_at = 0
@@ -149,6 +153,8 @@ def run(config, ranks, task: Task, wrapped, optimizers, average, state, metrics,
         if done % config.eval_every == 0 or done == task.steps:
             with averaged(task.module, average):
                 scores = task.evaluate(wrapped, done)
+                if held_out and done > config.vision_steps:
+                    scores = score_in_run(held_out, task.model, task.processor, ranks) | scores
             if scores:
                 metrics.write({"step": done, **task.seen(done), **scores})
                 metrics.say(f"step {done}: " + ", ".join(f"{k[5:]} {v:.3f}" for k, v in scores.items()))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from data.errors import ProcessorError
 from data.shapes import heldout_questions, render
-from eval.shapes import DEFAULT_MODEL, PICTURE_SIZE
+from eval.tasks import DEFAULT_MODEL, PICTURE_SIZE
 from generation import kv_cache as kv
 from generation.decoding import DecodeStep, eager_step, prefill
 from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision

@@ -126,10 +126,10 @@ def fill_weights(model: nn.Module) -> nn.Module:
     return model
 
 
-def build_ours(shape: str, dtype: torch.dtype, device: str) -> VisionLanguageModel:
+def build_ours(shape: str | VLMConfig, dtype: torch.dtype, device: str) -> VisionLanguageModel:
     """Our model of a shape, in eval mode, allocated once and in place."""
     with without_weights():
-        model = VisionLanguageModel(SHAPES[shape])
+        model = VisionLanguageModel(config_of(shape))
     for name, parameter in list(model.named_parameters()):  # `to_empty` would import sympy: 35 MB
         owner, leaf = name.rsplit(".", 1)
         weight = torch.empty(parameter.shape, dtype=dtype, device=device)
@@ -161,11 +161,15 @@ def parameters(shape: str) -> int:
         return sum(parameter.numel() for parameter in VisionLanguageModel(SHAPES[shape]).parameters())
 
 
-def hf_config(shape: str):
+def config_of(shape: str | VLMConfig) -> VLMConfig:
+    return SHAPES[shape] if isinstance(shape, str) else shape
+
+
+def hf_config(shape: str | VLMConfig):
     """The transformers config of the same shape."""
     from transformers import Idefics3Config
 
-    config = SHAPES[shape]
+    config = config_of(shape)
     text, vision = dict(vars(config.text)), dict(vars(config.vision))
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": text.pop("rope_theta")}
     del text["rope_scaling"]
@@ -180,7 +184,7 @@ def hf_config(shape: str):
     )
 
 
-def build_transformers(shape: str, dtype: torch.dtype, device: str):
+def build_transformers(shape: str | VLMConfig, dtype: torch.dtype, device: str):
     """transformers' model of a shape, with its sdpa attention, in eval mode."""
     from transformers import Idefics3ForConditionalGeneration
     from transformers.initialization import no_init_weights

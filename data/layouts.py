@@ -56,7 +56,7 @@ class Layout:
         kept = self._turns_kept(row)
         if kept is None:
             return None
-        images = [picture for value in self._pictures(row) for picture in self._source(value)]
+        images = self.pictures(row)
         if self.kind == ("texts",):
             messages = _in_front(_turns(self._get(row, "texts"), kept), images)
         elif self.kind == ("question", "answer"):
@@ -67,6 +67,14 @@ class Layout:
             messages = self._messages(row, images)
         _check_texts(messages)
         return messages
+
+    def pictures(self, row: Mapping[str, Any]) -> list[Any]:
+        """What `load_image` takes, for each picture in a row's picture columns.
+
+        Raises:
+            BadRow: one is missing, or lies where this dataset may not reach.
+        """
+        return [picture for value in self._pictures(row) for picture in self._source(value)]
 
     def _get(self, row: Mapping[str, Any], name: str) -> Any:
         return row.get(self.columns.get(name, name))

@@ -3,22 +3,27 @@
     python -m eval.release runs/shapes checkpoints/ocelli-shapes
 
 The weights are stored in bfloat16, opened again from the new folder and scored on held-out questions with the
-picture shown and blanked; the table goes into the card. What the run says of its training data is kept.
+picture shown and blanked; the figures go into the card, and into results.json beside it. What the run says of
+its training data is kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
 
 from data.errors import ProcessorError
 from data.processor import Processor
-from data.shapes import heldout_questions
-from eval.shapes import evaluate, summarise, table_text
+from eval.card import eval_results, evaluation_text
+from eval.results import table_text
+from eval.run import RESULTS, evaluate
+from eval.tasks import TaskError, shapes_task
 from inference.checkpoint import RequestError, open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
@@ -44,20 +49,23 @@ def release(run: Path, folder: Path, questions: int, said: str | None) -> str:
     model = VisionLanguageModel.from_pretrained(run, dtype=torch.bfloat16)
     processor = Processor.from_pretrained(run, config=model.config)
     model.save_pretrained(folder, processor)
-    small = open_checkpoint(folder, device="cpu", dtype="float32")
-    pairs = heldout_questions(questions, 0)
-    table = table_text(summarise(pairs, evaluate(small.model, small.processor, pairs)))
-    card = model_card(
-        folder.name,
-        model.config,
-        sum(parameter.numel() for parameter in model.parameters()),
-        summary=SUMMARY,
-        training_data=said or training_data(run),
-        evaluation=table,
-        license="apache-2.0",
-    )
-    model.save_pretrained(folder, processor, card=card)
-    return table
+    small = open_checkpoint(folder, device="cpu", dtype="float32").compiled()
+    with tempfile.TemporaryDirectory() as output:
+        results = evaluate(small, shapes_task(questions), Path(output), controls=True)
+        card = model_card(
+            folder.name,
+            model.config,
+            sum(parameter.numel() for parameter in model.parameters()),
+            summary=SUMMARY,
+            training_data=said or training_data(run),
+            evaluation=evaluation_text([results]),
+            license="apache-2.0",
+            model_name=folder.name,
+            eval_results=eval_results([results]),
+        )
+        model.save_pretrained(folder, processor, card=card)
+        shutil.copyfile(Path(output) / RESULTS, folder / RESULTS)
+    return table_text(results["families"])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--questions: expected at least 1, got {options.questions}")
     try:
         print(release(options.run, options.folder, options.questions, options.training_data))
-    except (RequestError, CheckpointError, ProcessorError, OSError) as error:
+    except (TaskError, RequestError, CheckpointError, ProcessorError, OSError) as error:
         print(f"eval.release: error: {error}", file=sys.stderr)
         return 2
     return 0

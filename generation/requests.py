@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ class Request:
     pixel_attention_mask: (n, H, W) or (1, n, H, W), or None.
     options: for this request; of several answers, each is a request of its own with a seed of its own.
     key: comes back with the result.
+    digests: `tile_digests` of the tiles, where the caller has them from an earlier request already.
     """
 
     input_ids: Tensor
@@ -34,6 +35,7 @@ class Request:
     pixel_attention_mask: Tensor | None = None
     options: GenerationOptions = field(default_factory=GenerationOptions)
     key: Any = None
+    digests: Sequence[bytes] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +143,7 @@ class RequestReader:
         in_front = config.tokens_per_tile if config.image_placement == "prefix" and tiles is not None else 0
         prompt_lengths(ids[None], None, in_front, options.max_new_tokens, self._context)
         self._check_places(ids[None], None if tiles is None else len(tiles), config.tokens_per_tile)
-        digests = [] if tiles is None else tile_digests(tiles, masks)
+        digests = self._digests(request, tiles, masks)
         keys = self._position_keys(ids, digests)
         return Row(request.key, options, self._sampling(options), ids, tiles, masks, digests, keys)
 
@@ -153,6 +155,18 @@ class RequestReader:
             names = SamplingParams.__dataclass_fields__
             params = replace(SamplingParams(**{name: getattr(options, name) for name in names}), seed=None)
         return self._params.setdefault(params, params)
+
+    @staticmethod
+    def _digests(request: Request, tiles: Tensor | None, masks: Tensor | None) -> list[bytes]:
+        if tiles is None:
+            return []
+        if request.digests is None:
+            return tile_digests(tiles, masks)
+        if len(request.digests) != len(tiles):
+            raise ValueError(
+                f"digests: expected one for each of {len(tiles)} tiles, got {len(request.digests)}"
+            )
+        return list(request.digests)
 
     def _check_ids(self, ids: Tensor) -> None:
         vocab = self._config.text.vocab_size

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks import batching, decode, prefix, quantization, systems, workers
+from benchmarks import batching, decode, evaluation, prefix, quantization, systems, workers
 from benchmarks.common import table
 from benchmarks.gguf_file import tensor_shapes, write_gguf
 from benchmarks.shapes import (
@@ -282,3 +282,17 @@ def test_quantization_holds_rounded_weights_against_float32(capsys):
 def test_quantization_says_what_is_wrong(capsys):
     assert quantization.main(["--model", "nowhere/none/at/all"]) == 2
     assert capsys.readouterr().err.startswith("benchmarks.quantization: error: ")
+
+
+# -------------------------------------------------------------------------------------------- evaluation
+
+
+def test_evaluation(run):
+    result = run(evaluation, "--quick", "--tokens", "5", "--slots", "3")
+    ours, *theirs = result["rows"]
+    assert ours["system"] == "ours" and [row["batch"] for row in theirs] == [1, 4]
+    assert (ours["questions"], ours["tiles"], ours["tokens"]) == (12, 2, 60)
+    for row in theirs:  # the same answers, from a tile for each question
+        assert row["questions"] == row["tiles"] == row["equal_answers"] == 4 and row["tokens"] == 20
+    best = max(row["samples_per_second"] for row in theirs)
+    assert ours["over_best"] == pytest.approx(ours["samples_per_second"] / best)

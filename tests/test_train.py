@@ -29,6 +29,7 @@ SMALL = {
     "log_every": 1,
     "eval_every": 3,
     "eval_pictures": 2,
+    "eval_questions": 10,
     "save_every": 4,
     "vision_layers": 1,
     "text_layers": 2,
@@ -175,3 +176,26 @@ def test_the_picture_world_end_to_end(tmp_path):
     assert ["loss" in row for row in steps] == [False] * 3 + [True] * 3
     assert "eval_accuracy" in rows[-1]
     AutoModelForImageTextToText.from_pretrained(tmp_path / "shapes")
+
+
+def test_asking_the_model_now_and_then_changes_nothing(tmp_path):
+    """The same weights to the bit, however often it was asked."""
+    asked, unasked = tmp_path / "asked", tmp_path / "unasked"
+    train.main(flags(**SMALL | {"eval_every": 1}, output=str(asked)))
+    train.main(flags(**SMALL | {"eval_every": 1000, "eval_questions": 0}, output=str(unasked)))
+    weights = [load_file(folder / "model.safetensors") for folder in (asked, unasked)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+    rows = [json.loads(line) for line in (asked / "metrics.jsonl").read_text().splitlines()]
+    scores = [row["eval_accuracy"] for row in rows if "eval_accuracy" in row]
+    assert len(scores) == 3 and all(0 <= score <= 1 for score in scores)  # once there is a language model
+
+
+def test_rows_are_answered_where_there_is_a_metric(base, capsys):
+    held_out = {"eval_data": str(base / "rows.jsonl"), "eval_metric": "exact_match", "eval_questions": 6}
+    train.main(settings(base, "asked", **held_out))
+    rows = [json.loads(line) for line in (base / "asked" / "metrics.jsonl").read_text().splitlines()]
+    assert {"eval_loss", "eval_accuracy"} <= rows[-1].keys()
+    said = refused(settings(base, "asked", **held_out | {"eval_metric": "exact_mach"}), capsys)
+    assert "unknown metric 'exact_mach'; expected exact_match" in said
+    said = refused(settings(base, "asked", eval_metric="exact_match"), capsys)
+    assert "--eval-metric: expected rows with --eval-data" in said

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import train
+from eval.tasks import DEFAULT_MODEL
 from tests.runs import SETTINGS, curve, flags, run, tiny_checkpoint, write_rows
 
 
@@ -59,3 +62,23 @@ def test_ranks_whose_data_end_leave_together(base):
     run(2, **settings, output=str(output), steps=1000, epochs=1, micro_batch_size=1)
     seen = [tuple(sample) for _, _, rows in curve(output) for row in rows for sample in row]
     assert sorted(number for _, number in seen) == list(range(60))
+
+
+def test_ranks_share_the_questions_of_an_evaluation(tmp_path):
+    """Means over all of them: the embedded model, at hardly any rate, scores alike on one rank and on two."""
+    rates = {"lr": 1e-9, "matrix_lr": 1e-9, "weight_decay": 0.0}
+    drawn = {"pictures": 2, "vision_pictures": 0, "batch_size": 2, "steps": 1, "sequence_length": 256}
+    scores = []
+    for ranks in (1, 2):
+        settings = {
+            "init_from": str(DEFAULT_MODEL),
+            "eval_questions": 25,
+            "eval_pictures": 2,
+            **drawn,
+            **rates,
+        }
+        run(ranks, **settings, output=str(tmp_path / f"asked{ranks}"))
+        row = json.loads((tmp_path / f"asked{ranks}" / "metrics.jsonl").read_text().splitlines()[-1])
+        scores.append({name: value for name, value in row.items() if name.startswith("eval_")})
+    assert scores[0] == pytest.approx(scores[1]) and scores[0]["eval_accuracy"] > 0.8
+    assert {"eval_count", "eval_describe"} <= scores[0].keys()

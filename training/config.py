@@ -115,7 +115,9 @@ class TrainConfig:
     log_every: int = _field(20, "steps between lines of metrics.jsonl")
     log_samples: bool = _field(False, "name each step's samples in metrics.jsonl")
     eval_every: int = _field(500, "steps between evaluations on held-out data")
-    eval_pictures: int = _field(512, "held-out pictures, or rows, in an evaluation")
+    eval_pictures: int = _field(512, "held-out pictures, or rows, whose loss an evaluation takes")
+    eval_questions: int = _field(200, "held-out questions that are answered and scored in an evaluation")
+    eval_metric: str = _field("", "rows: answer held-out questions, and score them by this metric")
     save_every: int = _field(500, "steps between checkpoints")
     keep: int = _field(1, "training states to keep")
     tracker: str = _field("none", "also log to trackio, wandb or tensorboard, if it is installed")
@@ -127,6 +129,7 @@ class TrainConfig:
         self._check_range(0, math.inf, "seed", "threads", "workers", "steps", "epochs", "pictures")
         self._check_range(0, math.inf, "micro_batch_size", "max_tiles", "warmup_steps", "lr", "matrix_lr")
         self._check_range(0, math.inf, "grad_clip", "max_skipped", "lora_rank", "weight_decay")
+        self._check_range(0, math.inf, "eval_questions")
         self._check_range(0, 1, "max_drop_rate")
         self._check_choice("muon", "all", "language", "none")
         self._check_choice("schedule", "wsd", "cosine")
@@ -177,6 +180,8 @@ class TrainConfig:
             raise ValueError(
                 "--data: rows need a model to start from: give --init-from, or --vision-from and --text-from"
             )
+        if self.eval_metric and (self.is_shapes or not self.eval_data or self.parallel == "fsdp"):
+            raise ValueError("--eval-metric: expected rows with --eval-data, and not --parallel fsdp")
         if self.lora_rank and (self.vision_lr > 0 or self.projector_lr > 0):
             raise ValueError("--lora-rank: adapters train in place of all weights; set no --vision-lr")
 

@@ -1,0 +1,264 @@
+"""Score a model: on the built-in picture world, on your own rows, on the official tasks of lmms-eval.
+
+    python -m eval --tasks shapes --controls                    # the embedded model, held-out questions
+    python -m eval --tasks shapes --model runs/shapes --limit 500
+    python -m eval --data rows.jsonl --metric vqa_accuracy --model HuggingFaceTB/SmolVLM-256M-Instruct
+    python -m eval --data my/dataset --split test --columns question=query --metric anls
+    python -m eval --tasks mmstar,docvqa_val --model runs/mine  # needs requirements-eval.txt
+    torchrun --nproc-per-node 8 -m eval --tasks shapes --model runs/mine
+    python -m eval compare runs/eval/a runs/eval/b              # the same questions, two models
+    python -m eval card runs/mine runs/eval/a                   # results into the model's card
+
+Prompts and scoring are printed and written beside the score. The output folder holds results.json,
+samples.jsonl and report.html; started again, a run goes on where it stopped. Exit status: 0, or 2 with one
+sentence on what was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+# What imports torch is imported inside functions: --help and a mistyped option answer at once.
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes on the command line read like every other mistake: one sentence, exit status 2."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m eval",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    group = parser.add_argument_group("what to ask")
+    add = group.add_argument
+    add("--tasks", metavar="NAMES", help="shapes, or tasks of lmms-eval; several with commas")
+    add("--data", metavar="PATH", help="rows of your own: a Hub id, a folder, JSON lines, Parquet")
+    add("--limit", type=positive, metavar="N", help="only the first N questions (shapes: default 2000)")
+    add("--controls", action="store_true", help="also with pictures blanked, and the majority answer")
+    add("--seed", type=int, default=0, help="shapes: which held-out questions (default 0)")
+
+    group = parser.add_argument_group("rows of your own")
+    add = group.add_argument
+    add("--metric", metavar="NAME", help="exact_match (default), vqa_accuracy, anls, relaxed_accuracy, ...")
+    add("--metric-option", type=pair, action="append", default=[], metavar="NAME=VALUE", help="of the metric")
+    add("--subset", help="configuration of a Hub dataset")
+    add("--split", default="", help="default: test of what is on the Hub, all of what is here")
+    add("--data-revision", metavar="REV", help="branch, tag or commit of the dataset")
+    add("--columns", metavar="OURS=THEIRS,...", default="", help="names of the columns, where they differ")
+    add("--prompt", default="", metavar="TEXT", help="template with columns in braces; \\n is a new line")
+    add("--system", default="", metavar="TEXT", help="system message in front of every question")
+    add("--max-new-tokens", type=positive, default=32, metavar="N", help="of an answer (default 32)")
+    add("--allow-urls", action="store_true", help="rows may name pictures by URL")
+
+    group = parser.add_argument_group("model")
+    add = group.add_argument
+    add("--model", default=str(DEFAULT_MODEL), help="folder, or repository on the Hub")
+    add("--revision", help="branch, tag or commit on the Hub")
+    add("--device", default="auto", help="auto (default: the best one here), cpu, cuda, mps")
+    dtypes = ("auto", "float32", "bfloat16", "float16", "int8")
+    add("--dtype", default="float32", choices=dtypes, help="of the weights (default float32: no score "
+        "depends on --batch-size)")  # fmt: skip
+    add("--compile", default="auto", choices=("auto", "off"), help="the decode step for this machine")
+    add("--batch-size", type=positive, default=32, metavar="N", help="answers at a time (default 32)")
+
+    group = parser.add_argument_group("output")
+    group.add_argument("--output", type=Path, metavar="DIR", help="default runs/eval/TASK-MODEL")
+    return parser
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    return value
+
+
+def pair(text: str) -> tuple[str, Any]:
+    """ "years_exact=true" -> ("years_exact", True); what is no JSON stays a text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = build_parser()
+    settings = parser.parse_args(arguments)
+    if bool(settings.tasks) == bool(settings.data):
+        parser.error("expected either --tasks or --data")
+    if settings.tasks and (settings.metric or settings.metric_option or settings.columns):
+        parser.error("--metric, --metric-option and --columns belong to --data: a task has its own")
+    columns = [part.partition("=") for part in settings.columns.split(",") if part]
+    if not all(ours and equals and theirs for ours, equals, theirs in columns):
+        parser.error(f"--columns: expected OURS=THEIRS,..., got {settings.columns!r}")
+    settings.columns = {ours.strip(): theirs.strip() for ours, _, theirs in columns}
+    settings.tasks = [name.strip() for name in (settings.tasks or "").split(",") if name.strip()]
+    return settings
+
+
+def own_tasks(settings: argparse.Namespace) -> list:
+    """The tasks that this runner runs: --data, and those of --tasks that are ours."""
+    from eval.metrics import find_metric
+    from eval.rows import DataConfig, data_task
+    from eval.tasks import SHAPES_QUESTIONS, shapes_task
+
+    if settings.data:
+        metric = find_metric(settings.metric or "exact_match", **dict(settings.metric_option))
+        config = DataConfig(
+            settings.data,
+            subset=settings.subset,
+            split=settings.split,
+            revision=settings.data_revision,
+            columns=settings.columns,
+            prompt=settings.prompt.replace("\\n", "\n"),
+            system=settings.system,
+            max_new_tokens=settings.max_new_tokens,
+            limit=settings.limit,
+            allow_urls=settings.allow_urls,
+        )
+        return [data_task(config, metric)]
+    return [
+        shapes_task(settings.limit or SHAPES_QUESTIONS, settings.seed)
+        for name in settings.tasks
+        if name == "shapes"
+    ]
+
+
+def run_tasks(settings: argparse.Namespace) -> None:
+    """Answer and score all that was asked for; prints each task, then its figures."""
+    from eval.lmms import TASKS
+    from eval.tasks import OWN, check_official
+    from inference.checkpoint import open_checkpoint, pick_device
+    from training.distributed import Ranks
+
+    official = [name for name in settings.tasks if name not in OWN]
+    check_official(official, TASKS)
+    tasks = own_tasks(settings)
+    for task in tasks:
+        task.check()
+    ranks = Ranks(pick_device(settings.device))
+    try:
+        checkpoint = open_checkpoint(settings.model, settings.revision, str(ranks.device), settings.dtype)
+        if settings.compile != "off":
+            checkpoint = checkpoint.compiled()
+        for task in tasks:
+            run_own(task, checkpoint, settings, ranks, alone=len(tasks) + len(official) == 1)
+        if official:
+            run_official(official, checkpoint, settings)
+    finally:
+        ranks.close()
+
+
+def run_own(task, checkpoint, settings: argparse.Namespace, ranks, alone: bool) -> None:
+    """One of our tasks, to its end."""
+    from eval.results import table_text
+    from eval.run import evaluate
+
+    name = f"{_plain(task.name)}-{_plain(settings.model)}"
+    output = settings.output or Path("runs/eval") / name
+    if settings.output and not alone:
+        output = settings.output / _plain(task.name)
+    say = print if ranks.is_first else (lambda *_: None)
+    say(task)
+    say(f"   model  {settings.model}, {checkpoint.dtype} on {ranks.device}, {checkpoint.decode_step_name}")
+    results = evaluate(checkpoint, task, output, settings.batch_size, settings.controls, ranks)
+    say(table_text(results["families"]))
+    say(verdict(results, output))
+
+
+def run_official(names: list[str], checkpoint, settings: argparse.Namespace) -> None:
+    """Tasks of lmms-eval, each with the folder that `run_own` would give it."""
+    from eval.lmms import run_lmms, table_text
+
+    output = settings.output or Path("runs/eval") / _plain(settings.model)
+    for result in run_lmms(
+        names, checkpoint, limit=settings.limit, batch_size=settings.batch_size, output=output
+    ):
+        print(table_text(result))
+        print(f"{result['n']} questions, {result['seconds']:.1f} s in all; {output / result['task']['name']}")
+
+
+def verdict(results: dict, output: Path) -> str:
+    """What the run did, in a line or two."""
+    speed = results["samples_per_second"]
+    errors = results["errors"]
+    said = f"{results['n']} questions; {results['answered']} answered in {results['seconds']:.1f} s"
+    said += f", {speed:.1f} samples/s" if speed else ""
+    if errors["count"]:
+        listed = "; ".join(f"{one['id']}: {one['error']}" for one in errors["samples"][:3])
+        said += (
+            f"\n{errors['count']} could not be answered and score 0 ({listed}; all of them in results.json)"
+        )
+    return f"{said}\n{output / 'report.html'}"
+
+
+def _plain(name: str) -> str:
+    """A name as part of a folder's."""
+    tail = "/".join(Path(name).parts[-1:]) if Path(name).exists() else name
+    return "".join(x if x.isalnum() or x in "-._" else "-" for x in tail).strip("-.") or "task"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["compare"]:
+        from eval.compare import main as command
+    elif arguments[:1] == ["card"]:
+        from eval.card import main as command
+    else:
+        return guarded("python -m eval", lambda: run_tasks(parse_arguments(arguments)))
+    return guarded(f"python -m eval {arguments[0]}", lambda: command(arguments[1:]))
+
+
+def guarded(program: str, work) -> int:
+    """Do it; what people get wrong ends in one sentence, said by the first rank."""
+    import os
+
+    try:
+        work()
+    except KeyboardInterrupt:
+        print(f"\n{program}: interrupted; started again, it goes on", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, RuntimeError) as error:
+        if not expected(error):
+            raise
+        sentence = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            sentence = f"{error.filename}: {error.strerror}"
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{program}: error: {' '.join(sentence.split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def expected(error: Exception) -> bool:
+    """Whether an error is a person's to mend, or the machine's."""
+    from torch import OutOfMemoryError
+
+    from data.errors import DatasetError, ProcessorError
+    from eval.metrics import MetricError
+    from eval.tasks import TaskError
+    from inference.checkpoint import RequestError
+    from models.checkpoints import CheckpointError
+
+    known = (TaskError, MetricError, DatasetError, ProcessorError, RequestError, CheckpointError)
+    return isinstance(error, (*known, OSError, OutOfMemoryError))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Rows about pictures, and runs of the evaluation on them, for its tests."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+from pathlib import Path
+
+from PIL import Image
+
+from data.shapes import ask, render, sample_scene
+from eval.__main__ import main
+from tests.runs import free_port
+
+FORK = multiprocessing.get_context("fork")
+ASKED = ("count", "colour", "shape", "exists", "position", "size", "describe")
+
+
+def write_rows(folder: Path, pictures: int = 4, each: int = 6, shuffle: int | None = None) -> Path:
+    """rows.jsonl: questions of the picture world, several about each picture, in an order that `shuffle`
+    seeds."""
+    rows = []
+    for picture in range(pictures):
+        scene, rng = sample_scene(random.Random(2**41 + picture), "heldout"), random.Random(picture)
+        name = f"picture-{picture}.png"
+        render(scene, 96 + 16 * picture).save(folder / name)
+        for number in range(each):
+            family = ASKED[number % len(ASKED)]
+            qa = ask(scene, rng, family) or ask(scene, rng, "count")
+            row = {"id": f"{picture}-{number}", "image": name, "family": qa.family}
+            rows.append(row | {"question": qa.question, "answers": [qa.answer, *qa.accept]})
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(rows)
+    return save_rows(folder / "rows.jsonl", rows)
+
+
+def report_of(folder: Path) -> Path:
+    """The report of a run with controls, some of whose answers are wrong."""
+    rows = [json.loads(line) for line in write_rows(folder).read_text().splitlines()]
+    for row in rows[:3]:
+        row["answers"] = ["never heard of"]
+    arguments = ("--data", save_rows(folder / "rows.jsonl", rows), "--output", folder / "out")
+    assert run(*arguments, "--compile", "off", "--controls") == 0
+    return folder / "out" / "report.html"
+
+
+def save_rows(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def blank_picture(folder: Path, name: str = "grey.png") -> str:
+    Image.new("RGB", (48, 48), (90, 90, 90)).save(folder / name)
+    return name
+
+
+def run(*arguments) -> int:
+    """`python -m eval` in this process."""
+    try:
+        return main([str(argument) for argument in arguments])
+    except SystemExit as stop:  # from argparse
+        return stop.code
+
+
+def run_ranks(ranks: int, *arguments) -> None:
+    """The same in as many forked processes, as torchrun starts them."""
+    port = str(free_port())
+    processes = [
+        FORK.Process(target=_rank, args=(rank, ranks, port, [str(argument) for argument in arguments]))
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+    assert [process.exitcode for process in processes] == [0] * ranks
+
+
+def _rank(rank: int, ranks: int, port: str, arguments: list[str]) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    raise SystemExit(main(arguments))
+
+
+def samples_of(folder: Path, name: str = "samples.jsonl") -> list[dict]:
+    return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+
+
+def answered(folder: Path) -> dict[str, tuple[str, float]]:
+    """id -> (answer, score); each question stands there once."""
+    records = samples_of(folder)
+    found = {record["id"]: (record["answer"], record["score"]) for record in records}
+    assert len(found) == len(records)
+    return found
+
+
+def results_of(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))

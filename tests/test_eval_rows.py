@@ -1,0 +1,142 @@
+"""Rows of any layout as questions: what is asked, what is accepted, and what is refused in one sentence."""
+
+from __future__ import annotations
+
+import pytest
+from datasets import Dataset, Features, Image, List, Value
+
+from data.errors import DatasetError
+from data.images import load_image
+from eval.metrics import find_metric
+from eval.rows import DataConfig, data_task
+from tests.evaluations import blank_picture, save_rows
+from tests.rows import png
+
+
+def task_of(tmp_path, rows: list[dict], **config):
+    return data_task(
+        DataConfig(str(save_rows(tmp_path / "rows.jsonl", rows)), **config), find_metric("exact_match")
+    )
+
+
+def refusal(tmp_path, rows: list[dict], **config) -> str:
+    with pytest.raises(DatasetError) as caught:
+        task_of(tmp_path, rows, **config)
+    return str(caught.value)
+
+
+# ----------------------------------------------------------------------------------------- what is asked
+def test_rows_become_samples(tmp_path):
+    name = blank_picture(tmp_path)
+    rows = [
+        {"image": name, "question": "How many?", "answers": ["3", "three", "three"], "hint": "few"},
+        {"image": name, "question": "How {old}?", "answers": 7, "hint": None},
+    ]
+    task = task_of(tmp_path, rows, prompt="{question}\nBriefly.", system="Be kind.", max_new_tokens=9)
+    first, second = task.samples
+    assert first.prompt == "How many?\nBriefly." and second.prompt == "How {old}?\nBriefly."
+    assert first.targets == ("3", "three", "three") and second.targets == ("7",)
+    assert first.likeliest_target == "three" and task.majority() == {"": "three"}
+    assert (first.id, second.id) == ("1", "2") and first.group == second.group
+    assert first.fields["hint"] == "few" and "image" not in first.fields
+    assert (first.system, first.max_new_tokens) == ("Be kind.", 9)
+    assert load_image(first.pictures()[0]).size == (48, 48)
+
+
+def test_columns_by_other_names_and_the_limit(tmp_path):
+    rows = [{"q": f"What {n}?", "label": "x", "pic": blank_picture(tmp_path), "kind": "k"} for n in range(5)]
+    columns = {"question": "q", "answer": "label", "image": "pic", "family": "kind"}
+    task = task_of(tmp_path, rows, columns=columns, limit=3)
+    assert [sample.question for sample in task.samples] == ["What 0?", "What 1?", "What 2?"]
+    assert task.samples[0].family == "k" and task.samples[0].pictures()
+
+
+def test_choices_are_shown_with_letters_and_an_index_means_one(tmp_path):
+    rows = [
+        {"question": "Which?", "choices": ["red", "blue"], "answer": 1},
+        {"question": "Which?", "choices": ["red", "blue"], "answer": "A"},
+    ]
+    first, second = task_of(tmp_path, rows).samples
+    assert first.prompt.startswith("Which?\nA. red\nB. blue\nAnswer with the option's letter")
+    assert first.targets == ("B",) and second.targets == ("A",)
+    assert first.fields["choices"] == ["red", "blue"]
+    assert "answer 2: expected an index of 2 choices" in refusal(tmp_path, [rows[0] | {"answer": 2}])
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [{"text": ["yes", "ja"]}, [{"answer": "yes"}, {"answer": "ja"}], ["yes", None, "ja"]],
+)
+def test_answers_as_known_sets_hold_them(tmp_path, answers):
+    assert task_of(tmp_path, [{"question": "Is it?", "answers": answers}]).samples[0].targets == ("yes", "ja")
+
+
+def test_pictures_in_parquet_are_grouped_by_their_bytes_and_opened_late(tmp_path):
+    rows = {
+        "images": [[png(seed=0)], [png(seed=1)], [png(seed=0)], []],
+        "question": ["a?", "b?", "c?", "d?"],
+        "answer": ["a", "b", "c", "d"],
+    }
+    features = Features(images=List(Image()), question=Value("string"), answer=Value("string"))
+    Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "rows.parquet"))
+    samples = data_task(DataConfig(str(tmp_path / "rows.parquet")), find_metric("exact_match")).samples
+    groups = [sample.group for sample in samples]
+    assert groups[0] == groups[2] and len(set(groups)) == 3
+    assert load_image(samples[1].pictures()[0]).size == (8, 6) and samples[3].pictures() == []
+
+
+def test_every_turn_of_a_conversation_is_a_question(tmp_path):
+    name = blank_picture(tmp_path)
+    texts = [{"user": "Which colour?", "assistant": "grey"}, {"user": "Which shape?", "assistant": "none"}]
+    first, second = task_of(tmp_path, [{"images": [name], "texts": texts}]).samples
+    assert (first.prompt, first.targets) == ("Which colour?", ("grey",))
+    assert (second.id, second.prompt, second.targets) == ("1.2", "Which shape?", ("none",))
+    assert first.group == second.group and len(second.pictures()) == 1
+    messages = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "grey"}]},
+    ]
+    (sample,) = task_of(tmp_path, [{"images": [name], "messages": messages}]).samples
+    assert (sample.prompt, sample.targets) == ("What?", ("grey",)) and len(sample.pictures()) == 1
+
+
+# ------------------------------------------------------------------------------------- what is refused
+ROW = {"question": "How many?", "answer": "3", "image": "a.png"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "config", "sentence"),
+    [
+        ([{"query": "?", "answer": "3"}], {}, "no column question; it has query, answer: name yours with"),
+        ([{"question": "?"}], {}, "no column answer or answers; it has question"),
+        ([ROW], {"columns": {"question": "query"}}, "no column query; it has question, answer, image"),
+        ([ROW], {"columns": {"colour": "question"}}, "--columns: expected names out of question, answer"),
+        ([ROW, ROW | {"answer": []}], {}, "row 2: expected at least one answer, got []"),
+        ([ROW | {"answer": None}, ROW | {"answer": " "}], {}, "got none (and 1 more such rows)"),
+        ([ROW | {"question": ""}], {}, "row 1: expected a question, got ''"),
+        ([ROW | {"id": "a"}, ROW | {"id": "a"}], {}, "two questions have the id 'a'"),
+        ([ROW], {"prompt": "{question} {hint}"}, "no column hint; it has question, answer, image"),
+        ([ROW], {"prompt": "{question"}, "prompt '{question': expected '}'"),
+        ([ROW | {"hint": "x"}, ROW], {"prompt": "{hint}"}, "row 2: the prompt needs hint"),
+        ([ROW | {"choices": "red"}], {}, "row 1: choices: expected a list of at most 26"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path, rows, config, sentence):
+    assert sentence in refusal(tmp_path, rows, **config)
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path):
+    path = save_rows(tmp_path / "rows.jsonl", [ROW])
+    path.write_text(path.read_text() + "{'a': 1}\n")
+    with pytest.raises(
+        DatasetError, match=r"row 2: expected an object with columns, got rows\.jsonl: a line"
+    ):
+        data_task(DataConfig(str(path)), find_metric("exact_match"))
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(DatasetError, match="no such file or folder"):
+        data_task(DataConfig(str(tmp_path / "none.jsonl")), find_metric("exact_match"))
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DatasetError, match="has no rows"):
+        data_task(DataConfig(str(tmp_path / "empty.jsonl")), find_metric("exact_match"))
