@@ -5,6 +5,7 @@
     python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --output runs/mine
     python train.py runs/mine/run.yaml              # go on where it stopped: killed, or told to stop
     torchrun --nproc-per-node 8 train.py configs/nanovlm-460m.yaml --parallel fsdp
+    python train.py configs/nanovlm-460m.yaml --plan --plan-ranks 8    # parameters, memory, FLOPs, hours
     python train.py --help
 
 The output folder is a checkpoint in the Hub's Idefics3 layout, with run.yaml (every setting), metrics.jsonl
@@ -30,7 +31,8 @@ from training.distributed import Ranks, accumulating, clip, gradient_scale, prep
 from training.export import export, run_card, whole_tensors
 from training.metrics import Metrics, TrackerError
 from training.optim import averaged, build_optimizers, freeze, schedule, set_rates, update_average
-from training.recipe import parse_config, write_run
+from training.recipe import parse_arguments, write_run
+from training.run_plan import describe
 from training.state import FOLDER, RunState, StateError
 from training.tasks import Task, open_task
 
@@ -40,9 +42,12 @@ REFUSALS = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    config = parse_config(arguments, __doc__.splitlines()[0])
+    config, asked = parse_arguments(arguments, __doc__.splitlines()[0])
     ranks = None
     try:
+        if asked.plan:
+            print(describe(config, asked))
+            return
         ranks = Ranks(pick_device(config.device))
         train(config, ranks)
     except REFUSALS as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,9 @@ from models.checkpoints.locate import locate, snapshot
 from models.checkpoints.processor_files import transformers_processor
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
+from training.costs import Amounts
 from training.distributed import Ranks
+from training.throughput import amounts_of
 
 _LOOKED_AT = 200  # rows whose length tells how many packed rows a dataset makes
 
@@ -141,6 +144,9 @@ class RowsTask:
     def inputs(self, batch: Batch, step: int) -> dict:
         return dict(batch)
 
+    def amounts(self, batch: Batch, step: int) -> Amounts:
+        return amounts_of(batch)
+
     def matrix_peak(self, step: int) -> float | None:
         return None
 
@@ -212,13 +218,19 @@ def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguag
     return _from_backbones(config, device)
 
 
-def _from_backbones(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
-    text = locate(config.text_from)
-    tokenizer = AutoTokenizer.from_pretrained(snapshot(config.text_from))
+def new_tokenizer(folder: Path):
+    """A language model's tokenizer, with SmolVLM's special tokens added where it has not got them."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS)})
     tokenizer.eos_token = "<end_of_utterance>"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = "<|im_end|>"
+    return tokenizer
+
+
+def _from_backbones(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
+    text = locate(config.text_from)
+    tokenizer = new_tokenizer(snapshot(config.text_from))
     model = VisionLanguageModel.from_backbones(
         config.vision_from,
         config.text_from,

@@ -11,6 +11,7 @@ from data.packing import Batch
 from data.processor import Processor
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
+from training.costs import Amounts
 from training.distributed import Ranks
 from training.picture_world import PictureWorldTask
 from training.rows import RowsTask
@@ -44,6 +45,9 @@ class Task(Protocol):
 
     def inputs(self, batch: Batch, step: int) -> dict[str, Any]:
         """What the module is called with."""
+
+    def amounts(self, batch: Batch, step: int) -> Amounts:
+        """How much of what a batch of this rank sends through the model."""
 
     def matrix_peak(self, step: int) -> float | None:
         """A peak rate of Muon other than the config's."""
