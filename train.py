@@ -8,8 +8,9 @@
     python train.py configs/nanovlm-460m.yaml --plan --plan-ranks 8    # parameters, memory, FLOPs, hours
     python train.py --help
 
-The output folder is a checkpoint in the Hub's Idefics3 layout, with run.yaml (every setting), metrics.jsonl
-and the training state beside it.
+The output folder is a checkpoint in the Hub's Idefics3 layout. Beside it lie run.yaml (every setting),
+metrics.jsonl and plot.svg, answers to held-out questions in samples/, the best model so far in best/, and the
+training state.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -28,13 +28,16 @@ from models.checkpoints.atomic_folder import check_replaceable
 from models.checkpoints.errors import CheckpointError
 from training.config import TrainConfig
 from training.distributed import Ranks, accumulating, clip, gradient_scale, prepare_blocks, wrap
+from training.evaluation import Evaluation
 from training.export import export, run_card, whole_tensors
-from training.metrics import Metrics, TrackerError
-from training.optim import averaged, build_optimizers, freeze, schedule, set_rates, update_average
+from training.metrics import Metrics
+from training.optim import build_optimizers, freeze, schedule, set_rates, update_average
 from training.recipe import parse_arguments, write_run
 from training.run_plan import describe
 from training.state import FOLDER, RunState, StateError
 from training.tasks import Task, open_task
+from training.throughput import Throughput
+from training.trackers import TrackerError
 
 REFUSALS = (
     RequestError, CheckpointError, ProcessorError, DatasetError, StateError, TrackerError, ValueError
@@ -87,7 +90,7 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
         write_run(config, output)
     ranks.sum()  # the others wait
     state = RunState(output, task.module, optimizers, average, ranks, config.keep, config.async_save)
-    saved = state.load() if config.resume else None
+    saved = state.load(said) if config.resume else None
     first = 0
     if saved is not None:
         first = saved["step"]
@@ -105,10 +108,15 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
         metrics.close()  # what is said next begins a line
 
 
+def said(text: str) -> None:
+    print(f"train.py: {text}", file=sys.stderr)
+
+
 def run(config, ranks, task: Task, wrapped, optimizers, average, state, metrics, first: int, dtype) -> None:
     """The loop: one step; now and then a line of metrics, a look at held-out data, and a checkpoint."""
-    stop, skipped, scores, began = StopSignal(), 0, {}, time.time()
-    tokens = done = saved_at = 0
+    stop, skipped, scores, done, saved_at = StopSignal(), 0, {}, 0, 0
+    evaluation = Evaluation(config, ranks, task, average, metrics, dtype, first)
+    speed = Throughput(task, ranks, dtype, first)
     data = task.batches()
     parameters = [p for p in task.module.parameters() if p.requires_grad]
     for step in range(first, task.steps):
@@ -138,27 +146,20 @@ def run(config, ranks, task: Task, wrapped, optimizers, average, state, metrics,
             optimizer.zero_grad(set_to_none=True)
         done = step + 1
         metrics.bar.update()
-        tokens += sum(batch["input_ids"].numel() for batch in batches) * ranks.world_size
+        speed.add(batches, step)
 
         if done % config.log_every == 0:
-            seconds = time.time() - began
             row = {"step": done, **task.seen(done), "rate": rate, "grad_norm": norm.item()}
-            row |= mean_over_ranks(total, logged, count, ranks)
-            row |= {"tokens_per_second": round(tokens / seconds, 1)}
-            row |= {
-                f"{k}_per_second": (n - task.seen(first)[k]) / seconds for k, n in task.seen(done).items()
-            }
+            row |= mean_over_ranks(total, logged, count, ranks) | speed.row(done)
             if config.log_samples:
                 row["samples"] = [ids for of_rank in ranks.gather(sample_ids(batches)) for ids in of_rank]
             metrics.write(row)
         if done % config.eval_every == 0 or done == task.steps:
-            with averaged(task.module, average):
-                scores = task.evaluate(wrapped, done)
-            if scores:
-                metrics.write({"step": done, **task.seen(done), **scores})
-                metrics.say(f"step {done}: " + ", ".join(f"{k[5:]} {v:.3f}" for k, v in scores.items()))
+            with speed.aside():
+                scores = evaluation.run(wrapped, done)
         if done % config.save_every == 0:
-            save(config, ranks, task, average, state, metrics, done, scores)
+            with speed.aside():
+                save(config, ranks, task, average, state, metrics, done, scores)
             saved_at = done
     if done > saved_at:  # the end of the steps, of the data, or a signal
         save(config, ranks, task, average, state, metrics, done, scores)
@@ -215,7 +216,8 @@ def save(config, ranks, task: Task, average, state: RunState, metrics, step: int
     tensors = whole_tensors(task.model, average, ranks)
     if ranks.is_first:
         try:
-            export(task.model, tensors, task.processor, config, run_card(task, config, step, scores))
+            card = run_card(task, config, step, scores)
+            export(task.model, tensors, task.processor, config, card, Path(config.output))
         except (CheckpointError, OSError) as error:
             metrics.say(f"step {step}: the model could not be saved, the run goes on: {error}")
     problem = state.save(step, task.state_dict(), config.to_dict()) or problem

@@ -29,6 +29,7 @@ from training.costs import Amounts
 from training.dense import DenseHead, dense_loss
 from training.distributed import Ranks
 from training.grounding import FactHead
+from training.samples import Question, questions_of_shapes
 from training.throughput import amounts_of
 
 HELDOUT_SEED = 1_000_003  # in-run evaluation pictures: held-out digits, seeds that training never uses
@@ -239,6 +240,11 @@ class PictureWorldTask:
         "Answers questions about the built-in picture world of Ocelli: drawn shapes, printed words, "
         "handwritten digits. It knows nothing else."
     )
+
+    best_by = ("eval_accuracy", True)
+
+    def questions(self, count: int) -> list[Question]:
+        return questions_of_shapes(self.processor, count)
 
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:

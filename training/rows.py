@@ -25,6 +25,7 @@ from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
 from training.costs import Amounts
 from training.distributed import Ranks
+from training.samples import Question, questions_of_rows
 from training.throughput import amounts_of
 
 _LOOKED_AT = 200  # rows whose length tells how many packed rows a dataset makes
@@ -69,6 +70,7 @@ class RowsTask:
     """See `training.tasks.Task`."""
 
     second_stage = 0
+    best_by = ("eval_loss", False)
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
         self.config, self.ranks = config, ranks
@@ -170,6 +172,9 @@ class RowsTask:
     def summary(self) -> str:
         start = self.config.init_from or f"{self.config.vision_from} and {self.config.text_from}"
         return f"Fine-tuned from {start} with Ocelli."
+
+    def questions(self, count: int) -> list[Question]:
+        return [] if self.held_out is None else questions_of_rows(self.held_out, self.processor, count)
 
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ from training.costs import Amounts
 from training.distributed import Ranks
 from training.picture_world import PictureWorldTask
 from training.rows import RowsTask
+from training.samples import Question
 
 
 class Task(Protocol):
@@ -25,6 +26,7 @@ class Task(Protocol):
     steps: length of the run.
     second_stage: the step at which gradients are new and the rate warms up once more; 0 if never.
     summary: a sentence for the model card.
+    best_by: the score that tells which evaluation was best, and whether more of it is better.
     """
 
     module: nn.Module
@@ -33,6 +35,7 @@ class Task(Protocol):
     steps: int
     second_stage: int
     summary: str
+    best_by: tuple[str, bool]
 
     def batches(self) -> Iterator[list[Batch]]:
         """This rank's micro-batches of each step, from where the state stands, until its data end."""
@@ -60,6 +63,9 @@ class Task(Protocol):
 
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
         """Scores on held-out data; all ranks call it."""
+
+    def questions(self, count: int) -> list[Question]:
+        """Held-out questions for sample answers, always the same; fewer where there are no more."""
 
     def seen(self, step: int) -> dict[str, int]:
         """What has been trained on after `step` steps, for metrics.jsonl."""
