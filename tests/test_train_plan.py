@@ -95,6 +95,21 @@ def test_published_backbones_have_their_published_sizes(name, parameters):
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
+def test_the_readme_shows_what_is_printed(capsys):
+    readme = (CONFIGS.parent / "README.md").read_text(encoding="utf-8")
+    plan, _ = planned(str(CONFIGS / "nanovlm-460m.yaml"), *H100, "--plan-ranks", "8")
+    assert plan.table() in readme
+
+
+@pytest.mark.parametrize("recipe", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_recipes_say_what_they_need(recipe):
+    """The memory in a recipe's comment is the plan's."""
+    ranks = "8" if "460m" in recipe.stem else "1"
+    plan, _ = planned(str(recipe), "--plan-tflops", "100", "--plan-ranks", ranks)
+    size = plan.memory_bytes / 2**30
+    assert f"{size:.2f} GiB" in recipe.read_text() or f"{size:.1f} GiB" in recipe.read_text(), size
+
+
 # ------------------------------------------------------------------------------------------ local folders
 def test_a_local_folder(tmp_path, capsys):
     tiny_checkpoint(tmp_path / "tiny")

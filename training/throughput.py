@@ -80,10 +80,9 @@ class Throughput:
         tokens, pictures, flops = self.ranks.sum(self._tokens, self._pictures, self._flops)
         each = (time.monotonic() - self._began) / max(done - self.first, 1)
         self._forget()
-        row = {
-            "tokens_per_second": round(tokens / seconds, 1),
-            "images_per_second": round(pictures / seconds, 2),
-        }
+        row = {"images_per_second": round(pictures / seconds, 2)}
+        if tokens:  # the picture world's first stage has none
+            row = {"tokens_per_second": round(tokens / seconds, 1)} | row
         if self.peak:
             row["mfu"] = round(flops / seconds / self.peak, 4)
         return row | {"seconds_left": round(each * (self.task.steps - done))}
