@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -77,7 +78,7 @@ def filled(model: VisionLanguageModel, tensors: dict[str, Tensor]) -> VisionLang
 def run_card(task, config: TrainConfig, step: int, scores: dict[str, float]) -> str:
     """The model card of a run as far as it has come."""
     rows = [{"held-out, in the run": k.removeprefix("eval_"), "value": f"{v:.3f}"} for k, v in scores.items()]
-    extra = {"license": "apache-2.0"} if config.is_shapes else {}
+    extra: dict[str, Any] = {"license": "apache-2.0"} if config.is_shapes else {}
     return model_card(
         Path(config.output).name,
         task.model.config,

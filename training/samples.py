@@ -68,7 +68,8 @@ def _plain(text: str) -> str:
 # -------------------------------------------------------------------------------------------- questions
 def questions_of_rows(mixture: Mixture, processor: Processor, count: int) -> list[Question]:
     """The first questions of held-out rows, in an order that is always the same; bad rows are passed over."""
-    lane, found = mixture.lane(0, 1, 0, 1), []
+    lane = mixture.lane(0, 1, 0, 1)
+    found: list[Question] = []
     for _ in range(_LOOKED_AT):
         if len(found) == count or (mixed := lane.next()) is None:
             break
@@ -151,8 +152,8 @@ def write_samples(output: Path, step: int, answered: Sequence[Answered]) -> Path
             for place, picture in enumerate(one.question.pictures):
                 names.append(f"{number:02d}.png" if place == 0 else f"{number:02d}-{place + 1}.png")
                 small(picture).save(writing / names[-1])
-            row = {"pictures": names, "question": one.question.text, "target": one.question.target}
-            row |= {"answer": one.answer, "right": one.right}
+            row: dict[str, Any] = {"pictures": names, "question": one.question.text}
+            row |= {"target": one.question.target, "answer": one.answer, "right": one.right}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     shutil.rmtree(folder, ignore_errors=True)  # of the same step, done before
     writing.rename(folder)

@@ -21,21 +21,25 @@ from training.samples import Question
 class Task(Protocol):
     """Batches, their loss, and how the model does on held-out ones.
 
-    module: `module(**inputs(batch, step))` gives (summed loss, what to log); everything that trains is in it,
-        the model as its `model`.
     steps: length of the run.
     second_stage: the step at which gradients are new and the rate warms up once more; 0 if never.
-    summary: a sentence for the model card.
     best_by: the score that tells which evaluation was best, and whether more of it is better.
     """
 
-    module: nn.Module
     model: VisionLanguageModel
     processor: Processor
     steps: int
     second_stage: int
-    summary: str
     best_by: tuple[str, bool]
+
+    @property
+    def module(self) -> nn.Module:
+        """`module(**inputs(batch, step))` gives (summed loss, what to log); everything that trains is in it,
+        the model as its `model`."""
+
+    @property
+    def summary(self) -> str:
+        """A sentence for the model card."""
 
     def batches(self) -> Iterator[list[Batch]]:
         """This rank's micro-batches of each step, from where the state stands, until its data end."""
