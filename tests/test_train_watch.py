@@ -7,6 +7,7 @@ import json
 import sys
 import types
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ import train
 from models import losses
 from models.vision_language_model import IGNORE_INDEX
 from tests.prompts import Picture, inputs_of, tiny_vlm, words
-from tests.runs import SETTINGS, curve, flags, tiny_checkpoint, write_rows
+from tests.runs import SETTINGS, curve, flags, run, tiny_checkpoint, write_rows
 from training import plot
 from training.config import TrainConfig
 from training.devices import known_peak, measured_peak
@@ -53,7 +54,9 @@ def refused(arguments: list[str], capsys) -> str:
 # ------------------------------------------------------------------------------------------ the whole run
 @pytest.fixture(scope="module")
 def watched(base):
-    train.main(settings(base, "watched", eval_data=str(base / "rows.jsonl"), eval_every=2, eval_samples=5))
+    # By its name, a dataset has the same order wherever it lies: two of its first five rows have pictures.
+    held_out = [{"path": str(base / "rows.jsonl"), "name": "seen"}]
+    train.main(settings(base, "watched", eval_data=held_out, eval_every=2, eval_samples=5))
     return base / "watched"
 
 
@@ -117,6 +120,27 @@ def test_answers_and_scores_change_nothing(base, watched):
     assert curve(base / "alone") == curve(watched)
     name = "model.safetensors"
     assert (base / "alone" / name).read_bytes() == (watched / name).read_bytes()
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_are_looked_at_as_one_is(base, parallel):
+    """The same losses, scores, answers and best model, whether the first rank has the weights or a share."""
+    more = {"init_from": str(base / "tiny"), "data": str(base / "rows.jsonl"), "batch_size": 4, "steps": 4}
+    more |= {"eval_data": str(base / "rows.jsonl"), "eval_every": 2, "eval_samples": 5, "save_every": 2}
+    more["ema"] = 0.9
+    train.main(flags(**(SETTINGS | more | {"output": str(base / f"{parallel}1")})))
+    watched = base / f"{parallel}1"
+    run(2, **more, output=str(base / parallel), parallel=parallel)
+    for name in ("step-00000002", "step-00000004"):
+        path = Path("samples") / name / "answers.jsonl"
+        assert (base / parallel / path).read_text() == (watched / path).read_text()
+    best, expected = (
+        json.loads((folder / "best" / "best.json").read_text()) for folder in (base / parallel, watched)
+    )
+    assert best["step"] == expected["step"] and best["value"] == pytest.approx(expected["value"], abs=1e-5)
+    losses = [[loss for _, loss, _ in curve(folder)] for folder in (base / parallel, watched)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)  # looking at an average leaves the weights alone
+    AutoModelForImageTextToText.from_pretrained(base / parallel / "best")
 
 
 def test_bfloat16_and_adapters_are_looked_at_too(base):

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from models.checkpoints.errors import CheckpointError
 from training.config import TrainConfig
-from training.distributed import Ranks
+from training.distributed import Ranks, reshard
 from training.export import export, plain_model, run_card, whole_tensors
 from training.metrics import Metrics
 from training.optim import averaged
 from training.plot import write_plot
+from training.samples import FOLDER as SAMPLES
 from training.samples import Answered, answer_all
 from training.tasks import Task
 
@@ -57,7 +58,8 @@ class Evaluation:
     def _best_before(self, step: int) -> float | None:
         """The best score of a run that goes on; that of steps which are done again does not count."""
         if not self.config.resume:
-            shutil.rmtree(self.output / BEST, ignore_errors=True)
+            for name in (BEST, SAMPLES):
+                shutil.rmtree(self.output / name, ignore_errors=True)
         try:
             row = json.loads((self.output / BEST / SCORE).read_text(encoding="utf-8"))
             same = row["name"] == self.task.best_by[0] and row["step"] <= step
@@ -75,6 +77,7 @@ class Evaluation:
         with averaged(self.task.module, self.average):
             with autocast:
                 scores = self.task.evaluate(wrapped, step)
+            reshard(wrapped)
             answered = self._answers(scores)
         if answered and "eval_accuracy" not in scores:  # which counts all held-out answers
             scores["eval_exact_match"] = sum(one.right for one in answered) / len(answered)
