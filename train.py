@@ -5,10 +5,12 @@
     python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --output runs/mine
     python train.py runs/mine/run.yaml              # go on where it stopped: killed, or told to stop
     torchrun --nproc-per-node 8 train.py configs/nanovlm-460m.yaml --parallel fsdp
+    python train.py configs/nanovlm-460m.yaml --plan --plan-ranks 8    # parameters, memory, FLOPs, hours
     python train.py --help
 
-The output folder is a checkpoint in the Hub's Idefics3 layout, with run.yaml (every setting), metrics.jsonl
-and the training state beside it.
+The output folder is a checkpoint in the Hub's Idefics3 layout. Beside it lie run.yaml (every setting),
+metrics.jsonl and plot.svg, answers to held-out questions in samples/, the best model so far in best/, and the
+training state.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -28,12 +30,16 @@ from models.checkpoints.atomic_folder import check_replaceable
 from models.checkpoints.errors import CheckpointError
 from training.config import TrainConfig
 from training.distributed import Ranks, accumulating, clip, gradient_scale, prepare_blocks, wrap
+from training.evaluation import Evaluation
 from training.export import export, run_card, whole_tensors
-from training.metrics import Metrics, TrackerError
-from training.optim import averaged, build_optimizers, freeze, schedule, set_rates, update_average
-from training.recipe import parse_config, write_run
+from training.metrics import Metrics
+from training.optim import build_optimizers, freeze, schedule, set_rates, update_average
+from training.recipe import parse_arguments, write_run
+from training.run_plan import describe
 from training.state import FOLDER, RunState, StateError
 from training.tasks import Task, open_task
+from training.throughput import Throughput
+from training.trackers import TrackerError
 
 REFUSALS = (
     RequestError, CheckpointError, ProcessorError, DatasetError, StateError, TrackerError, ValueError
@@ -41,9 +47,12 @@ REFUSALS = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    config = parse_config(arguments, __doc__.splitlines()[0])
+    config, asked = parse_arguments(arguments, __doc__.splitlines()[0])
     ranks = None
     try:
+        if asked.plan:
+            print(describe(config, asked))
+            return
         ranks = Ranks(pick_device(config.device))
         train(config, ranks)
     except REFUSALS as error:
@@ -61,7 +70,7 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
     torch.manual_seed(config.seed)
     output = check_replaceable(Path(config.output))
     task = open_task(config, ranks)
-    held_out = held_out_tasks(config)
+    ask = questions_to_ask(config, task, ranks)
     dtype = compute_dtype(config, ranks.device)
     if config.lora_rank:
         from training.adapters import add_adapters  # peft takes seconds to import
@@ -84,7 +93,7 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
         write_run(config, output)
     ranks.sum()  # the others wait
     state = RunState(output, task.module, optimizers, average, ranks, config.keep, config.async_save)
-    saved = state.load() if config.resume else None
+    saved = state.load(said) if config.resume else None
     first = 0
     if saved is not None:
         first = saved["step"]
@@ -97,17 +106,39 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
         f"steps {first} to {task.steps}"
     )
     try:
-        run(config, ranks, task, held_out, wrapped, optimizers, average, state, metrics, first, dtype)
+        run(config, ranks, task, ask, wrapped, optimizers, average, state, metrics, first, dtype)
     finally:
         metrics.close()  # what is said next begins a line
 
 
+def questions_to_ask(
+    config: TrainConfig, task: Task, ranks: Ranks
+) -> Callable[[int], dict[str, float]] | None:
+    """A function that scores the model's answers to held-out questions after so many steps, through the
+    runner of `python -m eval`; None where nothing is asked: no questions, or a model in shards."""
+    tasks = held_out_tasks(config)
+    if not tasks or (config.parallel == "fsdp" and ranks.together):
+        return None
+
+    def ask(step: int) -> dict[str, float]:
+        if step <= task.second_stage:  # the picture world's vision tower alone: nothing answers yet
+            return {}
+        return score_in_run(tasks, task.model, task.processor, ranks)
+
+    return ask
+
+
+def said(text: str) -> None:
+    print(f"train.py: {text}", file=sys.stderr)
+
+
 def run(
-    config, ranks, task: Task, held_out, wrapped, optimizers, average, state, metrics, first: int, dtype
+    config, ranks, task: Task, ask, wrapped, optimizers, average, state, metrics, first: int, dtype
 ) -> None:
     """The loop: one step; now and then a line of metrics, a look at held-out data, and a checkpoint."""
-    stop, skipped, scores, began = StopSignal(), 0, {}, time.time()
-    tokens = done = saved_at = 0
+    stop, skipped, scores, done, saved_at = StopSignal(), 0, {}, 0, 0
+    evaluation = Evaluation(config, ranks, task, ask, average, metrics, dtype, first)
+    speed = Throughput(task, ranks, dtype, first)
     data = task.batches()
     parameters = [p for p in task.module.parameters() if p.requires_grad]
     for step in range(first, task.steps):
@@ -137,29 +168,20 @@ def run(
             optimizer.zero_grad(set_to_none=True)
         done = step + 1
         metrics.bar.update()
-        tokens += sum(batch["input_ids"].numel() for batch in batches) * ranks.world_size
+        speed.add(batches, step)
 
         if done % config.log_every == 0:
-            seconds = time.time() - began
             row = {"step": done, **task.seen(done), "rate": rate, "grad_norm": norm.item()}
-            row |= mean_over_ranks(total, logged, count, ranks)
-            row |= {"tokens_per_second": round(tokens / seconds, 1)}
-            row |= {
-                f"{k}_per_second": (n - task.seen(first)[k]) / seconds for k, n in task.seen(done).items()
-            }
+            row |= mean_over_ranks(total, logged, count, ranks) | speed.row(done)
             if config.log_samples:
                 row["samples"] = [ids for of_rank in ranks.gather(sample_ids(batches)) for ids in of_rank]
             metrics.write(row)
         if done % config.eval_every == 0 or done == task.steps:
-            with averaged(task.module, average):
-                scores = task.evaluate(wrapped, done)
-                if held_out and done > config.vision_steps:
-                    scores = score_in_run(held_out, task.model, task.processor, ranks) | scores
-            if scores:
-                metrics.write({"step": done, **task.seen(done), **scores})
-                metrics.say(f"step {done}: " + ", ".join(f"{k[5:]} {v:.3f}" for k, v in scores.items()))
+            with speed.aside():
+                scores = evaluation.run(wrapped, done)
         if done % config.save_every == 0:
-            save(config, ranks, task, average, state, metrics, done, scores)
+            with speed.aside():
+                save(config, ranks, task, average, state, metrics, done, scores)
             saved_at = done
     if done > saved_at:  # the end of the steps, of the data, or a signal
         save(config, ranks, task, average, state, metrics, done, scores)
@@ -216,7 +238,8 @@ def save(config, ranks, task: Task, average, state: RunState, metrics, step: int
     tensors = whole_tensors(task.model, average, ranks)
     if ranks.is_first:
         try:
-            export(task.model, tensors, task.processor, config, run_card(task, config, step, scores))
+            card = run_card(task, config, step, scores)
+            export(task.model, tensors, task.processor, config, card, Path(config.output))
         except (CheckpointError, OSError) as error:
             metrics.say(f"step {step}: the model could not be saved, the run goes on: {error}")
     problem = state.save(step, task.state_dict(), config.to_dict()) or problem

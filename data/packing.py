@@ -63,6 +63,7 @@ class PackedRow:
     documents: Tensor
     pixel_values: Tensor | None
     sample_ids: tuple[SampleId, ...]
+    pictures: int = 0  # that the tiles were cut from
 
 
 def pack_row(
@@ -98,6 +99,7 @@ def pack_row(
         torch.tensor(documents),
         torch.cat(pictures) if pictures else None,
         tuple(sample.sample_id for sample in samples),
+        sum(len(sample.pictures) for sample in samples),
     )
 
 
@@ -105,19 +107,21 @@ class Batch(dict):
     """A batch's tensors, by name, and `sample_ids`: for each row, the ids of its documents in order.
 
     input_ids, labels (B, T); position_ids, documents (B, F + T); pixel_values (N, 3, M, M) where any row
-    shows a picture. `fill` is the share of positions that is not padding.
+    shows a picture. `pictures` is how many these were cut from, `fill` the share of positions that is not
+    padding.
     """
 
     sample_ids: list[tuple[SampleId, ...]]
+    pictures: int = 0
 
     def to(self, device, non_blocking: bool = False) -> Batch:
         moved = Batch({name: value.to(device, non_blocking=non_blocking) for name, value in self.items()})
-        moved.sample_ids = self.sample_ids
+        moved.sample_ids, moved.pictures = self.sample_ids, self.pictures
         return moved
 
     def pin_memory(self) -> Batch:
         pinned = Batch({name: value.pin_memory() for name, value in self.items()})
-        pinned.sample_ids = self.sample_ids
+        pinned.sample_ids, pinned.pictures = self.sample_ids, self.pictures
         return pinned
 
     @property
@@ -156,4 +160,5 @@ def collate(rows: Sequence[PackedRow | None], pad_token_id: int, length: int | N
     if pictures:
         batch["pixel_values"] = torch.cat(pictures) if len(pictures) > 1 else pictures[0]
     batch.sample_ids = [() if row is None else row.sample_ids for row in rows]
+    batch.pictures = sum(row.pictures for row in real)
     return batch

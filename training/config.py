@@ -118,9 +118,11 @@ class TrainConfig:
     eval_pictures: int = _field(512, "held-out pictures, or rows, whose loss an evaluation takes")
     eval_questions: int = _field(200, "held-out questions that are answered and scored in an evaluation")
     eval_metric: str = _field("", "rows: answer held-out questions, and score them by this metric")
+    eval_samples: int = _field(4, "held-out questions whose answers are kept, with pictures, in samples/")
     save_every: int = _field(500, "steps between checkpoints")
-    keep: int = _field(1, "training states to keep")
-    tracker: str = _field("none", "also log to trackio, wandb or tensorboard, if it is installed")
+    keep: int = _field(2, "training states to keep; where the newest is broken, the run goes on from another")
+    keep_best: bool = _field(True, "keep the model with the best evaluation, in best/")
+    tracker: str = _field("none", "also log to trackio (local), wandb or tensorboard; none needs no package")
     push_to_hub: str = _field("", "at the end, upload the model to this repository")
 
     def __post_init__(self):
@@ -129,7 +131,7 @@ class TrainConfig:
         self._check_range(0, math.inf, "seed", "threads", "workers", "steps", "epochs", "pictures")
         self._check_range(0, math.inf, "micro_batch_size", "max_tiles", "warmup_steps", "lr", "matrix_lr")
         self._check_range(0, math.inf, "grad_clip", "max_skipped", "lora_rank", "weight_decay")
-        self._check_range(0, math.inf, "eval_questions")
+        self._check_range(0, math.inf, "eval_questions", "eval_samples")
         self._check_range(0, 1, "max_drop_rate")
         self._check_choice("muon", "all", "language", "none")
         self._check_choice("schedule", "wsd", "cosine")

@@ -10,6 +10,7 @@ positions of a row; D_v, F_v, L_v the vision tower's, P patches of a tile, s pix
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import nn
@@ -41,9 +42,11 @@ def module_of(name: str) -> str:
     return {"embed_tokens": "embeddings", "lm_head": "head"}.get(name.split(".")[1], "blocks")
 
 
-def is_muon_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon, where it is chosen, trains this: the matrices of the language model's blocks."""
-    return name.startswith("language_model.layers.") and parameter.dim() == 2
+def is_muon_matrix(name: str, parameter: nn.Parameter, everywhere: bool = False) -> bool:
+    """Whether Muon, where it is chosen, trains this: the matrices of the language model's blocks, or
+    `everywhere` those of the vision tower's and the projector's, too."""
+    inside = ".layers." in name or part_of(name) == "projector"
+    return parameter.dim() == 2 and inside and (everywhere or part_of(name) == "language")
 
 
 def count(parameters: dict[str, nn.Parameter], key=part_of) -> dict[str, int]:
@@ -54,19 +57,25 @@ def count(parameters: dict[str, nn.Parameter], key=part_of) -> dict[str, int]:
     return counted
 
 
-def linear_sizes(text: TextConfig) -> list[tuple[int, int]]:
-    """(in, out) of each linear layer of a decoder block: q, k, v, o, gate, up, down."""
+def linear_sizes(text: TextConfig) -> dict[str, tuple[int, int]]:
+    """(in, out) of each linear layer of a decoder block."""
     width, inner = text.hidden_size, text.intermediate_size
     query, key = text.num_attention_heads * text.head_dim, text.num_key_value_heads * text.head_dim
-    return [
-        *((width, query), (width, key), (width, key), (query, width)),
-        *((width, inner), (width, inner), (inner, width)),
-    ]
+    return {
+        "q_proj": (width, query),
+        "k_proj": (width, key),
+        "v_proj": (width, key),
+        "o_proj": (query, width),
+        "gate_proj": (width, inner),
+        "up_proj": (width, inner),
+        "down_proj": (inner, width),
+    }
 
 
-def lora_parameters(text: TextConfig, rank: int) -> int:
-    """Of adapters on every linear layer of the blocks: r · (in + out) each (arXiv:2106.09685)."""
-    return text.num_hidden_layers * rank * sum(sum(size) for size in linear_sizes(text))
+def lora_parameters(text: TextConfig, rank: int, targets: Collection[str] | None = None) -> int:
+    """Of adapters on linear layers of the blocks, all by default: r · (in + out) each (arXiv:2106.09685)."""
+    sizes = linear_sizes(text)
+    return text.num_hidden_layers * rank * sum(sum(sizes[name]) for name in targets or sizes)
 
 
 # -------------------------------------------------------------------------------------------- activations
@@ -193,7 +202,7 @@ def forward_flops(config: VLMConfig) -> Forward:
         vision_products=vision.num_hidden_layers * patches * per_patch,
         vision_attention=vision.num_hidden_layers * 4 * patches**2 * width,
         projector=2 * patches * width * text.hidden_size,
-        products=text.num_hidden_layers * 2 * sum(a * b for a, b in linear_sizes(text)),
+        products=text.num_hidden_layers * 2 * sum(a * b for a, b in linear_sizes(text).values()),
         attention=text.num_hidden_layers * 4 * text.num_attention_heads * text.head_dim,
         head=2 * text.hidden_size * text.vocab_size,
     )
@@ -201,7 +210,8 @@ def forward_flops(config: VLMConfig) -> Forward:
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much of everything: `pairs` is the sum over positions of how many each may look at."""
+    """How much of everything: `pairs` is the sum over positions of how many each may look at. Without
+    positions, tiles go through the vision tower alone."""
 
     tiles: float
     positions: float
@@ -210,7 +220,7 @@ class Amounts:
 
 
 def training_flops(
-    config: VLMConfig, amounts: Amounts, learns: frozenset[str], lora_rank: int = 0, again: bool = False
+    config: VLMConfig, amounts: Amounts, learns: frozenset[str], adapters: int = 0, again: bool = False
 ) -> float:
     """FLOPs of forward and backward.
 
@@ -219,17 +229,19 @@ def training_flops(
 
     Args:
         learns: which of `PARTS` do; with LoRA, the language model's adapters do in its place.
+        adapters: weights of these.
         again: with the second forward pass of the blocks that activation checkpointing makes.
     """
     one = forward_flops(config)
     vision, projector, language = (part in learns for part in PARTS)
     reaches_text = vision or projector  # gradients go back through the whole decoder
-    reaches_blocks = reaches_text or language or lora_rank > 0
+    reaches_blocks = reaches_text or language or adapters > 0
     tile = one.patches * (1 + vision)
-    tile += one.vision_products * (1 + 2 * vision) + one.vision_attention * (1 + 2 * vision)
-    tile += one.projector * (1 + projector + vision)
+    tile += (one.vision_products + one.vision_attention) * (1 + 2 * vision)
+    if amounts.positions:
+        tile += one.projector * (1 + projector + vision)
     position = one.products * (1 + language + reaches_blocks)
-    position += 3 * 2 * lora_parameters(config.text, lora_rank)
+    position += 3 * 2 * adapters
     pair = one.attention * (1 + 2 * reaches_blocks)
     label = one.head * (1 + language + reaches_blocks)
     if again:

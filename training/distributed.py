@@ -116,6 +116,14 @@ def wrap(module: nn.Module, model: nn.Module, ranks: Ranks, parallel: str, dtype
     return module
 
 
+def reshard(wrapped: nn.Module) -> None:
+    """Weights back in shards: a forward pass without a backward one leaves some of them whole, and the names
+    of parameters then lead to these."""
+    for part in wrapped.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
 def gradient_scale(wrapped: nn.Module, ranks: Ranks) -> int:
     """What undoes the mean over ranks that DDP takes of gradients."""
     return ranks.world_size if isinstance(wrapped, DistributedDataParallel) else 1

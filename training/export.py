@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -30,22 +31,34 @@ def whole_tensors(model: nn.Module, average: dict[str, Tensor], ranks: Ranks) ->
 
 
 def export(
-    model: VisionLanguageModel, tensors: dict[str, Tensor], processor, config: TrainConfig, card: str
+    model: VisionLanguageModel,
+    tensors: dict[str, Tensor],
+    processor,
+    config: TrainConfig,
+    card: str,
+    folder: Path,
 ) -> None:
-    """Write the model with these tensors to the run's folder, with adapters merged and beside it.
+    """Write the model with these tensors to a folder, with adapters merged and beside it.
 
     Raises:
         CheckpointError, OSError: the folder cannot be written; what it held is unchanged.
     """
-    output = Path(config.output)
-    plain = tensors
+    plain_model(model, tensors, config).save_pretrained(folder, processor, card=card)
     if config.lora_rank:
-        from training.adapters import merged, save_adapter  # peft takes seconds to import
+        from training.adapters import save_adapter  # peft takes seconds to import
 
-        plain = merged(tensors, config)
-    filled(model, plain).save_pretrained(output, processor, card=card)
+        save_adapter(tensors, config, folder)
+
+
+def plain_model(
+    model: VisionLanguageModel, tensors: dict[str, Tensor], config: TrainConfig
+) -> VisionLanguageModel:
+    """A model of its own with these tensors, adapters merged."""
     if config.lora_rank:
-        save_adapter(tensors, config, output)
+        from training.adapters import merged
+
+        tensors = merged(tensors, config)
+    return filled(model, tensors)
 
 
 def filled(model: VisionLanguageModel, tensors: dict[str, Tensor]) -> VisionLanguageModel:
@@ -65,7 +78,7 @@ def filled(model: VisionLanguageModel, tensors: dict[str, Tensor]) -> VisionLang
 def run_card(task, config: TrainConfig, step: int, scores: dict[str, float]) -> str:
     """The model card of a run as far as it has come."""
     rows = [{"held-out, in the run": k.removeprefix("eval_"), "value": f"{v:.3f}"} for k, v in scores.items()]
-    extra = {"license": "apache-2.0"} if config.is_shapes else {}
+    extra: dict[str, Any] = {"license": "apache-2.0"} if config.is_shapes else {}
     return model_card(
         Path(config.output).name,
         task.model.config,

@@ -1,52 +1,68 @@
-"""A run to look at: metrics.jsonl, the progress bar, and a tracker for those who want one."""
+"""A run to look at: metrics.jsonl, the progress bar, sample answers, and a tracker for those who want one."""
 
 from __future__ import annotations
 
-import importlib
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from training.config import TrainConfig
+from training.samples import Answered, write_samples
+from training.trackers import Tracker, open_tracker
 
 METRICS = "metrics.jsonl"
-_SHOWN = ("loss", "dense_loss", "patch_kind", "patch_count", "tokens_per_second")
+# What the bar shows besides the time left: key of a row → its name there, and how it is written.
+_SHOWN = {
+    "loss": ("loss", "{:.3f}"),
+    "dense_loss": ("dense_loss", "{:.3f}"),
+    "tokens_per_second": ("tokens/s", "{:,.0f}"),
+    "images_per_second": ("images/s", "{:,.1f}"),
+    "mfu": ("MFU", "{:.0%}"),
+}
 
 
-class TrackerError(ValueError):
-    """A tracker that is not installed or not logged in; one sentence."""
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a line that was cut off is left out.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
 
 
 class Metrics:
     """Lines of metrics.jsonl, one bar, one tracker. On all ranks but the first, nothing.
 
     Lines beyond the step that a run goes on from are of steps that are done again: they are taken out.
+
+    Raises:
+        TrackerError: the tracker is not installed, or wants a login.
     """
 
     def __init__(self, config: TrainConfig, steps: int, first: int, active: bool):
         self.path, self.active = Path(config.output) / METRICS, active
-        self.tracker = open_tracker(config) if active and config.tracker != "none" else None
+        self.tracker: Tracker | None = open_tracker(config) if active else None
         self.bar = tqdm(
             total=steps, initial=first, unit="step", smoothing=0.02, mininterval=2, disable=not active
         )
-        if active:
+        if active and self.path.exists():
             self._go_on_from(first)
 
     def _go_on_from(self, step: int) -> None:
-        if not self.path.exists():
-            return
-        kept = []
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:  # cut off
-                continue
-            if row.get("step", 0) <= step:
-                kept.append(line)
+        kept = [row for row in read_metrics(self.path) if row.get("step", 0) <= step]
         temporary = self.path.with_name(f".{METRICS}.tmp")
-        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
         temporary.replace(self.path)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -59,10 +75,32 @@ class Metrics:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
             self.say(f"metrics could not be written, the run goes on: {error}")
-        self.bar.set_postfix({k: f"{v:.3f}" for k, v in row.items() if k in _SHOWN}, refresh=False)
-        if self.tracker is not None:
-            numbers = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "step"}
-            self.tracker(numbers, row["step"])
+        shown = {name: form.format(row[key]) for key, (name, form) in _SHOWN.items() if key in row}
+        if shown:
+            self.bar.set_postfix(shown, refresh=False)
+        numbers = {k: v for k, v in row.items() if isinstance(v, int | float) and k != "step"}
+        self._track(lambda tracker: tracker.log(numbers, row["step"]))
+
+    def write_samples(self, step: int, answered: Sequence[Answered]) -> None:
+        """Answers with their pictures, into the run's folder and to the tracker."""
+        if not (self.active and answered):
+            return
+        try:
+            write_samples(self.path.parent, step, answered)
+        except OSError as error:
+            self.say(f"step {step}: sample answers could not be written, the run goes on: {error}")
+        self._track(lambda tracker: tracker.log_samples(answered, step))
+
+    def _track(self, act: Callable[[Tracker], None]) -> None:
+        """Log; a tracker that fails is said once and left, and the run goes on."""
+        if self.tracker is None:
+            return
+        try:
+            act(self.tracker)
+        except Exception as error:  # of a network, a disk, a server: trackers raise anything
+            self.tracker = None
+            said = " ".join(str(error).split())[:200]
+            self.say(f"the tracker fails and is left, the run goes on: {said or type(error).__name__}")
 
     def say(self, text: str) -> None:
         if self.active:
@@ -70,35 +108,4 @@ class Metrics:
 
     def close(self) -> None:
         self.bar.close()
-
-
-def open_tracker(config: TrainConfig):
-    """A function (numbers, step) that logs to the tracker.
-
-    Raises:
-        TrackerError: it is not installed, or wants a login.
-    """
-    name, run = config.tracker, Path(config.output).name
-    try:
-        if name == "tensorboard":
-            module = importlib.import_module("torch.utils.tensorboard")
-            writer = module.SummaryWriter(str(Path(config.output) / "tensorboard"))
-
-            def log(numbers: dict[str, float], step: int) -> None:
-                for key, value in numbers.items():
-                    writer.add_scalar(key, value, step)
-
-            return log
-        module = importlib.import_module(name)
-        module.init(project="ocelli", name=run, config=config.to_dict())
-        return lambda numbers, step: module.log(numbers, step=step)
-    except ImportError:
-        raise TrackerError(
-            f"--tracker {name}: it is not installed here; pip install {name}, or leave it at none: "
-            f"{METRICS} is written in any case"
-        ) from None
-    except Exception as error:  # trackers raise anything when they want a login or a network
-        raise TrackerError(
-            f"--tracker {name} cannot be used ({' '.join(str(error).split())[:200]}); log in to it, or leave "
-            f"it at none: {METRICS} is written in any case"
-        ) from error
+        self._track(lambda tracker: tracker.close())

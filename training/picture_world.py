@@ -25,9 +25,12 @@ from models.checkpoints.locate import snapshot
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
+from training.costs import Amounts
 from training.dense import DenseHead, dense_loss
 from training.distributed import Ranks
 from training.grounding import FactHead
+from training.samples import Question, questions_of_shapes
+from training.throughput import amounts_of
 
 HELDOUT_SEED = 1_000_003  # in-run evaluation pictures: held-out digits, seeds that training never uses
 
@@ -46,8 +49,8 @@ def build_processor(config: TrainConfig) -> Processor:
     return make_processor(tokenizer, image_size=config.image_size, image_seq_len=tokens)
 
 
-def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
-    """A model of the config's sizes, at random weights that its seed decides."""
+def model_config(config: TrainConfig, tokenizer) -> VLMConfig:
+    """The shape of a model of the config's sizes."""
     vision = VisionConfig(
         hidden_size=config.vision_width,
         intermediate_size=4 * config.vision_width,
@@ -66,20 +69,37 @@ def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
         max_position_embeddings=2048,
         rms_norm_eps=1e-5,
     )
-    model = VisionLanguageModel(
-        VLMConfig(
-            vision=vision,
-            text=text,
-            scale_factor=config.scale_factor,
-            image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-            tie_word_embeddings=False,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_ids=(tokenizer.eos_token_id,),
-            pad_token_id=tokenizer.pad_token_id,
-        )
+    return VLMConfig(
+        vision=vision,
+        text=text,
+        scale_factor=config.scale_factor,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_ids=(tokenizer.eos_token_id,),
+        pad_token_id=tokenizer.pad_token_id,
     )
+
+
+def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
+    """A model of the config's sizes, at random weights that its seed decides."""
+    model = VisionLanguageModel(model_config(config, tokenizer))
     model.init_weights(torch.Generator().manual_seed(config.seed))
     return model
+
+
+def stream_config(config: TrainConfig) -> ShapesStreamConfig:
+    """What the run draws."""
+    return ShapesStreamConfig(
+        batch_size=config.batch_size,
+        sequence_length=config.sequence_length,
+        image_size=config.image_size,
+        patch_size=config.patch_size,
+        seed=config.seed,
+        curriculum_pictures=config.curriculum_pictures,
+        vision_steps=config.vision_steps,
+        vision_batch_size=config.vision_batch_size,
+    )
 
 
 def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
@@ -155,16 +175,7 @@ class PictureWorldTask:
             self.model = build_model(config, self.processor.tokenizer)
         self.module = PictureWorldLoss(self.model, config).to(device)
         self.second_stage = config.vision_steps
-        stream = ShapesStreamConfig(
-            batch_size=config.batch_size,
-            sequence_length=config.sequence_length,
-            image_size=config.image_size,
-            patch_size=config.patch_size,
-            seed=config.seed,
-            curriculum_pictures=config.curriculum_pictures,
-            vision_steps=config.vision_steps,
-            vision_batch_size=config.vision_batch_size,
-        )
+        stream = stream_config(config)
         heldout = replace(
             stream,
             seed=HELDOUT_SEED,
@@ -187,6 +198,7 @@ class PictureWorldTask:
         for number, drawn in enumerate(loader, self.stream.start_batch):
             batch = Batch(drawn)
             batch.sample_ids = [(("shapes", index),) for index in self.stream.numbers(number)]
+            batch.pictures = len(batch.sample_ids)
             yield [batch]
 
     def padding(self) -> list[Batch]:
@@ -197,6 +209,11 @@ class PictureWorldTask:
 
     def inputs(self, batch: Batch, step: int) -> dict:
         return {"batch": batch, "vision_only": step < self.config.vision_steps}
+
+    def amounts(self, batch: Batch, step: int) -> Amounts:
+        if step < self.config.vision_steps:
+            return Amounts(tiles=len(batch["pixel_values"]), positions=0, pairs=0, labelled=0)
+        return amounts_of(batch)
 
     def matrix_peak(self, step: int) -> float | None:
         return self.config.vision_matrix_lr if step < self.config.vision_steps else None
@@ -223,6 +240,11 @@ class PictureWorldTask:
         "Answers questions about the built-in picture world of Ocelli: drawn shapes, printed words, "
         "handwritten digits. It knows nothing else."
     )
+
+    best_by = ("eval_accuracy", True)
+
+    def questions(self, count: int) -> list[Question]:
+        return questions_of_shapes(self.processor, count)
 
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:

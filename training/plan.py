@@ -38,7 +38,7 @@ from training.costs import (
 
 CHOICES = {
     "distribution": ("none", "ddp", "fsdp"),
-    "optimizer": ("adamw", "muon"),
+    "optimizer": ("adamw", "muon", "muon-all"),
     "precision": ("float32", "bfloat16"),
 }
 _MODULES = ("vision", "projector", "embeddings", "blocks", "head")
@@ -59,12 +59,14 @@ class Workload:
         world_size: ranks.
         distribution: "none", "ddp" (everything on every rank, gradients in the buckets' own memory) or "fsdp"
             (weights, gradients and optimizer state in shards, a block gathered at a time).
-        optimizer: "adamw", or "muon" for the matrices of the language model's blocks and AdamW for the rest.
+        optimizer: "adamw"; or AdamW beside Muon, "muon" for the matrices of the language model's blocks,
+            "muon-all" for those of all blocks and of the projector.
         precision: "float32"; or "bfloat16" products over float32 master weights, by autocast, or with "fsdp"
             by gathering weights in bfloat16.
         frozen: those of "vision", "projector" and "language" that do not learn.
         checkpointing: blocks keep their input alone, and run forward again in backward.
         lora_rank: of adapters on the blocks' linear layers; the language model's own weights then are frozen.
+        lora_targets: which linear layers; empty: all.
         average: a moving average of the weights that learn is kept beside them.
         device: "cpu" or "cuda": how large chunks of logits are.
         total_samples, total_tokens: when the run ends, by whichever is given; of filled positions.
@@ -89,6 +91,7 @@ class Workload:
     frozen: frozenset[str] = frozenset()
     checkpointing: bool = False
     lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
     average: bool = False
     device: str = "cuda"
     total_samples: int | None = None
@@ -121,6 +124,10 @@ class Workload:
     def learning(self) -> frozenset[str]:
         """Parts whose own weights learn; under LoRA, the language model's do not."""
         return frozenset(PARTS) - self.frozen - ({"language"} if self.lora_rank else set())
+
+    def adapters(self, config: VLMConfig) -> int:
+        """Weights of the adapters."""
+        return lora_parameters(config.text, self.lora_rank, self.lora_targets)
 
     @property
     def widths(self) -> Widths:
@@ -210,7 +217,7 @@ def make_plan(config: VLMConfig, work: Workload) -> Plan:
     shown = {name: by_module[name] for name in _MODULES}
     trainable = count({n: p for n, p in parameters.items() if part_of(n) in work.learning}, module_of)
     if work.lora_rank:
-        shown["adapters"] = trainable["adapters"] = lora_parameters(config.text, work.lora_rank)
+        shown["adapters"] = trainable["adapters"] = work.adapters(config)
 
     rows = work.micro_batch * work.accumulation * work.world_size
     positions = rows * work.sequence_length
@@ -222,8 +229,8 @@ def make_plan(config: VLMConfig, work: Workload) -> Plan:
         pairs=tokens * work.sequence_length * work.fill / work.samples_per_row,
         labelled=tokens * work.labelled,
     )
-    flops = training_flops(config, amounts, work.learning, work.lora_rank)
-    run = training_flops(config, amounts, work.learning, work.lora_rank, work.checkpointing)
+    flops = training_flops(config, amounts, work.learning, work.adapters(config))
+    run = training_flops(config, amounts, work.learning, work.adapters(config), work.checkpointing)
     samples = rows * work.samples_per_row
     steps = None
     if work.total_samples is not None:
@@ -260,7 +267,7 @@ def memory(config: VLMConfig, work: Workload) -> dict[str, int]:
     parameters = meta_parameters(config)
     learns = {name: p for name, p in parameters.items() if part_of(name) in work.learning}
     every = sum(p.numel() for p in parameters.values())
-    adapters = lora_parameters(config.text, work.lora_rank)
+    adapters = work.adapters(config)
     learning = sum(p.numel() for p in learns.values()) + adapters
     shards = work.world_size if work.distribution == "fsdp" else 1
 
@@ -277,8 +284,9 @@ def memory(config: VLMConfig, work: Workload) -> dict[str, int]:
         weights, masters = 2 * copied, master
         gradients += 2 * gathered if learns else 0
     muon = 0
-    if work.optimizer == "muon":
-        muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p))
+    if work.optimizer != "adamw":
+        everywhere = work.optimizer == "muon-all"
+        muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, everywhere))
     result = {
         "weights": weights,
         "master weights": masters,

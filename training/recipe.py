@@ -16,13 +16,22 @@ import yaml
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser
 
 from training.config import TrainConfig, flag
+from training.run_plan import PlanOptions
 
 DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shapes.yaml"
 RUN_FILE = "run.yaml"
 
 
 def parse_config(arguments: list[str] | None = None, description: str = "") -> TrainConfig:
-    """The recipe named first (the picture world's by default), with the flags behind it put over it.
+    """The recipe named first (the picture world's by default), with the flags behind it put over it; see
+    `parse_arguments`."""
+    return parse_arguments(arguments, description)[0]
+
+
+def parse_arguments(
+    arguments: list[str] | None = None, description: str = ""
+) -> tuple[TrainConfig, PlanOptions]:
+    """The run's configuration, and what was asked about its plan.
 
     Leaves with status 2 and one sentence for a recipe that is missing or not YAML, an unknown key or flag, a
     value of the wrong type or out of range.
@@ -33,8 +42,9 @@ def parse_config(arguments: list[str] | None = None, description: str = "") -> T
         recipe = Path(arguments.pop(0))
     parser = _parser(description)
     flags = {item.name for item in dataclasses.fields(TrainConfig)}
+    plan = {item.name for item in dataclasses.fields(PlanOptions)}
     given = [a.split("=")[0] for a in arguments if a.startswith("--")]
-    known = {flag(name) for name in flags} | {flag("no_" + name) for name in flags} | {"--help"}
+    known = {flag(word + name) for name in flags | plan for word in ("", "no_")} | {"--help"}
     if unknown := sorted(set(given) - known):
         _leave(f"unknown flag {', '.join(unknown)}; --help lists them all")
     try:
@@ -42,7 +52,8 @@ def parse_config(arguments: list[str] | None = None, description: str = "") -> T
         parser.parse_object(settings)  # refuses values of the wrong type, as it does those of flags
         parser.set_defaults(**settings)
         parsed = parser.parse_args(arguments).as_dict()
-        return TrainConfig(**{name: parsed[name] for name in flags})
+        config = TrainConfig(**{name: parsed[name] for name in flags})
+        return config, PlanOptions(**{name: parsed[name] for name in plan})
     except (ValueError, KeyError, ArgumentError) as error:
         _leave(" ".join(str(error).split()))
 
@@ -82,14 +93,15 @@ def _parser(description: str) -> ArgumentParser:
         description=description,
         exit_on_error=False,
     )
-    types = typing.get_type_hints(TrainConfig)
-    for item in dataclasses.fields(TrainConfig):
-        kind: type | UnionType = types[item.name]
-        name, options = flag(item.name), {"default": item.default, "help": item.metadata["help"]}
-        if kind is bool:
-            parser.add_argument(name, action=ActionYesNo(yes_prefix="", no_prefix="no-"), **options)
-        else:
-            parser.add_argument(name, type=kind, **options)
+    for described in (TrainConfig, PlanOptions):
+        types = typing.get_type_hints(described)
+        for item in dataclasses.fields(described):
+            kind: type | UnionType = types[item.name]
+            name, options = flag(item.name), {"default": item.default, "help": item.metadata["help"]}
+            if kind is bool:
+                parser.add_argument(name, action=ActionYesNo(yes_prefix="", no_prefix="no-"), **options)
+            else:
+                parser.add_argument(name, type=kind, **options)
     return parser
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,10 @@ from models.checkpoints.locate import locate, snapshot
 from models.checkpoints.processor_files import transformers_processor
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
+from training.costs import Amounts
 from training.distributed import Ranks
+from training.samples import Question, questions_of_rows
+from training.throughput import amounts_of
 
 _LOOKED_AT = 200  # rows whose length tells how many packed rows a dataset makes
 
@@ -66,6 +70,7 @@ class RowsTask:
     """See `training.tasks.Task`."""
 
     second_stage = 0
+    best_by = ("eval_loss", False)
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
         self.config, self.ranks = config, ranks
@@ -141,6 +146,9 @@ class RowsTask:
     def inputs(self, batch: Batch, step: int) -> dict:
         return dict(batch)
 
+    def amounts(self, batch: Batch, step: int) -> Amounts:
+        return amounts_of(batch)
+
     def matrix_peak(self, step: int) -> float | None:
         return None
 
@@ -164,6 +172,9 @@ class RowsTask:
     def summary(self) -> str:
         start = self.config.init_from or f"{self.config.vision_from} and {self.config.text_from}"
         return f"Fine-tuned from {start} with Ocelli."
+
+    def questions(self, count: int) -> list[Question]:
+        return [] if self.held_out is None else questions_of_rows(self.held_out, self.processor, count)
 
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
@@ -212,13 +223,19 @@ def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguag
     return _from_backbones(config, device)
 
 
-def _from_backbones(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
-    text = locate(config.text_from)
-    tokenizer = AutoTokenizer.from_pretrained(snapshot(config.text_from))
+def new_tokenizer(folder: Path):
+    """A language model's tokenizer, with SmolVLM's special tokens added where it has not got them."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS)})
     tokenizer.eos_token = "<end_of_utterance>"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = "<|im_end|>"
+    return tokenizer
+
+
+def _from_backbones(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
+    text = locate(config.text_from)
+    tokenizer = new_tokenizer(snapshot(config.text_from))
     model = VisionLanguageModel.from_backbones(
         config.vision_from,
         config.text_from,

@@ -140,10 +140,14 @@ class RunState:
             os.fsync(handle)
         finally:
             os.close(handle)
-        for old in states(self.folder)[: -self.keep]:
+        self._drop(states(self.folder)[: -self.keep])
+
+    def _drop(self, folders: Sequence[Path]) -> None:
+        """Remove states; the first rank does."""
+        for folder in folders if self.ranks.is_first else ():
             # Renamed first: half of a folder is never taken for a whole one.
-            doomed = old.with_name(f".old-{old.name}")
-            old.rename(doomed)
+            doomed = folder.with_name(f".old-{folder.name}")
+            folder.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
     def _tensors(self) -> dict[str, Any]:
@@ -161,11 +165,12 @@ class RunState:
         return dict(self.modules.named_parameters())
 
     # --------------------------------------------------------------------------------------------- load
-    def load(self) -> dict[str, Any] | None:
-        """Restore the newest whole state in place; what `save` was given with it, `data` of all ranks.
+    def load(self, say: Callable[[str], None] = print) -> dict[str, Any] | None:
+        """Restore the newest whole state in place; what `save` was given with it, `data` of all ranks. One
+        that was cut off or is broken is passed over, and told.
 
         Raises:
-            StateError: the state is of another model or of an older train.py.
+            StateError: the state is of another model or of an older train.py, or none that is there is whole.
         """
         if (self.folder.parent / _OLD).exists():
             raise StateError(
@@ -173,13 +178,37 @@ class RunState:
                 "from: take another --output, or --no-resume to begin again"
             )
         found = states(self.folder)
-        if not found:
-            return None
-        folder = found[-1]
-        run = torch.load(folder / RUN, map_location="cpu", weights_only=True)
-        self._load_tensors(folder)
-        restore_random(run["random"], self.ranks)
-        return run
+        if self.ranks.is_first:
+            for cut in sorted(self.folder.glob(".writing-*")):
+                step = cut.name.removeprefix(".writing-")
+                say(f"the state after step {int(step)} was cut off while it was written and is skipped")
+        for number, folder in enumerate(reversed(found)):
+            run: dict[str, Any] = {}
+            problem = self._attempt(folder, run)
+            if problem is None:
+                restore_random(run["random"], self.ranks)
+                self._drop(found[len(found) - number :])
+                return run
+            if self.ranks.is_first:
+                say(f"{folder} cannot be read and is passed over: {problem}")
+        if found:
+            raise StateError(
+                f"{self.folder} holds no state that can be read ({len(found)} tried): take another --output, "
+                "or --no-resume to begin again"
+            )
+        return None
+
+    def _attempt(self, folder: Path, run: dict[str, Any]) -> str | None:
+        """Load one state into `run` and in place; the first rank's sentence that says why it cannot be."""
+        problem = None
+        try:
+            run |= torch.load(folder / RUN, map_location="cpu", weights_only=True)
+            self._load_tensors(folder)
+        except StateError:
+            raise
+        except (Exception, CheckpointException) as error:  # unpickling what is broken raises anything
+            problem = _sentence(error)
+        return next((said for said in self.ranks.gather(problem) if said is not None), None)
 
     def _load_tensors(self, folder: Path) -> None:
         stored = FileSystemReader(folder).read_metadata().state_dict_metadata

@@ -11,27 +11,35 @@ from data.packing import Batch
 from data.processor import Processor
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
+from training.costs import Amounts
 from training.distributed import Ranks
 from training.picture_world import PictureWorldTask
 from training.rows import RowsTask
+from training.samples import Question
 
 
 class Task(Protocol):
     """Batches, their loss, and how the model does on held-out ones.
 
-    module: `module(**inputs(batch, step))` gives (summed loss, what to log); everything that trains is in it,
-        the model as its `model`.
     steps: length of the run.
     second_stage: the step at which gradients are new and the rate warms up once more; 0 if never.
-    summary: a sentence for the model card.
+    best_by: the score that tells which evaluation was best, and whether more of it is better.
     """
 
-    module: nn.Module
     model: VisionLanguageModel
     processor: Processor
     steps: int
     second_stage: int
-    summary: str
+    best_by: tuple[str, bool]
+
+    @property
+    def module(self) -> nn.Module:
+        """`module(**inputs(batch, step))` gives (summed loss, what to log); everything that trains is in it,
+        the model as its `model`."""
+
+    @property
+    def summary(self) -> str:
+        """A sentence for the model card."""
 
     def batches(self) -> Iterator[list[Batch]]:
         """This rank's micro-batches of each step, from where the state stands, until its data end."""
@@ -45,6 +53,9 @@ class Task(Protocol):
     def inputs(self, batch: Batch, step: int) -> dict[str, Any]:
         """What the module is called with."""
 
+    def amounts(self, batch: Batch, step: int) -> Amounts:
+        """How much of what a batch of this rank sends through the model."""
+
     def matrix_peak(self, step: int) -> float | None:
         """A peak rate of Muon other than the config's."""
 
@@ -56,6 +67,9 @@ class Task(Protocol):
 
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
         """Scores on held-out data; all ranks call it."""
+
+    def questions(self, count: int) -> list[Question]:
+        """Held-out questions for sample answers, always the same; fewer where there are no more."""
 
     def seen(self, step: int) -> dict[str, int]:
         """What has been trained on after `step` steps, for metrics.jsonl."""

@@ -1,0 +1,328 @@
+"""What a run shows: metrics, sample answers with their pictures, the plot, the best model, trackers; how it
+goes on from a broken state; and that no logits of a whole row are made."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForImageTextToText
+
+import train
+from models import losses
+from models.vision_language_model import IGNORE_INDEX
+from tests.prompts import Picture, inputs_of, tiny_vlm, words
+from tests.runs import SETTINGS, curve, flags, run, tiny_checkpoint, write_rows
+from training import plot
+from training.config import TrainConfig
+from training.devices import known_peak, measured_peak
+from training.metrics import Metrics, read_metrics
+from training.rows import RowsLoss
+from training.samples import Answered, Question
+from training.state import FOLDER, states
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("watch")
+    tiny_checkpoint(folder / "tiny")
+    write_rows(folder / "rows.jsonl", 24)
+    return folder
+
+
+def settings(base, output: str, **more) -> list[str]:
+    made = {"init_from": str(base / "tiny"), "data": str(base / "rows.jsonl"), "output": str(base / output)}
+    return flags(**(SETTINGS | made | {"batch_size": 4, "steps": 4, "save_every": 2} | more))
+
+
+def refused(arguments: list[str], capsys) -> str:
+    with pytest.raises(SystemExit) as left:
+        train.main(arguments)
+    assert left.value.code == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py: error:")]
+    assert len(said) == 1
+    return said[0]
+
+
+# ------------------------------------------------------------------------------------------ the whole run
+@pytest.fixture(scope="module")
+def watched(base):
+    # By its name, a dataset has the same order wherever it lies: two of its first five rows have pictures.
+    held_out = [{"path": str(base / "rows.jsonl"), "name": "seen"}]
+    train.main(settings(base, "watched", eval_data=held_out, eval_every=2, eval_samples=5))
+    return base / "watched"
+
+
+def test_metrics_tell_speed_and_time_left(watched):
+    rows = [row for row in read_metrics(watched / "metrics.jsonl") if "loss" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        assert row["tokens_per_second"] > 0 and 0 < row["mfu"] < 1 and row["seconds_left"] >= 0
+    assert any(row["images_per_second"] > 0 for row in rows) and rows[-1]["seconds_left"] == 0
+
+
+def test_sample_answers_have_their_pictures(watched):
+    for step in (2, 4):
+        folder = watched / "samples" / f"step-{step:08d}"
+        rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+        assert len(rows) == 5 and all(row["question"] and row["target"] for row in rows)
+        named = [name for row in rows for name in row["pictures"]]
+        assert named and {path.name for path in folder.glob("*.png")} == set(named)
+        for name in named:
+            assert max(Image.open(folder / name).size) <= 512
+    scores = [row for row in read_metrics(watched / "metrics.jsonl") if "eval_loss" in row]
+    assert [row["eval_exact_match"] for row in scores] == [
+        sum(json.loads(line)["right"] for line in path.read_text().splitlines()) / 5
+        for path in sorted((watched / "samples").glob("*/answers.jsonl"))
+    ]
+
+
+def test_the_plot_is_drawn(watched):
+    root = ET.fromstring((watched / "plot.svg").read_text())
+    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 3  # loss, held-out loss, exact match
+    assert len(lines[0].get("points").split()) == 4
+
+
+def test_the_best_model_is_kept(watched):
+    score = json.loads((watched / "best" / "best.json").read_text())
+    rows = [row for row in read_metrics(watched / "metrics.jsonl") if "eval_loss" in row]
+    seen = {row["step"]: row["eval_loss"] for row in rows}
+    assert score["name"] == "eval_loss" and score["value"] == min(seen.values()) == seen[score["step"]]
+    AutoModelForImageTextToText.from_pretrained(watched / "best")
+    assert f"{seen[score['step']]:.3f}" in (watched / "best" / "README.md").read_text()  # its card's table
+
+
+def test_a_worse_model_is_not_the_best(base, watched):
+    """The same run with a rate that ruins it: what was best before stays, and a run that goes on knows it."""
+    arguments = settings(base, "ruined", eval_data=str(base / "rows.jsonl"), eval_every=2, steps=2)
+    train.main(arguments)
+    before = (base / "ruined" / "best" / "model.safetensors").read_bytes()
+    train.main([*arguments, "--steps", "4", "--lr", "3.0", "--grad-clip", "0"])
+    rows = [row for row in read_metrics(base / "ruined" / "metrics.jsonl") if "eval_loss" in row]
+    assert [row["step"] for row in rows] == [2, 4] and rows[1]["eval_loss"] > rows[0]["eval_loss"]
+    assert (base / "ruined" / "best" / "model.safetensors").read_bytes() == before
+    assert json.loads((base / "ruined" / "best" / "best.json").read_text())["step"] == 2
+    train.main([*arguments, "--no-resume", "--no-keep-best"])
+    assert not (base / "ruined" / "best").exists()
+
+
+def test_answers_and_scores_change_nothing(base, watched):
+    """The losses and weights of a run that is not looked at."""
+    train.main(settings(base, "alone", eval_samples=0))
+    assert curve(base / "alone") == curve(watched)
+    name = "model.safetensors"
+    assert (base / "alone" / name).read_bytes() == (watched / name).read_bytes()
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_are_looked_at_as_one_is(base, parallel):
+    """The same losses, scores, answers and best model, whether the first rank has the weights or a share."""
+    more = {"init_from": str(base / "tiny"), "data": str(base / "rows.jsonl"), "batch_size": 4, "steps": 4}
+    more |= {"eval_data": str(base / "rows.jsonl"), "eval_every": 2, "eval_samples": 5, "save_every": 2}
+    more["ema"] = 0.9
+    train.main(flags(**(SETTINGS | more | {"output": str(base / f"{parallel}1")})))
+    watched = base / f"{parallel}1"
+    run(2, **more, output=str(base / parallel), parallel=parallel)
+    for name in ("step-00000002", "step-00000004"):
+        path = Path("samples") / name / "answers.jsonl"
+        assert (base / parallel / path).read_text() == (watched / path).read_text()
+    best, expected = (
+        json.loads((folder / "best" / "best.json").read_text()) for folder in (base / parallel, watched)
+    )
+    assert best["step"] == expected["step"] and best["value"] == pytest.approx(expected["value"], abs=1e-5)
+    losses = [[loss for _, loss, _ in curve(folder)] for folder in (base / parallel, watched)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)  # looking at an average leaves the weights alone
+    AutoModelForImageTextToText.from_pretrained(base / parallel / "best")
+
+
+def test_bfloat16_and_adapters_are_looked_at_too(base):
+    more = {"precision": "bfloat16", "lora_rank": 2, "activation_checkpointing": True}
+    train.main(settings(base, "lora", eval_data=str(base / "rows.jsonl"), eval_every=4, **more))
+    assert (base / "lora" / "samples" / "step-00000004" / "answers.jsonl").exists()
+    assert (base / "lora" / "best" / "adapter" / "adapter_model.safetensors").exists()
+
+
+# -------------------------------------------------------------------------------------------- broken states
+@pytest.mark.parametrize("file", ["run.pt", ".metadata", "*.distcp"])
+def test_a_broken_state_is_passed_over(base, capsys, file):
+    name = f"broken-{file.strip('*.')}"
+    arguments = settings(base, name, steps=6)
+    train.main(arguments)
+    expected = curve(base / name)
+    weights = (base / name / "model.safetensors").read_bytes()
+    before, newest = states(base / name / FOLDER)
+    (path,) = newest.glob(file)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    (newest.parent / ".writing-00000007").mkdir()
+    capsys.readouterr()
+    train.main(arguments)
+    said = capsys.readouterr().err
+    assert f"{newest} cannot be read and is passed over" in said
+    assert "the state after step 7 was cut off while it was written and is skipped" in said
+    assert curve(base / name) == expected and states(base / name / FOLDER) == [before, newest]
+    assert (base / name / "model.safetensors").read_bytes() == weights
+
+
+def test_no_state_can_be_read(base, capsys):
+    train.main(settings(base, "lost", steps=2))
+    (state,) = states(base / "lost" / FOLDER)
+    (state / "run.pt").write_bytes(b"")
+    assert "holds no state that can be read (1 tried)" in refused(settings(base, "lost", steps=2), capsys)
+    assert states(base / "lost" / FOLDER) == [state]
+
+
+# ------------------------------------------------------------------------------------------------ trackers
+ANSWERED = [Answered(Question([], (Image.new("RGB", (900, 300)),), "what?", "a cat"), "A cat.")]
+
+
+class Wandb(types.ModuleType):
+    """What is asked of wandb's interface, kept: the package itself is no dependency."""
+
+    def __init__(self, problem: Exception | None = None):
+        super().__init__("wandb")
+        self.problem, self.logged, self.finished = problem, [], False
+
+    def init(self, **settings):
+        if self.problem is not None:
+            raise self.problem
+        self.settings = settings
+
+    def log(self, values, step):
+        self.logged.append((values, step))
+
+    def Image(self, pixels, caption):
+        return pixels.shape, caption
+
+    def finish(self):
+        self.finished = True
+
+
+def test_a_tracker_gets_numbers_and_pictures(tmp_path, monkeypatch):
+    module = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    metrics = Metrics(TrainConfig(output=str(tmp_path), tracker="wandb"), 4, 0, True)
+    metrics.write({"step": 1, "loss": 2.0, "samples": [["rows", 1]]})
+    metrics.write_samples(1, ANSWERED)
+    metrics.close()
+    assert module.settings["project"] == "ocelli" and module.settings["name"] == tmp_path.name
+    assert module.logged[0] == ({"loss": 2.0}, 1) and module.finished
+    shown = module.logged[1][0]["sample_0"]
+    assert shown == ((171, 512, 3), "what? -> A cat. (expected: a cat)")
+    assert ANSWERED[0].right and not Answered(ANSWERED[0].question, "a dog").right
+
+
+def test_a_tracker_that_fails_does_not_end_the_run(tmp_path, monkeypatch, capsys):
+    module = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    metrics = Metrics(TrainConfig(output=str(tmp_path), tracker="wandb"), 4, 0, True)
+    monkeypatch.setattr(module, "log", lambda *_, **__: 1 / 0)
+    metrics.write({"step": 1, "loss": 2.0})
+    metrics.write({"step": 2, "loss": 1.0})
+    metrics.close()
+    assert (
+        capsys.readouterr().out.count("the tracker fails and is left, the run goes on: division by zero") == 1
+    )
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_a_tracker_without_login_or_package(base, capsys, monkeypatch):
+    no_key = RuntimeError("No API key configured.\nUse `wandb login` to log in.")
+    monkeypatch.setitem(sys.modules, "wandb", Wandb(no_key))
+    said = refused(settings(base, "tracked", tracker="wandb"), capsys)
+    assert (
+        "--tracker wandb cannot be used (No API key configured. Use" in said and "`wandb login`, or" in said
+    )
+    for name, module in (("trackio", "trackio"), ("tensorboard", "torch.utils.tensorboard")):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+        said = refused(settings(base, "tracked", tracker=name), capsys)
+        assert f"--tracker {name}: it is not installed here; pip install -r requirements-track.txt" in said
+
+
+# ------------------------------------------------------------------------------------------------ the plot
+def test_plot_of_a_run():
+    rows = [{"step": step, "loss": 10.0 / step, "eval_accuracy": step / 1000} for step in range(1, 1001)]
+    root = ET.fromstring(plot.draw([*rows, {"step": 1001, "loss": float("nan")}], "a <run>"))
+    loss, accuracy = (
+        [tuple(map(float, point.split(","))) for point in line.get("points").split()]
+        for line in root.findall("{http://www.w3.org/2000/svg}polyline")
+    )
+    assert 200 < len(loss) <= 300 and loss == sorted(loss)  # falls: y grows downwards
+    assert accuracy == sorted(accuracy, key=lambda p: (p[0], -p[1]))
+    # A tenth of the loss is as far below a hundredth as below the whole: a logarithmic axis.
+    assert loss[0][1] < loss[-1][1] <= plot.HEIGHT - plot.BOTTOM
+    assert "nothing has been logged" in plot.draw([], "empty")
+
+
+def test_plot_command(watched, tmp_path, capsys):
+    assert plot.main([str(watched), str(tmp_path / "one.svg")]) == 0
+    ET.parse(tmp_path / "one.svg")
+    assert plot.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("training.plot: error: ")
+
+
+# ---------------------------------------------------------------------------------------------- the device
+def test_peaks():
+    assert known_peak("NVIDIA H100 80GB HBM3", torch.bfloat16) == 989.4e12
+    assert known_peak("NVIDIA H100 PCIe", torch.bfloat16) == 756e12
+    assert known_peak("NVIDIA A100-SXM4-40GB", torch.float32) == 19.5e12
+    assert known_peak("NVIDIA L40S", torch.bfloat16) == 362e12
+    assert known_peak("Tesla T4", torch.bfloat16) is None
+    state = torch.get_rng_state()
+    assert measured_peak(torch.device("cpu"), torch.float32) > 1e8
+    assert torch.equal(state, torch.get_rng_state())  # the run's random numbers are left alone
+
+
+# ------------------------------------------------------------------------- logits of the whole never exist
+class MostLogits(TorchDispatchMode):
+    """The most rows of logits that one tensor has: of those as wide as the vocabulary, but for weights."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.vocabulary, self.rows = model.config.text.vocab_size, 0
+        self.weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else (made,):
+            if not isinstance(one, torch.Tensor) or one.shape[-1:] != (self.vocabulary,):
+                continue
+            if one.untyped_storage().data_ptr() not in self.weights:
+                self.rows = max(self.rows, one.numel() // self.vocabulary)
+        return made
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_logits_of_a_row_never_exist(training, monkeypatch):
+    """In RowsLoss, forward and backward; the model's plain forward makes them all, and is caught at it."""
+    monkeypatch.setitem(losses.CHUNK_BYTES, "cpu", 0)  # the fewest positions at once: 16
+    model = tiny_vlm()
+    inputs = inputs_of([Picture(1), *words(1, 60)])
+    ids = inputs["input_ids"]
+    labels = ids.masked_fill(ids == model.config.image_token_id, IGNORE_INDEX)
+    labels[:, :20] = IGNORE_INDEX
+    labelled = int((labels[:, 1:] != IGNORE_INDEX).sum())
+    assert labelled > 32
+    batch = {
+        "input_ids": ids,
+        "labels": labels,
+        "position_ids": torch.arange(ids.shape[1])[None],
+        "documents": torch.ones_like(ids),
+        "pixel_values": inputs["pixel_values"].flatten(0, -4),
+    }
+    with MostLogits(model) as seen, torch.set_grad_enabled(training):
+        total, _ = RowsLoss(model, blank=False)(**batch)
+        if training:
+            total.backward()
+    assert 0 < seen.rows <= 16
+    with MostLogits(model) as seen, torch.no_grad():
+        whole = model(labels=labels, **inputs)
+    assert seen.rows >= ids.shape[1]
+    torch.testing.assert_close(total.detach(), whole.loss * labelled, rtol=1e-5, atol=0)

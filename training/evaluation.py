@@ -1,0 +1,138 @@
+"""A look at a run on a schedule: scores on held-out data, sample answers, a plot, and the best model so far.
+
+output/samples/step-…/    # answers with their pictures, see training/samples.py
+output/plot.svg
+output/best/              # the best model in the Hub's layout, with best.json: its step and score
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.checkpoints.errors import CheckpointError
+from training.config import TrainConfig
+from training.distributed import Ranks, reshard
+from training.export import export, plain_model, run_card, whole_tensors
+from training.metrics import Metrics
+from training.optim import averaged
+from training.plot import write_plot
+from training.samples import FOLDER as SAMPLES
+from training.samples import Answered, answer_all
+from training.tasks import Task
+
+BEST, SCORE = "best", "best.json"
+
+
+class Evaluation:
+    """Everything that is looked at; all ranks make one, and call `run` together.
+
+    Args:
+        ask: puts held-out questions to the task's model after so many steps and scores its answers; all ranks
+            call it. None where nothing is asked.
+        average: name → averaged parameter, which then is what is looked at.
+        dtype: what is computed in.
+        first: step that the run goes on from.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        ranks: Ranks,
+        task: Task,
+        ask: Callable[[int], dict[str, float]] | None,
+        average: dict[str, Tensor],
+        metrics: Metrics,
+        dtype: torch.dtype,
+        first: int,
+    ):
+        self.config, self.ranks, self.task, self.ask = config, ranks, task, ask
+        self.average, self.metrics, self.dtype = average, metrics, dtype
+        self.output = Path(config.output)
+        self.questions = task.questions(config.eval_samples) if ranks.is_first and config.eval_samples else []
+        self.best = self._best_before(first) if ranks.is_first else None
+
+    def _best_before(self, step: int) -> float | None:
+        """The best score of a run that goes on; that of steps which are done again does not count."""
+        if not self.config.resume:
+            for name in (BEST, SAMPLES):
+                shutil.rmtree(self.output / name, ignore_errors=True)
+        try:
+            row = json.loads((self.output / BEST / SCORE).read_text(encoding="utf-8"))
+            same = row["name"] == self.task.best_by[0] and row["step"] <= step
+            return float(row["value"]) if same else None
+        except (OSError, ValueError, KeyError, TypeError):  # none, or cut off
+            return None
+
+    def run(self, wrapped: nn.Module, step: int) -> dict[str, float]:
+        """Look at the model after `step` steps.
+
+        Returns:
+            The scores; on ranks but the first, those that all ranks know.
+        """
+        autocast = torch.autocast(self.ranks.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        with averaged(self.task.module, self.average):
+            with autocast:
+                scores = self.task.evaluate(wrapped, step)
+            reshard(wrapped)
+            if self.ask is not None:
+                scores = self.ask(step) | scores
+            answered = self._answers(scores)
+        if answered and "eval_accuracy" not in scores:  # which counts all held-out answers
+            scores["eval_exact_match"] = sum(one.right for one in answered) / len(answered)
+        if scores:
+            self.metrics.write({"step": step, **self.task.seen(step), **scores})
+            self.metrics.say(f"step {step}: " + ", ".join(f"{k[5:]} {v:.3f}" for k, v in scores.items()))
+        self.metrics.write_samples(step, answered)
+        self._keep_best(scores, step)
+        if self.ranks.is_first:
+            try:
+                write_plot(self.output)
+            except OSError as error:
+                self.metrics.say(f"step {step}: the plot could not be written, the run goes on: {error}")
+        return scores
+
+    def _answers(self, scores: dict[str, float]) -> list[Answered]:
+        """Answers to the held-out questions, on the first rank; all call it."""
+        # The picture world's first stage has no scores of answers: there is no language model yet.
+        (asked,) = self.ranks.sum(bool(self.questions) and self.task.best_by[0] in scores)
+        if not asked:
+            return []
+        model = self.task.model
+        if self.config.parallel == "fsdp" and self.ranks.together:
+            # Shards answer nothing: the first rank puts a whole model together.
+            tensors = whole_tensors(model, {}, self.ranks)
+            if self.ranks.is_first:
+                model = plain_model(model, tensors, self.config).to(self.ranks.device)
+        if not self.ranks.is_first:
+            return []
+        return answer_all(model, self.task.processor, self.questions)
+
+    def _keep_best(self, scores: dict[str, float], step: int) -> None:
+        """Save the model to best/ if none before scored better; all ranks call it."""
+        name, higher = self.task.best_by
+        value = scores.get(name, math.nan) if self.ranks.is_first else math.nan
+        better = not math.isnan(value) and (
+            self.best is None or (value > self.best if higher else value < self.best)
+        )
+        if not (self.config.keep_best and self.ranks.sum(better)[0]):
+            return
+        tensors = whole_tensors(self.task.model, self.average, self.ranks)
+        if not self.ranks.is_first:
+            return
+        self.best = value
+        card = run_card(self.task, self.config, step, scores)
+        score: dict[str, Any] = {"step": step, "name": name, "value": value}
+        try:
+            folder = self.output / BEST
+            export(self.task.model, tensors, self.task.processor, self.config, card, folder)
+            (folder / SCORE).write_text(json.dumps(score) + "\n", encoding="utf-8")
+        except (CheckpointError, OSError) as error:
+            self.metrics.say(f"step {step}: the best model could not be saved, the run goes on: {error}")
