@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 
 import pytest
 
 import train
+from tests.kills import STYLES, kill_and_compare
 from tests.runs import SETTINGS, curve, flags, start, tiny_checkpoint, write_rows
 from training.state import FOLDER, RunState, states
 
@@ -33,21 +33,11 @@ def settings(folder, output: str, streaming: bool = False, **more) -> dict:
     return SETTINGS | made | {"save_every": 2, "muon": "language", "ema": 0.9} | more
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_killed_at_random_moments(folder, streaming):
-    whole, killed = f"whole{streaming}", f"killed{streaming}"
-    began = time.time()
-    train.main(flags(**settings(folder, whole, streaming)))
-    seconds, rng = time.time() - began, random.Random(7)
-    for _ in range(4):
-        (process,) = start(**settings(folder, killed, streaming))
-        time.sleep(rng.uniform(0.2, 0.8) * seconds)
-        process.kill()
-        process.join()
-    train.main(flags(**settings(folder, killed, streaming)))
-    assert curve(folder / killed) == curve(folder / whole)
-    weights = [(folder / name / "model.safetensors").read_bytes() for name in (whole, killed)]
-    assert weights[0] == weights[1]
+@pytest.mark.parametrize("style", STYLES)
+def test_killed_at_random_moments(folder, style):
+    """`python -m tests.kills` does it oftener."""
+    outcome = kill_and_compare(folder, style, kills=3)
+    assert outcome.killed == 3 and outcome.as_never_killed, outcome
 
 
 @pytest.mark.parametrize("moment", ["_begin", "_finish"])
