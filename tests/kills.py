@@ -16,6 +16,7 @@ import random
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -65,8 +66,9 @@ def kill_and_compare(folder: Path, style: str, kills: int, seed: int = 0) -> Out
     output, killed, saving, at = Path(settings["output"]), 0, 0, []
     for number in range(kills):
         ranks = (2, 1)[number % 2] if style == "ranks" else 1
+        before = left_by(output)
         processes = start(ranks, **settings)
-        wait_for_moment(rng, output, processes[0], in_saving=number % 2 == 0)
+        wait_for_moment(rng, output, processes[0], before, in_saving=number % 2 == 0)
         ended = any(process.exitcode is not None for process in processes)
         for process in processes:
             process.kill()
@@ -74,7 +76,7 @@ def kill_and_compare(folder: Path, style: str, kills: int, seed: int = 0) -> Out
             process.join()
         if ended:  # before its moment came
             break
-        killed, saving = killed + 1, saving + bool(halves(output))
+        killed, saving = killed + 1, saving + bool(halves(output) - before)
         at.append(last_step(output))
     train.main(flags(**(SETTINGS | settings)))
     whole = settings_of(folder, style, f"whole-{style}") | {"steps": steps}
@@ -92,20 +94,36 @@ def kill_and_compare(folder: Path, style: str, kills: int, seed: int = 0) -> Out
     )
 
 
-def wait_for_moment(rng: random.Random, output: Path, process, in_saving: bool) -> None:
+def wait_for_moment(rng: random.Random, output: Path, process, before: set, in_saving: bool) -> None:
     """Until a random moment: while a save is under way, or up to three steps behind the last save, which
-    includes moments before the run has begun."""
+    includes moments before the run has begun. `before` is what the last run left."""
     begin, steps = last_save(output), rng.randint(0, 3)
     while process.exitcode is None:
-        if halves(output) if in_saving else steps == 0 or last_step(output) >= begin + steps:
+        now = left_by(output) - before
+        if in_saving and now & halves(output):
+            break
+        if not in_saving and (steps == 0 or (now and last_step(output) >= begin + steps)):
             break
         time.sleep(0.001)
     time.sleep(rng.uniform(0, 0.02) if in_saving or steps else rng.uniform(0, 1))
 
 
-def halves(output: Path) -> list[Path]:
-    """What a save has begun and not ended: folders under their temporary names."""
-    return [*(output / FOLDER).glob(".writing-*"), *output.parent.glob(f".{output.name}.saving")]
+def halves(output: Path) -> set[tuple]:
+    """What a save has begun and not ended: folders under their temporary names, and what tells them apart."""
+    return marks([*(output / FOLDER).glob(".writing-*"), *output.parent.glob(f".{output.name}.saving")])
+
+
+def left_by(output: Path) -> set[tuple]:
+    """The same, and the metrics, which a run that goes on begins by writing anew."""
+    return halves(output) | marks([output / METRICS])
+
+
+def marks(paths: list[Path]) -> set[tuple]:
+    found = set()
+    for path in paths:
+        with suppress(OSError):
+            found.add((path, path.stat().st_ino))
+    return found
 
 
 def last_save(output: Path) -> int:

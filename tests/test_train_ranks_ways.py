@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import train
-from tests.runs import SETTINGS, curve, flags, run, tiny_checkpoint, write_rows
+from tests.runs import SETTINGS, curve, flags, free_port, run, tiny_checkpoint, write_rows
 from tests.test_train import SMALL
 from tests.test_train_ranks import same
+from training.distributed import LostRankError, Ranks
 
 WAYS = {"lora": {"lora_rank": 2, "lr": 1e-2}, "muon": {"muon": "language", "ema": 0.9}}
 
@@ -80,3 +82,22 @@ def test_the_picture_world(tmp_path):
             assert two[name] == pytest.approx(one[name], rel=1e-4, abs=2e-5), (one["step"], name)
     assert len(rows[0]) == 7 and "pair_loss" in rows[0][5]
     close(tmp_path / "1", tmp_path / "2")
+
+
+def test_why_a_rank_leaves(tmp_path, monkeypatch):
+    """What torchrun's summary reads, and what this rank says."""
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    environment |= {"MASTER_PORT": str(free_port()), "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    ranks = Ranks(torch.device("cpu"))
+    try:
+        assert ranks.reason(ValueError("no such column")) == "rank 0 of 1: no such column"
+        failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / "error.json"))
+        assert failure.message == "rank 0 of 1: no such column"
+        with pytest.raises(LostRankError, match="another rank has left"), ranks.watching():
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+        with pytest.raises(RuntimeError, match="shapes"), ranks.watching():
+            raise RuntimeError("shapes cannot be multiplied")
+    finally:
+        ranks.close()
