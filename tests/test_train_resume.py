@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 
@@ -81,18 +82,24 @@ def test_sigterm_saves_and_leaves(folder):
     assert curve(folder / "stopped") == curve(folder / "unstopped")
 
 
-def test_a_full_disk_is_said_and_the_run_goes_on(folder, monkeypatch, capsys):
-    def full(self, writing, whole):
-        if whole.name != "step-00000002":
-            raise OSError(28, "No space left on device")
-        finish(self, writing, whole)
-
-    finish = RunState._finish
-    monkeypatch.setattr(RunState, "_finish", full)
-    train.main(flags(**settings(folder, "full", steps=6)))
-    assert "could not be saved, the one before is kept, the run goes on" in capsys.readouterr().out
-    assert [path.name for path in states(folder / "full" / FOLDER)] == ["step-00000002"]
-    assert len(curve(folder / "full")) == 6
+def test_a_full_disk_is_said_and_the_run_goes_on(folder, capfd):
+    """From some moment on no file may grow past 32 KB. What was saved before stays, and is gone on from."""
+    (process,) = start(**settings(folder, "full", steps=30))
+    while not states(folder / "full" / FOLDER):
+        time.sleep(0.001)
+        assert process.is_alive()
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (32_768, 32_768))
+    process.join()
+    said = capfd.readouterr()
+    assert process.exitcode == 0 and "Traceback" not in said.err
+    assert "the model could not be saved, the run goes on" in said.out
+    assert "the training state could not be saved, the one before is kept, the run goes on" in said.out
+    assert [row[0] for row in curve(folder / "full")] == list(range(1, 31))
+    (kept,) = states(folder / "full" / FOLDER)
+    assert int(kept.name.removeprefix("step-")) < 30
+    train.main(flags(**settings(folder, "full", steps=30)))
+    train.main(flags(**settings(folder, "empty", steps=30)))
+    assert curve(folder / "full") == curve(folder / "empty")
 
 
 def test_a_state_of_another_model(folder, capsys):
