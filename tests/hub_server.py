@@ -103,7 +103,11 @@ class HubServer:
             if below and not (self.repos[repo] / below).is_dir():
                 self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound"})
                 return
-            self._json(request, self._entries(repo, below) if kind == "tree" else info, repo)
+            if kind == "tree":
+                recursive = urllib.parse.urlparse(request.path).query.lower().find("recursive=true") >= 0
+                self._json(request, self._tree(repo, below, recursive), repo)
+            else:
+                self._json(request, info, repo)
 
     def _asked(self, path: str) -> tuple[str, str, str]:
         """(repository, what of it, revision and path) of an address such as
@@ -113,7 +117,22 @@ class HubServer:
         what, *where = [part for part in rest if part] or [""]
         return repo, what, "/".join(where)
 
-    def _entries(self, repo: str, below: str = "") -> list[dict[str, Any]]:
+    def _tree(self, repo: str, below: str, recursive: bool) -> list[dict[str, Any]]:
+        """The files and folders below a path; without `recursive` those right below it."""
+        top = self.repos[repo]
+        folders = [path.relative_to(top).as_posix() for path in top.rglob("*") if path.is_dir()]
+        found = [
+            {"type": "directory", "path": f, "oid": hashlib.sha1(f.encode()).hexdigest()} for f in folders
+        ]
+        found += self._entries(repo)
+        start = below + "/" if below else ""
+        return [
+            entry
+            for entry in found
+            if entry["path"].startswith(start) and (recursive or "/" not in entry["path"][len(start) :])
+        ]
+
+    def _entries(self, repo: str) -> list[dict[str, Any]]:
         return [
             {
                 "type": "file",
@@ -122,7 +141,6 @@ class HubServer:
                 "oid": hashlib.sha1(file.read_bytes()).hexdigest(),
             }
             for name, file in self.files(repo).items()
-            if not below or name.startswith(below + "/")
         ]
 
     # ------------------------------------------------------------------------------------------ uploads
@@ -165,7 +183,7 @@ class HubServer:
         if self.uploads is None:
             self._json(request, {"error": "You don't have the rights to create a model here"}, status=403)
         elif repo in self.repos:
-            self._json(request, {"error": "You already created this model repo"}, status=409)
+            self._json(request, {"error": "It exists", "url": f"{self.url}/{repo}"}, status=409)
         else:
             self.repos[repo] = self.uploads / repo
             self.repos[repo].mkdir(parents=True)

@@ -61,7 +61,7 @@ def kill_and_compare(folder: Path, style: str, kills: int, seed: int = 0) -> Out
     if not (folder / "tiny").exists():
         tiny_checkpoint(folder / "tiny")
         write_rows(folder / "rows.jsonl")
-    rng, steps = random.Random(f"{style}:{seed}"), 8 + 5 * kills
+    rng, steps = random.Random(f"{style}:{seed}"), 12 + 8 * kills
     settings = settings_of(folder, style, f"killed-{style}") | {"steps": steps}
     output, killed, saving, at = Path(settings["output"]), 0, 0, []
     for number in range(kills):
@@ -95,12 +95,12 @@ def kill_and_compare(folder: Path, style: str, kills: int, seed: int = 0) -> Out
 
 
 def wait_for_moment(rng: random.Random, output: Path, process, before: set, in_saving: bool) -> None:
-    """Until a random moment: while a save is under way, or up to three steps behind the last save, which
+    """Until a random moment: in one of the next three saves, or up to six steps behind the last save, which
     includes moments before the run has begun. `before` is what the last run left."""
-    begin, steps = last_save(output), rng.randint(0, 3)
+    begin, saves, steps = last_save(output), rng.randint(0, 2), rng.randint(0, 6)
     while process.exitcode is None:
         now = left_by(output) - before
-        if in_saving and now & halves(output):
+        if in_saving and now & halves(output) and last_save(output) >= begin + 2 * saves:
             break
         if not in_saving and (steps == 0 or (now and last_step(output) >= begin + steps)):
             break
