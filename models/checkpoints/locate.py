@@ -201,7 +201,7 @@ class _Hub:
         return path
 
 
-# OSError covers huggingface_hub's own HTTP errors, its offline mode, and a full disk; where a connection fails
+# OSError covers the client's own HTTP errors, its offline mode, and a full disk. Where a connection fails
 # while it uploads, what its HTTP library raises comes through.
 HUB_ERRORS = (OSError, HFValidationError, HfHubHTTPError, EntryNotFoundError, httpx.HTTPError)
 
