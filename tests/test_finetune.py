@@ -28,13 +28,14 @@ NEXT = {"red": "green", "orange": "red", "green": "orange"}
 MACHINE = ["--device", "cpu", "--threads", "1", "--workers", "0"]
 
 
-def readme_lines() -> tuple[list[str], list[str]]:
-    """The four commands, and the flags that make the first two small."""
+def readme_lines() -> tuple[list[str], list[list[str]]]:
+    """The four commands, and the flags that make each of the first two small."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     section = text[text.index("### Your own") :]
     block = section[section.index("```bash\n") + 8 :].split("```")[0]
     (small,) = re.findall(r"`(--init-from [^`]+)`", section)
-    return block.splitlines(), shlex.split(small)
+    rates = re.findall(r"`(--lr [^`]+)`", section)
+    return block.splitlines(), [shlex.split(f"{small} {rate}") for rate in rates]
 
 
 def draw_light(rng: random.Random, lit: str) -> Image.Image:
@@ -88,15 +89,15 @@ def finish(process: subprocess.Popen) -> str:
 @pytest.fixture(scope="module")
 def trained(here) -> str:
     """The four lines; the first is interrupted once it has begun to learn. What the last one printed."""
-    (full, lora, go_on, ask), small = readme_lines()
-    first = start(here, full, small + MACHINE)
+    (full, lora, go_on, ask), (small_full, small_lora) = readme_lines()
+    first = start(here, full, small_full + MACHINE)
     while not (here / "runs" / "mine" / "metrics.jsonl").exists():
         assert first.poll() is None, first.communicate()[0]
         time.sleep(0.05)
     first.send_signal(signal.SIGINT)
     finish(first)
     finish(start(here, go_on, []))
-    finish(start(here, lora, small + MACHINE))
+    finish(start(here, lora, small_lora + MACHINE))
     return finish(start(here, ask.replace("What is it?", QUESTION), []))
 
 
@@ -106,7 +107,7 @@ def answers(folder: Path, model: str) -> list[str]:
     made = ["--batch", str(folder / "heldout.jsonl"), "--out", str(out), "--model", str(folder / model)]
     assert generate.main([*made, "--dtype", "float32", "--device", "cpu", "--max-new-tokens", "8"]) == 0
     rows = sorted((json.loads(line) for line in out.read_text().splitlines()), key=lambda row: row["line"])
-    return [row["answer"] for row in rows]
+    return [row["answers"][0] for row in rows]
 
 
 def expected(folder: Path) -> list[str]:
