@@ -42,7 +42,7 @@ from training.throughput import Throughput
 from training.trackers import TrackerError
 
 REFUSALS = (
-    RequestError, CheckpointError, ProcessorError, DatasetError, StateError, TrackerError, ValueError
+    RequestError, CheckpointError, ProcessorError, DatasetError, StateError, TrackerError, ValueError, OSError
 )  # fmt: skip
 
 
@@ -54,9 +54,11 @@ def main(arguments: list[str] | None = None) -> None:
             print(describe(config, asked))
             return
         ranks = Ranks(pick_device(config.device))
-        train(config, ranks)
+        with ranks.watching():
+            train(config, ranks)
     except REFUSALS as error:
-        print(f"train.py: error: {error}", file=sys.stderr)
+        reason = error if ranks is None else ranks.reason(error)
+        print(f"train.py: error: {reason}", file=sys.stderr)
         sys.exit(2)  # torchrun ends the other ranks
     finally:
         if ranks is not None:

@@ -1,28 +1,37 @@
-"""A Hub on loopback, enough of it for the real huggingface_hub client to download from.
+"""A Hub on loopback, enough of it for the real huggingface_hub client to download from and upload to.
 
-    with HubServer({"owner/name": folder}) as hub:      # hub.url, hub.requests
+    with HubServer({"owner/name": folder, "datasets/owner/rows": rows}) as hub:      # hub.url, hub.requests
         ...
 
-A repository has the branch `main` and one commit; `point_client_at` makes the client of this process use it.
+A repository has one content, the same on each of its branches; its commit is a name for what its folder
+holds. Uploads go into its folder; new repositories are made in `uploads`. `point_client_at` makes the client
+of this process use it.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import threading
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import constants
 
 
 class HubServer:
-    """Serves folders as repositories; every request's "METHOD path" is kept in `requests`."""
+    """Serves folders as repositories; every request's "METHOD path" is kept in `requests`, what was asked for
+    new repositories in `created`."""
 
-    def __init__(self, repos: dict[str, Path], branches: tuple[str, ...] = ("main",)):
-        self.repos, self.branches, self.requests = repos, branches, []
+    def __init__(
+        self, repos: dict[str, Path], branches: tuple[str, ...] = ("main",), uploads: Path | None = None
+    ):
+        self.repos, self.branches, self.uploads = repos, list(branches), uploads
+        self.requests: list[str] = []
+        self.created: list[dict[str, Any]] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -32,6 +41,9 @@ class HubServer:
                 server._answer(self)
 
             do_HEAD = do_GET
+
+            def do_POST(self):
+                server._take(self)
 
             def log_message(self, *args):
                 pass
@@ -48,18 +60,20 @@ class HubServer:
         self._server.shutdown()
         self._server.server_close()
 
+    def files(self, repo: str) -> dict[str, Path]:
+        """What a repository holds, by path."""
+        folder = self.repos[repo]
+        return {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
+
     def commit(self, repo: str) -> str:
         """A name for what the folder holds now."""
-        content = [
-            (p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(self.repos[repo].iterdir())
-        ]
+        content = [(n, p.stat().st_size, p.stat().st_mtime_ns) for n, p in self.files(repo).items()]
         return hashlib.sha1(repr(content).encode()).hexdigest()
 
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
-        path = urllib.parse.unquote(request.path.partition("?")[0])
-        self.requests.append(f"{request.command} {path}")
-        if path.startswith("/api/models/"):
-            self._api(request, path.removeprefix("/api/models/"))
+        path = self._path(request)
+        if path.startswith("/api/"):
+            self._api(request, path)
             return
         repo, _, rest = path.lstrip("/").partition("/resolve/")
         revision, _, name = rest.partition("/")
@@ -73,31 +87,115 @@ class HubServer:
         data = file.read_bytes()
         self._send(request, 200, data, headers | {"ETag": f'"{hashlib.sha1(data).hexdigest()}"'})
 
+    def _path(self, request: BaseHTTPRequestHandler) -> str:
+        path = urllib.parse.unquote(request.path.partition("?")[0])
+        self.requests.append(f"{request.command} {path}")
+        return path
+
     def _api(self, request: BaseHTTPRequestHandler, path: str) -> None:
-        for kind in ("/revision/", "/tree/"):
-            if kind not in path:
-                continue
-            repo, _, revision = path.partition(kind)
-            if not self._known(request, repo, revision):
+        repo, kind, revision = self._asked(path)
+        if kind not in ("", "revision", "tree"):
+            self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound"})
+        elif self._known(request, repo, revision.partition("/")[0] or "main"):
+            names = [{"rfilename": name} for name in self.files(repo)]
+            info = {"id": repo.removeprefix("datasets/"), "sha": self.commit(repo), "siblings": names}
+            below = revision.partition("/")[2]
+            if below and not (self.repos[repo] / below).is_dir():
+                self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound"})
                 return
-            files = sorted(p for p in self.repos[repo].iterdir() if p.is_file())
-            if kind == "/revision/":
-                names = [{"rfilename": p.name} for p in files]
-                answer: object = {"id": repo, "sha": self.commit(repo), "siblings": names}
+            if kind == "tree":
+                recursive = urllib.parse.urlparse(request.path).query.lower().find("recursive=true") >= 0
+                self._json(request, self._tree(repo, below, recursive), repo)
             else:
-                answer = [
-                    {
-                        "type": "file",
-                        "path": p.name,
-                        "size": p.stat().st_size,
-                        "oid": hashlib.sha1(p.read_bytes()).hexdigest(),
-                    }
-                    for p in files
-                ]
-            headers = {"Content-Type": "application/json", "X-Repo-Commit": self.commit(repo)}
-            self._send(request, 200, json.dumps(answer).encode(), headers)
+                self._json(request, info, repo)
+
+    def _asked(self, path: str) -> tuple[str, str, str]:
+        """(repository, what of it, revision and path) of an address such as
+        /api/datasets/owner/name/tree/main."""
+        kind, owner, name, *rest = [*path.removeprefix("/api/").split("/"), "", ""]
+        repo = f"{owner}/{name}" if kind == "models" else f"{kind}/{owner}/{name}"
+        what, *where = [part for part in rest if part] or [""]
+        return repo, what, "/".join(where)
+
+    def _tree(self, repo: str, below: str, recursive: bool) -> list[dict[str, Any]]:
+        """The files and folders below a path; without `recursive` those right below it."""
+        top = self.repos[repo]
+        folders = [path.relative_to(top).as_posix() for path in top.rglob("*") if path.is_dir()]
+        found = [
+            {"type": "directory", "path": f, "oid": hashlib.sha1(f.encode()).hexdigest()} for f in folders
+        ]
+        found += self._entries(repo)
+        start = below + "/" if below else ""
+        return [
+            entry
+            for entry in found
+            if entry["path"].startswith(start) and (recursive or "/" not in entry["path"][len(start) :])
+        ]
+
+    def _entries(self, repo: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "type": "file",
+                "path": name,
+                "size": file.stat().st_size,
+                "oid": hashlib.sha1(file.read_bytes()).hexdigest(),
+            }
+            for name, file in self.files(repo).items()
+        ]
+
+    # ------------------------------------------------------------------------------------------ uploads
+    def _take(self, request: BaseHTTPRequestHandler) -> None:
+        path = self._path(request)
+        lines = request.rfile.read(int(request.headers.get("Content-Length") or 0)).splitlines()
+        if path == "/api/validate-yaml":
+            self._json(request, {"errors": [], "warnings": []})
             return
-        self._send(request, 404, b"", {"X-Error-Code": "RepoNotFound"})
+        if path == "/api/repos/create":
+            self._create(request, json.loads(lines[0]))
+            return
+        repo, kind, revision = self._asked(path)
+        if kind == "branch" and repo in self.repos:
+            self.branches.append(revision)
+            self._json(request, {})
+        elif not self._known(request, repo, revision.partition("/")[0]):
+            return
+        elif kind == "paths-info":
+            asked = json.loads(lines[0])["paths"]
+            self._json(request, [entry for entry in self._entries(repo) if entry["path"] in asked], repo)
+        elif kind == "preupload":
+            files = json.loads(lines[0])["files"]
+            modes = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False} for file in files]
+            self._json(request, {"files": modes})
+        elif kind == "commit":
+            for line in map(json.loads, lines):
+                if line["key"] == "file":
+                    file = self.repos[repo] / line["value"]["path"]
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(base64.b64decode(line["value"]["content"]))
+            sha = self.commit(repo)
+            self._json(request, {"commitOid": sha, "commitUrl": f"{self.url}/{repo}/commit/{sha}"})
+        else:
+            self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound"})
+
+    def _create(self, request: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+        repo = f"{asked['organization']}/{asked['name']}"
+        self.created.append(asked)
+        if self.uploads is None:
+            self._json(request, {"error": "You don't have the rights to create a model here"}, status=403)
+        elif repo in self.repos:
+            self._json(request, {"error": "It exists", "url": f"{self.url}/{repo}"}, status=409)
+        else:
+            self.repos[repo] = self.uploads / repo
+            self.repos[repo].mkdir(parents=True)
+            self._json(request, {"url": f"{self.url}/{repo}"})
+
+    def _json(
+        self, request: BaseHTTPRequestHandler, answer: Any, repo: str | None = None, status: int = 200
+    ) -> None:
+        headers = {"Content-Type": "application/json"}
+        if repo is not None:
+            headers["X-Repo-Commit"] = self.commit(repo)
+        self._send(request, status, json.dumps(answer).encode(), headers)
 
     def _known(self, request: BaseHTTPRequestHandler, repo: str, revision: str) -> bool:
         if repo not in self.repos:
@@ -115,7 +213,7 @@ class HubServer:
             request.send_header(name, value)
         request.send_header("Content-Length", str(len(data)))
         request.end_headers()
-        if request.command == "GET":
+        if request.command != "HEAD":
             request.wfile.write(data)
 
 

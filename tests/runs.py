@@ -76,8 +76,8 @@ def tiny_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def write_rows(path: Path, count: int = 60) -> Path:
-    """A JSONL with answers of 1 to 12 words, and a picture with each fourth row."""
+def write_rows(path: Path, count: int = 60, every: int = 4) -> Path:
+    """A JSONL with answers of 1 to 12 words, and a picture with each row `every`."""
     rng = random.Random(3)
     with path.open("w", encoding="utf-8") as file:
         for i in range(count):
@@ -86,7 +86,7 @@ def write_rows(path: Path, count: int = 60) -> Path:
                 "answer": " ".join(rng.choices(WORDS, k=rng.randint(1, 12))),
                 "image": None,
             }
-            if i % 4 == 0:
+            if i % every == 0:
                 row["image"] = "data:image/png;base64," + base64.b64encode(png(seed=i)).decode()
             file.write(json.dumps(row) + "\n")
     return path

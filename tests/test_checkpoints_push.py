@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi, ModelCard
+import torch
+from huggingface_hub import ModelCard
 
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from models.checkpoints.card import model_card
 from tests import tiny
+from tests.hub_server import HubServer, point_client_at
 
 
 @pytest.fixture(scope="module")
@@ -60,66 +62,60 @@ def test_card(model):
 
 
 @pytest.fixture
-def hub(monkeypatch) -> dict:
-    """What an upload asks of the Hub; `hub["cards"]` are revisions that have a README.md there."""
-    seen: dict = {"cards": []}
+def hub(monkeypatch, tmp_path):
+    """An empty Hub; `held(hub)` is what has been uploaded to it."""
+    with HubServer({}, uploads=tmp_path / "hub") as server:
+        point_client_at(monkeypatch, server.url, tmp_path / "cache")
+        yield server
 
-    class Commit:
-        commit_url = "https://hub/commit/1"
 
-    def create_repo(self, repo_id, private, exist_ok):
-        seen["repo"] = (repo_id, private, exist_ok)
-
-    def create_branch(self, repo_id, branch, exist_ok):
-        seen["branch"] = (repo_id, branch, exist_ok)
-
-    def file_exists(self, repo_id, filename, revision):
-        return filename == "README.md" and revision in seen["cards"]
-
-    def upload_folder(self, repo_id, folder_path, revision, commit_message):
-        seen["files"] = content(Path(folder_path))
-        return Commit()
-
-    for call in (create_repo, create_branch, file_exists, upload_folder):
-        monkeypatch.setattr(HfApi, call.__name__, call)
-    return seen
+def held(hub: HubServer) -> dict[str, bytes]:
+    return content(hub.repos["me/small"])
 
 
 def test_upload(model_folder, hub, tmp_path):
     ours = VisionLanguageModel.from_pretrained(model_folder)
-    processor, seen = Processor.from_pretrained(model_folder), hub
-    assert ours.push_to_hub("me/small", processor=processor, private=True) == "https://hub/commit/1"
-    assert seen["repo"] == ("me/small", True, True)
-    card = seen["files"].pop("README.md").decode()
-    assert seen["files"] == content(ours.save_pretrained(tmp_path / "saved", processor))
+    processor = Processor.from_pretrained(model_folder)
+    address = ours.push_to_hub("me/small", processor=processor, private=True)
+    assert address == f"{hub.url}/me/small/commit/{hub.commit('me/small')}"
+    assert (hub.created[0]["name"], hub.created[0]["visibility"]) == ("small", "private")
+    files = held(hub)
+    card = files.pop("README.md").decode()
+    assert files == content(ours.save_pretrained(tmp_path / "saved", processor))
     parameters = sum(parameter.numel() for parameter in ours.parameters())
     assert f"{parameters:,}" in card and ModelCard(card).data.tags
+    again = VisionLanguageModel.from_pretrained("me/small")
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), again.parameters(), strict=True))
 
 
 def test_upload_without_a_processor(model, hub):
     model.push_to_hub("me/small")
-    assert "pipeline(" not in hub["files"]["README.md"].decode() and "branch" not in hub
+    assert "pipeline(" not in held(hub)["README.md"].decode() and hub.branches == ["main"]
 
 
 def test_upload_keeps_the_card_that_the_model_came_with(model, hub, tmp_path):
     folder = model.save_pretrained(tmp_path / "saved", card="# mine\n")
-    hub["cards"] = [None]
+    model.push_to_hub("me/small")
     VisionLanguageModel.from_pretrained(folder).push_to_hub("me/small")
-    assert hub["files"]["README.md"] == b"# mine\n"
+    assert held(hub)["README.md"] == b"# mine\n"
 
 
 def test_upload_keeps_the_card_of_the_repository(model, hub):
-    hub["cards"] = ["v2"]
+    model.push_to_hub("me/small", card="# theirs\n")
     model.push_to_hub("me/small", revision="v2")
-    assert "README.md" not in hub["files"] and hub["branch"] == ("me/small", "v2", True)
+    assert held(hub)["README.md"] == b"# theirs\n" and hub.branches == ["main", "v2"]
     model.push_to_hub("me/small", revision="v2", card="# new\n")
-    assert hub["files"]["README.md"] == b"# new\n"
+    assert held(hub)["README.md"] == b"# new\n"
 
 
-def test_upload_without_network(model, monkeypatch):
-    def create_repo(self, repo_id, private, exist_ok):
-        raise ConnectionError("network is down")
+def test_upload_that_is_refused(model, hub):
+    hub.uploads = None
+    with pytest.raises(CheckpointError, match=r"the upload of me/small failed .*403") as refused:
+        model.push_to_hub("me/small")
+    assert "\n" not in str(refused.value)
 
-    monkeypatch.setattr(HfApi, "create_repo", create_repo)
-    with pytest.raises(CheckpointError, match=r"the upload of me/small failed .*: network is down"):
+
+def test_upload_without_network(model, monkeypatch, tmp_path):
+    point_client_at(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache")
+    with pytest.raises(CheckpointError, match=r"the upload of me/small failed .*refused"):
         model.push_to_hub("me/small")

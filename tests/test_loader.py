@@ -10,11 +10,13 @@ from itertools import islice
 import pytest
 import torch
 
+from data import passes
 from data.datasets import Mixture
 from data.errors import DatasetError
 from data.loader import LoaderConfig, merge_states
 from data.packing import PADDING
-from data.samples import IGNORE_INDEX
+from data.passes import steps_of_epochs
+from data.samples import IGNORE_INDEX, SampleEncoder
 from tests.processors import embedded, processor
 from tests.rows import ListStream, flat, loader, mixture, png, rows, source
 
@@ -256,3 +258,21 @@ def test_a_worker_that_dies_raises_here():
     data.armed = data.deadly = True
     with pytest.raises(RuntimeError, match=r"worker.* exited unexpectedly"):
         list(islice(one, 100))
+
+
+@pytest.mark.parametrize("config", [{}, {"packing": False}, {"epochs": 3, "sequence_length": 60}])
+def test_steps_of_epochs(config):
+    """As many as the loader gives: no row of the last pass is left out, and no step is too many."""
+    made = loader(rows(37), **({"epochs": 1} | config))
+    encoder = SampleEncoder(made.processor, made.config.sequence_length)
+    steps = steps_of_epochs(made.mixture, encoder, made.config)
+    assert steps == sum(1 for _ in made) * made.config.micro_batch_size // made.config.batch_size > 1
+
+
+def test_steps_of_epochs_of_much_data(monkeypatch):
+    """From some rows: close to what all of them make, packed as badly as they pack."""
+    made = loader(rows(300, every=1, longest=2), epochs=1, sequence_length=40)
+    encoder = SampleEncoder(made.processor, made.config.sequence_length)
+    exact = steps_of_epochs(made.mixture, encoder, made.config)
+    monkeypatch.setattr(passes, "_EXACT", 0)
+    assert abs(steps_of_epochs(made.mixture, encoder, made.config) - exact) <= 0.05 * exact

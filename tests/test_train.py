@@ -106,12 +106,16 @@ def test_bad_data_and_models(base, capsys):
     (base / "empty.jsonl").write_text("")
     said = refused(settings(base, "bad", data=str(base / "columns.jsonl")), capsys)
     assert "prompt" in said and "reply" in said
-    refused(settings(base, "bad", data=str(base / "empty.jsonl")), capsys)
+    assert "has no rows" in refused(settings(base, "bad", data=str(base / "empty.jsonl")), capsys)
+    assert "no such file" in refused(settings(base, "bad", data=str(base / "nowhere.jsonl")), capsys)
+    assert "rows.jsonl" in refused(settings(base, "rows.jsonl/run"), capsys)
     assert "context" in refused(settings(base, "bad", sequence_length=4096), capsys)
     assert "not installed" in refused(settings(base, "bad", tracker="trackio"), capsys)
     (base / "bert").mkdir()
     (base / "bert" / "config.json").write_text('{"model_type": "bert"}')
     assert "bert" in refused(settings(base, "bad", init_from=str(base / "bert")), capsys)
+    short = flags(**(SMALL | {"sequence_length": 64, "output": str(base / "short")}))
+    assert "--sequence-length: expected more than the 70 positions of a picture" in refused(short, capsys)
 
 
 def test_a_loss_that_is_not_finite(base, capsys, monkeypatch):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
+import resource
 import signal
 import time
 
 import pytest
 
 import train
+from tests.kills import STYLES, kill_and_compare
 from tests.runs import SETTINGS, curve, flags, start, tiny_checkpoint, write_rows
 from training.state import FOLDER, RunState, states
 
@@ -33,21 +34,11 @@ def settings(folder, output: str, streaming: bool = False, **more) -> dict:
     return SETTINGS | made | {"save_every": 2, "muon": "language", "ema": 0.9} | more
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_killed_at_random_moments(folder, streaming):
-    whole, killed = f"whole{streaming}", f"killed{streaming}"
-    began = time.time()
-    train.main(flags(**settings(folder, whole, streaming)))
-    seconds, rng = time.time() - began, random.Random(7)
-    for _ in range(4):
-        (process,) = start(**settings(folder, killed, streaming))
-        time.sleep(rng.uniform(0.2, 0.8) * seconds)
-        process.kill()
-        process.join()
-    train.main(flags(**settings(folder, killed, streaming)))
-    assert curve(folder / killed) == curve(folder / whole)
-    weights = [(folder / name / "model.safetensors").read_bytes() for name in (whole, killed)]
-    assert weights[0] == weights[1]
+@pytest.mark.parametrize("style", STYLES)
+def test_killed_at_random_moments(folder, style):
+    """`python -m tests.kills` does it oftener."""
+    outcome = kill_and_compare(folder, style, kills=3)
+    assert outcome.killed == 3 and outcome.as_never_killed, outcome
 
 
 @pytest.mark.parametrize("moment", ["_begin", "_finish"])
@@ -91,18 +82,24 @@ def test_sigterm_saves_and_leaves(folder):
     assert curve(folder / "stopped") == curve(folder / "unstopped")
 
 
-def test_a_full_disk_is_said_and_the_run_goes_on(folder, monkeypatch, capsys):
-    def full(self, writing, whole):
-        if whole.name != "step-00000002":
-            raise OSError(28, "No space left on device")
-        finish(self, writing, whole)
-
-    finish = RunState._finish
-    monkeypatch.setattr(RunState, "_finish", full)
-    train.main(flags(**settings(folder, "full", steps=6)))
-    assert "could not be saved, the one before is kept, the run goes on" in capsys.readouterr().out
-    assert [path.name for path in states(folder / "full" / FOLDER)] == ["step-00000002"]
-    assert len(curve(folder / "full")) == 6
+def test_a_full_disk_is_said_and_the_run_goes_on(folder, capfd):
+    """From some moment on no file may grow past 32 KB. What was saved before stays, and is gone on from."""
+    (process,) = start(**settings(folder, "full", steps=30))
+    while not states(folder / "full" / FOLDER):
+        time.sleep(0.001)
+        assert process.is_alive()
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (32_768, 32_768))
+    process.join()
+    said = capfd.readouterr()
+    assert process.exitcode == 0 and "Traceback" not in said.err
+    assert "the model could not be saved, the run goes on" in said.out
+    assert "the training state could not be saved, the one before is kept, the run goes on" in said.out
+    assert [row[0] for row in curve(folder / "full")] == list(range(1, 31))
+    (kept,) = states(folder / "full" / FOLDER)
+    assert int(kept.name.removeprefix("step-")) < 30
+    train.main(flags(**settings(folder, "full", steps=30)))
+    train.main(flags(**settings(folder, "empty", steps=30)))
+    assert curve(folder / "full") == curve(folder / "empty")
 
 
 def test_a_state_of_another_model(folder, capsys):

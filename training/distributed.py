@@ -6,9 +6,13 @@ torchrun --nproc-per-node 8 train.py RECIPE.yaml --parallel fsdp     # FSDP2: we
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +22,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+
+_FAILED_EXCHANGE = re.compile(r"gloo|nccl|connection (closed|reset|refused)", re.IGNORECASE)
+_FOUND_OUT_SECONDS = 5.0  # in which torchrun sees which rank ended first
+
+
+class LostRankError(ConnectionError):
+    """This rank waits for another that has left."""
 
 
 class Ranks:
@@ -55,6 +66,35 @@ class Ranks:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, an exchange that fails because another rank is gone is a `LostRankError`."""
+        try:
+            yield
+        except RuntimeError as error:
+            exchange = isinstance(error, dist.DistError) or _FAILED_EXCHANGE.search(str(error))
+            if not (self.together and exchange):
+                raise
+            # The rank that ended first is the one to name: this one does not end before torchrun knows.
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                time.sleep(_FOUND_OUT_SECONDS)
+            raise LostRankError(
+                "another rank has left, or cannot be reached any more; the rank that left first has said why "
+                "or was killed (torchrun names it)"
+            ) from error
+
+    def reason(self, error: Exception) -> str:
+        """Why this rank leaves, as a sentence that names it among others; torchrun is told as well."""
+        if not self.together:
+            return str(error)
+        sentence = f"rank {self.rank} of {self.world_size}: {error}"
+        file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if file and not isinstance(error, LostRankError):
+            told = {"message": sentence, "timestamp": int(time.time())}
+            with suppress(OSError):
+                Path(file).write_text(json.dumps(told), encoding="utf-8")
+        return sentence
 
     def close(self) -> None:
         if self.together and dist.is_initialized():

@@ -31,12 +31,18 @@ class FactHead(nn.Module):
     def _keep(self, module: nn.Module, inputs, output: Tensor) -> None:
         self._hidden = output if torch.is_grad_enabled() else None
 
-    def loss(self, targets: Tensor) -> Tensor:
-        """Mean distance over the facts that are known; targets: (B, T, 4), NaN where they are not."""
+    def loss(self, targets: Tensor, count: Tensor | None = None) -> Tensor:
+        """Mean distance over the facts that are known.
+
+        Args:
+            targets: (B, T, 4), NaN where they are not known.
+            count: what to divide by, where other ranks know facts as well; by default, how many these are.
+        """
         assert self._hidden is not None, "the model runs first, with gradients"
         known = ~targets.isnan()
         hidden, self._hidden = self._hidden, None
         places = known.any(-1)
         said = self.linear(self.norm(hidden[places]))
         distance = F.smooth_l1_loss(said, targets[places].nan_to_num(), reduction="none")
-        return (distance * known[places]).sum() / known.sum().clamp(min=1)
+        count = known.sum() if count is None else count
+        return (distance * known[places]).sum() / count.clamp(min=1).float()

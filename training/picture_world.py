@@ -26,7 +26,7 @@ from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.costs import Amounts
-from training.dense import DenseHead, dense_loss
+from training.dense import DenseHead, dense_counts, dense_loss
 from training.distributed import Ranks
 from training.grounding import FactHead
 from training.samples import Question, questions_of_shapes
@@ -117,7 +117,11 @@ def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
 
 class PictureWorldLoss(nn.Module):
     """(loss to minimise, what to log) of a batch; the picture is encoded once for all of them. The heads
-    exist in training only."""
+    exist in training only.
+
+    Each part is a sum divided by its entry of `counts` (see `loss_counts`): with the mean of all ranks'
+    counts there, the mean of the ranks' losses is the loss of all their pictures as one batch.
+    """
 
     leaves_parameters_out = True  # the first stage has no language model
 
@@ -130,18 +134,34 @@ class PictureWorldLoss(nn.Module):
         self.pairs.watch(model.language_model)
         self.dense_weight, self.fact_weight = config.dense_weight, config.fact_weight
 
-    def forward(self, batch: dict[str, Tensor], vision_only: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(
+        self, batch: dict[str, Tensor], vision_only: bool, counts: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         patches = self.model.vision_model(batch["pixel_values"])  # (B, P, D_v)
-        dense, seen = dense_loss(self.head(patches), batch["dense"])
+        dense, seen = dense_loss(self.head(patches), batch["dense"], counts[:4])
         logged = {"dense_loss": dense.detach(), **seen}
         if vision_only:
             return dense, logged
         hidden = answer_states(self.model, patches, batch)
-        total, count = self.model.summed_loss(hidden, batch["labels"])
-        answer = total / count
-        nouns, pairs = self.nouns.loss(batch["nouns"]), self.pairs.loss(batch["pairs"])
+        total, _ = self.model.summed_loss(hidden, batch["labels"])
+        answer = total / counts[4].clamp(min=1).float()
+        nouns = self.nouns.loss(batch["nouns"], counts[5])
+        pairs = self.pairs.loss(batch["pairs"], counts[6])
         logged |= {"loss": answer.detach(), "noun_loss": nouns.detach(), "pair_loss": pairs.detach()}
         return answer + self.dense_weight * dense + self.fact_weight * (nouns + pairs), logged
+
+
+def loss_counts(batch: dict[str, Tensor]) -> Tensor:
+    """What the parts of a batch's loss are divided by: `dense_counts`, labelled tokens, known facts of nouns
+    and of pairs, (7,)."""
+    told = torch.stack(
+        [
+            (batch["labels"][:, 1:] != IGNORE_INDEX).sum(),
+            (~batch["nouns"].isnan()).sum(),
+            (~batch["pairs"].isnan()).sum(),
+        ]
+    )
+    return torch.cat([dense_counts(batch["dense"]), told.double()])
 
 
 def answer_states(model: VisionLanguageModel, patches: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -153,10 +173,7 @@ def answer_states(model: VisionLanguageModel, patches: Tensor, batch: dict[str, 
 
 
 class PictureWorldTask:
-    """See `training.tasks.Task`. A step is one batch, drawn from its number alone: nothing else is its state.
-
-    Its losses are means over a batch; over ranks, the mean of those is taken.
-    """
+    """See `training.tasks.Task`. A step is one batch, drawn from its number alone: that is all its state."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
         for name in ("batch_size", "vision_batch_size"):
@@ -184,6 +201,11 @@ class PictureWorldTask:
             vision_steps=0,
         )
         pieces = chat_pieces(self.processor.tokenizer, self.model.config.tokens_per_tile)
+        if config.sequence_length <= len(pieces.prefix):
+            raise ValueError(
+                f"--sequence-length: expected more than the {len(pieces.prefix)} positions of a picture, "
+                f"got {config.sequence_length}"
+            )
         self.stream = ShapesStream(
             stream, self.processor.tokenizer, pieces, rank=ranks.rank, world_size=ranks.world_size
         )
@@ -208,7 +230,11 @@ class PictureWorldTask:
         return float(len(batches))
 
     def inputs(self, batch: Batch, step: int) -> dict:
-        return {"batch": batch, "vision_only": step < self.config.vision_steps}
+        counts = loss_counts(batch)
+        if self.ranks.world_size > 1:
+            shared = [count / self.ranks.world_size for count in self.ranks.sum(*counts.tolist())]
+            counts = torch.tensor(shared, dtype=counts.dtype, device=counts.device)
+        return {"batch": batch, "vision_only": step < self.config.vision_steps, "counts": counts}
 
     def amounts(self, batch: Batch, step: int) -> Amounts:
         if step < self.config.vision_steps:

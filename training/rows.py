@@ -13,9 +13,10 @@ from transformers import AutoTokenizer
 
 from data.datasets import open_datasets
 from data.document_masks import document_mask
-from data.errors import BadRow, DatasetError
+from data.errors import DatasetError
 from data.loader import Loader, LoaderConfig, merge_states
 from data.packing import Batch
+from data.passes import steps_of_epochs
 from data.processor import Processor, make_processor
 from data.samples import SampleEncoder
 from data.tokenizer import SPECIAL_TOKENS
@@ -27,8 +28,6 @@ from training.costs import Amounts
 from training.distributed import Ranks
 from training.samples import Question, questions_of_rows
 from training.throughput import amounts_of
-
-_LOOKED_AT = 200  # rows whose length tells how many packed rows a dataset makes
 
 
 class RowsLoss(nn.Module):
@@ -93,7 +92,7 @@ class RowsTask:
             max_drop_rate=config.max_drop_rate,
         )
         self.loader = Loader(self.mixture, self.processor, self.loader_config, ranks.rank, ranks.world_size)
-        self.steps = config.steps or self._estimated_steps(self.loader_config.epochs)
+        self.steps = config.steps or self._steps_of_epochs()
         rates = config.rates
         trains = not config.lora_rank and (rates["vision_model"] > 0 or rates["projector"] > 0)
         self.module = RowsLoss(self.model, blank=trains or config.parallel == "fsdp")
@@ -107,31 +106,10 @@ class RowsTask:
             )
         transformers_processor(self.processor)  # what cannot be saved is not trained first
 
-    def _estimated_steps(self, epochs: int | None) -> int:
-        """Steps of so many passes over the data; exact without packing, if no row is left out."""
-        rows = self.mixture.num_rows
-        if rows is None or epochs is None:
-            raise DatasetError("steps: a stream has no length, so that the run needs --steps")
-        total = float(rows * epochs)
-        if self.config.packing:
-            total *= self._mean_tokens() / self.config.sequence_length
-        return max(1, math.ceil(total / self.config.batch_size))
-
-    def _mean_tokens(self) -> float:
-        """Positions that a sample takes, from the first rows of one lane's order."""
-        lane = self.mixture.lane(0, 1, self.config.seed, 1, 1)
-        encoder = SampleEncoder(self.processor, self.config.sequence_length, self.config.max_tiles or None)
-        lengths = []
-        while len(lengths) < _LOOKED_AT and (mixed := lane.next()) is not None:
-            try:
-                layout = self.mixture.sources[mixed.source].layout
-                conversation = layout.conversation(mixed.row)
-                if conversation is not None:
-                    name = self.mixture.sources[mixed.source].name
-                    lengths.append(encoder.encode(conversation, (name, mixed.number)).tokens)
-            except BadRow:
-                continue  # the loader counts them
-        return sum(lengths) / max(len(lengths), 1) or float(self.config.sequence_length)
+    def _steps_of_epochs(self) -> int:
+        tiles = self.loader_config.max_tiles
+        encoder = SampleEncoder(self.processor, self.loader_config.sequence_length, tiles)
+        return steps_of_epochs(self.mixture, encoder, self.loader_config)
 
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:

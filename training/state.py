@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
@@ -61,8 +62,12 @@ class RunState:
         background: bool = False,
     ):
         self.folder, self.modules, self.optimizers = output / FOLDER, modules, list(optimizers)
-        self.average, self.ranks, self.keep, self.background = average, ranks, keep, background
+        self.average, self.ranks, self.keep = average, ranks, keep
         self._pending: tuple[Future, Callable[[], None]] | None = None
+        # What writes in the background agrees with the other ranks while steps do: on a group of its own, or
+        # one rank would take the other's words for an answer, and all wait for ever.
+        apart = background and ranks.together
+        self._group = dist.new_group(backend="gloo") if apart else None
 
     # --------------------------------------------------------------------------------------------- save
     def save(self, step: int, data: dict[str, Any], config: dict[str, Any]) -> str | None:
@@ -86,8 +91,8 @@ class RunState:
             return found
         tensors = self._tensors()
         writer = FileSystemWriter(writing, sync_files=True)
-        if self.background and self.ranks.together:
-            future = dcp.async_save(tensors, storage_writer=writer)
+        if self._group is not None:
+            future = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
             self._pending = (future, lambda: self._finish(writing, whole))
             return problem
         alone = not self.ranks.together

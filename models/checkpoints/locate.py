@@ -23,6 +23,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import httpx
 
 from models.checkpoints.errors import CheckpointError, some
 
@@ -200,8 +201,9 @@ class _Hub:
         return path
 
 
-# OSError covers huggingface_hub's HTTP and connection errors, its offline mode, and a full disk.
-HUB_ERRORS = (OSError, HFValidationError, HfHubHTTPError, EntryNotFoundError)
+# OSError covers the client's own HTTP errors, its offline mode, and a full disk. Where a connection fails
+# while it uploads, what its HTTP library raises comes through.
+HUB_ERRORS = (OSError, HFValidationError, HfHubHTTPError, EntryNotFoundError, httpx.HTTPError)
 
 
 def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -> str:

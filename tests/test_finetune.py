@@ -1,0 +1,170 @@
+"""README's lines for rows of one's own, run as they stand on a small machine: a new task is learnt, and the
+result is the same model in transformers and peft."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from PIL import Image, ImageDraw
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+import generate
+
+ROOT = Path(__file__).resolve().parent.parent
+QUESTION = "Which colour comes next?"
+NEXT = {"red": "green", "orange": "red", "green": "orange"}
+MACHINE = ["--device", "cpu", "--threads", "1", "--workers", "0"]
+
+
+def readme_lines() -> tuple[list[str], list[list[str]]]:
+    """The four commands, and the flags that make each of the first two small."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text[text.index("### Your own") :]
+    block = section[section.index("```bash\n") + 8 :].split("```")[0]
+    (small,) = re.findall(r"`(--init-from [^`]+)`", section)
+    rates = re.findall(r"`(--lr [^`]+)`", section)
+    return block.splitlines(), [shlex.split(f"{small} {rate}") for rate in rates]
+
+
+def draw_light(rng: random.Random, lit: str) -> Image.Image:
+    """A traffic light on a pale wall, somewhere in the picture."""
+    image = Image.new("RGB", (96, 96), tuple(rng.randint(190, 255) for _ in range(3)))
+    draw, x, y = ImageDraw.Draw(image), rng.randint(4, 50), rng.randint(2, 8)
+    draw.rounded_rectangle((x, y, x + 34, y + 86), 6, fill=(40, 40, 40))
+    for i, colour in enumerate(NEXT):
+        middle = y + 16 + 27 * i
+        fill = colour if colour == lit else (80, 80, 80)
+        draw.ellipse((x + 6, middle - 11, x + 28, middle + 11), fill=fill)
+    return image
+
+
+def write_lights(folder: Path, name: str, count: int, rng: random.Random) -> None:
+    (folder / "pictures").mkdir(exist_ok=True)
+    with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+        for i in range(count):
+            lit, path = list(NEXT)[i % 3], f"pictures/{name}-{i}.png"
+            draw_light(rng, lit).save(folder / path)
+            file.write(json.dumps({"question": QUESTION, "answer": NEXT[lit], "image": path}) + "\n")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A checkout in which README's lines are run: 200 rows, a photo, and what came of each command."""
+    folder, rng = tmp_path_factory.mktemp("finetune"), random.Random(0)
+    for name in ("train.py", "generate.py", "configs", "checkpoints"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".venv").symlink_to(sys.prefix)
+    write_lights(folder, "rows", 200, rng)
+    write_lights(folder, "heldout", 24, rng)
+    draw_light(rng, "red").save(folder / "photo.jpg")
+    return folder
+
+
+def start(folder: Path, line: str, more: list[str]) -> subprocess.Popen:
+    command = [*shlex.split(line, comments=True), *more]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def finish(process: subprocess.Popen) -> str:
+    out, _ = process.communicate()
+    assert process.returncode == 0, out
+    return out
+
+
+@pytest.fixture(scope="module")
+def trained(here) -> str:
+    """The four lines; the first is interrupted once it has begun to learn. What the last one printed."""
+    (full, lora, go_on, ask), (small_full, small_lora) = readme_lines()
+    first = start(here, full, small_full + MACHINE)
+    while not (here / "runs" / "mine" / "metrics.jsonl").exists():
+        assert first.poll() is None, first.communicate()[0]
+        time.sleep(0.05)
+    first.send_signal(signal.SIGINT)
+    finish(first)
+    finish(start(here, go_on, []))
+    finish(start(here, lora, small_lora + MACHINE))
+    return finish(start(here, ask.replace("What is it?", QUESTION), []))
+
+
+def answers(folder: Path, model: str) -> list[str]:
+    """What generate.py answers to the held-out rows."""
+    out = folder / f"{Path(model).name}.jsonl"
+    made = ["--batch", str(folder / "heldout.jsonl"), "--out", str(out), "--model", str(folder / model)]
+    assert generate.main([*made, "--dtype", "float32", "--device", "cpu", "--max-new-tokens", "8"]) == 0
+    rows = sorted((json.loads(line) for line in out.read_text().splitlines()), key=lambda row: row["line"])
+    return [row["answers"][0] for row in rows]
+
+
+def expected(folder: Path) -> list[str]:
+    return [json.loads(line)["answer"] for line in (folder / "heldout.jsonl").read_text().splitlines()]
+
+
+def accuracy(said: list[str], right: list[str]) -> float:
+    return sum(a == b for a, b in zip(said, right, strict=True)) / len(right)
+
+
+def theirs(model, processor, folder: Path, count: int) -> list[str]:
+    """transformers' greedy answers to the first held-out rows."""
+    said = []
+    for line in (folder / "heldout.jsonl").read_text().splitlines()[:count]:
+        row = json.loads(line)
+        content = [{"type": "image", "image": str(folder / row["image"])}]
+        content.append({"type": "text", "text": row["question"]})
+        inputs = processor.apply_chat_template(
+            [{"role": "user", "content": content}],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+        )
+        with torch.no_grad():
+            ids = model.generate(**inputs, do_sample=False, max_new_tokens=8)
+        said.append(
+            processor.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+        )
+    return said
+
+
+def test_the_task_is_learnt(here, trained):
+    assert accuracy(answers(here, "checkpoints/ocelli-shapes"), expected(here)) < 0.5
+    assert accuracy(answers(here, "runs/mine"), expected(here)) >= 0.9
+    assert accuracy(answers(here, "runs/mine-lora"), expected(here)) >= 0.9
+    assert "green" in trained  # the photo shows a red light
+
+
+def test_three_passes_were_seen(here, trained):
+    """One step after another, across the interruption."""
+    rows = [json.loads(line) for line in (here / "runs/mine/metrics.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in rows if "loss" in row]
+    assert steps == sorted(set(steps)) and rows[-1]["loss"] < rows[0]["loss"] / 4
+    assert rows[-1]["rate"] < 0.1
+
+
+@pytest.mark.parametrize("run", ["runs/mine", "runs/mine-lora"])
+def test_the_folder_opens_in_transformers(here, trained, run):
+    model = AutoModelForImageTextToText.from_pretrained(here / run, dtype=torch.float32).eval()
+    processor = AutoProcessor.from_pretrained(here / run)
+    assert theirs(model, processor, here, 6) == answers(here, run)[:6]
+
+
+def test_the_adapter_opens_in_peft(here, trained):
+    source = here / "checkpoints/ocelli-shapes"
+    model = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32)
+    model = PeftModel.from_pretrained(model, here / "runs/mine-lora/adapter").eval()
+    processor = AutoProcessor.from_pretrained(source)
+    assert theirs(model, processor, here, 6) == answers(here, "runs/mine-lora")[:6]
