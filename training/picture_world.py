@@ -23,7 +23,7 @@ from data.shapes_stream import ChatPieces, ShapesStream, ShapesStreamConfig
 from data.tokenizer import build_tokenizer
 from models.checkpoints.locate import snapshot
 from models.config import TextConfig, VisionConfig, VLMConfig
-from models.vision_language_model import VisionLanguageModel
+from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from training.config import TrainConfig
 from training.costs import Amounts
 from training.dense import DenseHead, dense_counts, dense_loss
