@@ -2,7 +2,7 @@
 
     python -m eval --tasks shapes --controls                    # the embedded model, held-out questions
     python -m eval --tasks shapes --model runs/shapes --limit 500
-    python -m eval --data rows.jsonl --metric vqa_accuracy --model HuggingFaceTB/SmolVLM-256M-Instruct
+    python -m eval --data rows.jsonl --metric relaxed_accuracy --model HuggingFaceTB/SmolVLM-256M-Instruct
     python -m eval --data my/dataset --split test --columns question=query --metric anls
     python -m eval --tasks mmstar,docvqa_val --model runs/mine  # needs requirements-eval.txt
     torchrun --nproc-per-node 8 -m eval --tasks shapes --model runs/mine
@@ -10,8 +10,9 @@
     python -m eval card runs/mine runs/eval/a                   # results into the model's card
 
 Prompts and scoring are printed and written beside the score. The output folder holds results.json,
-samples.jsonl and report.html; started again, a run goes on where it stopped. Exit status: 0, or 2 with one
-sentence on what was wrong.
+samples.jsonl and report.html; started again, a run goes on where it stopped. Tasks of lmms-eval leave
+results.json and samples.jsonl, when all of them are done; started again, they begin anew and replace these.
+Exit status: 0, or 2 with one sentence on what was wrong.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
+REFUSALS = (ValueError, OSError, RuntimeError)  # of which `expected` tells those of people
+OF_DATA = (
+    *("metric", "metric_option", "subset", "split", "data_revision", "columns"),
+    *("prompt", "system", "max_new_tokens", "allow_urls"),
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,8 +53,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--tasks", metavar="NAMES", help="shapes, or tasks of lmms-eval; several with commas")
     add("--data", metavar="PATH", help="rows of your own: a Hub id, a folder, JSON lines, Parquet")
     add("--limit", type=positive, metavar="N", help="only the first N questions (shapes: default 2000)")
-    add("--controls", action="store_true", help="also with pictures blanked, and the majority answer")
-    add("--seed", type=int, default=0, help="shapes: which held-out questions (default 0)")
+    add("--controls", action="store_true", help="also with pictures blanked, and the most common answer "
+        "to the questions asked; not for lmms-eval's tasks")  # fmt: skip
+    add("--seed", type=int, help="shapes: which held-out questions (default 0)")
 
     group = parser.add_argument_group("rows of your own")
     add = group.add_argument
@@ -60,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--columns", metavar="OURS=THEIRS,...", default="", help="names of the columns, where they differ")
     add("--prompt", default="", metavar="TEXT", help="template with columns in braces; \\n is a new line")
     add("--system", default="", metavar="TEXT", help="system message in front of every question")
-    add("--max-new-tokens", type=positive, default=32, metavar="N", help="of an answer (default 32)")
+    add("--max-new-tokens", type=positive, metavar="N", help="of an answer (default 32)")
     add("--allow-urls", action="store_true", help="rows may name pictures by URL")
 
     group = parser.add_argument_group("model")
@@ -71,7 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
     dtypes = ("auto", "float32", "bfloat16", "float16", "int8")
     add("--dtype", default="float32", choices=dtypes, help="of the weights (default float32: no score "
         "depends on --batch-size)")  # fmt: skip
-    add("--compile", default="auto", choices=("auto", "off"), help="the decode step for this machine")
+    add("--compile", default="auto", choices=("auto", "off"), help="the decode step, once for this "
+        "machine; auto (default): always, where this machine can")  # fmt: skip
     add("--batch-size", type=positive, default=32, metavar="N", help="answers at a time (default 32)")
 
     group = parser.add_argument_group("output")
@@ -102,20 +110,42 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     settings = parser.parse_args(arguments)
     if bool(settings.tasks) == bool(settings.data):
         parser.error("expected either --tasks or --data")
-    if settings.tasks and (settings.metric or settings.metric_option or settings.columns):
-        parser.error("--metric, --metric-option and --columns belong to --data: a task has its own")
+    of_data = [_flag(name) for name in OF_DATA if getattr(settings, name) not in (None, "", [], False)]
+    if settings.tasks and of_data:
+        parser.error(f"{', '.join(of_data)}: belong to --data, a task has its own")
+    if settings.data and settings.seed is not None:
+        parser.error("--seed: belongs to --tasks shapes, --data asks its rows as they are")
     columns = [part.partition("=") for part in settings.columns.split(",") if part]
     if not all(ours and equals and theirs for ours, equals, theirs in columns):
         parser.error(f"--columns: expected OURS=THEIRS,..., got {settings.columns!r}")
     settings.columns = {ours.strip(): theirs.strip() for ours, _, theirs in columns}
-    settings.tasks = [name.strip() for name in (settings.tasks or "").split(",") if name.strip()]
+    names = [name.strip() for name in (settings.tasks or "").split(",") if name.strip()]
+    if settings.tasks and not names:
+        parser.error(f"--tasks: expected names, got {settings.tasks!r}")
+    settings.tasks = list(dict.fromkeys(names))
     return settings
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def check_options(settings: argparse.Namespace, official: list[str]) -> None:
+    """Raises TaskError where an option would be without effect on tasks of lmms-eval."""
+    from eval.tasks import TaskError
+
+    if official and settings.controls:
+        raise TaskError(
+            f"--controls: tasks of lmms-eval have none, leave it out or ask {', '.join(official)} apart"
+        )
+    if settings.tasks == official and settings.seed is not None:
+        raise TaskError("--seed: belongs to --tasks shapes, tasks of lmms-eval ask what they hold")
 
 
 def own_tasks(settings: argparse.Namespace) -> list:
     """The tasks that this runner runs: --data, and those of --tasks that are ours."""
     from eval.metrics import find_metric
-    from eval.rows import DataConfig, data_task
+    from eval.rows import MAX_NEW_TOKENS, DataConfig, data_task
     from eval.tasks import SHAPES_QUESTIONS, shapes_task
 
     if settings.data:
@@ -128,41 +158,63 @@ def own_tasks(settings: argparse.Namespace) -> list:
             columns=settings.columns,
             prompt=settings.prompt.replace("\\n", "\n"),
             system=settings.system,
-            max_new_tokens=settings.max_new_tokens,
+            max_new_tokens=settings.max_new_tokens or MAX_NEW_TOKENS,
             limit=settings.limit,
             allow_urls=settings.allow_urls,
         )
         return [data_task(config, metric)]
     return [
-        shapes_task(settings.limit or SHAPES_QUESTIONS, settings.seed)
+        shapes_task(settings.limit or SHAPES_QUESTIONS, settings.seed or 0)
         for name in settings.tasks
         if name == "shapes"
     ]
 
 
 def run_tasks(settings: argparse.Namespace) -> None:
-    """Answer and score all that was asked for; prints each task, then its figures."""
-    from eval.lmms import TASKS
-    from eval.tasks import OWN, check_official
-    from inference.checkpoint import open_checkpoint, pick_device
+    """Answer and score all that was asked for; prints each task, then its figures.
+
+    Raises:
+        TaskError: naming the rank, where something that a person can mend goes wrong on one of several.
+    """
+    from inference.checkpoint import pick_device
     from training.distributed import Ranks
+
+    ranks = Ranks(pick_device(settings.device))
+    try:
+        with ranks.watching():
+            _run_tasks(settings, ranks)
+    except REFUSALS as error:
+        if not (ranks.together and expected(error)):
+            raise
+        from eval.tasks import TaskError
+
+        # OSError's own text is no sentence; what says that another rank is gone stays what it is.
+        plain = TaskError(sentence(error)) if getattr(error, "filename", None) is not None else error
+        raise TaskError(ranks.reason(plain)) from error
+    finally:
+        ranks.close()
+
+
+def _run_tasks(settings: argparse.Namespace, ranks) -> None:
+    from eval.lmms import TASKS, check_tasks
+    from eval.tasks import OWN, check_official
+    from inference.checkpoint import open_checkpoint
 
     official = [name for name in settings.tasks if name not in OWN]
     check_official(official, TASKS)
+    check_options(settings, official)
     tasks = own_tasks(settings)
     for task in tasks:
         task.check()
-    ranks = Ranks(pick_device(settings.device))
-    try:
-        checkpoint = open_checkpoint(settings.model, settings.revision, str(ranks.device), settings.dtype)
-        if settings.compile != "off":
-            checkpoint = checkpoint.compiled()
-        for task in tasks:
-            run_own(task, checkpoint, settings, ranks, alone=len(tasks) + len(official) == 1)
-        if official:
-            run_official(official, checkpoint, settings)
-    finally:
-        ranks.close()
+    if tasks and official:  # a slip is found before ours are answered; alone, lmms-eval checks at once
+        check_tasks(official)
+    checkpoint = open_checkpoint(settings.model, settings.revision, str(ranks.device), settings.dtype)
+    if settings.compile != "off":
+        checkpoint = checkpoint.compiled()
+    for task in tasks:
+        run_own(task, checkpoint, settings, ranks, alone=len(tasks) + len(official) == 1)
+    if official:
+        run_official(official, checkpoint, settings)
 
 
 def run_own(task, checkpoint, settings: argparse.Namespace, ranks, alone: bool) -> None:
@@ -221,29 +273,36 @@ def main(arguments: list[str] | None = None) -> int:
     elif arguments[:1] == ["card"]:
         from eval.card import main as command
     else:
-        return guarded("python -m eval", lambda: run_tasks(parse_arguments(arguments)))
+        again = "; started again it goes on, but for tasks of lmms-eval, which begin anew"
+        return guarded("python -m eval", lambda: run_tasks(parse_arguments(arguments)), again)
     return guarded(f"python -m eval {arguments[0]}", lambda: command(arguments[1:]))
 
 
-def guarded(program: str, work) -> int:
-    """Do it; what people get wrong ends in one sentence, said by the first rank."""
-    import os
+def guarded(program: str, work, again: str = "") -> int:
+    """Do it; what people get wrong ends in one sentence. Among several ranks, each that fails says its own.
 
+    Args:
+        again: what to say of the next start after Ctrl-C.
+    """
     try:
         work()
     except KeyboardInterrupt:
-        print(f"\n{program}: interrupted; started again, it goes on", file=sys.stderr)
+        print(f"\n{program}: interrupted{again}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, RuntimeError) as error:
+    except REFUSALS as error:
         if not expected(error):
             raise
-        sentence = str(error)
-        if isinstance(error, OSError) and error.filename is not None:
-            sentence = f"{error.filename}: {error.strerror}"
-        if os.environ.get("RANK", "0") == "0":
-            print(f"{program}: error: {' '.join(sentence.split())}", file=sys.stderr)
+        print(f"{program}: error: {sentence(error)}", file=sys.stderr)
         return 2
     return 0
+
+
+def sentence(error: Exception) -> str:
+    """What an error says, on one line."""
+    said = str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        said = f"{error.filename}: {error.strerror}"
+    return " ".join(said.split())
 
 
 def expected(error: Exception) -> bool:

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
+from eval.results import describe_model, environment
 from eval.statistics import bootstrap_interval
 from inference.checkpoint import Checkpoint, RequestError
 
@@ -67,6 +67,14 @@ def register() -> None:
     MODEL_REGISTRY_V2.register_manifest(manifest, overwrite=True)
 
 
+def check_tasks(names: Sequence[str]) -> None:
+    """Raises LmmsError: lmms-eval is missing, or a task that it does not know."""
+    register()
+    from lmms_eval.tasks import TaskManager
+
+    check_names(names, TaskManager("WARNING", model_name=NAME).all_tasks)
+
+
 def run_lmms(
     tasks: Sequence[str | Mapping[str, Any]],
     model: str | Checkpoint,
@@ -76,7 +84,8 @@ def run_lmms(
     include_path: Path | None = None,
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Answer and score official tasks; results.json and samples.jsonl of each go into a folder of its name.
+    """Answer and score official tasks; results.json and samples.jsonl of each go into a folder of its name,
+    when all are done, in place of an earlier run's: nothing of a run that was stopped is kept.
 
     Under torchrun every rank answers its share.
 
@@ -212,14 +221,18 @@ def _result(name: str, said: Mapping[str, Any], errors: Sequence, checkpoint: Ch
             "prompts": config.get("lmms_eval_specific_kwargs"),
             "example": samples[0]["arguments"][0] if samples and samples[0]["arguments"] else None,
         },
-        "model": {"name": checkpoint.name, "dtype": checkpoint.dtype},
+        "model": describe_model(checkpoint),
         "figures": figures,
         "intervals": _intervals(figures, samples),
         "n": len(samples),
         "errors": {"count": len(own), "samples": own[:ERRORS_LISTED]},
-        "versions": {"torch": torch.__version__, "lmms_eval": version("lmms_eval")},
-        "date": said["date"],
-    }
+    } | _where(checkpoint)
+
+
+def _where(checkpoint: Checkpoint) -> dict[str, Any]:
+    """`environment`, with lmms-eval among the versions."""
+    found = environment(checkpoint)
+    return found | {"versions": found["versions"] | {"lmms_eval": version("lmms_eval")}}
 
 
 def _intervals(figures: Mapping[str, float], samples: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

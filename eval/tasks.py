@@ -1,7 +1,7 @@
 """What is asked and how it is scored: a task holds its samples, its prompt and its metric.
 
 task = shapes_task(500)                                    # the built-in picture world
-task = data_task(DataConfig("rows.jsonl"), find_metric("vqa_accuracy"))      # rows of your own
+task = data_task(DataConfig("rows.jsonl"), find_metric("relaxed_accuracy"))  # rows of your own
 print(task)                                                # prompt and post-processing in words
 """
 
@@ -136,7 +136,8 @@ class Task:
         ]
 
     def majority(self) -> dict[str, str]:
-        """Family -> the answer that is right most often in it: a control that never looks at the picture."""
+        """Family -> the answer given most often in it: a control that never looks at the picture. It is
+        taken from the very questions that it is scored on, which flatters it where these are few."""
         counts: dict[str, Counter[str]] = {}
         for sample in self.samples:
             counts.setdefault(sample.family, Counter())[sample.likeliest_target] += 1

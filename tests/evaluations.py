@@ -66,16 +66,21 @@ def run(*arguments) -> int:
 
 def run_ranks(ranks: int, *arguments) -> None:
     """The same in as many forked processes, as torchrun starts them."""
+    assert exits_of_ranks([arguments] * ranks) == [0] * ranks
+
+
+def exits_of_ranks(each: list[tuple]) -> list[int | None]:
+    """The exit status of every rank, each with its own arguments."""
     port = str(free_port())
     processes = [
-        FORK.Process(target=_rank, args=(rank, ranks, port, [str(argument) for argument in arguments]))
-        for rank in range(ranks)
+        FORK.Process(target=_rank, args=(rank, len(each), port, [str(argument) for argument in arguments]))
+        for rank, arguments in enumerate(each)
     ]
     for process in processes:
         process.start()
     for process in processes:
         process.join(240)
-    assert [process.exitcode for process in processes] == [0] * ranks
+    return [process.exitcode for process in processes]
 
 
 def _rank(rank: int, ranks: int, port: str, arguments: list[str]) -> None:

@@ -15,7 +15,7 @@ from eval.metrics.base import Metric, MetricError, mean_score
 from eval.results import figures
 from eval.statistics import bootstrap_interval
 from eval.tasks import Scored, TaskError, shapes_task
-from tests.evaluations import answered, results_of, run, samples_of, save_rows
+from tests.evaluations import answered, exits_of_ranks, results_of, run, samples_of, save_rows
 
 ROWS = [{"question": "How many?", "answer": "3"}, {"question": "What colour?", "answer": "red"}]
 
@@ -114,7 +114,21 @@ def test_figures_of_official_tasks_go_into_the_card_too(tmp_path):
         (("--tasks", "shapes", "--model", "./nowhere"), "there is no folder ./nowhere"),
         (("--tasks", "shapes", "--device", "toaster"), "device: expected auto, cpu, cuda, mps"),
         (("--tasks", "shapes", "--limit", "0"), "--limit: expected at least 1, got 0"),
-        (("--tasks", "shapes", "--metric", "anls"), "belong to --data"),
+        (("--tasks", "shapes", "--metric", "anls"), "--metric: belong to --data"),
+        (
+            ("--tasks", "shapes", "--prompt", "x", "--system", "y", "--max-new-tokens", "32", "--allow-urls"),
+            "--prompt, --system, --max-new-tokens, --allow-urls: belong to --data",
+        ),
+        (
+            ("--tasks", "shapes", "--subset", "a", "--split", "b", "--data-revision", "c"),
+            "--subset, --split, --data-revision: belong to --data",
+        ),
+        (("--data", "x", "--seed", "0"), "--seed: belongs to --tasks shapes"),
+        (("--tasks", ","), "--tasks: expected names, got ','"),
+        (
+            ("--data", "x", "--metric", "relaxed_accuracy", "--metric-option", "years_exact=False"),
+            "relaxed_accuracy: expected years_exact as true or false, got 'False'",
+        ),
         ((), "expected either --tasks or --data"),
         (
             ("--data", "rows.jsonl", "--metric", "exact_mach"),
@@ -132,6 +146,33 @@ def test_mistakes_end_in_one_sentence(capsys, monkeypatch, arguments, sentence):
     assert run(*arguments) == 2
     out, err = capsys.readouterr()
     assert sentence in err and err.count("\n") == 1 and not out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--tasks", "shapes,mmstar", "--controls"), "--controls: tasks of lmms-eval have none"),
+        (("--tasks", "mmstar", "--seed", "1"), "--seed: belongs to --tasks shapes"),
+    ],
+)
+def test_official_tasks_refuse_what_has_no_effect_on_them(capsys, monkeypatch, arguments, sentence):
+    monkeypatch.setattr(tasks, "find_spec", lambda name: True)  # no more of lmms-eval than that it is here
+    assert run(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert sentence in err and err.count("\n") == 1 and not out
+
+
+def test_the_rank_that_fails_says_why(tmp_path, capfd):
+    rank = ("--tasks", "shapes", "--limit", 4, "--compile", "off", "--output", tmp_path / "out")
+    assert exits_of_ranks([rank, (*rank, "--model", "./nowhere")]) == [2, 2]
+    err = capfd.readouterr().err
+    assert "rank 1 of 2: there is no folder ./nowhere" in err and "Traceback" not in err
+    assert "rank 0 of 2: another rank has left" in err
+
+
+def test_the_same_task_twice_is_one(tmp_path):
+    assert run("--tasks", "shapes,shapes", "--limit", 2, "--compile", "off", "--output", tmp_path) == 0
+    assert results_of(tmp_path)["n"] == 2
 
 
 def test_help_names_every_command(capsys):

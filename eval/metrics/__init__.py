@@ -30,6 +30,7 @@ _MAKERS: dict[str, Callable[..., Metric]] = {
     "pope": pope_metric,
     "rouge_l": rouge_metric,
 }
+_KINDS = {bool: "true or false", float: "a number", str: "a text"}  # types of the makers' defaults
 METRICS: dict[str, Metric] = {name: make() for name, make in _MAKERS.items()}
 
 
@@ -37,14 +38,18 @@ def find_metric(name: str, **options) -> Metric:
     """The metric of this name; `options` are its own, such as years_exact=True for relaxed_accuracy.
 
     Raises:
-        MetricError: no metric has this name, or it does not have this option.
+        MetricError: no metric has this name, it does not have this option, or not with such a value.
     """
     if name not in _MAKERS:
         near = difflib.get_close_matches(name, _MAKERS, cutoff=0.4) or sorted(_MAKERS)
         raise MetricError(f"unknown metric {name!r}; expected {' or '.join(near)}")
     known = inspect.signature(_MAKERS[name]).parameters
-    for option in options:
+    for option, value in options.items():
         if option not in known:
             has = f"its options are {', '.join(known)}" if known else "it has no options"
             raise MetricError(f"metric {name} has no option {option!r}; {has}")
+        kind = type(known[option].default)
+        right = isinstance(value, kind) or (kind is float and type(value) is int)
+        if not right:
+            raise MetricError(f"metric {name}: expected {option} as {_KINDS[kind]}, got {value!r}")
     return _MAKERS[name](**options)
