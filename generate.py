@@ -110,7 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--batch", type=Path, metavar="FILE.jsonl", help='lines of {"image": ..., "question": ...}'
     )
     group.add_argument("--out", type=Path, metavar="FILE.jsonl", help="results, one line each")
-    group.add_argument("--batch-size", type=int, default=8, metavar="N", help="at once (default 8)")
+    group.add_argument("--batch-size", type=int, metavar="N", help="at once (default 8)")
     return parser
 
 
@@ -127,10 +127,13 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
             parser.error("--batch needs --out FILE.jsonl for its results")
         if not settings.cache:
             parser.error("--batch shares a cache among its questions: leave out --no-cache")
+        settings.batch_size = 8 if settings.batch_size is None else settings.batch_size
         if settings.batch_size < 1:
             parser.error(f"--batch-size: expected at least 1, got {settings.batch_size}")
     elif settings.out is not None:
         parser.error("--out belongs to --batch; use --json to have the results of one question on stdout")
+    elif settings.batch_size is not None:
+        parser.error("--batch-size belongs to --batch: questions of the command line are asked one by one")
     if settings.compile == "on" and not settings.cache:
         parser.error("--compile on: the compiled step reads a cache, leave out --no-cache")
     if settings.no_image and settings.images:
@@ -321,9 +324,8 @@ def run(settings: argparse.Namespace) -> int:
         sentence = str(error)
         if isinstance(error, OutOfMemoryError | MemoryError):
             what = ". ".join(sentence.split(". ")[:2]).rstrip(".")  # without the advice for programmers
-            sentence = (
-                f"{what or 'out of memory'}: try a smaller --batch-size or --num-answers, or --device cpu"
-            )
+            smaller = "--num-answers" if settings.batch is None else "--batch-size or --num-answers"
+            sentence = f"{what or 'out of memory'}: try a smaller {smaller}, or --device cpu"
         if isinstance(error, OSError) and error.filename is not None:
             sentence = f"{error.filename}: {error.strerror}"
         note("error: " + " ".join(sentence.split()))

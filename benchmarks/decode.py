@@ -291,7 +291,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     rows, reading = make_rows(settings, setups, replies), bandwidths(replies[0][0])
     by_way = ", ".join(f"{way} {speed / 1e9:.1f}" for way, speed in reading.items())
-    print(f"{settings.shape} on {settings.device}: memory is read at (GB/s): {by_way}")
+    read = "memory is read, beside the first context, at (GB/s)"
+    print(f"{settings.shape} on {settings.device}: {read}: {by_way}")
     print(table(COLUMNS, rows))
     left_out = {setups[system]["name"]: reason for system, reason in failed.items()}
     finish("decode", settings, rows, read_bytes_per_second=max(reading.values()), left_out=left_out)

@@ -219,6 +219,8 @@ def _run_tasks(settings: argparse.Namespace, ranks) -> None:
 
 def run_own(task, checkpoint, settings: argparse.Namespace, ranks, alone: bool) -> None:
     """One of our tasks, to its end."""
+    from tqdm import tqdm
+
     from eval.results import table_text
     from eval.run import evaluate
 
@@ -229,7 +231,8 @@ def run_own(task, checkpoint, settings: argparse.Namespace, ranks, alone: bool) 
     say = print if ranks.is_first else (lambda *_: None)
     say(task)
     say(f"   model  {settings.model}, {checkpoint.dtype} on {ranks.device}, {checkpoint.decode_step_name}")
-    results = evaluate(checkpoint, task, output, settings.batch_size, settings.controls, ranks)
+    plans = (lambda plan: tqdm.write(f"  memory  {plan}")) if ranks.is_first else (lambda _: None)
+    results = evaluate(checkpoint, task, output, settings.batch_size, settings.controls, ranks, tell=plans)
     say(table_text(results["families"]))
     say(verdict(results, output))
 

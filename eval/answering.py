@@ -10,7 +10,7 @@ number of slots, the order and the number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -73,6 +73,7 @@ def answers(
     groups: Sequence[Sequence[int]] | None = None,
     blank: bool = False,
     stats: Stats | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[tuple[int, Answer]]:
     """(number of the sample, its answer) as they are ready.
 
@@ -81,6 +82,7 @@ def answers(
         groups: which samples, as `by_picture` gives them; all by default.
         blank: show a uniform picture of the same size in place of each.
         stats: counts what the scheduler does.
+        tell: gets one line about the caches' memory before any work.
 
     Raises:
         RequestError: the memory does not suffice for so many slots.
@@ -94,6 +96,7 @@ def answers(
         )
     except ValueError as error:
         raise RequestError(f"{error} (--batch-size)") from None
+    tell(str(scheduler.plan()))
     if stats is not None:
         scheduler.stats = stats
     pictures = _Pictures(checkpoint, blank)

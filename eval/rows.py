@@ -5,7 +5,7 @@
 | column | holds |
 |---|---|
 | `question` | a text |
-| `answer` or `answers` | an accepted answer or several; with `choices`, an integer is an index from 0 |
+| `answer` or `answers` | one or several accepted, `answers` first; with `choices`, an index from 0 |
 | `image` or `images` | paths, bytes, data: URLs, or none |
 | `choices` | options of a multiple-choice question, shown as A. B. C. |
 | `family`, `id` | a kind to show figures for; a name that does not depend on the row's place |
@@ -110,8 +110,8 @@ class _Reader:
         if "file_name" in columns and not {"image", "images"} & self.have:
             self.names["image"] = "file_name"  # an image folder's metadata
             self.have.add("image")
-        self.answers = "answers" if "answers" in self.have else "answer"
-        self.is_plain = {"question", self.answers} <= self.have
+        self.answers = [self.names[name] for name in ("answers", "answer") if name in self.have]
+        self.is_plain = "question" in self.have and bool(self.answers)
         named = {key: self.names[key] for key in ("image", "images")}
         kind: tuple[str, ...] = ("question", "answer")
         if not self.is_plain:
@@ -140,7 +140,8 @@ class _Reader:
         if not isinstance(question, str) or not question.strip():
             raise BadRow("bad row", f"expected a question, got {question!r}")
         options = self._choices(row)
-        targets = _targets(row.get(self.names[self.answers]), options)
+        given = [row[name] for name in self.answers if row.get(name) is not None]
+        targets = _targets(given[0] if given else None, options)
         fields = self._fields(row, question, options)
         asked = {**fields, "choices": "\n".join(f"{x}. {text}" for x, text in zip(LETTERS, options))}
         absent = [name for name in self.in_prompt if asked.get(name) is None]
@@ -262,9 +263,16 @@ def _check_plain(config: DataConfig, columns: Sequence[str], have: set[str]) -> 
 def _fields_of(template: str, where: str, known: Sequence[str]) -> list[str]:
     """The columns that a prompt names."""
     try:
-        names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+        parts = list(Formatter().parse(template))
     except ValueError as error:
         raise DatasetError(f"{where}: prompt {template!r}: {error}; write {{{{ for a brace") from error
+    formatted = [name for _, name, layout, conversion in parts if name and (layout or conversion)]
+    if formatted:
+        raise DatasetError(
+            f"{where}: prompt {template!r}: expected no more than a column's name in braces, got a format "
+            f"or conversion of {', '.join(formatted)}"
+        )
+    names = [name for _, name, _, _ in parts if name is not None]
     unknown = sorted(set(names) - set(known))
     if unknown:
         shown = ", ".join(dict.fromkeys(known))
@@ -281,6 +289,8 @@ def _targets(value: Any, options: Sequence[str]) -> tuple[str, ...]:
     for one in values:
         if isinstance(one, Mapping):
             one = one.get("answer", one.get("text"))
+        if options and isinstance(one, float) and one.is_integer():
+            one = int(one)  # a column of integers with a gap is one of floats
         if options and isinstance(one, int) and not isinstance(one, bool):
             if not 0 <= one < len(options):
                 raise BadRow("bad row", f"answer {one}: expected an index of {len(options)} choices, from 0")

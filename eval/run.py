@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def evaluate(
     controls: bool = False,
     ranks: Ranks | None = None,
     progress: bool = True,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Answer, score and write; the content of results.json, on every rank.
 
@@ -52,6 +53,7 @@ def evaluate(
         batch_size: answers in work at the same time; no score depends on it (in float32).
         controls: also answer with pictures blanked, and score the majority answer.
         ranks: this process among others.
+        tell: gets one line about the caches' memory before any work.
 
     Raises:
         TaskError: samples that cannot be scored, a folder of another run.
@@ -64,7 +66,7 @@ def evaluate(
     if problem := ranks.gather(_begin(task, output, described, files) if ranks.is_first else "")[0]:
         raise TaskError(problem)
     speeds = {
-        blank: _answer(checkpoint, task, records, blank, batch_size, ranks, progress)
+        blank: _answer(checkpoint, task, records, blank, batch_size, ranks, progress, tell)
         for blank, records in files.items()
     }
     ranks.sum()  # the others have written what they have
@@ -135,6 +137,7 @@ def _answer(
     batch_size: int,
     ranks: Ranks,
     progress: bool,
+    tell: Callable[[str], None],
 ) -> dict[str, float]:
     """Answer this rank's share of what is missing; seconds of the slowest rank, and answers of all."""
     done = records.read()
@@ -145,8 +148,9 @@ def _answer(
     label = f"{task.name}, pictures blanked" if blank else task.name
     began = time.perf_counter()
     bar = tqdm(total=count, desc=label, unit="sample", disable=not (progress and ranks.is_first and count))
+    told = answers(checkpoint, left, batch_size, groups, blank, tell=tell) if count else ()
     with bar, records.appending(ranks.rank) as write:
-        for number, answer in answers(checkpoint, left, batch_size, groups, blank) if count else ():
+        for number, answer in told:
             write(record_of(task, left[number], answer))
             bar.update()
     seconds = time.perf_counter() - began

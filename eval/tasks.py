@@ -111,8 +111,20 @@ class Task:
             "system": repr(self.system) if self.system else "",
             "answer": f"{said['decoding']}; at most {said['max_new_tokens']} tokens",
             "metric": self.metric.description,
+            "warning": self.warning(),
         }
         return "\n".join(f"{key:>8}  {value}" for key, value in rows.items() if value)
+
+    def warning(self) -> str:
+        """What the metric cannot do with these samples: they have too few targets for it; "" where it can."""
+        needed = self.metric.targets_needed
+        few = [len(sample.targets) for sample in self.samples if len(sample.targets) < needed]
+        if not few:
+            return ""
+        return (
+            f"{len(few):,} questions have fewer than {needed} answers (some have {min(few)}): whatever the "
+            f"model says, {self.metric.name} scores them below 1; choose another metric if that is not meant"
+        )
 
     def check(self) -> None:
         """Whether every sample can be scored, before any is answered.

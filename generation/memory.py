@@ -80,8 +80,9 @@ def _available_to_process() -> int | None:
     """Main memory: what the kernel calls available, and what containers leave; None off Linux."""
     found, meminfo, member = [], Path("/proc/meminfo"), Path("/proc/self/cgroup")
     if meminfo.is_file():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        if "MemAvailable" in fields:  # not in kernels before 3.14, nor in every sandbox's imitation
+            found.append(int(fields["MemAvailable"].split()[0]) * 1024)
     if member.is_file():
         found += left_by_groups(member.read_text(), GROUPS)
     return min(found, default=None)
@@ -106,10 +107,16 @@ def left_by_groups(membership: str, root: Path) -> list[int]:
         for part in (Path(path), *Path(path).parents):
             group = base / str(part).strip("/")
             limit, used, files = (group / names[0], group / names[1], group / "memory.stat")
-            if limit.is_file() and (text := limit.read_text().strip()) != "max":
-                droppable = dict(entry.split() for entry in files.read_text().splitlines())[names[2]]
-                found.append(max(0, int(text) - int(used.read_text()) + int(droppable)))
+            if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
+                droppable = _field(files, names[2])
+                found.append(max(0, int(text) - int(used.read_text()) + droppable))
     return found
+
+
+def _field(file: Path, name: str) -> int:
+    """The number beside a name in memory.stat; 0, which allows least, where nobody tells."""
+    entries = file.read_text().splitlines() if file.is_file() else []
+    return next((int(entry.split()[1]) for entry in entries if entry.startswith(f"{name} ")), 0)
 
 
 def mebibytes(size: int) -> str:

@@ -2,8 +2,9 @@
 
     python -m tests.official_scores      # writes tests/fixtures/metrics.json.gz; needs requirements-eval.txt
 
-Every score is computed by lmms-eval's code, or by a library that it scores captions with; nothing here
-knows ours. Where a scorer guesses at random, its guesses are enumerated and averaged.
+Every score is computed by lmms-eval's code, but for ROUGE-L: its longest common subsequence is that of the
+library that lmms-eval scores captions with, its words and F1 are written here. Nothing here knows our code.
+Where a scorer guesses at random, its guesses are enumerated and averaged.
 """
 
 from __future__ import annotations

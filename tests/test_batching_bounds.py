@@ -179,6 +179,11 @@ def test_control_groups_leave_what_their_limits_say(tmp_path):
     assert left_by_groups("5:cpu,memory:/c/d\n3:cpu:/a\n0::/\n", tmp_path) == [4030, 0]
     assert left_by_groups("0::/docker/not/seen/here\n", tmp_path / "a") == [350]
     assert left_by_groups("", tmp_path) == []
+    (tmp_path / "memory/c/memory.stat").write_text("anon 7\n")
+    (tmp_path / "memory/c/d/memory.stat").unlink()
+    assert left_by_groups("5:memory:/c/d\n", tmp_path) == [4000, 0]  # files to be dropped: nobody tells
+    (tmp_path / "a/memory.current").unlink()
+    assert left_by_groups("0::/a\n", tmp_path) == []
 
 
 def test_memory_that_is_free_here():

@@ -284,7 +284,11 @@ def test_out_of_memory(complaint, monkeypatch):
 
     monkeypatch.setattr(Chooser, "choose", greedy)
     err = complaint("--json")
-    assert "error: CUDA out of memory. Tried to allocate 20.00 GiB: try a smaller --batch-size" in err
+    assert "error: CUDA out of memory. Tried to allocate 20.00 GiB: try a smaller --num-answers, or" in err
+
+
+def test_a_batch_size_without_a_batch_is_refused(complaint):
+    assert "--batch-size belongs to --batch" in complaint("--batch-size", 0)
 
 
 @pytest.mark.parametrize("output", [(), ("--json",)])

@@ -64,6 +64,7 @@ def test_prompt_metric_and_table_are_printed(tmp_path, capsys):
     out = capsys.readouterr().out
     assert r"'{question}\nBriefly.'" in out and "| **overall** |" in out
     assert find_metric("exact_match", ignore_case=False).description in out
+    assert "2 slots of" in out
     assert "samples/s" in out and samples_of(tmp_path / "out")[0]["prompt"].endswith("\nBriefly.")
 
 

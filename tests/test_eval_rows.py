@@ -100,6 +100,30 @@ def test_every_turn_of_a_conversation_is_a_question(tmp_path):
     assert (sample.prompt, sample.targets) == ("What?", ("grey",)) and len(sample.pictures()) == 1
 
 
+def test_each_row_may_have_answer_or_answers(tmp_path):
+    rows = [{"question": "?", "answer": "3"}, {"question": "?", "answers": ["4", "four"]}]
+    assert [sample.targets for sample in task_of(tmp_path, rows).samples] == [("3",), ("4", "four")]
+
+
+def test_an_index_among_gaps_is_still_an_index(tmp_path):
+    """A column of integers with a null becomes one of floats."""
+    rows = [
+        {"question": "?", "choices": ["red", "blue"], "answer": 1.0, "answers": None},
+        {"question": "?", "choices": ["red", "blue"], "answer": None, "answers": [0.0]},
+    ]
+    assert [sample.targets for sample in task_of(tmp_path, rows).samples] == [("B",), ("A",)]
+
+
+def test_too_few_answers_for_a_metric_are_told_once(tmp_path):
+    rows = [{"question": "?", "answers": ["3"] * count} for count in (1, 3, 4)]
+    config = DataConfig(str(save_rows(tmp_path / "rows.jsonl", rows)))
+    metric = find_metric("vqa_accuracy")
+    task = data_task(config, metric)
+    assert [metric.score("3", one.targets, {}) == 1 for one in task.samples] == [False, False, True]
+    assert str(task).count("2 questions have fewer than 4 answers (some have 1)") == 1
+    assert "warning" not in str(data_task(config, find_metric("exact_match")))
+
+
 # ------------------------------------------------------------------------------------- what is refused
 ROW = {"question": "How many?", "answer": "3", "image": "a.png"}
 
@@ -117,6 +141,8 @@ ROW = {"question": "How many?", "answer": "3", "image": "a.png"}
         ([ROW | {"id": "a"}, ROW | {"id": "a"}], {}, "two questions have the id 'a'"),
         ([ROW], {"prompt": "{question} {hint}"}, "no column hint; it has question, answer, image"),
         ([ROW], {"prompt": "{question"}, "prompt '{question': expected '}'"),
+        ([ROW], {"prompt": "{question:>5d}"}, "got a format or conversion of question"),
+        ([ROW], {"prompt": "{question!z}"}, "got a format or conversion of question"),
         ([ROW | {"hint": "x"}, ROW], {"prompt": "{hint}"}, "row 2: the prompt needs hint"),
         ([ROW | {"choices": "red"}], {}, "row 1: choices: expected a list of at most 26"),
     ],

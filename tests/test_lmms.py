@@ -24,6 +24,7 @@ from eval.metrics import find_metric
 from generation.decoding import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import RequestError, open_checkpoint
+from tests.evaluations import run as evaluation
 from tests.lmms_documents import benchmarks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,6 +113,8 @@ def test_results_say_what_was_asked(run):
     assert result["task"]["harness"].startswith("lmms-eval 0.7")
     assert result["errors"] == {"count": 0, "samples": []} and result["samples_per_second"] > 0
     assert samples[0]["prompt"] == samples[0]["doc"]["question"]
+    assert result["model"]["revision"].startswith("sha256:") and result["decode_step"]
+    assert {"ocelli", "torch", "lmms_eval"} <= result["versions"].keys()
     assert "| exact_match | 0." in table_text(result) or "| exact_match | 1." in table_text(result)
 
 
@@ -198,6 +201,14 @@ def test_a_task_without_data_is_one_sentence(embedded, tmp_path):
 def test_unknown_tasks_have_neighbours(embedded):
     with pytest.raises(LmmsError, match="lmms-eval has no task 'mmstarr'; expected mmstar"):
         run_lmms(["mmstarr"], embedded)
+
+
+@NEEDS_LMMS_EVAL
+def test_a_slip_is_found_before_our_own_task_is_answered(tmp_path, capsys):
+    arguments = ("--tasks", "shapes,mmstarr", "--limit", 2, "--output", tmp_path / "out")
+    assert evaluation(*arguments) == 2
+    assert "no task 'mmstarr'; expected mmstar" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_names_are_checked():

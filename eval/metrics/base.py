@@ -35,12 +35,14 @@ class Metric:
     score: (answer, targets, the sample's other fields) -> the score of one sample, 0 to 1. Raises MetricError
         where there are no targets, or a field that the metric needs is missing.
     summarise: all samples -> figures; "score" is the one reported. Raises MetricError where there is none.
+    targets_needed: with fewer targets than these, no answer to a sample scores 1.
     """
 
     name: str
     description: str
     score: Callable[[str, Sequence[str], Mapping[str, Any]], float]
     summarise: Callable[[Sequence[Scored]], dict[str, float]]
+    targets_needed: int = 1
 
 
 def mean_score(samples: Sequence[Scored]) -> dict[str, float]:

@@ -42,8 +42,8 @@ def exact_match_metric(
     but_for = " and ".join(name for name, is_ignored in ignored.items() if is_ignored) or "nothing"
     return Metric(
         "exact_match",
-        f"Exact match: 1 where the answer equals one of the targets but for {but_for} (as exact_match in "
-        "lmms-eval and Hugging Face's evaluate).",
+        f"Exact match: 1 where the answer equals one of the targets but for {but_for} (after exact_match in "
+        f"lmms-eval and Hugging Face's evaluate{', which keep space at the ends' if strip else ''}).",
         lambda answer, targets, fields: exact_match(
             answer,
             targets,

@@ -17,6 +17,7 @@ from typing import Any
 from eval.metrics.base import Metric, MetricError, checked_targets, mean_score
 
 STYLES = ("vqav2", "textvqa")
+PEOPLE_THAT_AGREE = 3  # make an answer right
 
 _NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 _DIGITS = {"none": "0"} | {word: str(number) for number, word in enumerate(_NUMBERS)}
@@ -85,7 +86,7 @@ def vqa_accuracy(
         people = [normalise(target, style) for target in (people if style == "vqav2" else targets)]
         answer = normalise(answer, style)
     agree = [person == answer for person in people]
-    return statistics.mean(min(1, (sum(agree) - left_out) / 3) for left_out in agree)
+    return statistics.mean(min(1, (sum(agree) - left_out) / PEOPLE_THAT_AGREE) for left_out in agree)
 
 
 def vqa_metric(style: str = "vqav2", skip_unanimous: bool = False) -> Metric:
@@ -108,4 +109,5 @@ def vqa_metric(style: str = "vqav2", skip_unanimous: bool = False) -> Metric:
             vqa_accuracy(answer, targets, fields, style=style, skip_unanimous=skip_unanimous)
         ),
         mean_score,
+        targets_needed=PEOPLE_THAT_AGREE + 1,  # one of them is left out
     )
