@@ -43,7 +43,10 @@ def close(one: Path, other: Path) -> None:
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)
+        # One vector added to all keys changes no attention: such a bias has a gradient of rounding alone, and
+        # AdamW makes whole steps of it.
+        atol = 1e-3 if name.endswith("k_proj.bias") else 1e-5
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
