@@ -30,6 +30,7 @@ from data.lanes import DropCount, Lane, Produced
 from data.packing import Batch, PackedRow, collate
 from data.processor import Processor
 from data.samples import SampleEncoder
+from data.workers import outlive_the_signal
 
 _LANES = 16  # at least so many, so that as many workers can help, however small the batch
 
@@ -192,7 +193,13 @@ class Loader:
             share = [lane for lane in share if lane >= at] + [lane for lane in share if lane < at]
             lanes = _WorkerLanes({lane: self._lane_arguments(lane) for lane in share})
             one = iter(
-                DataLoader(lanes, batch_size=None, num_workers=1, prefetch_factor=self.config.prefetch)
+                DataLoader(
+                    lanes,
+                    batch_size=None,
+                    num_workers=1,
+                    prefetch_factor=self.config.prefetch,
+                    worker_init_fn=outlive_the_signal,
+                )
             )
             producers |= dict.fromkeys(share, one)
         return producers

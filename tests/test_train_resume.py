@@ -65,6 +65,22 @@ def test_killed_while_saving(folder, moment, monkeypatch):
     assert curve(folder / output) == curve(folder / f"plain{moment}")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_its_processes_saves_and_leaves(folder, number):
+    """As Slurm, systemd and Ctrl-C send it: to the loader's worker, too."""
+    name = f"all-{number}"
+    endless = {"steps": 100_000, "save_every": 100_000, "workers": 1}
+    (process,) = start(**settings(folder, name, **endless))
+    while not (folder / name / "metrics.jsonl").exists():
+        time.sleep(0.05)
+        assert process.is_alive()
+    os.killpg(process.pid, number)
+    process.join(60)
+    assert process.exitcode == 0
+    (state,) = states(folder / name / FOLDER)
+    assert state.name == f"step-{curve(folder / name)[-1][0]:08d}"
+
+
 def test_sigterm_saves_and_leaves(folder):
     (process,) = start(**settings(folder, "stopped", steps=100_000, save_every=100_000, decay_fraction=1e-9))
     while not (folder / "stopped" / "metrics.jsonl").exists():
