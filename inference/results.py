@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from inference.checkpoint import RequestError
+from inference.files import replacing
 
+KEPT = "what has been answered is kept, and the same command goes on from there"
 _BEGINNING = b'{"line": '  # of every result
 
 
@@ -70,15 +72,13 @@ def read_results(path: Path) -> Earlier:
 
 def keep_answers(path: Path) -> None:
     """Drop errors, to be tried again, and a half-written last line: written beside the file, then renamed."""
-    temporary = path.with_name(path.name + ".tmp")
-    with path.open("rb") as old, temporary.open("wb") as new:
+    with replacing(path) as temporary, path.open("rb") as old, temporary.open("wb") as new:
         for raw in old:
             record = _parse(raw)
             if record is not None and "error" not in record:
                 new.write(raw.rstrip(b"\n") + b"\n")
         new.flush()
         os.fsync(new.fileno())
-    temporary.replace(path)
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:
