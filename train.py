@@ -88,18 +88,14 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
         trained = ((n, p) for n, p in task.module.named_parameters() if p.requires_grad)
         average = {name: parameter.detach().clone() for name, parameter in trained}
 
-    if ranks.is_first:
-        output.mkdir(parents=True, exist_ok=True)
-        if not config.resume:
-            shutil.rmtree(output / FOLDER, ignore_errors=True)
-        write_run(config, output)
-    ranks.sum()  # the others wait
     state = RunState(output, task.module, optimizers, average, ranks, config.keep, config.async_save)
     saved = state.load(said) if config.resume else None
     first = 0
     if saved is not None:
         first = saved["step"]
         task.load_state_dict(saved["data"], first)
+    if ranks.is_first:
+        output.mkdir(parents=True, exist_ok=True)
     metrics = Metrics(config, task.steps, first, ranks.is_first)
     parameters = sum(p.numel() for p in task.model.parameters())
     training = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
@@ -108,6 +104,11 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
         f"steps {first} to {task.steps}"
     )
     try:
+        if ranks.is_first:  # only now: a run that was refused leaves the folder as it found it
+            if not config.resume:
+                shutil.rmtree(output / FOLDER, ignore_errors=True)
+            write_run(config, output)
+        ranks.sum(0.0)  # the others wait
         run(config, ranks, task, ask, wrapped, optimizers, average, state, metrics, first, dtype)
     finally:
         metrics.close()  # what is said next begins a line

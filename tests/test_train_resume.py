@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import time
 
 import pytest
@@ -119,7 +120,21 @@ def test_a_full_disk_is_said_and_the_run_goes_on(folder, capfd):
 
 
 def test_a_state_of_another_model(folder, capsys):
+    """It is refused, and the folder still says what made it."""
     train.main(flags(**settings(folder, "other", steps=2)))
+    recipe = (folder / "other" / "run.yaml").read_text()
     with pytest.raises(SystemExit):
         train.main(flags(**settings(folder, "other", steps=4, lora_rank=2, muon="none", ema=0.0)))
     assert "is the state of another model" in capsys.readouterr().err
+    assert (folder / "other" / "run.yaml").read_text() == recipe
+
+
+def test_a_tracker_that_is_refused_costs_no_state(folder, capsys, monkeypatch):
+    """--no-resume drops the old state once nothing more can be refused."""
+    train.main(flags(**settings(folder, "kept", steps=2)))
+    before = states(folder / "kept" / FOLDER)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    with pytest.raises(SystemExit):
+        train.main(flags(**settings(folder, "kept", steps=2, resume=False, tracker="wandb")))
+    assert "--tracker wandb: it is not installed" in capsys.readouterr().err
+    assert before and states(folder / "kept" / FOLDER) == before
