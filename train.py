@@ -31,7 +31,7 @@ from models.checkpoints.errors import CheckpointError
 from training.config import TrainConfig
 from training.distributed import Ranks, accumulating, clip, gradient_scale, prepare_blocks, wrap
 from training.evaluation import Evaluation
-from training.export import export, run_card, whole_tensors
+from training.export import ADAPTER, export, run_card, whole_tensors
 from training.metrics import Metrics
 from training.optim import build_optimizers, freeze, schedule, set_rates, update_average
 from training.recipe import parse_arguments, write_run
@@ -106,7 +106,8 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
     try:
         if ranks.is_first:  # only now: a run that was refused leaves the folder as it found it
             if not config.resume:
-                shutil.rmtree(output / FOLDER, ignore_errors=True)
+                for name in (FOLDER, ADAPTER):
+                    shutil.rmtree(output / name, ignore_errors=True)
             write_run(config, output)
         ranks.sum(0.0)  # the others wait
         run(config, ranks, task, ask, wrapped, optimizers, average, state, metrics, first, dtype)

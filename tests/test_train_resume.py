@@ -119,6 +119,26 @@ def test_a_full_disk_is_said_and_the_run_goes_on(folder, capfd):
     assert curve(folder / "full") == curve(folder / "empty")
 
 
+def test_a_disk_that_has_no_room_for_the_adapter(folder, capfd):
+    """It is said; the model and the adapter from before stay, as a pair."""
+    lora = {"lora_rank": 256, "muon": "none", "ema": 0.0}
+    train.main(flags(**settings(folder, "small", steps=2, **lora)))
+    output = folder / "small"
+    pair = [output / "model.safetensors", output / "adapter" / "adapter_model.safetensors"]
+    limit = pair[0].stat().st_size + 8192
+    assert pair[1].stat().st_size > limit
+    before = [path.read_bytes() for path in pair]
+    (process,) = start(**settings(folder, "small", steps=4, **lora))
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    process.join(120)
+    said = capfd.readouterr()
+    assert process.exitcode == 0 and "Traceback" not in said.err
+    assert "step 4: the model could not be saved, the run goes on" in said.out
+    assert [path.read_bytes() for path in pair] == before
+    train.main(flags(**settings(folder, "small", steps=2, resume=False)))
+    assert not (output / "adapter").exists()  # nothing of another run's
+
+
 def test_a_state_of_another_model(folder, capsys):
     """It is refused, and the folder still says what made it."""
     train.main(flags(**settings(folder, "other", steps=2)))

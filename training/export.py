@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks
 from training.state import gathered
+
+ADAPTER = "adapter"  # the folder of a run's adapter, in its output
 
 
 def whole_tensors(model: nn.Module, average: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
@@ -41,13 +44,14 @@ def export(
     """Write the model with these tensors to a folder, with adapters merged and beside it.
 
     Raises:
-        CheckpointError, OSError: the folder cannot be written; what it held is unchanged.
+        CheckpointError: the folder cannot be written; what it held is unchanged.
     """
-    plain_model(model, tensors, config).save_pretrained(folder, processor, card=card)
+    beside = None
     if config.lora_rank:
         from training.adapters import save_adapter  # peft takes seconds to import
 
-        save_adapter(tensors, config, folder)
+        beside = partial(save_adapter, tensors, config)  # model and adapter change places together
+    plain_model(model, tensors, config).save_pretrained(folder, processor, card=card, beside=beside)
 
 
 def plain_model(
