@@ -18,17 +18,20 @@ from training.state import gathered
 ADAPTER = "adapter"  # the folder of a run's adapter, in its output
 
 
-def whole_tensors(model: nn.Module, average: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+def whole_tensors(
+    model: nn.Module, average: dict[str, Tensor], ranks: Ranks, everywhere: bool = False
+) -> dict[str, Tensor]:
     """Every parameter by its name, averaged where there is an average, gathered from all ranks; all call it,
     the first gets them.
 
     Args:
         average: under the names that parameters have in the module around the model (`model.…`).
+        everywhere: all ranks get them.
     """
     tensors = {}
     for name, parameter in model.named_parameters():
         value = gathered(average.get(f"model.{name}", parameter))
-        if ranks.is_first:
+        if ranks.is_first or everywhere:
             tensors[name] = value.cpu() if model.device.type != "cpu" else value
     return tensors
 
