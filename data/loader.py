@@ -133,7 +133,7 @@ class Loader:
         ever. Lanes end one after another: in the last steps, rows and whole batches may be padding.
 
         Raises:
-            DatasetError: too many bad rows, or none that is good.
+            DatasetError: too many bad rows; on a single rank also none that is good.
         """
         produced, micro = self._producers(), self.config.micro_batch_size
         blank = 0  # batches of padding alone that are given only if a row follows, or to complete a step
@@ -150,7 +150,7 @@ class Loader:
                 blank += 1
             else:
                 break
-        if self.rows == 0:
+        if self.rows == 0 and self.world_size == 1:  # of several ranks, another may have some
             raise DatasetError(f"no row can be trained on: {self.drops.summary() or 'none was read'}")
         while self.rows % self.rows_per_step:
             yield self._batch([None] * micro)

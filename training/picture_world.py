@@ -280,7 +280,7 @@ class PictureWorldTask:
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
         """What the vision tower makes out in held-out pictures; the first rank looks alone."""
-        if not self.ranks.is_first:
+        if not self.ranks.is_first or not self.config.eval_pictures:
             return {}
         model, seen = self.model, []
         model.eval()

@@ -75,12 +75,17 @@ class CheckpointFiles:
         return self.origin.source
 
 
-def locate(source: str | Path, revision: str | None = None) -> CheckpointFiles:
+def locate(
+    source: str | Path,
+    revision: str | None = None,
+    check: Callable[[dict, str], object] = lambda config, where: None,
+) -> CheckpointFiles:
     """Find config.json, generation_config.json (which may be absent) and the safetensors files.
 
     Args:
         source: a folder, or a repository id on the Hub.
         revision: branch, tag or commit; on the Hub only.
+        check: refuses a config.json, given it and `source`, before weights are looked for or fetched.
 
     Raises:
         CheckpointError: for anything missing, unreadable or unreachable.
@@ -89,11 +94,13 @@ def locate(source: str | Path, revision: str | None = None) -> CheckpointFiles:
     config_path = fetch.file("config.json")
     if config_path is None:
         raise CheckpointError(f"{fetch.name} has no config.json: a checkpoint needs one beside its weights")
+    config = read_json(config_path)
+    check(config, str(source))
     generation_path = fetch.file("generation_config.json")
     weights, weight_map = _weights(fetch)
     return CheckpointFiles(
         origin=Origin(str(source), config_path.parent, fetch.commit),
-        config=read_json(config_path),
+        config=config,
         generation_config=read_json(generation_path) if generation_path else {},
         weights=weights,
         find=fetch.file,

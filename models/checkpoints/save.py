@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +47,7 @@ def save(
     processor=None,
     card: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    beside: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write a checkpoint that transformers 4.57 and 5, and with them vLLM and others, open unconverted.
 
@@ -57,6 +58,7 @@ def save(
             token joins the stop tokens. Without one the processor files that the folder already has stay.
         card: text of the model card, README.md.
         max_shard_bytes: weights beyond this go into several files with an index.
+        beside: writes what else belongs to the model into the new folder, before that takes its place.
 
     Returns:
         The folder.
@@ -92,6 +94,8 @@ def save(
             write_processor(processor, new)
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
+        if beside is not None:
+            beside(new)
     return folder
 
 
