@@ -5,11 +5,13 @@
     python generate.py photo.jpg -q "What is this?" -q "Where is it?" --json
     python generate.py a.png b.png -q "What differs?" --model HuggingFaceTB/SmolVLM-256M-Instruct
     python generate.py photo.jpg --num-answers 3 --temperature 0.8 --stats
+    python generate.py --chat photo.jpg
     python generate.py --batch questions.jsonl --out answers.jsonl
 
 The answer goes to stdout as it is made, everything else to stderr. Exit status: 0, or 2 with one sentence on
 what was wrong, or 130 after Ctrl-C, or 141 where whoever read stdout has gone. A batch reports a bad line in
-its results and goes on; started again, it picks up where it stopped.
+its results and goes on; started again, it picks up where it stopped. A chat reads a terminal or a pipe, a
+question a line, and goes on after a bad one.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="may be given several times",
     )
     add("--no-image", action="store_true", help="ask without a picture, not about the example picture")
+    add("--chat", action="store_true", help="a conversation, begun with -q; /help lists its commands")
     add("--system", metavar="TEXT", help="system message in front of every question")
 
     group = parser.add_argument_group("model")
@@ -134,6 +137,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--out belongs to --batch; use --json to have the results of one question on stdout")
     elif settings.batch_size is not None:
         parser.error("--batch-size belongs to --batch: questions of the command line are asked one by one")
+    if settings.chat and (settings.batch or settings.json or settings.num_answers != 1 or not settings.cache):
+        parser.error(
+            "--chat prints text from one cache: leave out --batch, --json, --num-answers, --no-cache"
+        )
     if settings.compile == "on" and not settings.cache:
         parser.error("--compile on: the compiled step reads a cache, leave out --no-cache")
     if settings.no_image and settings.images:
@@ -172,19 +179,27 @@ def note(text: str) -> None:
     print(f"generate.py: {text}", file=sys.stderr)
 
 
-def answer_questions(settings: argparse.Namespace) -> None:
-    """Ask every question about the pictures: the answer as text while it is made, or one JSON object each."""
+def opened(settings: argparse.Namespace, answers: int) -> tuple:
+    """(options, names, pictures, checkpoint) for so many answers. The model last: what is wrong with the rest
+    is told at once."""
     from data.images import load_image
-    from generation.session import Session
-    from inference.answer import ask
     from inference.checkpoint import open_checkpoint
 
     options = generation_options(settings)
     names = settings.images or ([] if settings.no_image else [str(EXAMPLE_IMAGE)])
-    questions = settings.questions or [DEFAULT_QUESTION]
-    pictures = [load_image(name) for name in names]  # before the model: a bad one is told at once
+    pictures = [load_image(name) for name in names]
     checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
-    checkpoint = compiled(checkpoint, settings, answers=len(questions))
+    return options, names, pictures, compiled(checkpoint, settings, answers)
+
+
+def answer_questions(settings: argparse.Namespace) -> None:
+    """Ask every question about the pictures: the answer as text while it is made, or one JSON object each."""
+    from generation.session import Session
+    from inference.answer import ask
+    from inference.stats import as_table, stats_rows
+
+    questions = settings.questions or [DEFAULT_QUESTION]
+    options, names, pictures, checkpoint = opened(settings, answers=len(questions))
     if len(questions) > 1:
         pictures = [checkpoint.processor.tile(picture) for picture in pictures]  # once for all of them
     session = Session(checkpoint.model) if len(questions) > 1 and options.use_cache else None
@@ -199,7 +214,22 @@ def answer_questions(settings: argparse.Namespace) -> None:
         asked = {"model": settings.model, "images": names, "question": question}
         made = show(reply, asked | {"seed": options.seed}, settings)
         if settings.stats:
-            print_stats(made)
+            print(as_table(stats_rows(made)), file=sys.stderr)
+
+
+def chat(settings: argparse.Namespace) -> int:
+    """A conversation, from the terminal or a pipe: the exit status."""
+    from inference.chat import Chat
+    from inference.conversation import Conversation
+
+    options, names, pictures, checkpoint = opened(settings, answers=16)  # or so: does compiling pay?
+    tell_unused(settings)
+    if names and not settings.images:
+        note(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
+    talk = Chat(Conversation(checkpoint, settings.system), options, settings.stats, settings.debug)
+    for name, picture in zip(names, pictures):
+        talk.show(picture, name)
+    return talk.run(settings.questions or ())
 
 
 def compiled(checkpoint, settings: argparse.Namespace, answers: int):
@@ -256,26 +286,6 @@ def show(reply, asked: dict, settings: argparse.Namespace) -> dict:
     return made
 
 
-def print_stats(made: dict) -> None:
-    """What one question took, on stderr."""
-    seconds, speed = made["seconds"], made["decode_tokens_per_second"]
-    lengths = [len(ids) for ids in made["token_ids"]]
-    ends = ", ".join(sorted(set(made["stop_reasons"])))
-    rows = {
-        "model": f"{made['model']}, {made['dtype']} on {made['device']}",
-        "prompt": f"{made['prompt_tokens']} tokens, {made['image_tokens']} of them picture"
-        + (f", {made['reused_tokens']} kept from the last question" if made["reused_tokens"] else ""),
-        "answer": f"{' + '.join(map(str, lengths))} tokens, ended by {ends}",
-        **{name: f"{value:.3f} s" for name, value in seconds.items()},
-        "kv cache": f"{made['kv_cache_bytes'] / 2**20:.2f} MiB",
-        "step": made["decode_step"],
-    }
-    if speed is not None:
-        rows["decode"] += f", {speed:.1f} tokens/s"
-    for name, value in rows.items():
-        print(f"{name:>8}  {value}", file=sys.stderr)
-
-
 def answer_batch(settings: argparse.Namespace) -> None:
     """Answer the lines of a file; what is wrong with one of them stands in the results."""
     from inference.batch import BatchJob, Summary
@@ -302,33 +312,22 @@ def answer_batch(settings: argparse.Namespace) -> None:
 
 def run(settings: argparse.Namespace) -> int:
     """Do what was asked. What people get wrong, and what the machine lacks, ends in one sentence."""
-    from torch import OutOfMemoryError
+    from inference.mistakes import MISTAKES, sentence
 
-    from data.errors import ImageError, ProcessorError, PromptError
-    from generation.decoding import NotFiniteError
-    from generation.memory import CacheMemoryError
-    from inference.checkpoint import RequestError
-    from models.checkpoints import CheckpointError
-
-    mistakes = (CheckpointError, ImageError, ProcessorError, PromptError, RequestError)
     try:
+        if settings.chat:
+            return chat(settings)
         if settings.batch is not None:
             answer_batch(settings)
         else:
             answer_questions(settings)
     except BrokenPipeError:
         raise
-    except (*mistakes, NotFiniteError, CacheMemoryError, OSError, OutOfMemoryError, MemoryError) as error:
+    except MISTAKES as error:
         if settings.debug:
             traceback.print_exc()
-        sentence = str(error)
-        if isinstance(error, OutOfMemoryError | MemoryError):
-            what = ". ".join(sentence.split(". ")[:2]).rstrip(".")  # without the advice for programmers
-            smaller = "--num-answers" if settings.batch is None else "--batch-size or --num-answers"
-            sentence = f"{what or 'out of memory'}: try a smaller {smaller}, or --device cpu"
-        if isinstance(error, OSError) and error.filename is not None:
-            sentence = f"{error.filename}: {error.strerror}"
-        note("error: " + " ".join(sentence.split()))
+        smaller = "--num-answers" if settings.batch is None else "--batch-size or --num-answers"
+        note("error: " + sentence(error, f"try a smaller {smaller}, or --device cpu"))
         return 2
     return 0
 
@@ -347,4 +346,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character still goes on
+    if sys.stdin is not None:
+        sys.stdin.reconfigure(errors="surrogateescape")  # bytes that are no text are told about, line by line
     sys.exit(main())
