@@ -73,6 +73,8 @@ def free_port(host: str, port: int | None) -> int:
         StartError: there is none, or no such address on this machine.
     """
     wanted = range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else [port]
+    if not 0 < wanted[0] < 2**16:
+        raise StartError(f"--port: expected 1 to 65535, got {port}")
     for number in wanted:
         try:
             family, kind, _, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
@@ -80,8 +82,8 @@ def free_port(host: str, port: int | None) -> int:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
             return number
-        except (OSError, OverflowError) as error:
-            if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
                 raise StartError(f"cannot listen on {host}, port {number}: {error}") from None
     taken = f"port {port} is" if port is not None else f"ports {FIRST_PORT} to {wanted[-1]} are"
     raise StartError(f"{taken} in use on {host}: give another --port")

@@ -330,9 +330,12 @@ def test_what_the_server_refuses(page, tmp_path):
     secret = tmp_path / "secret.png"
     Image.new("RGB", (9, 9)).save(secret)
     client = Client(page.url, verbose=False)
-    stolen = {"image": {"path": str(secret), "meta": {"_type": "gradio.FileData"}}, "caption": None}
+    stolen = {"image": {"path": str(secret)}, "caption": None}
+    chat, _, notice, *_ = client.predict([stolen], "What is it?", EMBEDDED, seed=None, api_name="/ask")
+    assert "expected uploads" in notice and chat == {"__type__": "update"}
+    marked = {"image": {"path": str(secret), "meta": {"_type": "gradio.FileData"}}, "caption": None}
     with pytest.raises(Exception, match="not uploaded by a user"):
-        client.predict([stolen], "What is it?", EMBEDDED, seed=None, api_name="/ask")
+        client.submit([marked], "What is it?", EMBEDDED, seed=None, api_name="/ask").result()
     assert ask(client, EXAMPLE, "What colour is the star?")[0][-1] == "blue"
 
 
@@ -351,7 +354,8 @@ def test_who_goes_away_stops_the_answer_and_leaves_no_memory(slow_desk, tmp_path
         data = [[], "What is it?", name, 1, 0, 1, 0, 0, 1000, None, False]
         alive = httpx.Client(timeout=60)
         with alive.stream("GET", url + f"heartbeat/{session}") as heartbeat:
-            next(heartbeat.iter_lines())
+            beats = heartbeat.iter_lines()
+            next(beats)
             function = next(
                 one["id"]
                 for one in httpx.get(page.url + "config").json()["dependencies"]
@@ -375,7 +379,7 @@ def test_who_goes_away_stops_the_answer_and_leaves_no_memory(slow_desk, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--port", "70000"], "cannot listen on 127.0.0.1, port 70000"),
+        (["--port", "70000"], "--port: expected 1 to 65535, got 70000"),
         (["--host", "203.0.113.9", "--port", "7999"], "cannot listen on 203.0.113.9"),
         (["--model", "no/such/folder"], "there is no folder no/such/folder"),
         (["--device", "tpu"], "device: expected auto"),

@@ -197,6 +197,9 @@ class AskTab:
             seed=None if seed is None else _whole(seed),
             remember=bool(remember),
         )
+        if not all(map(self._is_upload, asked.pictures)):
+            yield {self.notice: view.notice("pictures: expected uploads, got files of this machine", True)}
+            return
         taken = False  # the question left its field, as it appeared among the answers
         async with aclosing(self.desk.ask(self._visitor(request), asked)) as views:
             async for now in views:
@@ -206,6 +209,11 @@ class AskTab:
                 if now.failed and taken:
                     changes[self.question] = asked.question
                 yield changes
+
+    def _is_upload(self, picture: str) -> bool:
+        """Whether a file lies where uploads and examples do. Gradio sees to that for files as browsers send
+        them; others may come."""
+        return Path(picture).resolve().is_relative_to(Path(self.pictures.GRADIO_CACHE).resolve())
 
     async def _stop(self, request: gr.Request) -> None:
         """Stop the answer."""

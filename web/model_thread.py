@@ -103,6 +103,7 @@ class ModelThread:
         self._waiting: deque[Task] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self._running: deque[Task] = deque()
         self._thread = threading.Thread(target=self._run, name="models", daemon=True)
         self._thread.start()
 
@@ -121,6 +122,12 @@ class ModelThread:
             self._changed.notify()
         self._thread.join()
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        with self._changed:
+            return not (self._running or self._waiting)
+
     def before(self, task: Task) -> int:
         """The place of a task among those that wait, counted from 1; 0 if it does not."""
         with self._changed:
@@ -135,19 +142,22 @@ class ModelThread:
             return False
 
     def _run(self) -> None:
-        running: deque[Task] = deque()
-        while True:
+        while task := self._next():
+            more = task.step()
             with self._changed:
-                while not (running or self._waiting or self._closed):
-                    self._changed.wait()
-                while self._waiting and (len(running) < self._at_once or self._closed):
-                    running.appendleft(self._waiting.popleft())  # first words first
-                if self._closed:
-                    for task in running:
-                        task.cancel()
-                    if not running:
-                        return
-            task = running.popleft()
-            if task.step():
-                running.append(task)
+                self._running.remove(task)
+                if more:
+                    self._running.append(task)
             del task  # or it would be held while this waits
+
+    def _next(self) -> Task | None:
+        """Whose turn it is; None at the end."""
+        with self._changed:
+            while not (self._running or self._waiting or self._closed):
+                self._changed.wait()
+            while self._waiting and (len(self._running) < self._at_once or self._closed):
+                self._running.appendleft(self._waiting.popleft())  # first words first
+            if self._closed:
+                for task in self._running:
+                    task.cancel()
+            return self._running[0] if self._running else None

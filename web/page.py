@@ -19,7 +19,7 @@ from web.guard import Guard
 
 CSS = Path(__file__).with_name("page.css")
 WAITING = 64  # questions in Gradio's queue, before the next one is refused
-SESSIONS = 200  # whose components' values Gradio keeps
+SESSIONS = 100  # whose components' values Gradio keeps
 # Seconds: uploads are looked at so often, and deleted at that age.
 LOOK_EVERY, KEEP_UPLOADS = 600, 3600
 # Gradio counts events for a dashboard that is switched off here: a few are enough, and no summary of them.

@@ -18,8 +18,8 @@ from inference.checkpoint import Checkpoint
 from inference.conversation import Conversation
 from web.model_thread import Task
 
-MOST_VISITORS = 200
-KEPT_BYTES = 2**30
+MOST_VISITORS = 100
+KEPT_BYTES = 512 * 2**20
 FEATURE_BYTES = 64 * 2**20
 
 
