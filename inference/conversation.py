@@ -190,6 +190,11 @@ class TurnReply:
         self._begun = self._first = self._last = 0.0  # when work began, and of the first and the last token
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
+        return ((number, piece) for number, piece in self.steps() if piece)
+
+    def steps(self) -> Iterator[tuple[int, str]]:
+        """As iterating, with a piece "" for each token that completes no text: for who does other things
+        between two tokens."""
         # Not the generator itself, whose end a loop that is broken off could be.
         return iter(lambda: next(self._pieces, None), None)
 
@@ -229,8 +234,7 @@ class TurnReply:
             for column in stream:
                 self._note(column.tolist(), stops)
                 for number, token_id in enumerate(column.tolist()):
-                    if piece := texts[number].put(token_id):
-                        yield number, piece
+                    yield number, texts[number].put(token_id)
                 if self._stopping.is_set():
                     break
         except Exception:
