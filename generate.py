@@ -10,8 +10,7 @@
 
 The answer goes to stdout as it is made, everything else to stderr. Exit status: 0, or 2 with one sentence on
 what was wrong, or 130 after Ctrl-C, or 141 where whoever read stdout has gone. A batch reports a bad line in
-its results and goes on; started again, it picks up where it stopped. A chat reads a terminal or a pipe, a
-question a line, and goes on after a bad one.
+its results and goes on, as a chat does; started again, it picks up where it stopped.
 """
 
 from __future__ import annotations
@@ -224,7 +223,7 @@ def chat(settings: argparse.Namespace) -> int:
 
     options, names, pictures, checkpoint = opened(settings, answers=16)  # or so: does compiling pay?
     tell_unused(settings)
-    if names and not settings.images:
+    if names != settings.images:
         note(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
     talk = Chat(Conversation(checkpoint, settings.system), options, settings.stats, settings.debug)
     for name, picture in zip(names, pictures):
