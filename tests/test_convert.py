@@ -32,6 +32,8 @@ from tests.test_golden_nanovlm import (
     pictures,
 )
 
+ROOT = Path(__file__).resolve().parent.parent
+
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory) -> dict[str, Path]:
@@ -241,3 +243,21 @@ class TestTransformersToNanoVLM:
         source = tiny.save(tiny.hf_model("idefics3-1-tile"), tmp_path / "source")
         status, _, err = command("convert", source, tmp_path / "to", "--to", "nanovlm")
         assert status == 2 and "nanoVLM's config names tokens" in err
+
+
+def test_the_commands_of_the_readme(tmp_path, monkeypatch, command):
+    """Each line of its block about converting, in a folder of its own; bfloat16 stays so on the way back."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = text.split("## Convert and inspect")[1].split("```")[1]
+    start = ".venv/bin/python -m models.checkpoints "
+    lines = [line.removeprefix(start) for line in block.splitlines() if line.startswith(start)]
+    assert len(lines) == 4
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
+    for line in lines:
+        status, _, err = command(*line.split())
+        assert status == 0, err
+    for name, dtype in (("float32", "F32"), ("nano", "BF16"), ("back", "BF16")):
+        with safe_open(tmp_path / "runs" / f"shapes-{name}" / "model.safetensors", "pt") as file:
+            names = [key for key in file.keys() if key != nanovlm.INV_FREQ]  # noqa: SIM118
+            assert {file.get_slice(key).get_dtype() for key in names} == {dtype}

@@ -175,7 +175,8 @@ def _own_dtype(files: CheckpointFiles, stored: set[torch.dtype]) -> str:
     """What the config says, or for nanoVLM, whose config does not, what holds all that is stored."""
     if choose_reader(files.config, files.source) is idefics3:
         return str(resolve_dtype(None, files.config)).removeprefix("torch.")
-    return str(functools.reduce(torch.promote_types, stored, torch.float16)).removeprefix("torch.")
+    widest = functools.reduce(torch.promote_types, stored) if stored else torch.float32
+    return str(widest).removeprefix("torch.")
 
 
 def _holds(dtype: str, stored: set[torch.dtype]) -> bool:
