@@ -5,6 +5,7 @@
     python generate.py photo.jpg -q "What is this?" -q "Where is it?" --json
     python generate.py a.png b.png -q "What differs?" --model HuggingFaceTB/SmolVLM-256M-Instruct
     python generate.py photo.jpg --num-answers 3 --temperature 0.8 --stats
+    python generate.py photo.jpg -q "What is it?" --show-attention where.png --method occlusion
     python generate.py --batch questions.jsonl --out answers.jsonl
 
 The answer goes to stdout as it is made, everything else to stderr. Exit status: 0, or 2 with one sentence on
@@ -20,6 +21,8 @@ import secrets
 import sys
 import traceback
 from pathlib import Path
+
+from inference.where.options import add_where_options, mistake_about_where
 
 # Everything that imports torch is imported inside functions: --help and a mistyped option answer at once.
 
@@ -105,6 +108,8 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--stats", action="store_true", help="tokens, seconds and bytes on stderr")
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
+    add_where_options(parser)
+
     group = parser.add_argument_group("many questions")
     group.add_argument(
         "--batch", type=Path, metavar="FILE.jsonl", help='lines of {"image": ..., "question": ...}'
@@ -138,6 +143,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--compile on: the compiled step reads a cache, leave out --no-cache")
     if settings.no_image and settings.images:
         parser.error("--no-image: expected no IMAGE, got " + ", ".join(settings.images))
+    if mistake := mistake_about_where(settings):
+        parser.error(mistake)
     for question in settings.questions or ():
         if not question.strip():
             parser.error(f"-q: expected a question, got {question!r}")
@@ -178,12 +185,15 @@ def answer_questions(settings: argparse.Namespace) -> None:
     from generation.session import Session
     from inference.answer import ask
     from inference.checkpoint import open_checkpoint
+    from inference.results import stats_lines
+    from inference.where.show import check_where, write_where
 
     options = generation_options(settings)
     names = settings.images or ([] if settings.no_image else [str(EXAMPLE_IMAGE)])
     questions = settings.questions or [DEFAULT_QUESTION]
     pictures = [load_image(name) for name in names]  # before the model: a bad one is told at once
     checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
+    check_where(checkpoint, settings)
     checkpoint = compiled(checkpoint, settings, answers=len(questions))
     if len(questions) > 1:
         pictures = [checkpoint.processor.tile(picture) for picture in pictures]  # once for all of them
@@ -198,8 +208,11 @@ def answer_questions(settings: argparse.Namespace) -> None:
             print(f"> {question}", flush=True)
         asked = {"model": settings.model, "images": names, "question": question}
         made = show(reply, asked | {"seed": options.seed}, settings)
-        if settings.stats:
-            print_stats(made)
+        for line in stats_lines(made) if settings.stats else ():
+            print(line, file=sys.stderr)
+        if settings.show_attention is not None:
+            write_where(checkpoint, pictures, question, made["token_ids"][0], settings)
+            note(f"{settings.show_attention}: where it looked, word by word")
 
 
 def compiled(checkpoint, settings: argparse.Namespace, answers: int):
@@ -254,26 +267,6 @@ def show(reply, asked: dict, settings: argparse.Namespace) -> dict:
         for number, answer in enumerate(made["answers"], 1):
             print(f"{number}. {answer}", flush=True)
     return made
-
-
-def print_stats(made: dict) -> None:
-    """What one question took, on stderr."""
-    seconds, speed = made["seconds"], made["decode_tokens_per_second"]
-    lengths = [len(ids) for ids in made["token_ids"]]
-    ends = ", ".join(sorted(set(made["stop_reasons"])))
-    rows = {
-        "model": f"{made['model']}, {made['dtype']} on {made['device']}",
-        "prompt": f"{made['prompt_tokens']} tokens, {made['image_tokens']} of them picture"
-        + (f", {made['reused_tokens']} kept from the last question" if made["reused_tokens"] else ""),
-        "answer": f"{' + '.join(map(str, lengths))} tokens, ended by {ends}",
-        **{name: f"{value:.3f} s" for name, value in seconds.items()},
-        "kv cache": f"{made['kv_cache_bytes'] / 2**20:.2f} MiB",
-        "step": made["decode_step"],
-    }
-    if speed is not None:
-        rows["decode"] += f", {speed:.1f} tokens/s"
-    for name, value in rows.items():
-        print(f"{name:>8}  {value}", file=sys.stderr)
 
 
 def answer_batch(settings: argparse.Namespace) -> None:

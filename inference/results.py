@@ -1,7 +1,8 @@
-"""The results of a batch: a JSONL file that a run appends to and a later run goes on from.
+"""Results in writing: what a question took; and a batch's JSONL file, which a run appends to and a later run
+goes on from.
 
-Each line is {"line": n, ...}: n is the line of the questions' file, counted from 1, the rest an answer, or
-{"error": ...}. A run that was killed leaves at most one half-written line, at the end.
+Each of its lines is {"line": n, ...}: n is the line of the questions' file, counted from 1, the rest an
+answer, or {"error": ...}. A run that was killed leaves at most one half-written line, at the end.
 """
 
 from __future__ import annotations
@@ -22,6 +23,25 @@ def to_json(record: dict[str, Any]) -> str:
     """One line of JSON, readable in any script; half a surrogate pair, which is no text, as its escape."""
     text = json.dumps(record, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def stats_lines(made: dict[str, Any]) -> list[str]:
+    """What one question took, of what `Reply.finish` tells and the model's name, in lines for a terminal."""
+    seconds, speed = made["seconds"], made["decode_tokens_per_second"]
+    lengths = [len(ids) for ids in made["token_ids"]]
+    ends = ", ".join(sorted(set(made["stop_reasons"])))
+    rows = {
+        "model": f"{made['model']}, {made['dtype']} on {made['device']}",
+        "prompt": f"{made['prompt_tokens']} tokens, {made['image_tokens']} of them picture"
+        + (f", {made['reused_tokens']} kept from the last question" if made["reused_tokens"] else ""),
+        "answer": f"{' + '.join(map(str, lengths))} tokens, ended by {ends}",
+        **{name: f"{value:.3f} s" for name, value in seconds.items()},
+        "kv cache": f"{made['kv_cache_bytes'] / 2**20:.2f} MiB",
+        "step": made["decode_step"],
+    }
+    if speed is not None:
+        rows["decode"] += f", {speed:.1f} tokens/s"
+    return [f"{name:>8}  {value}" for name, value in rows.items()]
 
 
 @dataclass(frozen=True)
