@@ -71,7 +71,8 @@ class Asked:
         config = self.checkpoint.model.config
         if config.image_placement == "prefix":
             return torch.arange(config.tokens_per_tile, device=self._input_ids.device)
-        return torch.nonzero(self._input_ids[0] == config.image_token_id)[:, 0]
+        assert config.image_token_id is not None, "placeholders have an id"
+        return (self._input_ids[0] == config.image_token_id).nonzero()[:, 0]
 
     def by_picture(self, of_tokens: Tensor) -> list[Tensor]:
         """(T, n · S), a column a picture token → for each picture (T, tiles · S)."""

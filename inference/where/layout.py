@@ -2,8 +2,8 @@
 
 A processor stretches a picture to whole tiles, cuts it into rows and columns of them, and often adds the
 whole picture squeezed into one more tile. Nothing is cropped or padded, so that tiles, and the cells of
-tokens within them, divide the picture evenly: cell (i, j) of a map (h, w) covers the picture's pixels from i / h to
-(i + 1) / h of its height and from j / w to (j + 1) / w of its width.
+tokens within them, divide the picture evenly: cell (i, j) of a map (h, w) covers the picture's pixels from
+i / h to (i + 1) / h of its height and from j / w to (j + 1) / w of its width.
 
 (Where patches do not fill a tile, as 27 of 14 pixels in SmolVLM-2.2B's 384, the network does not see the last
 pixels of it; the cells are drawn as if it did, at most 1.6 % of a tile further out.)
