@@ -84,7 +84,7 @@ def asked_for(scene: Scene, qa: QA) -> int:
 
 
 def measure(scene: Scene, asked: int, heat: np.ndarray) -> tuple[bool, bool]:
-    """Of a map (h, w): (whether the thing asked for carries the most of all things, whether the peak is on it)."""
+    """Of a map (h, w): whether the thing asked for carries the most of all, and whether the peak is on it."""
     things, (height, width) = object_map(scene, _SIDE), heat.shape
     pixel = np.arange(_SIDE)
     large = heat[np.ix_(pixel * height // _SIDE, pixel * width // _SIDE)]
