@@ -10,7 +10,7 @@ show falls with neither: no fall does not mean no look.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from inference.where.options import LEAST_WINDOW, WINDOW
 
 GREY = (127, 127, 127)
 _STEPS = 2  # in one window: it slides by half of itself
-_POSITIONS_AT_ONCE = 4096  # of the decoder, over all windows of one pass
+_POSITIONS_AT_ONCE = 2048  # of the decoder, over all windows of one pass
 
 
 def occlusion_maps(
@@ -53,22 +53,38 @@ def occlusion_maps(
         RequestError: no picture, no answer, a window out of bounds, too long for the context.
         PromptError, ImageError: question or picture cannot be used.
     """
+    steps = occlusion_steps(checkpoint, images, question, answer_ids, window, system)
+    with tqdm(unit="window", disable=None if progress else True, leave=False) as bar:
+        while True:
+            try:
+                done, bar.total = next(steps)
+                bar.update(done - bar.n)
+            except StopIteration as end:
+                return end.value
+
+
+def occlusion_steps(
+    checkpoint: Checkpoint,
+    images: Sequence[Any],
+    question: str,
+    answer_ids: Sequence[int],
+    window: float = WINDOW,
+    system: str | None = None,
+) -> Generator[tuple[int, int], None, OcclusionMaps]:
+    """`occlusion_maps` a few windows at a time: yields (windows done, all windows), returns the maps."""
     if not LEAST_WINDOW <= window <= 1:
         raise RequestError(f"window: expected a share from {LEAST_WINDOW:g} to 1, got {window:g}")
     asked = Asked(checkpoint, images, question, answer_ids, system)
-    tiles = torch.cat([picture.tiles for picture in asked.tiled])
-    features = asked.features(tiles)  # (n, S, D)
+    features = asked.features(torch.cat([picture.tiles for picture in asked.tiled]))  # (n, S, D)
     base = asked.log_probabilities(features[None])[0]
     shapes = [_cells(picture, window) for picture in asked.pictures]
     regions = [region for number, shape in enumerate(shapes) for region in _windows(number, *shape)]
-    length = asked.queries.stop
-    at_once = max(1, _POSITIONS_AT_ONCE // length)
-    hidden = []
-    with tqdm(total=len(regions), unit="window", disable=None if progress else True, leave=False) as bar:
-        for begin in range(0, len(regions), at_once):
-            part = regions[begin : begin + at_once]
-            hidden.append(asked.log_probabilities(_without(asked, features, part, shapes)))
-            bar.update(len(part))
+    at_once = max(1, _POSITIONS_AT_ONCE // asked.queries.stop)
+    hidden: list[Tensor] = []
+    for begin in range(0, len(regions), at_once):
+        yield begin, len(regions)
+        part = regions[begin : begin + at_once]
+        hidden.append(asked.log_probabilities(_without(asked, features, part, shapes)))
     return OcclusionMaps(
         asked.pictures,
         asked.answer,
