@@ -45,8 +45,8 @@ PositionKey = int | tuple[bytes, int]  # a token's id, or a tile's digest and th
 
 
 @dataclass(frozen=True)
-class SessionGenerated(Generated):
-    """`Generated`, and what was spared.
+class Spared:
+    """What a kept prefix spared one prompt.
 
     reused: positions of the prompt that were in the cache; reused + prefilled is the prompt.
     prefilled: positions of the prompt that were computed.
@@ -58,6 +58,11 @@ class SessionGenerated(Generated):
     prefilled: int
     tiles_encoded: int
     tiles_reused: int
+
+
+@dataclass(frozen=True)
+class SessionGenerated(Spared, Generated):
+    """`Generated`, and what was spared."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ class Session:
         model: a `VisionLanguageModel` in eval mode.
         feature_cache: of this model, maybe shared with other sessions; None keeps no features.
 
+    `spared` is of the last prompt, from its first token on: an answer that is given up has no other result.
+
     Raises:
         ValueError: a feature cache of another model.
     """
@@ -92,6 +99,7 @@ class Session:
         self._cache: KVCache | None = None
         self._keys: list[PositionKey] = []  # what the cache holds from its first position on ...
         self._fed: list[Tensor] = []  # ... and behind that: ids (1,) not yet read back from the device
+        self.spared: Spared | None = None
         self._turn = 0
         self._steps: Generator[Tensor, None, Generated] | None = None  # of the last answer
 
@@ -107,7 +115,7 @@ class Session:
     def reset(self) -> None:
         """Forget everything and give the cache's memory back."""
         self._begin_turn()
-        self._cache, self._keys, self._fed = None, [], []
+        self._cache, self._keys, self._fed, self.spared = None, [], [], None
 
     def generate(self, *inputs, **inputs_and_options) -> Tensor:
         """New token ids (N, T_new): see `VisionLanguageModel.generate`."""
@@ -179,7 +187,7 @@ class Session:
     ) -> Generator[Tensor, None, SessionGenerated]:
         """Yield (N,) ids: prefill what is new, then token by token, noting what went into the cache."""
         model, answers = self.model, options.num_return_sequences
-        turn = self._begin_turn()
+        turn, self.spared = self._begin_turn(), None
         self._read_back()
         watch = Stopwatch(model.device)
         with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
@@ -198,6 +206,7 @@ class Session:
             limit = length + options.max_new_tokens - 1
             kv_cache = kv.fork(kv_cache, length, answers, initial_capacity(length, options.max_new_tokens))
         watch.lap("prefill")
+        self.spared = spared = Spared(reused, length - reused, encoded, len(digests) - encoded)
 
         seen = None
         if options.repetition_penalty != 1:
@@ -208,11 +217,7 @@ class Session:
         made = yield from self._passing_on(self._steps, turn, noting=answers == 1)
         fork_bytes = made.kv_cache_bytes if answers > 1 else 0
         return SessionGenerated(
-            **vars(made) | {"kv_cache_bytes": self.kv_cache_bytes + fork_bytes},
-            reused=reused,
-            prefilled=length - reused,
-            tiles_encoded=encoded,
-            tiles_reused=len(digests) - encoded,
+            **vars(made) | {"kv_cache_bytes": self.kv_cache_bytes + fork_bytes}, **vars(spared)
         )
 
     def _position_keys(self, ids: Sequence[int], digests: Sequence[bytes]) -> list[PositionKey]:

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = {"app", "generate", "train"}
-ROOMS = ("models", "generation", "data", "training", "inference", "eval", "benchmarks")
+ROOMS = ("models", "generation", "data", "training", "inference", "web", "eval", "benchmarks")
 EVERYTHING_BELOW = {"models", "generation", "data", "training", "inference"}
 # The first prefix that fits a module says what of this repository it may import.
 MAY_IMPORT = {
@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "data": {"data", "models.config"},
     "training": {"training", "models", "data"},
     "inference": {"inference", "models", "generation", "data"},
+    "web": {"web", "inference", "models", "generation", "data"},
     "eval": {"eval"} | EVERYTHING_BELOW,
     "benchmarks": {"benchmarks", "eval"} | EVERYTHING_BELOW,
 }

@@ -1,0 +1,89 @@
+"""A page on a checkpoint, served from this process for tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+import app
+from generation.decoding import eager_step
+from inference.checkpoint import Checkpoint, open_checkpoint
+from web.asking import Desk
+from web.limits import PageLimits
+from web.model_thread import ModelThread
+from web.models import Models
+from web.page import build, serve
+from web.visitors import Visitors
+
+EMBEDDED = str(app.DEFAULT_MODEL)
+STEP = 0.02  # seconds that a slow model's decode step takes at least
+
+
+class SlowModels(Models):
+    """Models whose decode steps take their time, so that there is some to press a button in."""
+
+    def _load(self, name: str) -> Checkpoint:
+        checkpoint = super()._load(name)
+        step = eager_step(checkpoint.model.language_model)
+
+        def slowly(token_ids, kv_cache, start_pos):
+            time.sleep(STEP)
+            return step(token_ids, kv_cache, start_pos)
+
+        return replace(checkpoint, decode_step=slowly, decode_step_name="slow")
+
+
+@dataclass
+class Served:
+    """A page that answers at `url`, and what is behind it."""
+
+    url: str
+    desk: Desk
+
+
+def make_desk(*names: str | Path, slow: bool = False, any_model: bool = False, **visitors) -> Desk:
+    """A desk on these models (the embedded one)."""
+    people = Visitors(**visitors)
+    kind = SlowModels if slow else Models
+    models = kind([str(name) for name in names] or [EMBEDDED], any_model, "cpu", closed=people.close_model)
+    return Desk(models, ModelThread(), people, PageLimits())
+
+
+@contextmanager
+def served(desk: Desk, folder: Path, monkeypatch) -> Iterator[Served]:
+    """Serve a page for as long as the block lasts; uploads go into `folder`."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(folder))
+    desk.models.open(desk.models.default)
+    page = build(desk)
+    url = serve(page, desk, "127.0.0.1", app.free_port("127.0.0.1", None))
+    try:
+        yield Served(url, desk)
+    finally:
+        page.close(verbose=False)
+
+
+def never_stopping(folder: Path) -> Path:
+    """The embedded checkpoint, with a last layer for which a stop token is never likeliest: it babbles on."""
+    checkpoint = open_checkpoint(EMBEDDED, device="cpu", dtype="float32")
+    head = checkpoint.model.language_model.lm_head.weight
+    first, second = checkpoint.processor.tokenizer.convert_tokens_to_ids(["Ġblue", "Ġstar"])
+    with torch.no_grad():
+        head[list(checkpoint.stop_token_ids)] = (
+            head[first] + head[second]
+        ) / 2  # below the larger of the two
+    return checkpoint.model.save_pretrained(folder, processor=checkpoint.processor)
+
+
+def wait_for(condition, seconds: float = 60.0) -> bool:
+    """Whether something came about in time; looked at often."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,233 @@
+"""The web page in a real browser: everything a visitor does, and what goes wrong, with the page up after each.
+
+Needs Playwright and a Chromium, see tests/test_report_browser.py. Skipped where they are not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+import pytest
+from PIL import Image
+
+import app
+from tests.pages import make_desk, never_stopping, served, wait_for
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+ASSETS = app.ROOT / "assets"
+PATIENCE = 120_000  # milliseconds
+
+
+@pytest.fixture(scope="module")
+def browser():
+    own = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    with sync_api.sync_playwright() as playwright:
+        try:
+            opened = playwright.chromium.launch(executable_path=own, args=arguments)
+        except sync_api.Error as error:
+            pytest.skip(f"no Chromium to start: {str(error).splitlines()[0]}")
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """A page on the embedded model, that takes other ids besides."""
+    desk, folder = make_desk(any_model=True), tmp_path_factory.mktemp("uploads")
+    with pytest.MonkeyPatch.context() as patch, served(desk, folder, patch) as house:
+        yield house
+    desk.thread.close()
+
+
+@pytest.fixture(scope="module")
+def slow_house(tmp_path_factory):
+    """A page on a model that never comes to an end by itself."""
+    folder = tmp_path_factory.mktemp("slow")
+    desk = make_desk(never_stopping(folder / "model"), slow=True)
+    with pytest.MonkeyPatch.context() as patch, served(desk, folder / "uploads", patch) as house:
+        yield house
+    desk.thread.close()
+
+
+class Visit:
+    """One open page: `asked` are its requests, `said` what it complained about."""
+
+    def __init__(self, browser, url: str, width: int = 1280, height: int = 900):
+        self.url, self.asked, self.said = url, [], []
+        self.context = browser.new_context(viewport={"width": width, "height": height})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE)
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.goto(url)
+        self.page.wait_for_selector("#ask")
+        self.page.wait_for_selector("#pictures img")
+
+    def ask(self, question: str | None = None) -> None:
+        if question is not None:
+            self.page.fill("#question textarea", question)
+        self.page.click("#ask")
+
+    def answers(self) -> list[str]:
+        return [text.strip() for text in self.page.locator("#chat .bot.message").all_inner_texts()]
+
+    def shows(self, text: str) -> None:
+        """Wait until the conversation shows a text."""
+        self.page.locator("#chat", has_text=text).wait_for()
+
+    def ended(self) -> None:
+        """Wait until nothing is being answered."""
+        self.page.wait_for_function("!document.querySelector('#ask').disabled")
+
+    def refuses(self, text: str) -> None:
+        self.page.locator("#notice [role=alert]", has_text=text).wait_for()
+
+    def upload(self, *files) -> None:
+        """Put other pictures in the place of those that are there."""
+        clear = self.page.locator("#pictures button[aria-label='Clear']")
+        if clear.count():
+            clear.first.click()
+        self.page.set_input_files("#pictures input[type=file]", [str(file) for file in files])
+
+    def works(self) -> None:
+        """The page is up: a picture from the examples is answered about."""
+        self.page.locator("#examples tbody tr", has_text="What is the printed word?").click()
+        self.page.wait_for_function(
+            "document.querySelector('#question textarea').value == 'What is the printed word?'"
+        )
+        self.ask()
+        self.page.wait_for_function(
+            "[...document.querySelectorAll('#chat .bot.message')].at(-1)?.innerText.trim() == 'cup'"
+        )
+        self.ended()
+        assert self.said == []
+
+
+@pytest.fixture
+def visit(browser, house):
+    visit = Visit(browser, house.url)
+    yield visit
+    visit.context.close()
+
+
+def test_one_click_answers_and_nothing_is_asked_of_other_hosts(visit):
+    visit.ask()
+    visit.shows("blue")
+    visit.ended()
+    assert visit.answers() == ["blue"] and visit.page.input_value("#question textarea") == ""
+    figures = visit.page.locator("#figures").inner_text()
+    assert re.search(r"first words\s+[\d.]+ s", figures) and re.search(r"cache\s+[\d.]+ MiB", figures)
+    visit.ask("What word do you see?")
+    visit.shows("tree")
+    visit.ended()
+    assert visit.answers() == ["blue", "tree"]
+    reused = re.search(r"tokens reused\s+(\d+) of (\d+)", visit.page.locator("#figures").inner_text())
+    assert 0 < int(reused[1]) < int(reused[2])
+    foreign = [url for url in visit.asked if not url.startswith((visit.url, "data:", "blob:"))]
+    assert foreign == [] and visit.said == []
+
+
+def test_uploads_several_pictures_and_examples(visit, tmp_path):
+    visit.upload(ASSETS / "wolf.png")
+    visit.page.wait_for_selector("#pictures img[src*='wolf']")
+    visit.ask("What is the printed word?")
+    visit.shows("wolf")
+    visit.ended()
+    visit.upload(ASSETS / "wolf.png", ASSETS / "cup.png")
+    visit.page.wait_for_function("document.querySelectorAll('#pictures .thumbnail-item img').length == 2")
+    visit.ask("What is the printed word?")
+    visit.ended()
+    visit.works()
+
+
+def test_several_answers_at_once(visit):
+    visit.page.locator("#sampling > button").click()
+    visit.page.locator("#sampling").get_by_label("number input for Answers at once").fill("4")
+    visit.page.locator("#sampling").get_by_label("number input for Temperature").fill("1.2")
+    visit.ask("Describe the picture.")
+    visit.page.wait_for_function("document.querySelectorAll('#chat .bot.message').length == 4")
+    visit.ended()
+    answers = visit.answers()
+    assert len(answers) == 4 and all(answers) and len(set(answers)) > 1
+    visit.page.click("#undo")
+    visit.page.wait_for_function("document.querySelectorAll('#chat .bot.message').length == 0")
+    assert visit.page.input_value("#question textarea") == "Describe the picture."
+
+
+def test_what_is_no_picture_is_told(visit, tmp_path):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes((ASSETS / "cup.png").read_bytes()[:900])
+    visit.upload(broken)
+    visit.ask("What is it?")
+    visit.refuses("damaged or cut off")
+    assert visit.answers() == [] and visit.page.input_value("#question textarea") == "What is it?"
+    text = tmp_path / "text.png"
+    text.write_text("no picture at all")
+    visit.upload(text)
+    visit.ask("What is it?")
+    visit.refuses("expected a picture")
+    visit.works()
+
+
+def test_too_large_an_upload_is_told(visit, tmp_path):
+    large = tmp_path / "large.png"
+    Image.frombytes("RGB", (5000, 4000), bytes(60_000_000)).save(large, compress_level=0)
+    assert large.stat().st_size > 60_000_000
+    visit.upload(large)
+    visit.page.get_by_text(re.compile("exceeds|too large|maximum", re.IGNORECASE)).first.wait_for()
+    visit.works()
+
+
+def test_an_empty_question_and_an_unknown_model_are_told(visit):
+    visit.ask("   ")
+    visit.refuses("Type a question")
+    field = visit.page.locator("#model input")
+    field.fill("nobody/nothing-here")
+    field.press("Enter")
+    visit.ask("Hello?")
+    visit.refuses("nobody/nothing-here")
+    field.fill(str(app.DEFAULT_MODEL))
+    field.press("Enter")
+    visit.works()
+
+
+def test_stop_ends_the_answer_and_the_next_question_is_answered(browser, slow_house):
+    visit = Visit(browser, slow_house.url)
+    visit.ask()
+    visit.page.wait_for_function("document.querySelector('#chat').innerText.split(' ').length > 8")
+    visit.page.click("#stop")
+    visit.shows("[stopped]")
+    visit.ended()
+    assert len(visit.answers()) == 1
+    visit.ask("And now?")
+    visit.page.wait_for_function("document.querySelectorAll('#chat .bot.message').length == 2")
+    visit.page.click("#clear")
+    visit.page.wait_for_function("document.querySelectorAll('#chat .bot.message').length == 0")
+    visit.ended()
+    visit.context.close()
+
+
+def test_a_closed_tab_stops_the_answer_and_gives_its_memory_back(browser, slow_house):
+    people = slow_house.desk.visitors
+    assert wait_for(lambda: len(people) == 0)  # of the test before
+    visit = Visit(browser, slow_house.url)
+    visit.ask()
+    visit.page.wait_for_function("document.querySelector('#chat').innerText.split(' ').length > 8")
+    assert len(people) == 1 and people.kept_bytes > 0
+    visit.page.close()
+    assert wait_for(lambda: len(people) == 0 and people.kept_bytes == 0)
+    assert wait_for(lambda: slow_house.desk.thread.idle)
+    visit.context.close()
+
+
+def test_it_fits_a_phone(browser, house):
+    visit = Visit(browser, house.url, width=360, height=740)
+    visit.ask()
+    visit.shows("blue")
+    visit.ended()
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 360
+    visit.works()
+    visit.context.close()

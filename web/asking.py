@@ -1,0 +1,296 @@
+"""A visitor's question on its way to its answers: checked, put to the model, shown while they are made.
+
+desk = Desk(models, thread, visitors, limits)
+async for view in desk.ask(visitor, Asked(pictures=("photo.png",), question="How many boats?", model=name)):
+    show(view)
+
+Every mistake ends in a view with one sentence; the desk goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import OutOfMemoryError
+
+from data.errors import ImageError, ProcessorError, PromptError
+from data.images import load_image
+from data.inputs import TiledPicture
+from generation.decoding import GenerationOptions, NotFiniteError
+from generation.memory import CacheMemoryError
+from inference.checkpoint import Checkpoint, RequestError
+from inference.conversation import Conversation
+from models.checkpoints import CheckpointError
+from web.limits import PageLimits
+from web.model_thread import ModelThread, Task
+from web.models import Models
+from web.visitors import Exchange, Visitor, Visitors
+
+POLL = 0.02  # seconds between looks at what has been made
+REDRAW = 0.1  # at most so often is an answer drawn anew, after its first words
+ALIVE = 1.0  # at least so often a view is given, so that it shows when nobody takes it any more
+MISTAKES = (
+    CheckpointError, ImageError, ProcessorError, PromptError, RequestError, NotFiniteError, CacheMemoryError
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a visitor has filled in. Numbers come from a browser, or from whoever pretends to be one.
+
+    pictures: files on this machine that the visitor uploaded or took from the examples.
+    remember: earlier questions and answers about the same pictures stand before this question.
+    """
+
+    pictures: tuple[str, ...]
+    question: str
+    model: str
+    answers: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_new_tokens: int = 256
+    seed: int | None = None
+    remember: bool = False
+
+    def options(self, limits: PageLimits) -> GenerationOptions:
+        """What the model is asked for; a seed is drawn where none was given. Raises RequestError."""
+        for name, most in (("answers", limits.max_answers), ("max_new_tokens", limits.max_new_tokens)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 1 <= value <= most:
+                raise RequestError(f"{name.replace('_', ' ')}: expected 1 to {most}, got {str(value)[:40]}")
+        try:
+            return GenerationOptions(
+                max_new_tokens=self.max_new_tokens,
+                num_return_sequences=self.answers,
+                temperature=self.temperature,
+                top_p=self.top_p,
+                top_k=self.top_k,
+                min_p=self.min_p,
+                seed=secrets.randbelow(2**31) if self.seed is None else self.seed,
+            )
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class View:
+    """What a page shows at one moment.
+
+    log: questions and answers, the last one perhaps unfinished.
+    notice: one sentence: a mistake, or what is being waited for. "" is none.
+    failed: whether the notice is a mistake, and the question was not answered.
+    made: figures of the last answer, once there are some: see `TurnReply.finish`.
+    busy: whether an answer is being made.
+    """
+
+    log: list[Exchange]
+    notice: str = ""
+    failed: bool = False
+    made: dict[str, Any] | None = None
+    busy: bool = False
+
+
+@dataclass
+class _Making:
+    """One question in work. The thread of the models fills in `made`."""
+
+    asked: Asked
+    checkpoint: Checkpoint
+    options: GenerationOptions
+    began: float
+    first_words: float | None = None  # seconds after the question
+    made: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, task: Task, exchange: Exchange) -> bool:
+        """Put what is new into the answers: whether these are the first words."""
+        had_words = self.first_words is not None
+        for number, piece in task.take():
+            exchange.answers[number] += piece
+            if piece and self.first_words is None:
+                self.first_words = time.perf_counter() - self.began
+        return self.first_words is not None and not had_words
+
+    def figures(self) -> dict[str, Any]:
+        """What is known so far: "first_words" in seconds; at the end what `TurnReply.finish` tells."""
+        return {"first_words": self.first_words, **self.made}
+
+
+class Desk:
+    """See the module's docstring: what every tab of a page asks its questions through."""
+
+    def __init__(self, models: Models, thread: ModelThread, visitors: Visitors, limits: PageLimits):
+        self.models, self.thread, self.visitors, self.limits = models, thread, visitors, limits
+
+    async def ask(self, visitor: Visitor, asked: Asked) -> AsyncGenerator[View, None]:
+        """Answer a question; closing the iteration ends the answer at its next token."""
+        began = time.perf_counter()
+        if visitor.busy.locked():
+            yield View(visitor.log, "An answer is being made for you: stop it before you ask again.", True)
+            return
+        async with visitor.busy:
+            visitor.cancelled = False
+            try:
+                options = self._check(asked)
+                if not self.models.is_open(asked.model):
+                    yield View(visitor.log, f"Opening {asked.model} …", busy=True)
+                checkpoint = await asyncio.to_thread(self.models.open, asked.model)
+                if visitor.cancelled:
+                    yield View(visitor.log)
+                    return
+                making = _Making(asked, checkpoint, options, began)
+                async with aclosing(self._answer(visitor, making)) as views:
+                    async for view in views:
+                        yield view
+            except Exception as error:  # in any case the page goes on
+                yield View(visitor.log, _sentence(error), failed=True)
+            finally:
+                visitor.task = None
+                if visitor.gone:
+                    visitor.forget()
+                self.visitors.make_room()
+
+    async def stop(self, visitor: Visitor) -> None:
+        """End the answer that is being made; whoever iterates over it gets its last view."""
+        visitor.cancel()
+
+    async def undo(self, visitor: Visitor) -> View:
+        """Take the last question back."""
+        async with _interrupted(visitor):
+            if not visitor.log:
+                return View([], "There is nothing to take back.", failed=True)
+            visitor.log.pop()
+            if visitor.conversation is not None and visitor.conversation.turns:
+                visitor.conversation.undo()
+            return View(visitor.log)
+
+    async def clear(self, visitor: Visitor) -> View:
+        """Forget everything."""
+        async with _interrupted(visitor):
+            visitor.log.clear()
+            visitor.pictures = ()
+            visitor.forget()
+            return View(visitor.log)
+
+    def _check(self, asked: Asked) -> GenerationOptions:
+        """Refuse what shows without a model."""
+        limits = self.limits
+        self.models.check(asked.model)
+        if not asked.question.strip():
+            raise PromptError("Type a question first: the field is empty.")
+        if len(asked.question) > limits.max_characters:
+            raise PromptError(
+                f"question: expected at most {limits.max_characters:,} characters, "
+                f"got {len(asked.question):,}"
+            )
+        if len(asked.pictures) > limits.max_pictures:
+            raise ImageError(
+                f"pictures: expected at most {limits.max_pictures} at once, got {len(asked.pictures)}; "
+                "take some away"
+            )
+        return asked.options(limits)
+
+    def _begin(self, visitor: Visitor, asked: Asked) -> Exchange:
+        """The question appears, with its pictures where they are new."""
+        shown = asked.pictures if not visitor.log or asked.pictures != visitor.pictures else ()
+        exchange = Exchange(asked.question, shown, [""] * asked.answers)
+        visitor.log.append(exchange)
+        del visitor.log[: -self.limits.max_turns]
+        return exchange
+
+    async def _answer(self, visitor: Visitor, making: _Making) -> AsyncGenerator[View, None]:
+        """The question and its answers as they grow; an answer without a word does not stay."""
+        exchange = self._begin(visitor, making.asked)
+        task = visitor.task = self.thread.begin(lambda: self._steps(visitor, making))
+        drawn, shown = 0.0, ("", 0)
+        try:
+            while not task.ended:
+                first = making.take(task, exchange)
+                now, shows = time.perf_counter(), (_waiting(task), sum(map(len, exchange.answers)))
+                if first or now - drawn > (ALIVE if shows == shown else REDRAW):
+                    drawn, shown = now, shows
+                    yield View(visitor.log, shows[0], made=making.figures(), busy=True)
+                await asyncio.sleep(POLL)
+            making.take(task, exchange)
+            task.result()
+        finally:
+            task.cancel()
+            while not task.ended:
+                await asyncio.sleep(POLL)
+            if making.made.get("kept"):
+                exchange.ended, visitor.pictures = making.made["stop_reasons"], making.asked.pictures
+            elif exchange in visitor.log:
+                visitor.log.remove(exchange)
+        yield View(visitor.log, made=making.figures())
+
+    def _steps(self, visitor: Visitor, making: _Making) -> Generator[tuple[int, str], None, None]:
+        """In the thread of the models: pictures are opened, one at a time, and the answers made."""
+        asked, before = making.asked, visitor.conversation
+        pictures: list[TiledPicture] = []
+        conversation = before
+        if before is None or not (asked.remember and self._goes_on(before, visitor, making)):
+            conversation = self.visitors.conversation(making.checkpoint, before)
+            for picture in asked.pictures:
+                pictures.append(conversation.picture(self._load(picture)))
+                yield 0, ""
+        visitor.conversation = conversation
+        with conversation.ask(asked.question, pictures, making.options) as reply:
+            try:
+                yield from reply.steps()
+            finally:
+                reply.close()
+                options = making.options
+                more = {"kept": reply.kept, "sampled": not options.greedy, "seed": options.seed}
+                making.made = reply.finish() | more
+
+    @staticmethod
+    def _goes_on(before: Conversation, visitor: Visitor, making: _Making) -> bool:
+        """Whether a question can follow the last one: same model, same pictures."""
+        same = before.checkpoint is making.checkpoint and visitor.pictures == making.asked.pictures
+        return same and bool(before.turns)
+
+    def _load(self, picture: str):
+        """An uploaded file, within the limits of this page."""
+        path = Path(picture)
+        try:
+            with path.open("rb") as file:
+                return load_image(file, self.limits.images, name=repr(path.name))
+        except FileNotFoundError:
+            raise ImageError(f"{path.name!r} is not kept here any more: add it again") from None
+
+
+@asynccontextmanager
+async def _interrupted(visitor: Visitor) -> AsyncIterator[None]:
+    """The visitor's answer ended and shown; nobody asks meanwhile."""
+    visitor.cancel()
+    async with visitor.busy:
+        yield
+
+
+def _waiting(task: Task) -> str:
+    """What there is to say while nothing happens."""
+    before = task.before
+    if not before:
+        return ""
+    return f"Many are asking just now: you are number {before} of those who wait."
+
+
+def _sentence(error: Exception) -> str:
+    """A mistake in words. One of our own is not explained to visitors: its traceback goes to the terminal."""
+    if isinstance(error, OutOfMemoryError | MemoryError):
+        return (
+            "There is not enough memory for this: ask for fewer or shorter answers, or show smaller pictures."
+        )
+    if not isinstance(error, MISTAKES):
+        traceback.print_exception(error)
+        return "Something broke here that should not have. Others are not affected; ask again."
+    return " ".join(str(error).split())

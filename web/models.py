@@ -1,0 +1,84 @@
+"""The models that a page offers: opened when first asked for, kept, and few at a time.
+
+models = Models(["checkpoints/ocelli-shapes", "HuggingFaceTB/SmolVLM-256M-Instruct"])
+checkpoint = models.open("HuggingFaceTB/SmolVLM-256M-Instruct")
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from inference.checkpoint import Checkpoint, RequestError, open_checkpoint
+
+GUESTS = 1  # models that visitors named themselves, kept open at a time
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+
+
+class Models:
+    """See the module's docstring. For any thread; one model is opened at a time.
+
+    Args:
+        names: folders or Hub ids that may be chosen; the first is the default.
+        any_model: visitors may name other repositories on the Hub.
+        device, dtype: as for `open_checkpoint`.
+        closed: called with a checkpoint that is kept no longer.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        any_model: bool = False,
+        device: str = "auto",
+        dtype: str = "auto",
+        closed: Callable[[Checkpoint], None] = lambda checkpoint: None,
+    ):
+        self.names, self.any_model = tuple(dict.fromkeys(names)), any_model
+        self.closed = closed
+        self._device, self._dtype = device, dtype
+        self._open: dict[str, Checkpoint] = {}
+        self._guests: OrderedDict[str, Checkpoint] = OrderedDict()  # the one asked last stands last
+        self._opening = threading.Lock()
+
+    @property
+    def default(self) -> str:
+        return self.names[0]
+
+    def is_open(self, name: str) -> bool:
+        """Whether `open` gives this one at once."""
+        return name in self._open or name in self._guests
+
+    def open(self, name: str) -> Checkpoint:
+        """The model of that name with the fastest decode step of this machine; loaded if it is not open.
+
+        Raises:
+            RequestError: a name that may not be chosen here.
+            CheckpointError, ProcessorError: see `open_checkpoint`.
+        """
+        self.check(name)
+        with self._opening:
+            if name in self.names:
+                if name not in self._open:
+                    self._open[name] = self._load(name)
+                return self._open[name]
+            if name not in self._guests:
+                self._guests[name] = self._load(name)
+            self._guests.move_to_end(name)
+            while len(self._guests) > GUESTS:
+                self.closed(self._guests.popitem(last=False)[1])
+            return self._guests[name]
+
+    def check(self, name: str) -> None:
+        """Raises RequestError for a name that may not be chosen here; no folder may but those of `names`."""
+        if name in self.names:
+            return
+        if not self.any_model:
+            raise RequestError(f"model: expected one of {', '.join(self.names)}, got {name[:100]!r}")
+        if not _HUB_ID.fullmatch(name) or Path(name).exists():
+            raise RequestError(f"model: expected an id on the Hub such as owner/name, got {name[:100]!r}")
+
+    def _load(self, name: str) -> Checkpoint:
+        return open_checkpoint(name, device=self._device, dtype=self._dtype).compiled()

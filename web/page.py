@@ -1,0 +1,84 @@
+"""The page: its tabs, its looks, and the server behind it.
+
+desk = Desk(models, thread, visitors, limits)
+page = build(desk)
+serve(page, desk, host="127.0.0.1", port=7860)     # returns (app, url); nothing is asked of any other host
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import gradio as gr
+from starlette.middleware import Middleware
+
+from web.ask_tab import AskTab
+from web.asking import Desk
+from web.guard import Guard
+
+CSS = Path(__file__).with_name("page.css")
+WAITING = 64  # questions in Gradio's queue, before the next one is refused
+SESSIONS = 100  # whose components' values Gradio keeps
+# Seconds: uploads are looked at so often, and deleted at that age.
+LOOK_EVERY, KEEP_UPLOADS = 600, 3600
+# Gradio counts events for a dashboard that is switched off here: a few are enough, and no summary of them.
+SETTINGS = {"GRADIO_ANALYTICS_MAX_EVENTS": "100", "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000"}
+
+
+def build(desk: Desk, remember: bool = False) -> gr.Blocks:
+    """The page for a desk. `remember` as for `AskTab`."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    with gr.Blocks(
+        title="Ocelli", analytics_enabled=False, delete_cache=(LOOK_EVERY, KEEP_UPLOADS), fill_width=True
+    ) as page:
+        gr.Markdown("# Ocelli\nAsk small vision-language models about pictures.", elem_id="title")
+        with gr.Tabs(), gr.Tab("Ask"):
+            AskTab(desk, remember)
+
+        def closed(request: gr.Request) -> None:
+            desk.visitors.remove(request.session_hash or "")
+
+        page.unload(closed)
+    page.queue(max_size=WAITING, default_concurrency_limit=None)
+    return page
+
+
+def serve(
+    page: gr.Blocks, desk: Desk, host: str, port: int, share: bool = False, browser: bool = False
+) -> str:
+    """Start serving in threads of its own: the page's URL.
+
+    Args:
+        share: through Gradio's tunnel, for everyone on the internet who knows its URL.
+        browser: open one.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    limits = desk.limits
+    uploads = limits.max_pictures * (limits.max_file_bytes + 2**16)
+    _, url, shared = page.launch(
+        server_name=host,
+        server_port=port,
+        share=share,
+        inbrowser=browser,
+        prevent_thread_lock=True,
+        quiet=True,
+        show_error=True,
+        max_file_size=limits.max_file_bytes,
+        state_session_capacity=SESSIONS,
+        run_history=False,
+        enable_monitoring=False,
+        footer_links=[],
+        ssr_mode=False,
+        mcp_server=False,
+        pwa=False,
+        theme=gr.themes.Default(
+            primary_hue="indigo", neutral_hue="slate", font=["sans-serif"], font_mono=["monospace"]
+        ),
+        css_paths=[CSS],
+        app_kwargs={"middleware": [Middleware(Guard, max_upload=uploads)]},
+    )
+    return shared or url

@@ -1,0 +1,146 @@
+"""The people at a page: what each has asked, and the caches that are kept for them, both bounded.
+
+visitors = Visitors(kept_bytes=2**30)
+visitor = visitors.get(session_hash)           # known, or a new one
+visitors.make_room()                           # caches of those who asked longest ago go first
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from generation.feature_cache import FeatureCache
+from generation.session import Session
+from inference.checkpoint import Checkpoint
+from inference.conversation import Conversation
+from web.model_thread import Task
+
+MOST_VISITORS = 100
+KEPT_BYTES = 512 * 2**20
+FEATURE_BYTES = 64 * 2**20
+
+
+@dataclass
+class Exchange:
+    """A question with its answers as they are shown.
+
+    pictures: files shown with it, where they are others than the question before had.
+    ended: "" while answers are being made, then of each answer why it ended: stop, length, context, stopped.
+    """
+
+    question: str
+    pictures: tuple[str, ...]
+    answers: list[str]
+    ended: list[str] = field(default_factory=list)
+
+
+class Visitor:
+    """One open page. Everything but `cancel` belongs to the event loop, the conversation to the thread of the
+    models while a task runs.
+
+    busy: held by whoever asks, until what came of it is shown.
+    """
+
+    def __init__(self):
+        self.log: list[Exchange] = []
+        self.pictures: tuple[str, ...] = ()  # of the last question
+        self.conversation: Conversation | None = None
+        self.task: Task | None = None
+        self.busy = asyncio.Lock()
+        self.cancelled = self.gone = False
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory that is held between questions: the cache, and pictures cut into tiles."""
+        if self.conversation is None:
+            return 0
+        tiles = [picture.tiles for turn in self.conversation.turns for picture in turn.pictures]
+        return self.conversation.session.kv_cache_bytes + sum(tile.nbytes for tile in tiles)
+
+    def cancel(self) -> None:
+        """End the answer that is being made, if there is one, or is about to be."""
+        self.cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+
+    def forget(self) -> None:
+        """Let go of the conversation; what is shown stays."""
+        self.conversation = None
+
+
+class Visitors:
+    """See the module's docstring. For any thread.
+
+    Args:
+        most: visitors that are known; who asked longest ago is forgotten first.
+        kept_bytes: of caches and pictures that are kept for the next question of those who are not answered
+            just now.
+    """
+
+    def __init__(self, most: int = MOST_VISITORS, kept_bytes: int = KEPT_BYTES):
+        self._most, self._kept_bytes = most, kept_bytes
+        self._known: OrderedDict[str, Visitor] = OrderedDict()  # who asked last stands last
+        self._features: dict[int, FeatureCache] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory that is kept for all of them."""
+        with self._lock:
+            return sum(visitor.kept_bytes for visitor in self._known.values())
+
+    def get(self, key: str) -> Visitor:
+        """The visitor with that session, from now on the one who asked last."""
+        with self._lock:
+            visitor = self._known.setdefault(key, Visitor())
+            self._known.move_to_end(key)
+            idle = [known for known, other in self._known.items() if not other.busy.locked() and known != key]
+            for known in idle[: max(0, len(self._known) - self._most)]:
+                del self._known[known]
+            return visitor
+
+    def remove(self, key: str) -> None:
+        """A page was closed: its answer ends, its memory is free."""
+        with self._lock:
+            visitor = self._known.pop(key, None)
+        if visitor is not None:
+            visitor.gone = True
+            visitor.cancel()
+            if not visitor.busy.locked():
+                visitor.forget()
+
+    def make_room(self) -> None:
+        """Forget conversations, the oldest first, until what is kept is within bounds."""
+        with self._lock:
+            kept = sum(visitor.kept_bytes for visitor in self._known.values())
+            for visitor in self._known.values():
+                if kept <= self._kept_bytes:
+                    return
+                if not visitor.busy.locked():
+                    kept -= visitor.kept_bytes
+                    visitor.forget()
+
+    def conversation(self, checkpoint: Checkpoint, before: Conversation | None) -> Conversation:
+        """A new conversation, on the cache of the one before where that is of the same model."""
+        if before is not None and before.checkpoint is checkpoint:
+            return Conversation(checkpoint, session=before.session)
+        with self._lock:
+            key = id(checkpoint.model)
+            if key not in self._features:
+                self._features[key] = FeatureCache(checkpoint.model, FEATURE_BYTES)
+            return Conversation(checkpoint, session=Session(checkpoint.model, self._features[key]))
+
+    def close_model(self, checkpoint: Checkpoint) -> None:
+        """Let go of everything that holds a model, but for answers that are being made."""
+        with self._lock:
+            self._features.pop(id(checkpoint.model), None)
+            for visitor in self._known.values():
+                held = visitor.conversation
+                if held is not None and held.checkpoint is checkpoint and not visitor.busy.locked():
+                    visitor.forget()
