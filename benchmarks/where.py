@@ -1,7 +1,7 @@
 """Does the evidence lie on what was asked for? Occlusion and attention on pictures whose things are known.
 
-    OMP_NUM_THREADS=2 python -m benchmarks.where                       # the embedded model, 200 questions
-    python -m benchmarks.where --model runs/shapes --questions 40 --window 0.3
+    OMP_NUM_THREADS=1 python -m benchmarks.where                       # the embedded model, 200 questions
+    python -m benchmarks.where --model runs/shapes --questions 40 --window 0.5
 
 Held-out colour and shape questions of the picture world ("What colour is the star?", "Which shape is the
 biggest?") about scenes of at least two things. The model answers; for its own answer each method makes its
@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from benchmarks.common import RESULTS, hardware, positive
@@ -54,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def questions(count: int) -> Iterator[tuple[Scene, QA, int]]:
     """(scene, question, which of its things is asked for), `count` of them."""
-    seed = 0
+    seed = 1  # on some questions of seed 0 the window was chosen
     while True:
         for scene, qa in heldout_questions(_BATCH, seed):
             if qa.family in ("colour", "shape") and len(scene.things) > 1:
@@ -159,7 +160,9 @@ def main(arguments: list[str] | None = None) -> int:
             "model": "checkpoints/ocelli-shapes" if options.model == str(DEFAULT_MODEL) else options.model
         }
         path = RESULTS / f"{options.save}.json"
-        path.write_text(json.dumps(saved | {"hardware": hardware("cpu", 2)}, indent=1) + "\n")
+        path.write_text(
+            json.dumps(saved | {"hardware": hardware("cpu", torch.get_num_threads())}, indent=1) + "\n"
+        )
     print(json.dumps(result))
     return 0
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 METHODS = ("attention", "occlusion")
-WINDOW = 0.25
+WINDOW = 0.33  # hides most things whole: what shows beside the window is not missed
 LEAST_WINDOW = 0.02  # 10,000 windows
 SIGNATURE = "Ocelli: where did it look"  # in the PNGs written, which may therefore be written again
 
