@@ -6,11 +6,12 @@
     python generate.py a.png b.png -q "What differs?" --model HuggingFaceTB/SmolVLM-256M-Instruct
     python generate.py photo.jpg --num-answers 3 --temperature 0.8 --stats
     python generate.py photo.jpg -q "What is it?" --show-attention where.png --method occlusion
+    python generate.py --chat photo.jpg
     python generate.py --batch questions.jsonl --out answers.jsonl
 
 The answer goes to stdout as it is made, everything else to stderr. Exit status: 0, or 2 with one sentence on
 what was wrong, or 130 after Ctrl-C, or 141 where whoever read stdout has gone. A batch reports a bad line in
-its results and goes on; started again, it picks up where it stopped.
+its results and goes on, as a chat does; started again, it picks up where it stopped.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from inference.options import mistake_in
 from inference.where.options import add_where_options, mistake_about_where
 
 # Everything that imports torch is imported inside functions: --help and a mistyped option answer at once.
@@ -62,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="may be given several times",
     )
     add("--no-image", action="store_true", help="ask without a picture, not about the example picture")
+    add("--chat", action="store_true", help="a conversation, begun with -q; /help lists its commands")
     add("--system", metavar="TEXT", help="system message in front of every question")
 
     group = parser.add_argument_group("model")
@@ -123,31 +126,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = build_parser()
     # Intermixed, so that pictures may stand on both sides of -q.
     settings = parser.parse_intermixed_args(arguments)
-    if settings.batch is not None:
-        if settings.images or settings.questions or settings.no_image or settings.json:
-            parser.error(
-                "--batch takes pictures and questions from its file: leave out IMAGE, -q, --no-image, --json"
-            )
-        if settings.out is None:
-            parser.error("--batch needs --out FILE.jsonl for its results")
-        if not settings.cache:
-            parser.error("--batch shares a cache among its questions: leave out --no-cache")
-        settings.batch_size = 8 if settings.batch_size is None else settings.batch_size
-        if settings.batch_size < 1:
-            parser.error(f"--batch-size: expected at least 1, got {settings.batch_size}")
-    elif settings.out is not None:
-        parser.error("--out belongs to --batch; use --json to have the results of one question on stdout")
-    elif settings.batch_size is not None:
-        parser.error("--batch-size belongs to --batch: questions of the command line are asked one by one")
-    if settings.compile == "on" and not settings.cache:
-        parser.error("--compile on: the compiled step reads a cache, leave out --no-cache")
-    if settings.no_image and settings.images:
-        parser.error("--no-image: expected no IMAGE, got " + ", ".join(settings.images))
-    if mistake := mistake_about_where(settings):
+    if mistake := mistake_in(settings) or mistake_about_where(settings):
         parser.error(mistake)
-    for question in settings.questions or ():
-        if not question.strip():
-            parser.error(f"-q: expected a question, got {question!r}")
+    if settings.batch is not None and settings.batch_size is None:
+        settings.batch_size = 8
     return settings
 
 
@@ -179,22 +161,29 @@ def note(text: str) -> None:
     print(f"generate.py: {text}", file=sys.stderr)
 
 
-def answer_questions(settings: argparse.Namespace) -> None:
-    """Ask every question about the pictures: the answer as text while it is made, or one JSON object each."""
+def opened(settings: argparse.Namespace, answers: int) -> tuple:
+    """(options, names, pictures, checkpoint) for so many answers. The model last: what is wrong with the rest
+    is told at once."""
     from data.images import load_image
-    from generation.session import Session
-    from inference.answer import ask
     from inference.checkpoint import open_checkpoint
-    from inference.results import stats_lines
-    from inference.where.show import check_where, write_where
 
     options = generation_options(settings)
     names = settings.images or ([] if settings.no_image else [str(EXAMPLE_IMAGE)])
-    questions = settings.questions or [DEFAULT_QUESTION]
-    pictures = [load_image(name) for name in names]  # before the model: a bad one is told at once
+    pictures = [load_image(name) for name in names]
     checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
+    return options, names, pictures, compiled(checkpoint, settings, answers)
+
+
+def answer_questions(settings: argparse.Namespace) -> None:
+    """Ask every question about the pictures: the answer as text while it is made, or one JSON object each."""
+    from generation.session import Session
+    from inference.answer import ask
+    from inference.stats import as_table, stats_rows
+    from inference.where.show import check_where, write_where
+
+    questions = settings.questions or [DEFAULT_QUESTION]
+    options, names, pictures, checkpoint = opened(settings, answers=len(questions))
     check_where(checkpoint, settings)
-    checkpoint = compiled(checkpoint, settings, answers=len(questions))
     if len(questions) > 1:
         pictures = [checkpoint.processor.tile(picture) for picture in pictures]  # once for all of them
     session = Session(checkpoint.model) if len(questions) > 1 and options.use_cache else None
@@ -208,11 +197,26 @@ def answer_questions(settings: argparse.Namespace) -> None:
             print(f"> {question}", flush=True)
         asked = {"model": settings.model, "images": names, "question": question}
         made = show(reply, asked | {"seed": options.seed}, settings)
-        for line in stats_lines(made) if settings.stats else ():
-            print(line, file=sys.stderr)
+        if settings.stats:
+            print(as_table(stats_rows(made)), file=sys.stderr)
         if settings.show_attention is not None:
             write_where(checkpoint, pictures, question, made["token_ids"][0], settings)
             note(f"{settings.show_attention}: where it looked, word by word")
+
+
+def chat(settings: argparse.Namespace) -> int:
+    """A conversation, from the terminal or a pipe: the exit status."""
+    from inference.chat import Chat
+    from inference.conversation import Conversation
+
+    options, names, pictures, checkpoint = opened(settings, answers=16)  # or so: does compiling pay?
+    tell_unused(settings)
+    if names != settings.images:
+        note(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
+    talk = Chat(Conversation(checkpoint, settings.system), options, settings.stats, settings.debug)
+    for name, picture in zip(names, pictures):
+        talk.show(picture, name)
+    return talk.run(settings.questions or ())
 
 
 def compiled(checkpoint, settings: argparse.Namespace, answers: int):
@@ -295,33 +299,22 @@ def answer_batch(settings: argparse.Namespace) -> None:
 
 def run(settings: argparse.Namespace) -> int:
     """Do what was asked. What people get wrong, and what the machine lacks, ends in one sentence."""
-    from torch import OutOfMemoryError
+    from inference.mistakes import MISTAKES, sentence
 
-    from data.errors import ImageError, ProcessorError, PromptError
-    from generation.decoding import NotFiniteError
-    from generation.memory import CacheMemoryError
-    from inference.checkpoint import RequestError
-    from models.checkpoints import CheckpointError
-
-    mistakes = (CheckpointError, ImageError, ProcessorError, PromptError, RequestError)
     try:
+        if settings.chat:
+            return chat(settings)
         if settings.batch is not None:
             answer_batch(settings)
         else:
             answer_questions(settings)
     except BrokenPipeError:
         raise
-    except (*mistakes, NotFiniteError, CacheMemoryError, OSError, OutOfMemoryError, MemoryError) as error:
+    except MISTAKES as error:
         if settings.debug:
             traceback.print_exc()
-        sentence = str(error)
-        if isinstance(error, OutOfMemoryError | MemoryError):
-            what = ". ".join(sentence.split(". ")[:2]).rstrip(".")  # without the advice for programmers
-            smaller = "--num-answers" if settings.batch is None else "--batch-size or --num-answers"
-            sentence = f"{what or 'out of memory'}: try a smaller {smaller}, or --device cpu"
-        if isinstance(error, OSError) and error.filename is not None:
-            sentence = f"{error.filename}: {error.strerror}"
-        note("error: " + " ".join(sentence.split()))
+        smaller = "--num-answers" if settings.batch is None else "--batch-size or --num-answers"
+        note("error: " + sentence(error, f"try a smaller {smaller}, or --device cpu"))
         return 2
     return 0
 
@@ -340,4 +333,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character still goes on
+    if sys.stdin is not None:
+        sys.stdin.reconfigure(errors="surrogateescape")  # bytes that are no text are told about, line by line
     sys.exit(main())

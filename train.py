@@ -18,25 +18,28 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from data.errors import DatasetError, ProcessorError
+from data.packing import Batch
 from eval.in_run import held_out_tasks, score_in_run
 from inference.checkpoint import RequestError, pick_device
 from models.checkpoints.atomic_folder import check_replaceable
 from models.checkpoints.errors import CheckpointError
+from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks, accumulating, clip, gradient_scale, prepare_blocks, wrap
 from training.evaluation import Evaluation
-from training.export import export, run_card, whole_tensors
+from training.export import ADAPTER, export, run_card, whole_tensors
 from training.metrics import Metrics
 from training.optim import build_optimizers, freeze, schedule, set_rates, update_average
 from training.recipe import parse_arguments, write_run
 from training.run_plan import describe
-from training.state import FOLDER, RunState, StateError
+from training.state import FOLDER, RunState, StateError, states
 from training.tasks import Task, open_task
 from training.throughput import Throughput
 from training.trackers import TrackerError
@@ -88,12 +91,6 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
         trained = ((n, p) for n, p in task.module.named_parameters() if p.requires_grad)
         average = {name: parameter.detach().clone() for name, parameter in trained}
 
-    if ranks.is_first:
-        output.mkdir(parents=True, exist_ok=True)
-        if not config.resume:
-            shutil.rmtree(output / FOLDER, ignore_errors=True)
-        write_run(config, output)
-    ranks.sum()  # the others wait
     state = RunState(output, task.module, optimizers, average, ranks, config.keep, config.async_save)
     saved = state.load(said) if config.resume else None
     first = 0
@@ -107,7 +104,16 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
         f"{parameters:,} parameters, of which {training:,} train, on {ranks.world_size} x {ranks.device}; "
         f"steps {first} to {task.steps}"
     )
+    if config.keep_best and (lacking := lacking_for_best(config)):
+        metrics.say(f"{lacking}: no model is kept in best/")
     try:
+        if ranks.is_first:  # only now: a run that was refused leaves the folder as it found it
+            output.mkdir(parents=True, exist_ok=True)
+            if not config.resume:
+                for name in (FOLDER, ADAPTER):
+                    shutil.rmtree(output / name, ignore_errors=True)
+            write_run(config, output)
+        ranks.sum(0.0)  # the others wait
         run(config, ranks, task, ask, wrapped, optimizers, average, state, metrics, first, dtype)
     finally:
         metrics.close()  # what is said next begins a line
@@ -115,19 +121,18 @@ def train(config: TrainConfig, ranks: Ranks) -> None:
 
 def questions_to_ask(
     config: TrainConfig, task: Task, ranks: Ranks
-) -> Callable[[int], dict[str, float]] | None:
-    """A function that scores the model's answers to held-out questions after so many steps, through the
-    runner of `python -m eval`; None where nothing is asked: no questions, or a model in shards."""
+) -> Callable[[VisionLanguageModel], dict[str, float]] | None:
+    """A function that scores a model's answers to held-out questions, through the runner of `python -m eval`;
+    None where nothing is asked."""
     tasks = held_out_tasks(config)
-    if not tasks or (config.parallel == "fsdp" and ranks.together):
-        return None
+    return (lambda model: score_in_run(tasks, model, task.processor, ranks)) if tasks else None
 
-    def ask(step: int) -> dict[str, float]:
-        if step <= task.second_stage:  # the picture world's vision tower alone: nothing answers yet
-            return {}
-        return score_in_run(tasks, task.model, task.processor, ranks)
 
-    return ask
+def lacking_for_best(config: TrainConfig) -> str:
+    """What keeps evaluations from telling which model is best; empty where nothing does."""
+    if config.is_shapes:
+        return "" if config.eval_questions else "--eval-questions 0 leaves answers without a score"
+    return "" if config.eval_data and config.eval_pictures else "no held-out rows are scored (--eval-data)"
 
 
 def said(text: str) -> None:
@@ -138,23 +143,12 @@ def run(
     config, ranks, task: Task, ask, wrapped, optimizers, average, state, metrics, first: int, dtype
 ) -> None:
     """The loop: one step; now and then a line of metrics, a look at held-out data, and a checkpoint."""
-    stop, skipped, scores, done, saved_at = StopSignal(), 0, {}, 0, 0
+    stop, skipped, scores, done, saved_at = StopSignal(), 0, {}, first, first
     evaluation = Evaluation(config, ranks, task, ask, average, metrics, dtype, first)
     speed = Throughput(task, ranks, dtype, first)
-    data = task.batches()
     parameters = [p for p in task.module.parameters() if p.requires_grad]
-    for step in range(first, task.steps):
-        if ranks.sum(stop.asked)[0]:  # asked before data are taken that would then count as trained on
-            break
-        batches = next(data, None)
-        # All ranks agree on what there is: labelled tokens, and ranks that still have data.
-        count = task.count(batches) if batches is not None else 0.0
-        count, having = ranks.sum(count, batches is not None)
-        if not having:
-            break
-        batches = task.padding() if batches is None else batches
-
-        total, logged = backward(task, wrapped, batches, step, count, ranks, dtype)
+    for step, batches, count in agreed_steps(task, ranks, stop, first):
+        total, parts = backward(task, wrapped, batches, step, count, ranks, dtype)
         norm = clip(parameters, config.grad_clip)
         rate = schedule(step, task.steps, config.warmup_steps, decay_fraction(config), task.second_stage)
         if torch.isfinite(norm):
@@ -169,15 +163,12 @@ def run(
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         done = step + 1
+        trained = Trained(done, batches, count, total, parts, rate, norm)
         metrics.bar.update()
         speed.add(batches, step)
 
-        if done % config.log_every == 0:
-            row = {"step": done, **task.seen(done), "rate": rate, "grad_norm": norm.item()}
-            row |= mean_over_ranks(total, logged, count, ranks) | speed.row(done)
-            if config.log_samples:
-                row["samples"] = [ids for of_rank in ranks.gather(sample_ids(batches)) for ids in of_rank]
-            metrics.write(row)
+        if done % config.log_every == 0 or done == task.steps:
+            metrics.write(trained.row(config, ranks, task) | speed.row(done))
         if done % config.eval_every == 0 or done == task.steps:
             with speed.aside():
                 scores = evaluation.run(wrapped, done)
@@ -185,12 +176,41 @@ def run(
             with speed.aside():
                 save(config, ranks, task, average, state, metrics, done, scores)
             saved_at = done
+    if first < done < task.steps and not stop.agreed:  # the data have ended, as is known only now
+        if done % config.log_every:
+            metrics.write(trained.row(config, ranks, task) | speed.row(done))
+        if done % config.eval_every:
+            scores, saved_at = evaluation.run(wrapped, done), first  # the card tells these scores
     if done > saved_at:  # the end of the steps, of the data, or a signal
         save(config, ranks, task, average, state, metrics, done, scores)
     if (problem := state.wait()) is not None:
         metrics.say(f"the training state could not be saved: {problem}")
-    if config.push_to_hub and not stop.asked and ranks.is_first:
+    if config.push_to_hub and not (stop.asked or stop.agreed) and ranks.is_first:
         push(config)
+
+
+def agreed_steps(
+    task: Task, ranks: Ranks, stop: StopSignal, first: int
+) -> Iterator[tuple[int, list[Batch], float]]:
+    """The number of each step, this rank's batches and all ranks' count of labelled tokens, until the last
+    step, the data of all ranks have ended, or one was told to stop; all ranks agree on which.
+
+    Raises:
+        DatasetError: a new run has no data on any rank.
+    """
+    data = task.batches()
+    for step in range(first, task.steps):
+        stop.agreed = ranks.sum(stop.asked)[0] > 0
+        if stop.agreed:  # asked before data are taken that would then count as trained on
+            return
+        batches = next(data, None)
+        count = task.count(batches) if batches is not None else 0.0
+        count, having = ranks.sum(count, batches is not None)
+        if not having:
+            if step == 0:
+                raise DatasetError(f"no row can be trained on, on any of {ranks.world_size} ranks")
+            return
+        yield step, task.padding() if batches is None else batches, count
 
 
 def backward(task, wrapped, batches, step, count: float, ranks, dtype) -> tuple[torch.Tensor, dict]:
@@ -209,11 +229,30 @@ def backward(task, wrapped, batches, step, count: float, ranks, dtype) -> tuple[
     return total, logged
 
 
-def mean_over_ranks(total, logged: dict, count: float, ranks: Ranks) -> dict[str, float]:
-    """The step's loss, and what else there is to log, as one row."""
-    values = ranks.sum(total.item(), *(value.item() for value in logged.values()))
-    row = {name: round(value / ranks.world_size, 5) for name, value in zip(logged, values[1:])}
-    return row if logged else {"loss": values[0] / max(count, 1.0), "labels": int(count)}
+class Trained(NamedTuple):
+    """A finished step: this rank's batches and loss, what its last micro-batch has to log, and what all ranks
+    have in common."""
+
+    step: int
+    batches: list[Batch]
+    count: float
+    total: torch.Tensor
+    parts: dict[str, torch.Tensor]
+    rate: float
+    norm: torch.Tensor
+
+    def row(self, config: TrainConfig, ranks: Ranks, task: Task) -> dict:
+        """Its line of metrics.jsonl, the loss that of all ranks; all call it."""
+        row = {"step": self.step, **task.seen(self.step), "rate": self.rate, "grad_norm": self.norm.item()}
+        total, *parts = ranks.sum(self.total.item(), *(value.item() for value in self.parts.values()))
+        if self.parts:
+            means = (round(value / ranks.world_size, 5) for value in parts)
+            row |= dict(zip(self.parts, means, strict=True))
+        else:
+            row |= {"loss": total / max(self.count, 1.0), "labels": int(self.count)}
+        if config.log_samples:
+            row["samples"] = [ids for of_rank in ranks.gather(sample_ids(self.batches)) for ids in of_rank]
+        return row
 
 
 def report_not_finite(step, norm, skipped: int, batches, ranks, config, metrics) -> None:
@@ -246,16 +285,13 @@ def save(config, ranks, task: Task, average, state: RunState, metrics, step: int
             metrics.say(f"step {step}: the model could not be saved, the run goes on: {error}")
     problem = state.save(step, task.state_dict(), config.to_dict()) or problem
     if problem is not None:
-        metrics.say(
-            f"step {step}: the training state could not be saved, the one before is kept, the run goes on: "
-            f"{problem}"
-        )
+        kept = "the one before is kept, " if states(state.folder) else ""
+        metrics.say(f"step {step}: the training state could not be saved, {kept}the run goes on: {problem}")
 
 
 def push(config: TrainConfig) -> None:
     """Upload what was written; it stays in the output folder whatever becomes of this."""
     from data.processor import Processor
-    from models.vision_language_model import VisionLanguageModel
 
     model = VisionLanguageModel.from_pretrained(config.output)
     processor = Processor.from_pretrained(config.output, config=model.config)
@@ -278,10 +314,13 @@ def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
 
 
 class StopSignal:
-    """SIGTERM or SIGINT asks the run to save and leave behind the step it is in; a second one ends it."""
+    """SIGTERM or SIGINT asks the run to save and leave behind the step it is in; a second one ends it.
+
+    asked: of this rank; agreed: what all ranks have made of it.
+    """
 
     def __init__(self):
-        self.asked = False
+        self.asked = self.agreed = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
 

@@ -30,6 +30,7 @@ from data.lanes import DropCount, Lane, Produced
 from data.packing import Batch, PackedRow, collate
 from data.processor import Processor
 from data.samples import SampleEncoder
+from data.workers import outlive_the_signal
 
 _LANES = 16  # at least so many, so that as many workers can help, however small the batch
 
@@ -132,7 +133,7 @@ class Loader:
         ever. Lanes end one after another: in the last steps, rows and whole batches may be padding.
 
         Raises:
-            DatasetError: too many bad rows, or none that is good.
+            DatasetError: too many bad rows; on a single rank also none that is good.
         """
         produced, micro = self._producers(), self.config.micro_batch_size
         blank = 0  # batches of padding alone that are given only if a row follows, or to complete a step
@@ -149,7 +150,7 @@ class Loader:
                 blank += 1
             else:
                 break
-        if self.rows == 0:
+        if self.rows == 0 and self.world_size == 1:  # of several ranks, another may have some
             raise DatasetError(f"no row can be trained on: {self.drops.summary() or 'none was read'}")
         while self.rows % self.rows_per_step:
             yield self._batch([None] * micro)
@@ -192,7 +193,13 @@ class Loader:
             share = [lane for lane in share if lane >= at] + [lane for lane in share if lane < at]
             lanes = _WorkerLanes({lane: self._lane_arguments(lane) for lane in share})
             one = iter(
-                DataLoader(lanes, batch_size=None, num_workers=1, prefetch_factor=self.config.prefetch)
+                DataLoader(
+                    lanes,
+                    batch_size=None,
+                    num_workers=1,
+                    prefetch_factor=self.config.prefetch,
+                    worker_init_fn=outlive_the_signal,
+                )
             )
             producers |= dict.fromkeys(share, one)
         return producers

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -29,6 +28,7 @@ import torch.distributed as dist
 from eval.results import describe_model, environment
 from eval.statistics import bootstrap_interval
 from inference.checkpoint import Checkpoint, RequestError
+from inference.files import replacing
 
 NAME = "ocelli"
 # Tasks whose definitions, prompts and scorers are tried here; every other one of lmms-eval's that generates
@@ -277,10 +277,9 @@ def _write(folder: Path, result: Mapping[str, Any], samples: Sequence[Mapping[st
             }
             record |= {key: value for key, value in sample.items() if key not in _OF_A_SAMPLE}
             file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
-    temporary = folder / (RESULTS + ".tmp")
     text = json.dumps(result, indent=1, ensure_ascii=False, default=str)
-    temporary.write_text(text + "\n", encoding="utf-8")
-    os.replace(temporary, folder / RESULTS)
+    with replacing(folder / RESULTS) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def table_text(result: Mapping[str, Any]) -> str:

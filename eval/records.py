@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from eval.tasks import TaskError
-from inference.results import to_json
+from inference.files import naming, replacing
+from inference.results import KEPT, to_json
 
 _BEGINNING = b'{"id": '  # of every line
 
@@ -61,12 +62,10 @@ class Records:
         lines = list(_lines(self.path))
         if len(lines) == len(kept) and all(_is_whole(*line) for line in lines) and not self._parts():
             return
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        with temporary.open("wb") as file:
+        with replacing(self.path) as temporary, temporary.open("wb") as file:
             file.writelines(_line(record) for record in kept)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(self.path)
         for part in self._parts():
             part.unlink()
 
@@ -75,7 +74,12 @@ class Records:
         """A function that writes one record, behind what is there."""
         path = self.path if rank == 0 else self.path.with_suffix(f".{rank}.part")
         with path.open("ab", buffering=0) as file:
-            yield lambda record: _write(file, _line(record))
+
+            def write(record: dict[str, Any]) -> None:
+                with naming(path, KEPT):
+                    _write(file, _line(record))
+
+            yield write
 
     def _parts(self) -> list[Path]:
         return sorted(self.path.parent.glob(self.path.stem + ".*.part"))

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from data.images import load_image
 from eval.results import OVERALL
 from eval.tasks import Sample, Task
+from inference.files import replacing
 
 TEMPLATE = "report.html.jinja"
 SHOWN = 12  # samples of each kind
@@ -63,9 +64,8 @@ def write_report(
         groups=[group for group in groups if group["cards"]],
         overall=results["families"][-1],
     )
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(page.encode("utf-8", "backslashreplace"))
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(page.encode("utf-8", "backslashreplace"))
 
 
 def percent(share: float) -> str:

@@ -29,6 +29,7 @@ from eval.report import write_report
 from eval.results import describe_model, environment, summarise
 from eval.tasks import Sample, Task, TaskError
 from inference.checkpoint import Checkpoint
+from inference.files import replacing
 from training.distributed import Ranks
 
 RUN, SAMPLES, BLIND = "run.json", "samples.jsonl", "samples-blind.jsonl"
@@ -180,7 +181,6 @@ def _speed(output: Path, now: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))

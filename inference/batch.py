@@ -29,7 +29,8 @@ from generation.decoding import GenerationOptions
 from generation.requests import Completed, Deferred, Request
 from inference.answer import answers_of, check_context, encode, requests_for
 from inference.checkpoint import Checkpoint, RequestError
-from inference.results import fingerprint, keep_answers, read_results, to_json
+from inference.files import naming
+from inference.results import KEPT, fingerprint, keep_answers, read_results, to_json
 
 KEYS = ("image", "images", "question", "id", "system", "max_new_tokens")
 
@@ -189,7 +190,7 @@ class BatchJob:
         tell(str(scheduler.plan()))
         summary = Summary(skipped=len(self.answered))
         bar = tqdm(total=self.total, initial=summary.skipped, unit="question", disable=not progress)
-        with bar, self.out.open("a", encoding="utf-8") as file:
+        with bar, naming(self.out, KEPT), self.out.open("a", encoding="utf-8") as file:
             for done in scheduler.run(self._requests(checkpoint, options, system)):
                 question: Question = done.key[0]
                 if not question.take(done):

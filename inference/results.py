@@ -1,8 +1,7 @@
-"""Results in writing: what a question took; and a batch's JSONL file, which a run appends to and a later run
-goes on from.
+"""The results of a batch: a JSONL file that a run appends to and a later run goes on from.
 
-Each of its lines is {"line": n, ...}: n is the line of the questions' file, counted from 1, the rest an
-answer, or {"error": ...}. A run that was killed leaves at most one half-written line, at the end.
+Each line is {"line": n, ...}: n is the line of the questions' file, counted from 1, the rest an answer, or
+{"error": ...}. A run that was killed leaves at most one half-written line, at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from inference.checkpoint import RequestError
+from inference.files import replacing
 
+KEPT = "what has been answered is kept, and the same command goes on from there"
 _BEGINNING = b'{"line": '  # of every result
 
 
@@ -23,25 +24,6 @@ def to_json(record: dict[str, Any]) -> str:
     """One line of JSON, readable in any script; half a surrogate pair, which is no text, as its escape."""
     text = json.dumps(record, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def stats_lines(made: dict[str, Any]) -> list[str]:
-    """What one question took, of what `Reply.finish` tells and the model's name, in lines for a terminal."""
-    seconds, speed = made["seconds"], made["decode_tokens_per_second"]
-    lengths = [len(ids) for ids in made["token_ids"]]
-    ends = ", ".join(sorted(set(made["stop_reasons"])))
-    rows = {
-        "model": f"{made['model']}, {made['dtype']} on {made['device']}",
-        "prompt": f"{made['prompt_tokens']} tokens, {made['image_tokens']} of them picture"
-        + (f", {made['reused_tokens']} kept from the last question" if made["reused_tokens"] else ""),
-        "answer": f"{' + '.join(map(str, lengths))} tokens, ended by {ends}",
-        **{name: f"{value:.3f} s" for name, value in seconds.items()},
-        "kv cache": f"{made['kv_cache_bytes'] / 2**20:.2f} MiB",
-        "step": made["decode_step"],
-    }
-    if speed is not None:
-        rows["decode"] += f", {speed:.1f} tokens/s"
-    return [f"{name:>8}  {value}" for name, value in rows.items()]
 
 
 @dataclass(frozen=True)
@@ -90,15 +72,13 @@ def read_results(path: Path) -> Earlier:
 
 def keep_answers(path: Path) -> None:
     """Drop errors, to be tried again, and a half-written last line: written beside the file, then renamed."""
-    temporary = path.with_name(path.name + ".tmp")
-    with path.open("rb") as old, temporary.open("wb") as new:
+    with replacing(path) as temporary, path.open("rb") as old, temporary.open("wb") as new:
         for raw in old:
             record = _parse(raw)
             if record is not None and "error" not in record:
                 new.write(raw.rstrip(b"\n") + b"\n")
         new.flush()
         os.fsync(new.fileno())
-    temporary.replace(path)
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:

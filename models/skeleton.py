@@ -12,6 +12,16 @@ from contextlib import contextmanager
 import torch
 from torch.overrides import TorchFunctionMode
 
+TABLE_PARTS = ("vision", "projector", "embeddings", "blocks", "head")
+
+
+def module_of(name: str) -> str:
+    """One of TABLE_PARTS: where a parameter of a `VisionLanguageModel` belongs in a table of sizes."""
+    owner, _, rest = name.partition(".")
+    if owner != "language_model":
+        return {"vision_model": "vision", "projector": "projector"}[owner]
+    return {"embed_tokens": "embeddings", "lm_head": "head"}.get(rest.partition(".")[0], "blocks")
+
 
 @contextmanager
 def without_weights() -> Iterator[None]:

@@ -28,7 +28,7 @@ def write_rows(folder: Path, pictures: int = 4, each: int = 6, shuffle: int | No
         render(scene, 96 + 16 * picture).save(folder / name)
         for number in range(each):
             family = ASKED[number % len(ASKED)]
-            qa = ask(scene, rng, family) or ask(scene, rng, "count")
+            qa = ask(scene, rng, family) or ask(scene, rng, "count") or ask(scene, rng, "describe")
             row = {"id": f"{picture}-{number}", "image": name, "family": qa.family}
             rows.append(row | {"question": qa.question, "answers": [qa.answer, *qa.accept]})
     if shuffle is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import threading
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +25,7 @@ from huggingface_hub import constants
 
 class HubServer:
     """Serves folders as repositories; every request's "METHOD path" is kept in `requests`, what was asked for
-    new repositories in `created`."""
+    new repositories in `created`, and how many bytes of each file were fetched in `served`."""
 
     def __init__(
         self, repos: dict[str, Path], branches: tuple[str, ...] = ("main",), uploads: Path | None = None
@@ -32,6 +33,7 @@ class HubServer:
         self.repos, self.branches, self.uploads = repos, list(branches), uploads
         self.requests: list[str] = []
         self.created: list[dict[str, Any]] = []
+        self.served: dict[str, int] = {}
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -85,7 +87,15 @@ class HubServer:
             self._send(request, 404, b"", headers | {"X-Error-Code": "EntryNotFound"})
             return
         data = file.read_bytes()
-        self._send(request, 200, data, headers | {"ETag": f'"{hashlib.sha1(data).hexdigest()}"'})
+        headers |= {"ETag": f'"{hashlib.sha1(data).hexdigest()}"'}
+        status, asked = 200, re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range") or "")
+        if asked:
+            first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
+            headers |= {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
+            status, data = 206, data[first : last + 1]
+        if request.command == "GET":
+            self.served[f"{repo}/{name}"] = self.served.get(f"{repo}/{name}", 0) + len(data)
+        self._send(request, status, data, headers)
 
     def _path(self, request: BaseHTTPRequestHandler) -> str:
         path = urllib.parse.unquote(request.path.partition("?")[0])

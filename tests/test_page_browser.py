@@ -1,4 +1,4 @@
-"""The web page in a real browser: everything a visitor does, and what goes wrong, with the page up after each.
+"""The web page in a real browser: what visitors do, and what goes wrong, with the page up after each.
 
 Needs Playwright and a Chromium, see tests/test_report_browser.py. Skipped where they are not.
 """

@@ -14,7 +14,9 @@ from transformers import AutoModelForImageTextToText
 import train
 from tests.runs import SETTINGS, curve, flags, tiny_checkpoint, write_rows
 from training.config import TrainConfig
+from training.metrics import read_metrics
 from training.recipe import parse_config, read_recipe
+from training.state import FOLDER, states
 
 RECIPES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 # A picture-world run of three steps of each stage.
@@ -70,6 +72,24 @@ def test_no_argument_is_the_picture_world():
     assert parse_config([]) == TrainConfig()
 
 
+def test_resume_auto(tmp_path, capsys):
+    for arguments, resume in (
+        (["--resume", "auto", "--seed", "3"], True),
+        (["--no-resume", "--resume=auto"], True),
+        (["--resume"], True),
+        (["--no-resume"], False),
+        (["--resume", "auto", "--no-resume"], False),
+    ):
+        assert parse_config(arguments).resume is resume, arguments
+    (tmp_path / "recipe.yaml").write_text("resume: auto")
+    assert parse_config([str(tmp_path / "recipe.yaml")]).resume is True
+    assert "never" in refused(["--resume", "never"], capsys)
+    assert "auto" in refused(["--device", "cpu", "auto"], capsys)
+    with pytest.raises(SystemExit):
+        parse_config(["--help"])
+    assert "--resume auto" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_resolved_config_is_a_recipe(base):
     train.main(settings(base, "resolved", max_tiles=3))
     config = parse_config([str(base / "resolved" / "run.yaml")])
@@ -111,9 +131,10 @@ def test_bad_data_and_models(base, capsys):
     assert "rows.jsonl" in refused(settings(base, "rows.jsonl/run"), capsys)
     assert "context" in refused(settings(base, "bad", sequence_length=4096), capsys)
     assert "not installed" in refused(settings(base, "bad", tracker="trackio"), capsys)
-    (base / "bert").mkdir()
-    (base / "bert" / "config.json").write_text('{"model_type": "bert"}')
-    assert "bert" in refused(settings(base, "bad", init_from=str(base / "bert")), capsys)
+    (base / "other").mkdir()
+    (base / "other" / "config.json").write_text('{"model_type": "bert"}')
+    said = refused(settings(base, "bad", init_from=str(base / "other")), capsys)
+    assert "other: unsupported architecture (model_type 'bert'); supported are" in said
     short = flags(**(SMALL | {"sequence_length": 64, "output": str(base / "short")}))
     assert "--sequence-length: expected more than the 70 positions of a picture" in refused(short, capsys)
 
@@ -156,6 +177,27 @@ def test_other_ways(base, change):
     assert len(curve(base / "ways")) == 3
 
 
+def test_data_that_end_early_are_looked_at_too(base, capsys):
+    """Behind the last step of a run with fewer than it asked for: its line, scores, a card that has them."""
+    more = {"steps": 1000, "epochs": 1, "save_every": 1, "log_every": 100, "eval_every": 100}
+    train.main(settings(base, "early", eval_data=str(base / "rows.jsonl"), **more))
+    logged, scores = read_metrics(base / "early" / "metrics.jsonl")
+    assert logged["step"] == scores["step"] > 1 and logged["loss"] > 0 and scores["eval_loss"] > 0
+    assert f"{scores['eval_loss']:.3f}" in (base / "early" / "README.md").read_text()
+    assert states(base / "early" / FOLDER)[-1].name == f"step-{logged['step']:08d}"
+    assert "best/" not in capsys.readouterr().out
+
+
+def test_a_short_run_shows_its_loss(base, capsys):
+    """Shorter than --log-every; there is no plot before there is a line, and that is no failure."""
+    train.main(settings(base, "short", steps=3, log_every=20, eval_every=1))
+    (row,) = read_metrics(base / "short" / "metrics.jsonl")
+    assert row["step"] == 3 and row["loss"] > 0
+    said = capsys.readouterr().out
+    assert "plot could not be written" not in said and (base / "short" / "plot.svg").exists()
+    assert "no held-out rows are scored (--eval-data): no model is kept in best/" in said
+
+
 def test_adapters(base):
     """Saved as a standard adapter that opens on the transformers model, and merged beside it."""
     train.main(settings(base, "lora", lora_rank=4, lora_alpha=8.0, lr=1e-2, steps=4))
@@ -182,11 +224,19 @@ def test_the_picture_world_end_to_end(tmp_path):
     AutoModelForImageTextToText.from_pretrained(tmp_path / "shapes")
 
 
-def test_asking_the_model_now_and_then_changes_nothing(tmp_path):
-    """The same weights to the bit, however often it was asked."""
+def test_asking_the_model_now_and_then_changes_nothing(tmp_path, capsys):
+    """The same weights to the bit, however often it was asked. Sample answers take no scores; best/ does, and
+    it is said that there are none."""
     asked, unasked = tmp_path / "asked", tmp_path / "unasked"
     train.main(flags(**SMALL | {"eval_every": 1}, output=str(asked)))
-    train.main(flags(**SMALL | {"eval_every": 1000, "eval_questions": 0}, output=str(unasked)))
+    assert (asked / "best").exists() and "best/" not in capsys.readouterr().out
+    none = {"eval_questions": 0, "eval_pictures": 0}
+    train.main(flags(**SMALL | {"eval_every": 1000} | none, output=str(unasked)))
+    said = capsys.readouterr().out
+    assert "--eval-questions 0 leaves answers without a score: no model is kept in best/" in said
+    assert not (unasked / "best").exists() and [p.name for p in (unasked / "samples").iterdir()] == [
+        "step-00000006"
+    ]
     weights = [load_file(folder / "model.safetensors") for folder in (asked, unasked)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
     rows = [json.loads(line) for line in (asked / "metrics.jsonl").read_text().splitlines()]

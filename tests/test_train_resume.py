@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import time
 
 import pytest
@@ -65,6 +66,22 @@ def test_killed_while_saving(folder, moment, monkeypatch):
     assert curve(folder / output) == curve(folder / f"plain{moment}")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_its_processes_saves_and_leaves(folder, number):
+    """As Slurm, systemd and Ctrl-C send it: to the loader's worker, too."""
+    name = f"all-{number}"
+    endless = {"steps": 100_000, "save_every": 100_000, "workers": 1}
+    (process,) = start(**settings(folder, name, **endless))
+    while not (folder / name / "metrics.jsonl").exists():
+        time.sleep(0.05)
+        assert process.is_alive()
+    os.killpg(process.pid, number)
+    process.join(60)
+    assert process.exitcode == 0
+    (state,) = states(folder / name / FOLDER)
+    assert state.name == f"step-{curve(folder / name)[-1][0]:08d}"
+
+
 def test_sigterm_saves_and_leaves(folder):
     (process,) = start(**settings(folder, "stopped", steps=100_000, save_every=100_000, decay_fraction=1e-9))
     while not (folder / "stopped" / "metrics.jsonl").exists():
@@ -93,17 +110,72 @@ def test_a_full_disk_is_said_and_the_run_goes_on(folder, capfd):
     said = capfd.readouterr()
     assert process.exitcode == 0 and "Traceback" not in said.err
     assert "the model could not be saved, the run goes on" in said.out
-    assert "the training state could not be saved, the one before is kept, the run goes on" in said.out
+    kept = "the training state could not be saved, the one before is kept, the run goes on: OSError"
+    assert f"{kept}: [Errno 27] {os.strerror(27)}" in said.out
     assert [row[0] for row in curve(folder / "full")] == list(range(1, 31))
-    (kept,) = states(folder / "full" / FOLDER)
+    (kept,) = (folder / "full" / FOLDER).iterdir()  # nothing of a broken one takes room
     assert int(kept.name.removeprefix("step-")) < 30
     train.main(flags(**settings(folder, "full", steps=30)))
     train.main(flags(**settings(folder, "empty", steps=30)))
     assert curve(folder / "full") == curve(folder / "empty")
 
 
+@pytest.mark.parametrize("room", [4096, 32_768])
+@pytest.mark.parametrize("ranks, more", [(1, {}), (2, {"async_save": True})])
+def test_a_full_disk_with_no_state_on_it(folder, capfd, room, ranks, more):
+    """Too small for the least of a state's files, or for its tensors only: the system's reason is said."""
+    output = f"none{room}-{ranks}"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        processes = start(ranks, **settings(folder, output, steps=2, log_every=100, muon="none", **more))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    for process in processes:
+        process.join(120)
+    said = capfd.readouterr().out
+    assert [process.exitcode for process in processes] == [0] * ranks
+    assert said.count("the training state could not be saved") == 1, said
+    assert f": OSError: [Errno 27] {os.strerror(27)}" in said and "before is kept" not in said
+    assert list((folder / output / FOLDER).iterdir()) == []
+
+
+def test_a_disk_that_has_no_room_for_the_adapter(folder, capfd):
+    """It is said; the model and the adapter from before stay, as a pair."""
+    lora = {"lora_rank": 256, "muon": "none", "ema": 0.0}
+    train.main(flags(**settings(folder, "small", steps=2, **lora)))
+    output = folder / "small"
+    pair = [output / "model.safetensors", output / "adapter" / "adapter_model.safetensors"]
+    limit = pair[0].stat().st_size + 8192
+    assert pair[1].stat().st_size > limit
+    before = [path.read_bytes() for path in pair]
+    (process,) = start(**settings(folder, "small", steps=4, **lora))
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    process.join(120)
+    said = capfd.readouterr()
+    assert process.exitcode == 0 and "Traceback" not in said.err
+    assert "step 4: the model could not be saved, the run goes on" in said.out
+    assert [path.read_bytes() for path in pair] == before
+    train.main(flags(**settings(folder, "small", steps=2, resume=False)))
+    assert not (output / "adapter").exists()  # nothing of another run's
+
+
 def test_a_state_of_another_model(folder, capsys):
+    """It is refused, and the folder still says what made it."""
     train.main(flags(**settings(folder, "other", steps=2)))
+    recipe = (folder / "other" / "run.yaml").read_text()
     with pytest.raises(SystemExit):
         train.main(flags(**settings(folder, "other", steps=4, lora_rank=2, muon="none", ema=0.0)))
     assert "is the state of another model" in capsys.readouterr().err
+    assert (folder / "other" / "run.yaml").read_text() == recipe
+
+
+def test_a_tracker_that_is_refused_costs_no_state(folder, capsys, monkeypatch):
+    """--no-resume drops the old state once nothing more can be refused."""
+    train.main(flags(**settings(folder, "kept", steps=2)))
+    before = states(folder / "kept" / FOLDER)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    with pytest.raises(SystemExit):
+        train.main(flags(**settings(folder, "kept", steps=2, resume=False, tracker="wandb")))
+    assert "--tracker wandb: it is not installed" in capsys.readouterr().err
+    assert before and states(folder / "kept" / FOLDER) == before

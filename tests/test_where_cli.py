@@ -118,6 +118,7 @@ BAD = [
     ((*SHOW, "--num-answers", 2), "draws one answer, got --num-answers 2"),
     ((*SHOW, "-q", "how many?", "-q", "why?"), "draws one question, got 2 of them"),
     ((*SHOW, "--batch", "x.jsonl", "--out", "y.jsonl"), "draws one question, got --batch"),
+    ((*SHOW, "--chat"), "draws one question, got --chat"),
     ((*SHOW, "--layers", 2), "layers: expected some of 0 to 1, got 2"),
     ((*SHOW, "--heads", "0,9"), "heads: expected some of 0 to 3, got 0, 9"),
     ((*SHOW, "--heads", "all"), "expected numbers such as 0,3"),

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from models.checkpoints.idefics3 import stored_name
+from models.checkpoints.safetensors_io import write_file
 from training.config import TrainConfig
+from training.export import ADAPTER
 
-FOLDER = "adapter"
 _NAME, _BASE = "default", ".base_layer."
 _FACTOR = re.compile(rf"(.+)\.lora_([AB])\.{_NAME}\.weight")
 
@@ -65,8 +65,15 @@ def merged(tensors: Mapping[str, Tensor], config: TrainConfig) -> dict[str, Tens
     return plain
 
 
-def save_adapter(tensors: Mapping[str, Tensor], config: TrainConfig, output: Path) -> Path:
-    """Write adapter_model.safetensors and adapter_config.json, under transformers' names."""
+def save_adapter(tensors: Mapping[str, Tensor], config: TrainConfig, output: Path) -> None:
+    """Write adapter_model.safetensors and adapter_config.json, under transformers' names.
+
+    Args:
+        output: a folder without an adapter, as the model is being written to it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     named = {}
     for name, value in tensors.items():
         if match := _FACTOR.fullmatch(name):
@@ -75,11 +82,7 @@ def save_adapter(tensors: Mapping[str, Tensor], config: TrainConfig, output: Pat
     described = lora_config(config, "text_model")
     described.base_model_name_or_path = config.init_from
     described.inference_mode = True
-    folder = output / FOLDER
-    folder.mkdir(exist_ok=True)
+    folder = output / ADAPTER
+    folder.mkdir()
     described.save_pretrained(folder)
-    temporary = folder / ".adapter_model.tmp"
-    save_file(named, temporary, metadata={"format": "pt"})
-    temporary.chmod(0o644)
-    temporary.replace(folder / "adapter_model.safetensors")
-    return folder
+    write_file(folder / "adapter_model.safetensors", named)

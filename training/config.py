@@ -25,7 +25,9 @@ class TrainConfig:
     """
 
     output: str = _field("runs/shapes", "folder for the checkpoint, the metrics and the training state")
-    resume: bool = _field(True, "continue from the newest whole training state in the output folder, if any")
+    resume: bool = _field(
+        True, "continue from the newest whole training state in --output, if any; also written --resume auto"
+    )
     init_from: str = _field(
         "", "start from this checkpoint's weights (folder or Hub id) instead of random ones"
     )
@@ -117,7 +119,9 @@ class TrainConfig:
     eval_every: int = _field(500, "steps between evaluations on held-out data")
     eval_pictures: int = _field(512, "held-out pictures, or rows, whose loss an evaluation takes")
     eval_questions: int = _field(200, "held-out questions that are answered and scored in an evaluation")
-    eval_metric: str = _field("", "rows: answer held-out questions, and score them by this metric")
+    eval_metric: str = _field(
+        "", "rows: answer held-out questions, score them by this metric; under fsdp on a whole model per rank"
+    )
     eval_samples: int = _field(4, "held-out questions whose answers are kept, with pictures, in samples/")
     save_every: int = _field(500, "steps between checkpoints")
     keep: int = _field(2, "training states to keep; where the newest is broken, the run goes on from another")
@@ -131,7 +135,7 @@ class TrainConfig:
         self._check_range(0, math.inf, "seed", "threads", "workers", "steps", "epochs", "pictures")
         self._check_range(0, math.inf, "micro_batch_size", "max_tiles", "warmup_steps", "lr", "matrix_lr")
         self._check_range(0, math.inf, "grad_clip", "max_skipped", "lora_rank", "weight_decay")
-        self._check_range(0, math.inf, "eval_questions", "eval_samples")
+        self._check_range(0, math.inf, "eval_questions", "eval_samples", "eval_pictures")
         self._check_range(0, 1, "max_drop_rate")
         self._check_choice("muon", "all", "language", "none")
         self._check_choice("schedule", "wsd", "cosine")
@@ -182,8 +186,8 @@ class TrainConfig:
             raise ValueError(
                 "--data: rows need a model to start from: give --init-from, or --vision-from and --text-from"
             )
-        if self.eval_metric and (self.is_shapes or not self.eval_data or self.parallel == "fsdp"):
-            raise ValueError("--eval-metric: expected rows with --eval-data, and not --parallel fsdp")
+        if self.eval_metric and (self.is_shapes or not self.eval_data):
+            raise ValueError("--eval-metric: expected rows with --eval-data")
         if self.lora_rank and (self.vision_lr > 0 or self.projector_lr > 0):
             raise ValueError("--lora-rank: adapters train in place of all weights; set no --vision-lr")
 

@@ -35,13 +35,6 @@ def part_of(name: str) -> str:
     return _OWNERS[name.partition(".")[0]]
 
 
-def module_of(name: str) -> str:
-    """A finer place, as the table shows it: vision, projector, embeddings, blocks or head."""
-    if part_of(name) != "language":
-        return part_of(name)
-    return {"embed_tokens": "embeddings", "lm_head": "head"}.get(name.split(".")[1], "blocks")
-
-
 def is_muon_matrix(name: str, parameter: nn.Parameter, everywhere: bool = False) -> bool:
     """Whether Muon, where it is chosen, trains this: the matrices of the language model's blocks, or
     `everywhere` those of the vision tower's and the projector's, too."""

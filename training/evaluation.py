@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from models.checkpoints.errors import CheckpointError
+from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks, reshard
 from training.export import export, plain_model, run_card, whole_tensors
@@ -35,8 +36,8 @@ class Evaluation:
     """Everything that is looked at; all ranks make one, and call `run` together.
 
     Args:
-        ask: puts held-out questions to the task's model after so many steps and scores its answers; all ranks
-            call it. None where nothing is asked.
+        ask: puts held-out questions to a model and scores its answers; all ranks call it, and each answers a
+            share. None where nothing is asked.
         average: name → averaged parameter, which then is what is looked at.
         dtype: what is computed in.
         first: step that the run goes on from.
@@ -47,7 +48,7 @@ class Evaluation:
         config: TrainConfig,
         ranks: Ranks,
         task: Task,
-        ask: Callable[[int], dict[str, float]] | None,
+        ask: Callable[[VisionLanguageModel], dict[str, float]] | None,
         average: dict[str, Tensor],
         metrics: Metrics,
         dtype: torch.dtype,
@@ -57,6 +58,7 @@ class Evaluation:
         self.average, self.metrics, self.dtype = average, metrics, dtype
         self.output = Path(config.output)
         self.questions = task.questions(config.eval_samples) if ranks.is_first and config.eval_samples else []
+        self.answering = ask is not None or ranks.sum(bool(self.questions))[0] > 0
         self.best = self._best_before(first) if ranks.is_first else None
 
     def _best_before(self, step: int) -> float | None:
@@ -82,9 +84,8 @@ class Evaluation:
             with autocast:
                 scores = self.task.evaluate(wrapped, step)
             reshard(wrapped)
-            if self.ask is not None:
-                scores = self.ask(step) | scores
-            answered = self._answers(scores)
+            asked, answered = self._answers(step)
+            scores = asked | scores
         if answered and "eval_accuracy" not in scores:  # which counts all held-out answers
             scores["eval_exact_match"] = sum(one.right for one in answered) / len(answered)
         if scores:
@@ -92,28 +93,28 @@ class Evaluation:
             self.metrics.say(f"step {step}: " + ", ".join(f"{k[5:]} {v:.3f}" for k, v in scores.items()))
         self.metrics.write_samples(step, answered)
         self._keep_best(scores, step)
-        if self.ranks.is_first:
+        if self.ranks.is_first and self.metrics.path.exists():
             try:
                 write_plot(self.output)
             except OSError as error:
                 self.metrics.say(f"step {step}: the plot could not be written, the run goes on: {error}")
         return scores
 
-    def _answers(self, scores: dict[str, float]) -> list[Answered]:
-        """Answers to the held-out questions, on the first rank; all call it."""
-        # The picture world's first stage has no scores of answers: there is no language model yet.
-        (asked,) = self.ranks.sum(bool(self.questions) and self.task.best_by[0] in scores)
-        if not asked:
-            return []
+    def _answers(self, step: int) -> tuple[dict[str, float], list[Answered]]:
+        """Scores of answers to held-out questions, and sample answers on the first rank; all call it."""
+        # The picture world's first stage has no language model yet.
+        if not self.answering or step <= self.task.second_stage:
+            return {}, []
         model = self.task.model
         if self.config.parallel == "fsdp" and self.ranks.together:
-            # Shards answer nothing: the first rank puts a whole model together.
-            tensors = whole_tensors(model, {}, self.ranks)
-            if self.ranks.is_first:
+            # Shards answer nothing: each rank that has questions puts a whole model of its own together.
+            tensors = whole_tensors(model, {}, self.ranks, everywhere=self.ask is not None)
+            if tensors:
                 model = plain_model(model, tensors, self.config).to(self.ranks.device)
-        if not self.ranks.is_first:
-            return []
-        return answer_all(model, self.task.processor, self.questions)
+        scores = {} if self.ask is None else self.ask(model)
+        if not self.questions:
+            return scores, []
+        return scores, answer_all(model, self.task.processor, self.questions)
 
     def _keep_best(self, scores: dict[str, float], step: int) -> None:
         """Save the model to best/ if none before scored better; all ranks call it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,23 @@ from training.config import TrainConfig
 from training.distributed import Ranks
 from training.state import gathered
 
+ADAPTER = "adapter"  # the folder of a run's adapter, in its output
 
-def whole_tensors(model: nn.Module, average: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+
+def whole_tensors(
+    model: nn.Module, average: dict[str, Tensor], ranks: Ranks, everywhere: bool = False
+) -> dict[str, Tensor]:
     """Every parameter by its name, averaged where there is an average, gathered from all ranks; all call it,
     the first gets them.
 
     Args:
         average: under the names that parameters have in the module around the model (`model.…`).
+        everywhere: all ranks get them.
     """
     tensors = {}
     for name, parameter in model.named_parameters():
         value = gathered(average.get(f"model.{name}", parameter))
-        if ranks.is_first:
+        if ranks.is_first or everywhere:
             tensors[name] = value.cpu() if model.device.type != "cpu" else value
     return tensors
 
@@ -41,13 +47,14 @@ def export(
     """Write the model with these tensors to a folder, with adapters merged and beside it.
 
     Raises:
-        CheckpointError, OSError: the folder cannot be written; what it held is unchanged.
+        CheckpointError: the folder cannot be written; what it held is unchanged.
     """
-    plain_model(model, tensors, config).save_pretrained(folder, processor, card=card)
+    beside = None
     if config.lora_rank:
         from training.adapters import save_adapter  # peft takes seconds to import
 
-        save_adapter(tensors, config, folder)
+        beside = partial(save_adapter, tensors, config)  # model and adapter change places together
+    plain_model(model, tensors, config).save_pretrained(folder, processor, card=card, beside=beside)
 
 
 def plain_model(

@@ -21,6 +21,7 @@ from data.processor import Processor, make_processor
 from data.shapes import ask, sample_questions, sample_scene
 from data.shapes_stream import ChatPieces, ShapesStream, ShapesStreamConfig
 from data.tokenizer import build_tokenizer
+from data.workers import outlive_the_signal
 from models.checkpoints.locate import snapshot
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
@@ -215,7 +216,11 @@ class PictureWorldTask:
     def batches(self) -> Iterator[list[Batch]]:
         workers = self.config.workers
         loader = DataLoader(
-            self.stream, batch_size=None, num_workers=workers, prefetch_factor=4 if workers else None
+            self.stream,
+            batch_size=None,
+            num_workers=workers,
+            prefetch_factor=4 if workers else None,
+            worker_init_fn=outlive_the_signal,
         )
         for number, drawn in enumerate(loader, self.stream.start_batch):
             batch = Batch(drawn)
@@ -275,7 +280,7 @@ class PictureWorldTask:
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
         """What the vision tower makes out in held-out pictures; the first rank looks alone."""
-        if not self.ranks.is_first:
+        if not self.ranks.is_first or not self.config.eval_pictures:
             return {}
         model, seen = self.model, []
         model.eval()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from models.config import VLMConfig
 from models.losses import chunk_positions
+from models.skeleton import module_of
 from training.costs import (
     AUTOCAST,
     BFLOAT16,
@@ -29,7 +30,6 @@ from training.costs import (
     language_bytes,
     lora_parameters,
     meta_parameters,
-    module_of,
     part_of,
     projector_bytes,
     training_flops,

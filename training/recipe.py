@@ -36,7 +36,7 @@ def parse_arguments(
     Leaves with status 2 and one sentence for a recipe that is missing or not YAML, an unknown key or flag, a
     value of the wrong type or out of range.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = _without_auto(list(sys.argv[1:] if arguments is None else arguments))
     recipe = DEFAULT_RECIPE
     if arguments and not arguments[0].startswith("-"):
         recipe = Path(arguments.pop(0))
@@ -72,10 +72,18 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"recipe {path} is no YAML: {error}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
+    if recipe.get("resume") == "auto":
+        recipe["resume"] = True
     known = {item.name for item in dataclasses.fields(TrainConfig)}
     if unknown := sorted(str(key) for key in recipe if key not in known):
         raise ValueError(f"recipe {path}: unknown key {', '.join(unknown)}; train.py --help lists them all")
     return recipe
+
+
+def _without_auto(arguments: list[str]) -> list[str]:
+    """`--resume auto`, as other trainers have it, as the switch that it is here."""
+    plain = ["--resume" if argument == "--resume=auto" else argument for argument in arguments]
+    return [one for before, one in zip(["", *plain], plain) if (before, one) != ("--resume", "auto")]
 
 
 def write_run(config: TrainConfig, folder: Path) -> None:

@@ -156,8 +156,12 @@ class RowsTask:
 
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
-        """Mean loss per labelled token of held-out rows; all ranks take part."""
-        if self.held_out is None:
+        """Mean loss per labelled token of held-out rows, where any are asked for; all ranks take part.
+
+        Raises:
+            DatasetError: no held-out row is good.
+        """
+        if self.held_out is None or not self.config.eval_pictures:
             return {}
         self.model.eval()
         config = replace(self.loader_config, epochs=1, workers=0, seed=0)
@@ -172,7 +176,9 @@ class RowsTask:
                 total, tokens = total + loss.item(), tokens + batch.num_labels
         self.model.train()
         total, tokens = self.ranks.sum(total, tokens)
-        return {"eval_loss": total / max(tokens, 1.0)}
+        if not tokens:
+            raise DatasetError("eval_data: no row can be scored, on any rank")
+        return {"eval_loss": total / tokens}
 
 
 def grouped(loader: Loader) -> Iterator[list[Batch]]:

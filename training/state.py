@@ -63,7 +63,7 @@ class RunState:
     ):
         self.folder, self.modules, self.optimizers = output / FOLDER, modules, list(optimizers)
         self.average, self.ranks, self.keep = average, ranks, keep
-        self._pending: tuple[Future, Callable[[], None]] | None = None
+        self._pending: tuple[Future, Path, Path] | None = None
         # What writes in the background agrees with the other ranks while steps do: on a group of its own, or
         # one rank would take the other's words for an answer, and all wait for ever.
         apart = background and ranks.together
@@ -88,12 +88,13 @@ class RunState:
             "random": self.ranks.gather(random_state(self.ranks.device)),
         }
         if (found := self._everywhere(lambda: self._begin(writing, run))) is not None:
+            self._clear()
             return found
         tensors = self._tensors()
-        writer = FileSystemWriter(writing, sync_files=True)
+        writer = _Writer(writing, sync_files=True)
         if self._group is not None:
             future = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
-            self._pending = (future, lambda: self._finish(writing, whole))
+            self._pending = (future, writing, whole)
             return problem
         alone = not self.ranks.together
 
@@ -101,33 +102,49 @@ class RunState:
             with quiet():
                 dcp.save(tensors, storage_writer=writer, no_dist=alone)
 
-        found = self._everywhere(write)
-        if found is None:
-            found = self._everywhere(lambda: self._finish(writing, whole))
-        return found or problem
+        return self._end(write, writing, whole) or problem
 
     def wait(self) -> str | None:
         """Until a save in the background is done; returns what kept it from being written."""
         if self._pending is None:
             return None
-        (future, finish), self._pending = self._pending, None
-        return self._everywhere(future.result) or self._everywhere(finish)
+        (future, writing, whole), self._pending = self._pending, None
+        return self._end(future.result, writing, whole)
 
-    def _everywhere(self, act: Callable[[], Any]) -> str | None:
-        """Do it, and agree on whether it worked: the first rank's sentence that says it did not."""
+    def _end(self, write: Callable[[], Any], writing: Path, whole: Path) -> str | None:
+        """Write to the end and give the state its name; what kept it from that."""
+        found = self._everywhere(write) or self._everywhere(lambda: self._finish(writing, whole))
+        if found is not None:
+            self._clear()
+        return found
+
+    def _everywhere(
+        self, act: Callable[[], Any], may: tuple = (OSError, CheckpointException, RuntimeError)
+    ) -> str | None:
+        """Do it, and agree on whether it worked: the first rank's sentence that says it did not.
+
+        Args:
+            may: what it may raise, besides a `StateError`, which goes through.
+        """
         problem = None
         try:
             act()
-        except (OSError, CheckpointException, RuntimeError) as error:
+        except StateError:
+            raise
+        except may as error:
             problem = _sentence(error)
         return next((said for said in self.ranks.gather(problem) if said is not None), None)
+
+    def _clear(self) -> None:
+        """Remove what was not written to its end, which may have taken the last room of a disk."""
+        for left in self.folder.glob(".*") if self.ranks.is_first else ():
+            shutil.rmtree(left, ignore_errors=True)
 
     def _begin(self, writing: Path, run: dict[str, Any]) -> None:
         if not self.ranks.is_first:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        for left in self.folder.glob(".*"):  # what a crash left
-            shutil.rmtree(left, ignore_errors=True)
+        self._clear()  # what a crash left
         writing.mkdir()
         with (writing / RUN).open("wb") as file:
             torch.save(run, file)
@@ -205,18 +222,19 @@ class RunState:
 
     def _attempt(self, folder: Path, run: dict[str, Any]) -> str | None:
         """Load one state into `run` and in place; the first rank's sentence that says why it cannot be."""
-        problem = None
-        try:
-            run |= torch.load(folder / RUN, map_location="cpu", weights_only=True)
-            self._load_tensors(folder)
-        except StateError:
-            raise
-        except (Exception, CheckpointException) as error:  # unpickling what is broken raises anything
-            problem = _sentence(error)
-        return next((said for said in self.ranks.gather(problem) if said is not None), None)
+        stored: dict[str, Any] = {}
 
-    def _load_tensors(self, folder: Path) -> None:
-        stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+        def read() -> None:
+            run.update(torch.load(folder / RUN, map_location="cpu", weights_only=True))
+            stored.update(FileSystemReader(folder).read_metadata().state_dict_metadata)
+
+        may = (Exception, CheckpointException)  # unpickling what is broken raises anything
+        # Agreed on first: a rank that cannot read must not leave the others waiting in `dcp.load`.
+        return self._everywhere(read, may) or self._everywhere(
+            lambda: self._load_tensors(folder, stored), may
+        )
+
+    def _load_tensors(self, folder: Path, stored: dict[str, Any]) -> None:
         parameters = self._parameters()
         wanted = {f"weights/{name}" for name in parameters} | {f"average/{name}" for name in self.average}
         lacking = sorted(name for name in wanted if name not in stored)
@@ -296,9 +314,29 @@ def gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _sentence(error: Exception) -> str:
+class _Writer(FileSystemWriter):
+    """Says why a file cannot be written."""
+
+    def write_data(self, plan, planner):
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            raise _cause(error) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The system's error (a full disk, say) in the course of which torch.save raised one of its own that does
+    not tell it; without one, the error itself."""
+    at: BaseException | None = error
+    while at is not None and not isinstance(at, OSError):
+        at = at.__cause__ or at.__context__
+    return at or error
+
+
+def _sentence(error: BaseException) -> str:
     """The cause inside what torch.distributed.checkpoint raises, on one line."""
     if isinstance(error, CheckpointException):
         causes = [failure[0] for failure in error.failures.values()]
         error = next((cause for cause in causes if isinstance(cause, Exception)), error)
+    error = _cause(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -39,8 +39,14 @@ def mistake_about_where(settings: argparse.Namespace) -> str | None:
     given = [name for name in ("method", "layers", "heads", "window") if vars(settings)[name] is not None]
     if out is None:
         return f"--{given[0]} belongs to --show-attention OUT.png" if given else None
-    if settings.batch is not None or len(settings.questions or ()) > 1:
-        got = "--batch" if settings.batch is not None else f"{len(settings.questions)} of them"
+    if settings.chat or settings.batch is not None or len(settings.questions or ()) > 1:
+        got = (
+            "--chat"
+            if settings.chat
+            else "--batch"
+            if settings.batch
+            else f"{len(settings.questions)} of them"
+        )
         return f"--show-attention draws one question, got {got}"
     if settings.no_image:
         return "--show-attention needs a picture to draw on: leave out --no-image"

@@ -52,7 +52,7 @@ def load(
     Raises:
         CheckpointError: one sentence for anything that does not fit.
     """
-    files = locate(source, revision)
+    files = locate(source, revision, check=choose_reader)  # no weights are fetched for nothing
     reader = choose_reader(files.config, files.source)
     device, dtype = resolve_device(device), resolve_dtype(dtype, files.config)
     entries = stored_entries(files)

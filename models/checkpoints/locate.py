@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from huggingface_hub import constants, hf_hub_download, snapshot_download, try_to_load_from_cache
@@ -75,30 +75,58 @@ class CheckpointFiles:
         return self.origin.source
 
 
-def locate(source: str | Path, revision: str | None = None) -> CheckpointFiles:
+def locate(
+    source: str | Path,
+    revision: str | None = None,
+    check: Callable[[dict, str], object] = lambda config, where: None,
+) -> CheckpointFiles:
     """Find config.json, generation_config.json (which may be absent) and the safetensors files.
 
     Args:
         source: a folder, or a repository id on the Hub.
         revision: branch, tag or commit; on the Hub only.
+        check: refuses a config.json, given it and `source`, before weights are looked for or fetched.
 
     Raises:
         CheckpointError: for anything missing, unreadable or unreachable.
     """
-    fetch: _Folder | _Hub = _Folder(source, revision) if _is_folder(source) else _Hub(str(source), revision)
+    fetch = _fetcher(source, revision)
+    described = _describe(source, fetch)
+    check(described.config, str(source))
+    weights, weight_map = _weights(fetch)
+    return replace(described, weights=weights, weight_map=weight_map)
+
+
+def describe(source: str | Path, revision: str | None = None) -> CheckpointFiles:
+    """`locate` for the configs alone: a repository's weights are not downloaded, a folder's not missed.
+
+    Raises:
+        CheckpointError: as in `locate`.
+    """
+    fetch = _fetcher(source, revision)
+    described = _describe(source, fetch)
+    if isinstance(fetch, _Folder) and any((fetch.path / name).is_file() for name in (WEIGHTS, INDEX)):
+        weights, weight_map = _weights(fetch)
+        return replace(described, weights=weights, weight_map=weight_map)
+    return described
+
+
+def _describe(source: str | Path, fetch: _Folder | _Hub) -> CheckpointFiles:
     config_path = fetch.file("config.json")
     if config_path is None:
         raise CheckpointError(f"{fetch.name} has no config.json: a checkpoint needs one beside its weights")
     generation_path = fetch.file("generation_config.json")
-    weights, weight_map = _weights(fetch)
     return CheckpointFiles(
         origin=Origin(str(source), config_path.parent, fetch.commit),
         config=read_json(config_path),
         generation_config=read_json(generation_path) if generation_path else {},
-        weights=weights,
+        weights=(),
         find=fetch.file,
-        weight_map=weight_map,
     )
+
+
+def _fetcher(source: str | Path, revision: str | None) -> _Folder | _Hub:
+    return _Folder(source, revision) if _is_folder(source) else _Hub(str(source), revision)
 
 
 def snapshot(

@@ -22,12 +22,13 @@ from torch import Tensor
 
 from models.checkpoints.errors import CheckpointError
 from models.checkpoints.fields import build, section
-from models.checkpoints.tensor_map import StoredTensor, StoredTensorOf, rename
+from models.checkpoints.tensor_map import StoredTensor, StoredTensorOf, export_tensors, rename
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.language_model import rope_frequencies
 
 FAMILY = "nanoVLM (today's and v0.1)"
 INV_FREQ = "decoder.rotary_embd.inv_freq"
+HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
 
 _VISION_BLOCK = {
     "layer_norm1.": "ln1.",
@@ -119,11 +120,11 @@ def _whole(name: str, value: object) -> int:
 
 def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
     """Where each of our tensors lies. A tied checkpoint stores only the head."""
-    head_only = "decoder.token_embedding.weight" not in stored_names
+    head_only = EMBEDDING not in stored_names
 
     def stored_tensor(name: str) -> StoredTensor:
         if head_only and name == "language_model.embed_tokens.weight":
-            return StoredTensor("decoder.head.weight")
+            return StoredTensor(HEAD)
         return _stored(name)
 
     return stored_tensor
@@ -185,3 +186,87 @@ def refine(config: VLMConfig, read: Callable[[str], Tensor | None]) -> VLMConfig
         f"some theta, "
         f"got {[round(value, 6) for value in stored[:3].tolist()]} …"
     )
+
+
+def check_expressible(config: VLMConfig) -> None:
+    """Refuse a model that nanoVLM's config has no words for.
+
+    Raises:
+        CheckpointError: naming the field.
+    """
+    text, vision = config.text, config.vision
+    problem = None
+    if config.image_placement != "placeholder":
+        problem = "picture features in front of the text (v0.1) are not in today's layout"
+    elif config.projector_bias:
+        problem = "its projector has no bias"
+    elif text.rope_scaling is not None:
+        problem = f"it has no {text.rope_scaling.rope_type} rotary scaling"
+    elif text.attention_bias or text.mlp_bias:
+        problem = "its language model has no biases"
+    elif text.head_dim * text.num_attention_heads != text.hidden_size:
+        problem = (
+            f"its heads are lm_hidden_dim / lm_n_heads wide, {text.hidden_size} / "
+            f"{text.num_attention_heads}, these are {text.head_dim}"
+        )
+    elif vision.hidden_act != "gelu_pytorch_tanh":
+        problem = f"its vision tower has the tanh GELU only, this one {vision.hidden_act}"
+    elif vision.num_channels != 3:
+        problem = f"its pictures have 3 channels, these {vision.num_channels}"
+    if problem:
+        raise CheckpointError(f"the model cannot be written in nanoVLM's layout: {problem}")
+
+
+def write_config(config: VLMConfig, inputs: Mapping) -> dict:
+    """config.json of today's nanoVLM, every field written out.
+
+    Args:
+        config: of the model.
+        inputs: the fields about tokens and pictures, which a model alone does not tell:
+            `data.processor_conversion.as_nanovlm`.
+
+    Raises:
+        CheckpointError: see `check_expressible`.
+    """
+    check_expressible(config)
+    text, vision = config.text, config.vision
+    return {
+        "vit_hidden_dim": vision.hidden_size,
+        "vit_inter_dim": vision.intermediate_size,
+        "vit_patch_size": vision.patch_size,
+        "vit_img_size": vision.image_size,
+        "vit_n_heads": vision.num_attention_heads,
+        "vit_dropout": 0.0,
+        "vit_n_blocks": vision.num_hidden_layers,
+        "vit_ln_eps": vision.layer_norm_eps,
+        "vit_cls_flag": False,
+        "lm_hidden_dim": text.hidden_size,
+        "lm_inter_dim": text.intermediate_size,
+        "lm_rms_eps": text.rms_norm_eps,
+        "lm_re_base": text.rope_theta,
+        "lm_max_position_embeddings": text.max_position_embeddings,
+        "lm_vocab_size": text.vocab_size,
+        "lm_n_heads": text.num_attention_heads,
+        "lm_n_kv_heads": text.num_key_value_heads,
+        "lm_dropout": 0.0,
+        "lm_n_blocks": text.num_hidden_layers,
+        "lm_attn_scaling": 1.0,
+        "lm_max_length": text.max_position_embeddings,
+        "lm_use_tokens": False,
+        "lm_tie_weights": config.tie_word_embeddings,
+        "mp_pixel_shuffle_factor": config.scale_factor,
+        "mp_image_token_length": config.tokens_per_tile,
+        "vlm_load_backbone_weights": False,
+        **inputs,
+    }
+
+
+def write_tensors(config: VLMConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Our tensors under nanoVLM's names with the rotary buffer that its strict loading wants, and what the
+    file's metadata says: a tied embedding is stored as the head, and named there.
+    """
+    tied = config.tie_word_embeddings
+    stored = {HEAD} if tied else {HEAD, EMBEDDING}
+    tensors = export_tensors(state, tensor_map(stored))
+    tensors[INV_FREQ] = rope_frequencies(config.text)
+    return tensors, {EMBEDDING: HEAD} if tied else {}

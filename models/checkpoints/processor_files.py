@@ -93,5 +93,6 @@ def _portable_tokenizer(config: dict) -> dict:
     return config
 
 
-def write_json(path: Path, value: dict) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+def write_json(path: Path, value: dict, sort_keys: bool = True) -> None:
+    text = json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")

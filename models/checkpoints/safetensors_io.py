@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -148,13 +149,18 @@ def _read_exactly(file, out: Tensor, entry: Entry) -> None:
         done += count
 
 
-def write_file(path: Path, tensors: Mapping[str, Tensor], mode: int = 0o644) -> None:
-    """Write a safetensors file with metadata {"format": "pt"}, one tensor in memory at a time, and sync
-    it.
+def write_file(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    mode: int = 0o644,
+    metadata: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Write a safetensors file with metadata {"format": "pt"} and what is given besides, one tensor in memory
+    at a time, and sync it.
     """
     # The library orders by alignment, so that every tensor starts at a multiple of its item size.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    header: dict = {"__metadata__": {"format": "pt"}}
+    header: dict = {"__metadata__": {"format": "pt", **metadata}}
     offset = 0
     for name in names:
         tensor = tensors[name]

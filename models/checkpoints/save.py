@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -47,6 +47,7 @@ def save(
     processor=None,
     card: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    beside: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write a checkpoint that transformers 4.57 and 5, and with them vLLM and others, open unconverted.
 
@@ -57,6 +58,7 @@ def save(
             token joins the stop tokens. Without one the processor files that the folder already has stay.
         card: text of the model card, README.md.
         max_shard_bytes: weights beyond this go into several files with an index.
+        beside: writes what else belongs to the model into the new folder, before that takes its place.
 
     Returns:
         The folder.
@@ -65,7 +67,45 @@ def save(
         CheckpointError: if the layout cannot express the model, the processor does not fit it, or the folder
             cannot be written; in each case what the folder held is unchanged.
     """
-    folder = Path(folder)
+    folder, contents = Path(folder), idefics3_contents(model, processor)
+
+    def is_ours(name: str) -> bool:
+        return is_checkpoint_file(name, with_processor=processor is not None)
+
+    with replace_folder(folder, is_ours) as new:
+        contents.write(new, max_shard_bytes)
+        if card is not None:
+            (new / CARD).write_text(card, encoding="utf-8")
+        if beside is not None:
+            beside(new)
+    return folder
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint in transformers' layout consists of, checked and not yet written."""
+
+    config: dict
+    generation_config: dict
+    tensors: Mapping[str, Tensor]
+    processor: Any = None
+
+    def write(self, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+        """Into a folder that exists."""
+        write_json(folder / "config.json", self.config)
+        write_json(folder / "generation_config.json", self.generation_config)
+        write_weights(self.tensors, folder, max_shard_bytes)
+        if self.processor is not None:
+            write_processor(self.processor, folder)
+
+
+def idefics3_contents(model: VisionLanguageModel, processor=None) -> Contents:
+    """A model, and its processor where given, in transformers' layout; see `save`.
+
+    Raises:
+        CheckpointError: if the layout cannot express the model, it has no weights, or the processor does not
+            fit it.
+    """
     config = model.config
     if processor is not None:
         processor = transformers_processor(processor)
@@ -80,19 +120,12 @@ def save(
             f"the model has no weights yet: {len(unloaded)} of its parameters are on the meta device"
         )
     tensors = export_tensors(state, lambda name: StoredTensor(idefics3.stored_name(name)))
+    return Contents(config_json, generation_json, tensors, processor)
 
-    def is_ours(name: str) -> bool:
-        return bool(_REPLACED.fullmatch(name) or (processor is not None and _PROCESSOR.fullmatch(name)))
 
-    with replace_folder(folder, is_ours) as new:
-        write_json(new / "config.json", config_json)
-        write_json(new / "generation_config.json", generation_json)
-        write_weights(tensors, new, max_shard_bytes)
-        if processor is not None:
-            write_processor(processor, new)
-        if card is not None:
-            (new / CARD).write_text(card, encoding="utf-8")
-    return folder
+def is_checkpoint_file(name: str, with_processor: bool = True) -> bool:
+    """Whether a new checkpoint in a folder replaces this file of the old one."""
+    return bool(_REPLACED.fullmatch(name) or (with_processor and _PROCESSOR.fullmatch(name)))
 
 
 def with_tokenizer_ids(config: VLMConfig, tokenizer) -> VLMConfig:

@@ -1,0 +1,207 @@
+"""A nanoVLM checkpoint's processor in transformers' Idefics3 form, and the other way round.
+
+    hf_processor = as_idefics(folder)           # tokenizer, pictures and chat template of a nanoVLM folder
+    tokenizer, fields = as_nanovlm(folder)      # and nanoVLM's config.json fields about them
+
+Token ids stay what they are. What stands in front of a question does not: Idefics3's processor names the
+tiles first and the whole picture last, nanoVLM the other way round and with no `<fake_token_around_image>`.
+The two also resample differently. So a converted model sees prompts that it was not trained with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Resampling
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+from data.errors import ProcessorError, PromptError
+from data.idefics_processing import FAKE, GLOBAL, IMAGE, open_idefics
+from data.nanovlm_processing import NanoVLMPictures, open_nanovlm, read_config
+
+_END = "<end_of_utterance>"
+_TILE_NAME = re.compile(r"<row_(\d+)_col_(\d+)>")
+
+# Messages with parts -> messages with text, for a template that takes a message's content as one string. As
+# in nanoVLM's training, all pictures stand in front of the first thing a user says, numbered if several.
+_PARTS_TO_TEXT = (
+    "{%- set ns = namespace(shown=[], prefix='', count=0, seen=0) -%}"
+    "{%- for message in messages -%}{%- if message['content'] is not string -%}"
+    "{%- for part in message['content'] -%}{%- if part['type'] == 'image' -%}"
+    "{%- set ns.count = ns.count + 1 -%}{%- endif -%}{%- endfor -%}{%- endif -%}{%- endfor -%}"
+    "{%- for number in range(ns.count) -%}{%- set ns.prefix = ns.prefix"
+    " + ('<image: ' ~ number ~ '>' if ns.count > 1 else '') + '<image>' -%}{%- endfor -%}"
+    "{%- for message in messages -%}{%- set text = namespace(all='') -%}"
+    "{%- if message['content'] is string -%}{%- set text.all = message['content'] -%}{%- else -%}"
+    "{%- for part in message['content'] -%}{%- if part['type'] == 'text' -%}"
+    "{%- set text.all = text.all + part['text'] -%}{%- endif -%}{%- endfor -%}{%- endif -%}"
+    "{%- if message['role'] == 'user' and ns.seen == 0 -%}{%- set ns.seen = 1 -%}"
+    "PLACE{%- endif -%}"
+    "{%- set ns.shown = ns.shown + [{'role': message['role'], 'content': text.all}] -%}{%- endfor -%}"
+    "{%- set messages = ns.shown -%}"
+)
+_IN_FIRST_MESSAGE = "{%- set text.all = ns.prefix + text.all -%}"
+_IN_FRONT_OF_ALL = "{{- ns.prefix -}}"  # v0.1, whose features stand in front of everything
+
+# The other way: nanoVLM's content is text, with its pictures written out already.
+_TEXT_TO_PARTS = (
+    "{%- set ns = namespace(shown=[]) -%}{%- for message in messages -%}"
+    "{%- set ns.shown = ns.shown + [{'role': message['role'],"
+    " 'content': [{'type': 'text', 'text': message['content']}]}] -%}{%- endfor -%}"
+    "{%- set messages = ns.shown -%}"
+)
+
+
+def as_idefics(folder: str | Path) -> Idefics3Processor:
+    """transformers' processor for a nanoVLM checkpoint of any generation.
+
+    The picture tokens take Idefics3's names and keep their ids. Names that nanoVLM has no token for
+    (`<fake_token_around_image>`, `<end_of_utterance>`, in v0.1 all of them) go to tokens of tiles beyond the
+    largest grid, which nothing was trained with, or where there are none to new ids behind the tokenizer's.
+
+    Raises:
+        ProcessorError: the tokenizer, which is another repository's, cannot be had or read.
+    """
+    folder = Path(folder)
+    described = read_config(folder)
+    try:
+        pictures, tokenizer, template = open_nanovlm(folder, described)
+    except PromptError as error:
+        raise ProcessorError(f"{folder}: {error}") from error
+    except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
+        raise ProcessorError(
+            f"{folder}: its tokenizer {described.get('lm_tokenizer')!r} cannot be opened "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        ) from error
+    names = {
+        theirs: ours
+        for theirs, ours in ((pictures.image_token, IMAGE), (pictures.global_token, GLOBAL))
+        if theirs is not None
+    }
+    spare = _unused_tile_names(pictures, tokenizer)
+    for name in (FAKE, _END, GLOBAL):
+        if name not in names.values() and name not in tokenizer.get_vocab() and spare:
+            names[spare.pop()] = name
+    tokenizer = _renamed(tokenizer, names)
+    absent = [name for name in (IMAGE, FAKE, GLOBAL, _END) if name not in tokenizer.get_vocab()]
+    tokenizer.add_special_tokens({"additional_special_tokens": absent}, False)
+    place = _IN_FRONT_OF_ALL if pictures.prefix else _IN_FIRST_MESSAGE
+    return Idefics3Processor(
+        _image_processor(pictures),
+        tokenizer,
+        image_seq_len=pictures.tokens_per_tile,
+        chat_template=_PARTS_TO_TEXT.replace("PLACE", place) + template,
+    )
+
+
+def _unused_tile_names(pictures: NanoVLMPictures, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Names of tiles that no picture has, the last ones last."""
+    if pictures.max_side is None:
+        return []
+    grid = math.ceil(pictures.max_side / pictures.tile_size)
+    found = []
+    for name in sorted(tokenizer.get_added_vocab()):
+        match = _TILE_NAME.fullmatch(name)
+        if match and max(int(match[1]), int(match[2])) > grid:
+            found.append(name)
+    return found
+
+
+def _renamed(tokenizer: PreTrainedTokenizerBase, names: Mapping[str, str]) -> PreTrainedTokenizerFast:
+    """The same tokenizer with some special tokens called otherwise, under the same ids."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in backend["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    vocab = backend["model"].get("vocab")
+    if isinstance(vocab, dict):
+        backend["model"]["vocab"] = {names.get(token, token): index for token, index in vocab.items()}
+    standard = {
+        name: names.get(token, token)
+        for name, token in tokenizer.special_tokens_map.items()
+        if name in ("bos_token", "eos_token", "unk_token", "pad_token") and isinstance(token, str)
+    }
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(backend)),
+        model_max_length=tokenizer.model_max_length,
+        clean_up_tokenization_spaces=False,
+        extra_special_tokens={
+            "image_token": IMAGE,
+            "fake_image_token": FAKE,
+            "global_image_token": GLOBAL,
+            "end_of_utterance_token": _END,
+        },
+        **standard,
+    )
+
+
+def _image_processor(pictures: NanoVLMPictures) -> Idefics3ImageProcessorPil:
+    """Idefics3's cutting with nanoVLM's sizes. Normalised to -1 … 1: the converted model's first convolution
+    is made for that (`models.checkpoints.rewrite`), since an all-black tile must not become all zeros, which
+    transformers takes for padding."""
+    split = pictures.max_side is not None
+    resample = Resampling.BICUBIC if split else Resampling.BILINEAR
+    return Idefics3ImageProcessorPil(
+        do_convert_rgb=True,
+        do_resize=True,
+        size={"longest_edge": pictures.max_side or pictures.tile_size},
+        resample=int(resample),
+        do_image_splitting=split,
+        max_image_size={"longest_edge": pictures.tile_size},
+        do_rescale=True,
+        do_normalize=True,
+        image_mean=[0.5, 0.5, 0.5],
+        image_std=[0.5, 0.5, 0.5],
+        do_pad=True,
+    )
+
+
+def as_nanovlm(folder: str | Path) -> tuple[PreTrainedTokenizerBase, dict[str, Any]]:
+    """The tokenizer of an Idefics3 / SmolVLM checkpoint, and nanoVLM's config fields about it and pictures.
+
+    `lm_base_vocab_size` is the picture token's id: nanoVLM's extra tokens follow its base vocabulary, and
+    here they lie inside.
+
+    Raises:
+        ProcessorError: there is none, or it lacks what nanoVLM names tiles by.
+    """
+    folder = Path(folder)
+    try:
+        pictures, template = open_idefics(folder)
+    except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
+        raise ProcessorError(
+            f"{folder}: nanoVLM's config names tokens, and the tokenizer or processor here cannot be opened "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        ) from error
+    settings, tokenizer = pictures.hf_processor.image_processor, pictures.hf_processor.tokenizer
+    vocab, grid = tokenizer.get_vocab(), 1
+    if settings.do_image_splitting:
+        grid = math.ceil(settings.size["longest_edge"] / pictures.tile_size)
+    tiles = {f"r{r}c{c}": f"<row_{r}_col_{c}>" for r in range(1, grid + 1) for c in range(1, grid + 1)}
+    absent = [name for name in tiles.values() if name not in vocab]
+    if absent and grid > 1:
+        raise ProcessorError(
+            f"{folder}: nanoVLM names tiles by tokens, expected {grid} x {grid} of <row_r_col_c> in the "
+            f"tokenizer, {absent[0]} is absent"
+        )
+    extra = {"image_token": IMAGE}
+    if GLOBAL in vocab:
+        extra["global_image_token"] = GLOBAL
+    if not absent:
+        extra |= tiles
+    return tokenizer, {
+        "lm_tokenizer": "tokenizer",
+        "lm_chat_template": _TEXT_TO_PARTS + template if template else None,
+        "lm_base_vocab_size": vocab[IMAGE],
+        "extra_token_amount": len(extra),
+        "vlm_extra_tokens": extra,
+        "max_img_size": grid * pictures.tile_size,
+        "resize_to_max_side_len": True,
+    }

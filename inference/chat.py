@@ -1,0 +1,262 @@
+"""The chat of `generate.py --chat`: lines in, answers out as they are made, and commands between them.
+
+From a terminal, with line editing and Ctrl-C for an answer; or from a pipe, a question or command a line.
+Answers go to stdout, everything else to stderr. No line can end the session but /quit; the exit status of a
+pipe is 2 where one of its lines could not be done.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from data.inputs import TiledPicture
+from generation.decoding import GenerationOptions
+from generation.sampling import MAX_SEED
+from inference.checkpoint import RequestError
+from inference.conversation import Conversation, TurnReply
+from inference.mistakes import MISTAKES, sentence
+from inference.stats import as_table, stats_rows
+from inference.transcript import save_transcript
+
+COMMANDS = {
+    "/image": ("PATH", "show a picture (or its URL) with the next question"),
+    "/undo": ("", "take back the last picture, or the last question with its answer"),
+    "/reset": ("", "begin anew: no pictures, no questions"),
+    "/save": ("FILE", "write the conversation to a new file: .md to read, .jsonl to train on"),
+    "/stats": ("", "what the last answer took"),
+    "/help": ("", "this list"),
+    "/quit": ("", "leave, as Ctrl-D does"),
+}
+KEYS = "Ctrl-C stops an answer, Tab completes, arrows and Ctrl-R find earlier lines."
+MORE_MEMORY = "/reset gives the conversation's memory back, --device cpu may have more"
+# Control characters in an answer could do anything to a terminal; line breaks and tabs are text.
+CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
+
+
+class Chat:
+    """A conversation by lines.
+
+    Args:
+        conversation: to go on with.
+        options: of each answer; each next one draws with the next seed, where there is one.
+        stats: tell what each answer took.
+        debug: show the traceback of an error.
+
+    `pictures` are shown with the next question; `failed` counts lines that could not be done; `at_terminal`
+    says whether a person watches: Ctrl-C stops the answer then, and how one ended is told.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        options: GenerationOptions,
+        stats: bool = False,
+        debug: bool = False,
+    ):
+        self.conversation, self.options, self.stats, self.debug = conversation, options, stats, debug
+        self.at_terminal = is_at_terminal()
+        self.pictures: list[TiledPicture] = []
+        self.failed = self._asked = 0
+        self._made: dict[str, Any] | None = None
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/image": self._image,
+            "/undo": self._undo,
+            "/reset": self._reset,
+            "/save": self._save,
+            "/stats": self._stats,
+            "/help": self._help,
+        }
+
+    def show(self, picture: Any, name: str) -> None:
+        """Show a picture (anything that `load_image` takes) under this name with the next question.
+
+        Raises:
+            ImageError: see `load_image`.
+        """
+        self.pictures.append(replace(self.conversation.picture(picture), name=name))
+
+    def run(self, questions: Sequence[str] = ()) -> int:
+        """Ask these, then do every line that is typed or piped in, up to /quit: the exit status."""
+        lines: Iterable[str] = piped_lines()
+        if self.at_terminal:
+            from inference.terminal import TerminalLines
+
+            lines = TerminalLines(tuple(COMMANDS), tell, take_pictures=["/image"], take_files=["/save"])
+            tell("/help lists the commands, Ctrl-D leaves")
+        for question in questions:
+            if self.at_terminal:
+                print(f"> {question}", flush=True)
+            self.take(f" {question}")  # a question, even if it begins like a command
+        for line in lines:
+            if line.split() == ["/quit"]:
+                break
+            self.take(line)
+        return 2 if self.failed and not self.at_terminal else 0
+
+    def take(self, line: str) -> None:
+        """Do one line. What is wrong with it is told in one sentence."""
+        try:
+            self._do(line)
+        except BrokenPipeError:
+            raise
+        except MISTAKES as error:
+            if self.debug:
+                traceback.print_exc()
+            self.failed += 1
+            tell("error: " + sentence(error, MORE_MEMORY))
+        except KeyboardInterrupt:
+            if not self.at_terminal:
+                raise
+            tell("stopped")
+
+    def _do(self, line: str) -> None:
+        if not line.strip():
+            tell("type a question, or /help")
+        elif line.startswith("/"):
+            name, _, argument = line.strip().partition(" ")
+            if name not in self._commands:
+                raise RequestError(f"{name}: no such command; /help lists them")
+            takes, _ = COMMANDS[name]
+            if bool(argument.strip()) != bool(takes):
+                raise RequestError(f"expected {f'{name} {takes}'.strip()}, got {line.strip()!r}")
+            self._commands[name](argument.strip())
+        else:
+            self._ask(line.strip())
+
+    def _ask(self, question: str) -> None:
+        options = self.options
+        if options.seed is not None:
+            options = replace(options, seed=(options.seed + self._asked) % MAX_SEED)
+        self._asked += 1
+        reply = None
+        try:
+            with stoppable(self.at_terminal) as begun:
+                reply = self.conversation.ask(question, self.pictures, options)
+                self._stream(reply, begun)
+        except KeyboardInterrupt:
+            if reply is None or not self.at_terminal:
+                raise
+        made = reply.finish()
+        if not reply.kept:
+            tell("stopped before the first word: the question is not kept")
+            return
+        self.pictures.clear()
+        self._made = made | {"model": self.conversation.checkpoint.name}
+        if self.at_terminal:
+            self._tell_ending(made["stop_reasons"][0])
+        if self.stats:
+            self._stats()
+
+    def _stream(self, reply: TurnReply, begun: Callable[[TurnReply], None]) -> None:
+        shown = False
+        try:
+            for _, piece in reply:
+                if not shown:
+                    begun(reply)
+                shown = True
+                print(piece.translate(CONTROL) if self.at_terminal else piece, end="", flush=True)
+        finally:
+            if shown or reply.kept:
+                print(flush=True)
+
+    def _tell_ending(self, ending: str) -> None:
+        if ending == "stopped":
+            tell("stopped; /undo takes the question back")
+        elif ending == "length":
+            tell(f"cut after {self.options.max_new_tokens} tokens: --max-new-tokens allows more")
+        elif ending == "context":
+            tell("the context is full: /undo takes questions back, /reset begins anew")
+
+    # -------------------------------------------------------------------------------------- commands
+    def _image(self, argument: str) -> None:
+        path = path_of(argument)
+        self.show(path, path)
+        tell(f"{path} is shown with the next question")
+
+    def _undo(self, _: str) -> None:
+        if self.pictures:
+            tell(f"took back {self.pictures.pop().name}")
+            return
+        turn = self.conversation.undo()
+        self.pictures = list(turn.pictures)
+        names = ", ".join(picture.name for picture in turn.pictures)
+        shown = f"; {names} is shown with the next one, unless taken back too" if names else ""
+        tell(f"took back {turn.question!r}{shown}")
+
+    def _reset(self, _: str) -> None:
+        self.conversation.reset()
+        self.pictures.clear()
+        self._made = None
+        tell("begun anew, without pictures")
+
+    def _save(self, argument: str) -> None:
+        path = Path(path_of(argument)).expanduser()
+        save_transcript(self.conversation, path)
+        tell(f"saved to {path}")
+
+    def _stats(self, _: str = "") -> None:
+        if self._made is None:
+            raise RequestError("no answer yet: nothing to tell about")
+        used = self._made["prompt_tokens"] + len(self._made["token_ids"][0])
+        context = f"{used} of {self.conversation.checkpoint.context} tokens"
+        tell(as_table(stats_rows(self._made) | {"context": context}))
+
+    def _help(self, _: str) -> None:
+        for name, (takes, what) in COMMANDS.items():
+            tell(f"{name + ' ' + takes:12}  {what}")
+        tell("Everything else is a question; one that begins with a slash takes a space in front of it.")
+        tell(KEYS)
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def path_of(argument: str) -> str:
+    """A path as typed, or as a terminal writes one that was dropped on it: quoted, or its spaces escaped."""
+    if os.path.exists(os.path.expanduser(argument)):
+        return argument
+    try:
+        words = shlex.split(argument)
+    except ValueError:  # an apostrophe
+        return argument
+    return words[0] if len(words) == 1 else argument
+
+
+@contextmanager
+def stoppable(enabled: bool) -> Iterator[Callable[[TurnReply], None]]:
+    """Gives what to call once an answer has begun: from then on Ctrl-C lets it end at its next token, so that
+    nothing is torn; before, and a second time, it interrupts whatever is being done."""
+    begun: list[TurnReply] = []
+
+    def interrupt(*_) -> None:
+        if not begun:
+            raise KeyboardInterrupt
+        begun.pop().stop()
+
+    before = signal.signal(signal.SIGINT, interrupt) if enabled else None
+    try:
+        yield begun.append
+    finally:
+        if enabled:
+            signal.signal(signal.SIGINT, before)
+
+
+def is_at_terminal() -> bool:
+    """Whether a person types, and sees what is told."""
+    return sys.stdin is not None and sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
+
+
+def piped_lines() -> Iterator[str]:
+    """Lines of stdin, none where it is closed."""
+    for line in sys.stdin or ():
+        yield line.rstrip("\r\n")

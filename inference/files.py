@@ -1,0 +1,39 @@
+"""Files that a run writes: replaced as a whole or added to, and what goes wrong names the file."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+
+
+@contextmanager
+def naming(path: Path, kept: str = "") -> Iterator[None]:
+    """Writing to an open file fails without saying which one: the OSError raised in this block says it.
+
+    Args:
+        kept: what has not been lost, for the end of the sentence.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OF_A_DISK:
+            raise
+        raise OSError(error.errno, f"{error.strerror}{kept and '; '}{kept}", str(path)) from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A place beside `path` to write to; it takes the place of `path` when the block is left, and is removed
+    where the block fails: `path` is then as it was."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with naming(path, "what it held is unchanged" if path.exists() else ""):
+            yield temporary
+            temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,201 @@
+"""Look into checkpoints without loading them, and convert them.
+
+    python -m models.checkpoints inspect checkpoints/ocelli-shapes --image 640x480
+    python -m models.checkpoints inspect HuggingFaceTB/SmolVLM-256M-Instruct     # reads headers, no weights
+    python -m models.checkpoints convert lusxvr/nanoVLM-450M nanovlm-hub         # for transformers and vLLM
+    python -m models.checkpoints convert HuggingFaceTB/SmolVLM-256M-Instruct smolvlm-nano --to nanovlm
+    python -m models.checkpoints convert checkpoints/ocelli-shapes runs/shapes-bf16 --dtype bfloat16
+    python -m models.checkpoints convert BASE merged --adapter runs/mine-lora/adapter --push me/merged
+
+A conversion is written under another name, opened again (in transformers' layout by transformers, too) and
+put in its place only if its logits are the original's. Exit status: 0, or 2 with one sentence on what was
+wrong, or 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+# What reads pictures and tokenizers is imported inside functions: a mistyped option answers at once.
+
+QUESTION = "What is in the picture?"
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+_TO_HUB = (
+    "note: transformers' processor names tiles first and the whole picture last, nanoVLM the other way "
+    "round, and resamples pixels differently: the network is the same, its prompts are not those of its "
+    "training"
+)
+_TO_NANOVLM = (
+    "note: nanoVLM looks for the folder lm_tokenizer where it is started: start it in the new folder, or set "
+    "lm_tokenizer in config.json to a repository. It writes pictures into prompts in its own way, which this "
+    "model was not trained with"
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes on the command line read like every other mistake: one sentence, exit status 2."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m models.checkpoints",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="inspect|convert")
+    add = _command(commands, "inspect", "what a checkpoint is and needs, from configs and headers alone")
+    add("source", metavar="ID_OR_DIR", help="folder, or repository on the Hub: a model or a bare backbone")
+    add("--revision", help="branch, tag or commit on the Hub")
+    add("--image", metavar="WxH|FILE", help="also: tiles and tokens of a picture of this size")
+    add("--question", default=QUESTION, help=f"of the prompt that is counted (default: {QUESTION})")
+    add("--json", action=argparse.BooleanOptionalAction, default=False, help="one JSON object")
+
+    add = _command(commands, "convert", "another layout or dtype, or an adapter merged; verified")
+    add("source", metavar="SRC", help="folder, or repository on the Hub")
+    add("target", metavar="DST", type=Path, help="folder to make")
+    add("--revision", help="branch, tag or commit on the Hub")
+    add(
+        "--to",
+        choices=("hub", "nanovlm"),
+        default="hub",
+        help="layout: transformers' (default), or nanoVLM's",
+    )
+    add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights (default: as they are)")
+    add("--adapter", metavar="FOLDER", type=Path, help="merge a peft LoRA adapter, as train.py writes it")
+    add("--processor", action=argparse.BooleanOptionalAction, default=True,
+        help="with tokenizer, picture settings and chat template")  # fmt: skip
+    add("--max-shard-size", type=size, default=size("5GB"), metavar="SIZE", help="of a file (default 5GB)")
+    add("--overwrite", action=argparse.BooleanOptionalAction, default=False,
+        help="replace the checkpoint that DST holds; other files in it stay")  # fmt: skip
+    add("--push", metavar="REPO_ID", help="upload the result to the Hub, with a card")
+    add("--private", action=argparse.BooleanOptionalAction, help="of a repository that --push makes")
+    return parser
+
+
+def _command(commands, name: str, what: str):
+    command = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+    return command.add_argument
+
+
+def size(text: str) -> int:
+    """5GB, 500MB or 60KB in bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB)", text.strip().upper())
+    if match is None or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"expected a size such as 5GB, 500MB or 60KB, got {text!r}")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+# ------------------------------------------------------------------------------------------------- inspect
+def run_inspect(settings: argparse.Namespace) -> None:
+    from models.checkpoints.inspection import as_text, inspect
+
+    report = inspect(settings.source, settings.revision)
+    if settings.image is not None:
+        report["picture"] = picture(settings, report)
+    print(json.dumps(report, ensure_ascii=False) if settings.json else as_text(report))
+
+
+def picture(settings: argparse.Namespace, report: dict[str, Any]) -> dict[str, Any]:
+    """What a picture of the size that was asked for takes; its tokenizer and picture settings are read."""
+    from dataclasses import asdict
+
+    from data.errors import ProcessorError
+    from data.images import load_image
+    from data.picture_cost import picture_cost
+    from data.processor import Processor
+    from models.checkpoints.locate import snapshot
+
+    match = re.fullmatch(r"(\d{1,9})[xX](\d{1,9})", settings.image)
+    if match is not None:
+        width, height = int(match[1]), int(match[2])
+    else:
+        width, height = load_image(settings.image).size
+    if report["tile"] is None or "tokens" not in report["tile"]:
+        raise ProcessorError(f"{settings.source} is a bare backbone: only a whole model has prompts to count")
+    folder = snapshot(settings.source, report["commit"])
+    cost = asdict(picture_cost(Processor.from_pretrained(folder), width, height, settings.question))
+    return cost | {"left": report["context"] - cost["prompt_tokens"]}
+
+
+# ------------------------------------------------------------------------------------------------- convert
+def run_convert(settings: argparse.Namespace) -> None:
+    from models.checkpoints.convert import NANOVLM, Request, convert, upload
+
+    if settings.push and settings.to == NANOVLM:
+        build_parser().error("--push uploads transformers' layout, expected it without --to nanovlm")
+    request = Request(
+        source=settings.source,
+        target=settings.target,
+        layout=settings.to,
+        dtype=settings.dtype,
+        adapter=settings.adapter,
+        revision=settings.revision,
+        overwrite=settings.overwrite,
+        max_shard_bytes=settings.max_shard_size,
+    )
+    result = convert(request, companion_opener(settings), tell=note)
+    if settings.push:
+        note(f"uploaded to {upload(result, settings.push, settings.private)}")
+
+
+def companion_opener(settings: argparse.Namespace):
+    """What `convert` calls for the processor: tokenizers are opened here, not in `models/`."""
+    from data.errors import ProcessorError
+    from data.processor import Processor
+    from data.processor_conversion import as_idefics, as_nanovlm
+    from models.checkpoints.convert import NANOVLM, Companion
+
+    def open_companion(folder: Path, from_nanovlm: bool) -> Companion:
+        if settings.to == NANOVLM:
+            tokenizer, fields = as_nanovlm(folder)
+            note(_TO_NANOVLM)
+            return Companion(tokenizer=tokenizer, fields=fields)
+        held = from_nanovlm or any((folder / name).is_file() for name in _PROCESSOR_FILES)
+        if not settings.processor or not held:
+            note("note: the result has no processor" + ("" if held else ", as the original has none"))
+            return Companion()
+        try:
+            if from_nanovlm:
+                processor = as_idefics(folder)
+                note(_TO_HUB)
+            else:
+                processor = Processor.from_pretrained(folder).hf_processor
+        except ProcessorError as error:
+            raise ProcessorError(f"{error}; --no-processor converts the weights alone") from error
+        return Companion(processor=processor)
+
+    return open_companion
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    settings = build_parser().parse_args(arguments)
+    from data.errors import ImageError, ProcessorError, PromptError
+    from models.checkpoints.errors import CheckpointError
+
+    try:
+        (run_inspect if settings.command == "inspect" else run_convert)(settings)
+    except (CheckpointError, ImageError, ProcessorError, PromptError, OSError, MemoryError) as error:
+        note(f"python -m models.checkpoints: error: {' '.join(str(error).split()) or type(error).__name__}")
+        return 2
+    except KeyboardInterrupt:
+        note("\npython -m models.checkpoints: interrupted")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

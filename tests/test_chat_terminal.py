@@ -1,0 +1,176 @@
+"""generate.py --chat at a terminal, a real one (a pseudo-terminal): editing, completion, history, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import generate
+
+PATIENCE = 600.0  # seconds: of a loaded machine
+UP, CTRL_A, CTRL_C, CTRL_D = "\x1b[A", "\x01", "\x03", "\x04"
+PROMPT = "\x1b[?2004h"  # "bracketed paste on": what prompt_toolkit begins to read a line with
+# Makes the terminal on stdin the controlling one, so that Ctrl-C typed there is a signal.
+START = "import os, sys; os.close(os.open(os.ttyname(0), os.O_RDWR)); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+class Terminal:
+    """generate.py at a pseudo-terminal: `type` at it, and `expect` what it shows."""
+
+    def __init__(self, *arguments, folder: Path, state: Path):
+        self._ours, theirs = pty.openpty()
+        environment = os.environ | {
+            "TERM": "xterm",
+            "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody here to ask where the cursor is
+            "XDG_STATE_HOME": str(state),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, str(generate.ROOT / "generate.py"), "--chat", *map(str, arguments)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", START, *command],
+            stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment, start_new_session=True,
+        )  # fmt: skip
+        os.close(theirs)
+        self._shown, self._read_to = "", 0
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def expect(self, text: str) -> str:
+        """Wait for text behind what was expected last: all that was shown up to its end."""
+        end = time.monotonic() + PATIENCE
+        while (found := self._shown.find(text, self._read_to)) < 0:
+            ready, _, _ = select.select([self._ours], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"no {text!r} within {PATIENCE} s behind {self._shown[self._read_to :][-2000:]!r}"
+            try:
+                data = os.read(self._ours, 65536)
+            except OSError:  # Linux: the other side has closed
+                data = b""
+            assert data, f"it ended without {text!r}: {self._shown[self._read_to :][-2000:]!r}"
+            self._shown += data.decode(errors="replace")
+        begin, self._read_to = self._read_to, found + len(text)
+        return self._shown[begin : self._read_to]
+
+    def leave(self, keys: str) -> int:
+        """Type this: the exit status."""
+        self.type(keys)
+        return self._process.wait(PATIENCE)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._ours)
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    """Start one: by default in an empty folder with an empty state folder."""
+    opened = []
+
+    def start(*arguments, folder: Path = tmp_path) -> Terminal:
+        opened.append(Terminal(*arguments, folder=folder, state=tmp_path / "state"))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def endless(model_folder, tmp_path_factory) -> Path:
+    """The tiny checkpoint with a context that no answer comes to the end of."""
+    folder = tmp_path_factory.mktemp("endless") / "model"
+    shutil.copytree(model_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = 400_000
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_session(terminal, endless):
+    talk = terminal("--model", endless, "--no-image", "--max-new-tokens", 300_000, "--compile", "off")
+    talk.expect("/help lists the commands, Ctrl-D leaves")
+    talk.expect(PROMPT)
+    talk.type(CTRL_C)
+    talk.expect("Ctrl-D or /quit leaves")
+    talk.expect(PROMPT)
+    talk.type("half a question" + CTRL_C)
+    talk.expect("half a question")
+    talk.expect(PROMPT)
+    for number in (1, 2):
+        talk.type(f"question {number}?\r")
+        talk.expect(f"question {number}?")
+        talk.expect("\r\n")
+        answering(talk)
+        talk.type(CTRL_C)
+        talk.expect("stopped; /undo takes the question back")
+        talk.expect(PROMPT)
+    talk.type("/stats\r")
+    shown = talk.expect("context")
+    assert "ended by stopped" in shown and "kept from the last question" in shown
+    talk.type("/undo\r")
+    talk.expect("took back 'question 2?'")
+    assert talk.leave(CTRL_D) == 0
+
+
+def answering(talk: Terminal) -> None:
+    """Wait for a good piece of an answer."""
+    while len(talk._shown) - talk._read_to < 200:
+        ready, _, _ = select.select([talk._ours], [], [], PATIENCE)
+        assert ready
+        talk._shown += os.read(talk._ours, 4096).decode(errors="replace")
+
+
+def test_lines_are_edited_completed_and_remembered(terminal, photo, model_folder, tmp_path):
+    shutil.copy(photo, tmp_path / "boat-1.png")
+    (tmp_path / "boat-1.txt").write_text("not a picture")
+    arguments = ("--model", model_folder, "--no-image", "--max-new-tokens", 4)
+    talk = terminal(*arguments)
+    talk.expect(PROMPT)
+    talk.type("/im\tbo\t\r")  # both completed: there is one command and one picture
+    talk.expect("boat-1.png is shown with the next question")
+    talk.expect(PROMPT)
+    talk.type("many?" + CTRL_A + "how \r")
+    talk.expect("cut after 4 tokens: --max-new-tokens allows more")
+    talk.expect(PROMPT)
+    talk.type("/save talk.md\r")
+    talk.expect("saved to talk.md")
+    assert talk.leave("/quit\r") == 0
+    saved = (tmp_path / "talk.md").read_text()
+    assert "**You:** how many?" in saved and f"(<{tmp_path / 'boat-1.png'}>)" in saved
+    history = tmp_path / "state" / "ocelli" / "chat_history"
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+
+    again = terminal(*arguments)
+    again.expect(PROMPT)
+    again.type(UP * 3 + "\r")  # /quit, /save, and the question
+    again.expect("how many?")
+    again.expect("cut after 4 tokens")
+    again.expect(PROMPT)
+    again.type("/undo\r")
+    again.expect("took back 'how many?'")
+    assert again.leave(CTRL_D) == 0
+
+
+def test_a_history_that_cannot_be_kept_is_told_once(terminal, model_folder, tmp_path):
+    (tmp_path / "state").write_text("a file where a folder should be")
+    talk = terminal("--model", model_folder, "--no-image", "--max-new-tokens", 4)
+    talk.expect(PROMPT)
+    talk.type("/stats\r")
+    talk.expect("what you type is forgotten at the end")
+    talk.expect("error: no answer yet")
+    talk.expect(PROMPT)
+    talk.type("/foo\r")
+    assert "forgotten" not in talk.expect("/foo: no such command")
+    assert talk.leave("/quit\r") == 0
