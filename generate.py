@@ -5,6 +5,7 @@
     python generate.py photo.jpg -q "What is this?" -q "Where is it?" --json
     python generate.py a.png b.png -q "What differs?" --model HuggingFaceTB/SmolVLM-256M-Instruct
     python generate.py photo.jpg --num-answers 3 --temperature 0.8 --stats
+    python generate.py photo.jpg -q "What is it?" --show-attention where.png --method occlusion
     python generate.py --chat photo.jpg
     python generate.py --batch questions.jsonl --out answers.jsonl
 
@@ -21,6 +22,9 @@ import secrets
 import sys
 import traceback
 from pathlib import Path
+
+from inference.options import mistake_in
+from inference.where.options import add_where_options, mistake_about_where
 
 # Everything that imports torch is imported inside functions: --help and a mistyped option answer at once.
 
@@ -107,6 +111,8 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--stats", action="store_true", help="tokens, seconds and bytes on stderr")
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
+    add_where_options(parser)
+
     group = parser.add_argument_group("many questions")
     group.add_argument(
         "--batch", type=Path, metavar="FILE.jsonl", help='lines of {"image": ..., "question": ...}'
@@ -120,33 +126,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = build_parser()
     # Intermixed, so that pictures may stand on both sides of -q.
     settings = parser.parse_intermixed_args(arguments)
-    if settings.batch is not None:
-        if settings.images or settings.questions or settings.no_image or settings.json:
-            parser.error(
-                "--batch takes pictures and questions from its file: leave out IMAGE, -q, --no-image, --json"
-            )
-        if settings.out is None:
-            parser.error("--batch needs --out FILE.jsonl for its results")
-        if not settings.cache:
-            parser.error("--batch shares a cache among its questions: leave out --no-cache")
-        settings.batch_size = 8 if settings.batch_size is None else settings.batch_size
-        if settings.batch_size < 1:
-            parser.error(f"--batch-size: expected at least 1, got {settings.batch_size}")
-    elif settings.out is not None:
-        parser.error("--out belongs to --batch; use --json to have the results of one question on stdout")
-    elif settings.batch_size is not None:
-        parser.error("--batch-size belongs to --batch: questions of the command line are asked one by one")
-    if settings.chat and (settings.batch or settings.json or settings.num_answers != 1 or not settings.cache):
-        parser.error(
-            "--chat prints text from one cache: leave out --batch, --json, --num-answers, --no-cache"
-        )
-    if settings.compile == "on" and not settings.cache:
-        parser.error("--compile on: the compiled step reads a cache, leave out --no-cache")
-    if settings.no_image and settings.images:
-        parser.error("--no-image: expected no IMAGE, got " + ", ".join(settings.images))
-    for question in settings.questions or ():
-        if not question.strip():
-            parser.error(f"-q: expected a question, got {question!r}")
+    if mistake := mistake_in(settings) or mistake_about_where(settings):
+        parser.error(mistake)
+    if settings.batch is not None and settings.batch_size is None:
+        settings.batch_size = 8
     return settings
 
 
@@ -196,9 +179,11 @@ def answer_questions(settings: argparse.Namespace) -> None:
     from generation.session import Session
     from inference.answer import ask
     from inference.stats import as_table, stats_rows
+    from inference.where.show import check_where, write_where
 
     questions = settings.questions or [DEFAULT_QUESTION]
     options, names, pictures, checkpoint = opened(settings, answers=len(questions))
+    check_where(checkpoint, settings)
     if len(questions) > 1:
         pictures = [checkpoint.processor.tile(picture) for picture in pictures]  # once for all of them
     session = Session(checkpoint.model) if len(questions) > 1 and options.use_cache else None
@@ -214,6 +199,9 @@ def answer_questions(settings: argparse.Namespace) -> None:
         made = show(reply, asked | {"seed": options.seed}, settings)
         if settings.stats:
             print(as_table(stats_rows(made)), file=sys.stderr)
+        if settings.show_attention is not None:
+            write_where(checkpoint, pictures, question, made["token_ids"][0], settings)
+            note(f"{settings.show_attention}: where it looked, word by word")
 
 
 def chat(settings: argparse.Namespace) -> int:

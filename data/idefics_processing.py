@@ -35,6 +35,7 @@ class IdeficsPictures:
     image_token: str | None = IMAGE
     string_content = False
     add_special_tokens = True
+    whole_first = False  # among the tiles of a picture that is split
     flat = False  # tiles are padded per row: (B, n, 3, M, M) with a pixel mask, as transformers gives them
 
     def __init__(self, hf_processor: Idefics3Processor):

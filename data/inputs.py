@@ -29,7 +29,8 @@ class ModelInputs(dict):
 
 @dataclass(frozen=True)
 class TiledPicture:
-    """A picture as the model sees it: tiles (n, 3, M, M) of `rows` x `columns` and, behind them, the whole.
+    """A picture as the model sees it: tiles (n, 3, M, M) of `rows` x `columns` and the whole, behind them or
+    in front of them (`whole_first` of a processor's `pictures`).
 
     Made once by `Processor.tile`, it goes wherever a picture goes.
     """

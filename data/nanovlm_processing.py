@@ -44,6 +44,7 @@ class NanoVLMPictures:
     """How a nanoVLM checkpoint (its config.json as a dict) cuts pictures and writes them into a prompt."""
 
     string_content = True
+    whole_first = True
     flat = True
     hf_processor = None
 

@@ -197,7 +197,7 @@ class AskTab:
             seed=None if seed in (None, -1) else _whole(seed),
             remember=bool(remember),
         )
-        if not all(map(self._is_upload, asked.pictures)):
+        if not all(is_upload(self.pictures, picture) for picture in asked.pictures):
             yield {self.notice: view.notice("pictures: expected uploads, got files of this machine", True)}
             return
         taken = False  # the question left its field, as it appeared among the answers
@@ -209,11 +209,6 @@ class AskTab:
                 if now.failed and taken:
                     changes[self.question] = asked.question
                 yield changes
-
-    def _is_upload(self, picture: str) -> bool:
-        """Whether a file lies where uploads and examples do. Gradio sees to that for files as browsers send
-        them; others may come."""
-        return Path(picture).resolve().is_relative_to(Path(self.pictures.GRADIO_CACHE).resolve())
 
     async def _stop(self, request: gr.Request) -> None:
         """Stop the answer."""
@@ -238,6 +233,12 @@ class AskTab:
             self.ask: gr.update(interactive=not now.busy),
             self.stop: gr.update(interactive=now.busy),
         }
+
+
+def is_upload(field: gr.Gallery, picture: str) -> bool:
+    """Whether a file lies where uploads and examples do. Gradio sees to that for files as browsers send them;
+    others may come."""
+    return Path(picture).resolve().is_relative_to(Path(field.GRADIO_CACHE).resolve())
 
 
 def _whole(value: Any) -> Any:

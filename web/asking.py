@@ -137,7 +137,7 @@ class Desk:
         async with _interrupted(visitor):
             visitor.cancelled = False
             try:
-                options = self._check(asked)
+                options = self.check(asked)
                 if not self.models.is_open(asked.model):
                     yield View(visitor.log, f"Opening {asked.model} …", busy=True)
                 checkpoint = await asyncio.to_thread(self.models.open, asked.model)
@@ -149,7 +149,7 @@ class Desk:
                     async for view in views:
                         yield view
             except Exception as error:  # in any case the page goes on
-                yield View(visitor.log, _sentence(error), failed=True)
+                yield View(visitor.log, sentence(error), failed=True)
             finally:
                 visitor.task = None
                 if visitor.gone:
@@ -174,7 +174,7 @@ class Desk:
             visitor.forget()
             return View(visitor.log)
 
-    def _check(self, asked: Asked) -> GenerationOptions:
+    def check(self, asked: Asked) -> GenerationOptions:
         """Refuse what shows without a model."""
         limits = self.limits
         self.models.check(asked.model)
@@ -208,7 +208,7 @@ class Desk:
         try:
             while not task.ended:
                 first = making.take(task, exchange)
-                now, shows = time.perf_counter(), (_waiting(task), sum(map(len, exchange.answers)))
+                now, shows = time.perf_counter(), (waiting(task), sum(map(len, exchange.answers)))
                 if first or now - drawn > (ALIVE if shows == shown else REDRAW):
                     drawn, shown = now, shows
                     yield View(visitor.log, shows[0], made=making.figures(), busy=True)
@@ -234,7 +234,7 @@ class Desk:
         else:
             conversation = self.visitors.conversation(making.checkpoint, before)
             for picture in asked.pictures:
-                pictures.append(conversation.picture(self._load(picture)))
+                pictures.append(conversation.picture(self.load(picture)))
                 yield 0, ""
         visitor.conversation = conversation
         with conversation.ask(asked.question, pictures, making.options) as reply:
@@ -252,7 +252,7 @@ class Desk:
         same = before.checkpoint is making.checkpoint and visitor.pictures == making.asked.pictures
         return same and bool(before.turns)
 
-    def _load(self, picture: str):
+    def load(self, picture: str):
         """An uploaded file, within the limits of this page."""
         path = Path(picture)
         try:
@@ -270,7 +270,7 @@ async def _interrupted(visitor: Visitor) -> AsyncIterator[None]:
         yield
 
 
-def _waiting(task: Task) -> str:
+def waiting(task: Task) -> str:
     """What there is to say while nothing happens."""
     before = task.before
     if not before:
@@ -278,7 +278,7 @@ def _waiting(task: Task) -> str:
     return f"Many are asking just now: you are number {before} of those who wait."
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     """A mistake in words. One of our own is not explained to visitors: its traceback goes to the terminal."""
     if isinstance(error, OutOfMemoryError | MemoryError):
         return (

@@ -16,6 +16,7 @@ from starlette.middleware import Middleware
 from web.ask_tab import AskTab
 from web.asking import Desk
 from web.guard import Guard
+from web.where_tab import WhereTab
 
 CSS = Path(__file__).with_name("page.css")
 WAITING = 64  # questions in Gradio's queue, before the next one is refused
@@ -34,8 +35,11 @@ def build(desk: Desk, remember: bool = False) -> gr.Blocks:
         title="Ocelli", analytics_enabled=False, delete_cache=(LOOK_EVERY, KEEP_UPLOADS), fill_width=True
     ) as page:
         gr.Markdown("# Ocelli\nAsk small vision-language models about pictures.", elem_id="title")
-        with gr.Tabs(), gr.Tab("Ask"):
-            AskTab(desk, remember)
+        with gr.Tabs():
+            with gr.Tab("Ask"):
+                AskTab(desk, remember)
+            with gr.Tab("Where did it look"):
+                WhereTab(desk)
 
         def closed(request: gr.Request) -> None:
             desk.visitors.remove(request.session_hash or "")

@@ -1,0 +1,60 @@
+"""The tab "Where did it look", as a client of the page sees it."""
+
+from __future__ import annotations
+
+import pytest
+from gradio_client import Client, handle_file
+from PIL import Image
+
+import app
+from tests.pages import make_desk, served
+
+EXAMPLE, CUP = (str(app.ROOT / "assets" / f"{name}.png") for name in ("example", "cup"))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    desk, folder = make_desk(), tmp_path_factory.mktemp("uploads")
+    with pytest.MonkeyPatch.context() as patch, served(desk, folder, patch) as page:
+        yield page
+    desk.thread.close()
+
+
+def look(page, *pictures: str, question: str = "What colour is the star?", method: str = "attention"):
+    """What the tab shows in the end: (answer, sheet, notice)."""
+    gallery = [{"image": handle_file(picture), "caption": None} for picture in pictures]
+    client = Client(page.url, verbose=False)
+    return client.predict(gallery, question, method, page.desk.models.default, api_name="/look")
+
+
+@pytest.mark.parametrize("method", ["attention", "occlusion"])
+def test_an_answer_and_its_maps(page, method):
+    answer, sheet, notice = look(page, EXAMPLE, method=method)
+    assert (answer, notice) == ("blue", "")
+    with Image.open(sheet) as image:
+        assert image.width == 940 and image.height > 600
+    assert page.desk.thread.idle
+
+
+def test_two_pictures(page):
+    answer, sheet, notice = look(page, CUP, EXAMPLE, question="What is the printed word?")
+    assert answer and notice == "" and Image.open(sheet).width > 900
+
+
+@pytest.mark.parametrize(
+    "pictures, changes, expected",
+    [
+        ((), {}, "Add a picture first"),
+        ((EXAMPLE,), {"question": "  "}, "Type a question first"),
+        ((EXAMPLE,) * 9, {}, "at most 8 at once"),
+    ],
+)
+def test_a_mistake_is_one_sentence(page, pictures, changes, expected):
+    _, sheet, notice = look(page, *pictures, **changes)
+    assert expected in notice and 'role="alert"' in notice and sheet is None
+
+
+def test_a_broken_picture_is_named(page, tmp_path):
+    (tmp_path / "boat.png").write_text("a picture of a boat")
+    _, sheet, notice = look(page, str(tmp_path / "boat.png"))
+    assert "boat.png" in notice and "a file that starts with" in notice and sheet is None

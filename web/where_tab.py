@@ -1,0 +1,198 @@
+"""The tab that shows where an answer comes from: pictures and a question in, a heat map for each word out."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import gradio as gr
+from PIL import Image
+
+from data.errors import ImageError
+from generation.decoding import GenerationOptions
+from inference.answer import ask
+from inference.checkpoint import Checkpoint, RequestError
+from inference.where.attention import attention_maps
+from inference.where.drawing import draw_maps
+from inference.where.occlusion import occlusion_steps
+from inference.where.options import METHODS
+from inference.where.words import answer_words
+from web import view
+from web.ask_tab import ASSETS, EXAMPLES, is_upload
+from web.asking import ALIVE, POLL, REDRAW, Asked, Desk, sentence, waiting
+from web.visitors import Visitor
+
+MOST_TOKENS = 64  # of an answer: every word gets a card
+_ABOUT = (
+    "**attention**: what the decoder read for each word of the answer, averaged over its layers and heads. "
+    "**occlusion**: by how much each word's probability falls when a place is greyed; slower, but it asks "
+    "the whole model. Attention is not explanation: trust what both show."
+)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is known so far: the answer, a line on what is being done, and in the end the contact sheet."""
+
+    answer: str = ""
+    doing: str = ""
+    sheet: Image.Image | None = None
+
+
+class WhereTab:
+    """Laid out where it is made, inside `gr.Blocks`."""
+
+    def __init__(self, desk: Desk):
+        self.desk = desk
+        picture, question = EXAMPLES[0]
+        models = desk.models
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=4, min_width=300):
+                self.pictures = gr.Gallery(
+                    [str(ASSETS / picture)],
+                    label="Pictures",
+                    type="filepath",
+                    file_types=["image"],
+                    sources=["upload", "clipboard"],
+                    interactive=True,
+                    columns=2,
+                    height=260,
+                    object_fit="contain",
+                    buttons=[],
+                    elem_id="where-pictures",
+                )
+                self.question = gr.Textbox(
+                    question,
+                    label="Question",
+                    max_lines=6,
+                    max_length=desk.limits.max_characters,
+                    elem_id="where-question",
+                )
+                self.method = gr.Radio(list(METHODS), value=METHODS[0], label="Method", elem_id="method")
+                self.model = gr.Dropdown(
+                    list(models.names),
+                    value=models.default,
+                    label="Model",
+                    allow_custom_value=models.any_model,
+                    visible=models.any_model or len(models.names) > 1,
+                    elem_id="where-model",
+                )
+                self.look = gr.Button("Look", variant="primary", elem_id="look")
+                self.notice = gr.HTML("", elem_id="where-notice")
+                gr.Markdown(_ABOUT)
+            with gr.Column(scale=7, min_width=300):
+                self.answer = gr.Textbox(label="Answer", interactive=False, lines=1, elem_id="where-answer")
+                self.sheet = gr.Image(
+                    label="Where it looked, word by word",
+                    type="pil",
+                    format="png",
+                    interactive=False,
+                    buttons=["download", "fullscreen"],
+                    elem_id="where-sheet",
+                )
+        gr.on(
+            [self.look.click, self.question.submit],
+            self._look,
+            [self.pictures, self.question, self.method, self.model],
+            [self.answer, self.sheet, self.notice, self.look],
+            api_name="look",
+            show_progress="hidden",
+            concurrency_limit=None,
+        )
+
+    async def _look(
+        self,
+        pictures: list[tuple[str, str | None]] | None,
+        question: str,
+        method: str,
+        model: str,
+        request: gr.Request,
+    ) -> AsyncGenerator[dict, None]:
+        """Answer a question about pictures and show where each word looked."""
+        paths = tuple(path for path, _ in pictures or ())
+        asked = Asked(paths, question or "", model or "", max_new_tokens=MOST_TOKENS)
+        visitor = self.desk.visitors.get(request.session_hash or secrets.token_hex(8))
+        try:
+            async with aclosing(self._looks(visitor, asked, method)) as looks:
+                async for looked in looks:
+                    yield self._changes(looked)
+        except Exception as error:  # in any case the page goes on
+            failed = {self.notice: view.notice(sentence(error), True), self.look: gr.update(interactive=True)}
+            yield {self.answer: "", self.sheet: None, **failed}
+
+    def _changes(self, looked: Looked) -> dict:
+        return {
+            self.answer: looked.answer,
+            self.sheet: looked.sheet,
+            self.notice: view.notice(looked.doing, False),
+            self.look: gr.update(interactive=looked.sheet is not None),
+        }
+
+    async def _looks(self, visitor: Visitor, asked: Asked, method: str) -> AsyncGenerator[Looked, None]:
+        """What is known, as it grows. Raises what is wrong; closing the iteration ends the work."""
+        self.desk.check(asked)
+        if not asked.pictures:
+            raise ImageError("Add a picture first: there is none to look at.")
+        if not all(is_upload(self.pictures, picture) for picture in asked.pictures):
+            raise ImageError("pictures: expected uploads, got files of this machine")
+        if method not in METHODS:
+            raise RequestError(f"method: expected {' or '.join(METHODS)}, got {str(method)[:40]!r}")
+        if visitor.busy.locked():
+            raise RequestError("An answer is being made for you: wait for it, or stop it, before you look.")
+        async with visitor.busy:
+            visitor.cancelled = False
+            if not self.desk.models.is_open(asked.model):
+                yield Looked(doing=f"Opening {asked.model} …")
+            checkpoint = await asyncio.to_thread(self.desk.models.open, asked.model)
+            task = visitor.task = self.desk.thread.begin(lambda: self._steps(checkpoint, asked, method))
+            looked, drawn, shown = Looked(), 0.0, None
+            try:
+                while not task.ended:
+                    looked = (task.take() or [looked])[-1]
+                    now, shows = time.perf_counter(), (looked.answer, waiting(task) or looked.doing)
+                    if now - drawn > (ALIVE if shows == shown else REDRAW):
+                        drawn, shown = now, shows
+                        yield Looked(*shows)
+                    await asyncio.sleep(POLL)
+                result = task.result()
+            finally:
+                task.cancel()
+                while not task.ended:
+                    await asyncio.sleep(POLL)
+                visitor.task = None
+                if visitor.gone:
+                    visitor.forget()
+            if result is None:
+                raise RequestError("Stopped before there was anything to see.")
+            yield result
+
+    def _steps(self, checkpoint: Checkpoint, asked: Asked, method: str) -> Generator[Looked, None, Looked]:
+        """In the thread of the models: the answer, then its maps, a little at a time."""
+        pictures, answer = [self.desk.load(picture) for picture in asked.pictures], ""
+        reply = ask(checkpoint, pictures, asked.question, GenerationOptions(max_new_tokens=MOST_TOKENS))
+        for _, piece in reply:
+            answer += piece
+            yield Looked(answer, "Answering …")
+        ids = reply.finish()["token_ids"][0]
+        words = answer_words(checkpoint, ids)
+        if not words:
+            raise RequestError("The answer has no word to draw a map for.")
+        yield Looked(answer, "Looking …")
+        if method == "occlusion":
+            steps = occlusion_steps(checkpoint, pictures, asked.question, ids)
+            while True:
+                try:
+                    done, windows = next(steps)
+                except StopIteration as end:
+                    sheet = draw_maps(end.value, words, asked.question)
+                    break
+                yield Looked(answer, f"Greying one place after another: {done} of {windows}")
+        else:
+            sheet = draw_maps(
+                attention_maps(checkpoint, pictures, asked.question, ids), words, asked.question
+            )
+        return Looked(answer, "", sheet)
