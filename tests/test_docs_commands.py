@@ -162,7 +162,14 @@ def run(folder: Path, line: str) -> str:
     if words[0] == ".venv/bin/python" and not re.search(r"[|&;<>$]", line):
         return fork_python(folder, words[1:])
     environment = {name: value for name, value in os.environ.items() if name not in ("IMAGE", "QUESTION")}
-    done = subprocess.run(["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]
     return done.stdout
 
