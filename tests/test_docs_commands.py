@@ -13,8 +13,10 @@ import re
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,7 @@ from tests.documents import (
 # Commands that another test runs, in full or as a reader would make them small.
 RUN_ELSEWHERE = {
     ".venv/bin/transformers serve checkpoints/ocelli-shapes --dtype float32": "tests/test_served.py",
+    "make demo": "tests/test_docs_commands.py",  # test_the_page_of_make_demo
     ".venv/bin/python train.py runs/mine/run.yaml": "tests/test_finetune.py",
     ".venv/bin/python -m pytest tests/test_cli.py -k json": "tests/test_cli.py",
 }
@@ -186,6 +189,24 @@ def test_a_command_ends_well(line, shown, here, request):
 def test_a_python_example_ends_well(block: Block, here):
     printed = fork_python(here, ["-c", block.text])
     assert block.output is None or printed.rstrip() == block.output.rstrip()
+
+
+def test_the_page_of_make_demo(here):
+    """It runs until somebody stops it, and then ends well."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        ["make", "demo"], cwd=here, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        said = next(line for line in process.stderr if "http://" in line or "error" in line)
+        address = re.search(r"http://\S+", said)
+        assert address, said
+        with urllib.request.urlopen(address[0], timeout=60) as answer:
+            assert answer.status == 200 and b"Ocelli" in answer.read()
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.stderr.close()
+        process.wait(60)
 
 
 # ---------------------------------------------------------------------------------------------- what is said
