@@ -1,0 +1,12 @@
+"""The page under a little load, for seconds: `python -m tests.robustness.load` does it for minutes."""
+
+from __future__ import annotations
+
+from tests.robustness.load import run
+
+
+def test_nobody_gets_a_wrong_answer_and_the_page_stays_up():
+    told = run(clients=3, seconds=6)
+    assert told["page_is_up"] and not told["stuck_clients"]
+    assert told["asked"] > 3 and told["wrong"] == 0, told["wrong_examples"]
+    assert told["errors"] == 0, told["error_examples"]
