@@ -1,4 +1,4 @@
-"""The web page as a client sees it, without a browser: answers, refusals, who goes away; app.py's mistakes."""
+"""The web page as a client sees it, without a browser: answers, refusals, who goes away; app.py when wrong."""
 
 from __future__ import annotations
 
