@@ -2,6 +2,7 @@
 #
 #   make answer                                          # the embedded model on the example picture
 #   make answer IMAGE=photo.jpg QUESTION="How many?"
+#   make demo                                            # ask in the browser
 #   make test
 #   make train                                           # the embedded model from nothing: hours on a CPU
 
@@ -12,10 +13,13 @@ INSTALLED := $(VENV)/requirements.installed
 
 export IMAGE QUESTION
 
-.PHONY: answer test train clean
+.PHONY: answer demo test train clean
 
 answer: $(INSTALLED)
 	@$(PY) generate.py $${IMAGE:+"$$IMAGE"} $${QUESTION:+-q "$$QUESTION"}
+
+demo: $(INSTALLED)
+	@$(PY) app.py
 
 test: $(INSTALLED)
 	$(PY) -m ruff check .

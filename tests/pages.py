@@ -55,9 +55,8 @@ def make_desk(*names: str | Path, slow: bool = False, any_model: bool = False, *
 
 
 @contextmanager
-def served(desk: Desk, folder: Path, monkeypatch) -> Iterator[Served]:
-    """Serve a page for as long as the block lasts; uploads go into `folder`."""
-    monkeypatch.setenv("GRADIO_TEMP_DIR", str(folder))
+def served(desk: Desk) -> Iterator[Served]:
+    """Serve a page for as long as the block lasts."""
     desk.models.open(desk.models.default)
     page = build(desk)
     url = serve(page, desk, "127.0.0.1", app.free_port("127.0.0.1", None))

@@ -1,4 +1,4 @@
-"""The web page in a real browser: what visitors do, and what goes wrong, with the page up after each.
+"""The web page in a real browser: everything a visitor does and gets wrong, with the page up after each.
 
 Needs Playwright and a Chromium, see tests/test_report_browser.py. Skipped where they are not.
 """
@@ -33,21 +33,28 @@ def browser():
         opened.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def uploads(tmp_path_factory):
+    """Where all pages of this module put what is uploaded: Gradio knows one place in a process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
+        yield
+
+
 @pytest.fixture(scope="module")
-def house(tmp_path_factory):
+def house(uploads):
     """A page on the embedded model, that takes other ids besides."""
-    desk, folder = make_desk(any_model=True), tmp_path_factory.mktemp("uploads")
-    with pytest.MonkeyPatch.context() as patch, served(desk, folder, patch) as house:
+    desk = make_desk(any_model=True)
+    with served(desk) as house:
         yield house
     desk.thread.close()
 
 
 @pytest.fixture(scope="module")
-def slow_house(tmp_path_factory):
+def slow_house(uploads, tmp_path_factory):
     """A page on a model that never comes to an end by itself."""
-    folder = tmp_path_factory.mktemp("slow")
-    desk = make_desk(never_stopping(folder / "model"), slow=True)
-    with pytest.MonkeyPatch.context() as patch, served(desk, folder / "uploads", patch) as house:
+    desk = make_desk(never_stopping(tmp_path_factory.mktemp("slow") / "model"), slow=True)
+    with served(desk) as house:
         yield house
     desk.thread.close()
 
@@ -77,6 +84,10 @@ class Visit:
     def shows(self, text: str) -> None:
         """Wait until the conversation shows a text."""
         self.page.locator("#chat", has_text=text).wait_for()
+
+    def speaks(self) -> None:
+        """Wait until an answer has some words."""
+        self.page.wait_for_function("document.querySelector('#chat .bot.message')?.innerText.length > 20")
 
     def ended(self) -> None:
         """Wait until nothing is being answered."""
@@ -197,7 +208,7 @@ def test_an_empty_question_and_an_unknown_model_are_told(visit):
 def test_stop_ends_the_answer_and_the_next_question_is_answered(browser, slow_house):
     visit = Visit(browser, slow_house.url)
     visit.ask()
-    visit.page.wait_for_function("document.querySelector('#chat').innerText.split(' ').length > 8")
+    visit.speaks()
     visit.page.click("#stop")
     visit.shows("[stopped]")
     visit.ended()
@@ -215,7 +226,7 @@ def test_a_closed_tab_stops_the_answer_and_gives_its_memory_back(browser, slow_h
     assert wait_for(lambda: len(people) == 0)  # of the test before
     visit = Visit(browser, slow_house.url)
     visit.ask()
-    visit.page.wait_for_function("document.querySelector('#chat').innerText.split(' ').length > 8")
+    visit.speaks()
     assert len(people) == 1 and people.kept_bytes > 0
     visit.page.close()
     assert wait_for(lambda: len(people) == 0 and people.kept_bytes == 0)

@@ -107,7 +107,7 @@ class AskTab:
             )
             self.max_new_tokens = gr.Slider(1, limits.max_new_tokens, 256, step=1, label="New tokens at most")
             self.seed = gr.Number(
-                None, label="Seed", precision=0, minimum=0, info="empty draws another one each time"
+                -1, label="Seed", precision=0, minimum=-1, info="-1 draws another one each time"
             )
             self.remember = gr.Checkbox(
                 remember,
@@ -121,7 +121,7 @@ class AskTab:
             height=440,
             render_markdown=False,  # what is typed and answered is shown as it is, and loads nothing
             layout="bubble",
-            buttons=["copy"],
+            buttons=[],
             group_consecutive_messages=False,
             allow_file_downloads=False,
             feedback_options=None,
@@ -194,7 +194,7 @@ class AskTab:
             top_k=_whole(top_k),
             min_p=min_p,
             max_new_tokens=_whole(max_new_tokens),
-            seed=None if seed is None else _whole(seed),
+            seed=None if seed in (None, -1) else _whole(seed),
             remember=bool(remember),
         )
         if not all(is_upload(self.pictures, picture) for picture in asked.pictures):

@@ -132,12 +132,9 @@ class Desk:
         self.models, self.thread, self.visitors, self.limits = models, thread, visitors, limits
 
     async def ask(self, visitor: Visitor, asked: Asked) -> AsyncGenerator[View, None]:
-        """Answer a question; closing the iteration ends the answer at its next token."""
+        """Answer a question. Another one, or closing the iteration, ends the answer at its next token."""
         began = time.perf_counter()
-        if visitor.busy.locked():
-            yield View(visitor.log, "An answer is being made for you: stop it before you ask again.", True)
-            return
-        async with visitor.busy:
+        async with _interrupted(visitor):
             visitor.cancelled = False
             try:
                 options = self.check(asked)
@@ -158,10 +155,6 @@ class Desk:
                 if visitor.gone:
                     visitor.forget()
                 self.visitors.make_room()
-
-    async def stop(self, visitor: Visitor) -> None:
-        """End the answer that is being made; whoever iterates over it gets its last view."""
-        visitor.cancel()
 
     async def undo(self, visitor: Visitor) -> View:
         """Take the last question back."""
@@ -236,8 +229,9 @@ class Desk:
         """In the thread of the models: pictures are opened, one at a time, and the answers made."""
         asked, before = making.asked, visitor.conversation
         pictures: list[TiledPicture] = []
-        conversation = before
-        if before is None or not (asked.remember and self._goes_on(before, visitor, making)):
+        if before is not None and asked.remember and self._goes_on(before, visitor, making):
+            conversation = before
+        else:
             conversation = self.visitors.conversation(making.checkpoint, before)
             for picture in asked.pictures:
                 pictures.append(conversation.picture(self.load(picture)))

@@ -68,8 +68,8 @@ class Guard:
             if not length.isdecimal() or int(length) > limit:
                 raise _too_large(limit)
             received = _counted(receive, limit)
-            if scope["method"] == "POST" and not uploads:
-                received = await _without_urls(received)
+            if scope["method"] == "POST" and not uploads and not _is_form(scope):
+                received = await _checked(received)
             await self.app(scope, received, guarded)
         except Refused as refused:
             if not begun:
@@ -96,11 +96,16 @@ def _counted(receive: Receive, limit: int) -> Receive:
     return counted
 
 
-async def _without_urls(receive: Receive) -> Receive:
+def _is_form(scope: Scope) -> bool:
+    kind = Headers(scope=scope).get("content-type", "").lower()
+    return kind.startswith(("multipart/form-data", "application/x-www-form-urlencoded"))
+
+
+async def _checked(receive: Receive) -> Receive:
     """`receive` with its body read and looked through: Gradio would fetch a picture whose path is a URL.
 
     Raises:
-        Refused: there is one.
+        Refused: there is one, or the body is no JSON.
     """
     body, more = b"", True
     while more:
@@ -111,7 +116,7 @@ async def _without_urls(receive: Receive) -> Receive:
     try:
         value = json.loads(body) if body else None
     except (ValueError, RecursionError):
-        value = None  # no JSON names no files
+        raise Refused(400, "expected JSON in the request, got something else") from None
     if any("://" in path[:32] for path in _paths(value)):
         raise Refused(400, "pictures from URLs are switched off here: upload the picture itself")
     replayed = False

@@ -51,7 +51,7 @@ def figures(made: dict[str, Any] | None) -> str:
     tokens = sum(len(ids) for ids in made.get("token_ids", ()))
     rows = {
         "first words": "–" if seconds is None else f"{seconds:.2f} s",
-        "speed": "–" if speed is None else f"{speed:,.0f} tokens/s",
+        "tokens a second": "–" if speed is None else f"{speed:,.0f}",
         "cache": "–" if cache is None else f"{cache / 2**20:,.1f} MiB",
         "tokens reused": "–" if reused is None else f"{reused:,} of {prompt:,}",
     }

@@ -44,7 +44,7 @@ class Visitor:
     busy: held by whoever asks, until what came of it is shown.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.log: list[Exchange] = []
         self.pictures: tuple[str, ...] = ()  # of the last question
         self.conversation: Conversation | None = None
