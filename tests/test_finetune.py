@@ -1,5 +1,5 @@
-"""README's lines for rows of one's own, run as they stand on a small machine: a new task is learnt, and the
-result is the same model in transformers and peft."""
+"""docs/train.md's lines for rows of one's own, run as they stand on a small machine: a new task is learnt,
+and the result is the same model in transformers and peft."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ NEXT = {"red": "green", "orange": "red", "green": "orange"}
 MACHINE = ["--device", "cpu", "--threads", "1", "--workers", "0"]
 
 
-def readme_lines() -> tuple[list[str], list[list[str]]]:
+def lines_of_the_page() -> tuple[list[str], list[list[str]]]:
     """The four commands, and the flags that make each of the first two small."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = text[text.index("### Your own") :]
+    text = (ROOT / "docs/train.md").read_text(encoding="utf-8")
+    section = text[text.index("## Rows of your own") :]
     block = section[section.index("```bash\n") + 8 :].split("```")[0]
     (small,) = re.findall(r"`(--init-from [^`]+)`", section)
     rates = re.findall(r"`(--lr [^`]+)`", section)
@@ -61,7 +61,7 @@ def write_lights(folder: Path, name: str, count: int, rng: random.Random) -> Non
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """A checkout in which README's lines are run: 200 rows, a photo, and what came of each command."""
+    """A checkout in which the page's lines are run: 200 rows, a photo, and what came of each command."""
     folder, rng = tmp_path_factory.mktemp("finetune"), random.Random(0)
     for name in ("train.py", "generate.py", "configs", "checkpoints"):
         (folder / name).symlink_to(ROOT / name)
@@ -89,7 +89,7 @@ def finish(process: subprocess.Popen) -> str:
 @pytest.fixture(scope="module")
 def trained(here) -> str:
     """The four lines; the first is interrupted once it has begun to learn. What the last one printed."""
-    (full, lora, go_on, ask), (small_full, small_lora) = readme_lines()
+    (full, lora, go_on, ask), (small_full, small_lora) = lines_of_the_page()
     first = start(here, full, small_full + MACHINE)
     while not (here / "runs" / "mine" / "metrics.jsonl").exists():
         assert first.poll() is None, first.communicate()[0]

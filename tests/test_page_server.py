@@ -1,4 +1,4 @@
-"""The web page as a client sees it, without a browser: answers, refusals, who goes away; app.py when wrong."""
+"""The web page as a client sees it, without a browser: answers, refusals, goodbyes; app.py's mistakes."""
 
 from __future__ import annotations
 

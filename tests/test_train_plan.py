@@ -95,10 +95,10 @@ def test_published_backbones_have_their_published_sizes(name, parameters):
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-def test_the_readme_shows_what_is_printed(capsys):
-    readme = (CONFIGS.parent / "README.md").read_text(encoding="utf-8")
+def test_the_page_shows_what_is_printed(capsys):
+    page = (CONFIGS.parent / "docs/train.md").read_text(encoding="utf-8")
     plan, _ = planned(str(CONFIGS / "nanovlm-460m.yaml"), *H100, "--plan-ranks", "8")
-    assert plan.table() in readme
+    assert plan.table() in page
 
 
 @pytest.mark.parametrize("recipe", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)

@@ -1,7 +1,7 @@
 """Which programs open a checkpoint, from the name of its architecture. None of them is tried here.
 
-From the engines' own tables: vLLM's supported models, SGLang's `srt/models`, llama.cpp's `conversion`, the
-architectures of mlx-vlm and mlx-lm, as of 2026.
+From what the engines say in 2026: vLLM's supported models, the files in SGLang's `srt/models` and llama.cpp's
+`conversion`, pull requests of mlx-vlm.
 """
 
 from __future__ import annotations

@@ -1,0 +1,264 @@
+"""What the pages tell a reader to run is run as written, in a copy of the checkout, or says what it needs.
+
+Commands of python start in a process that is forked from one that has imported the libraries, because
+importing them takes longer than most of the commands.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.documents import (
+    PAGES,
+    ROOT,
+    Block,
+    Command,
+    anchors,
+    blocks,
+    inline_code,
+    links,
+    prose,
+    shell_commands,
+)
+
+# Commands that another test runs, in full or as a reader would make them small.
+RUN_ELSEWHERE = {
+    ".venv/bin/transformers serve checkpoints/ocelli-shapes --dtype float32": "tests/test_served.py",
+    "make demo": "tests/test_docs_commands.py",  # test_the_page_of_make_demo
+    ".venv/bin/python train.py runs/mine/run.yaml": "tests/test_finetune.py",
+    ".venv/bin/python -m pytest tests/test_cli.py -k json": "tests/test_cli.py",
+}
+ELSEWHERE_PYTHON = {"OpenAI(": "tests/test_served.py"}  # by what stands in the block
+NEEDS = re.compile(
+    r"((a |an )?(network|GPU|GPUs|hours|minutes|token|Mac|Slurm cluster|SkyPilot|cloud|run of train\.py"
+    r"|chromium|llama\.cpp|vllm|sglang|mlx-vlm|requirements-\w+\.txt)(, | and |, and )?)+"
+)
+LANGUAGES = {"bash", "python", "text"}
+LIBRARIES = (
+    *("torch", "torch._dynamo", "torch.nn.attention.flex_attention"),
+    *("transformers", "transformers.modeling_utils", "transformers.models.idefics3"),
+    *(
+        "transformers.models.idefics3.image_processing_pil_idefics3",
+        "transformers.models.auto.tokenization_auto",
+    ),
+    *("datasets", "sklearn.datasets", "PIL.Image", "jsonargparse"),
+)
+SERVER = multiprocessing.get_context("forkserver")
+
+
+def runnable() -> list[tuple[str, str | None]]:
+    """Each different command that is to be run here, and what it has to print where a page shows it."""
+    found: dict[str, str | None] = {}
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language != "bash":
+                continue
+            listed = block.commands()
+            for command in listed:
+                if command.need is None and command.line not in RUN_ELSEWHERE:
+                    shown = block.output if len(listed) == 1 else None
+                    found[command.line] = shown or found.get(command.line)
+    return list(found.items())
+
+
+def python_examples() -> list:
+    found = []
+    for page in PAGES:
+        listed = [block for block in blocks(page) if block.language == "python"]
+        found += [pytest.param(block, id=f"{page.stem}-{number}") for number, block in enumerate(listed)]
+    return [
+        example
+        for example in found
+        if not example.values[0].need and not any(mark in example.values[0].text for mark in ELSEWHERE_PYTHON)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ a checkout
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> Path:
+    """A copy of the checkout with this environment as its .venv, and what the pages take for granted: a
+    photo, rows and questions about it, and a model of one's own."""
+    folder = tmp_path_factory.mktemp("docs") / "ocelli"
+    left_out = shutil.ignore_patterns(".git", ".venv", "runs", "tests", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, folder, ignore=left_out)
+    venv = folder / ".venv"
+    venv.mkdir()
+    for entry in Path(sys.prefix).iterdir():
+        if entry.name != "requirements.installed":
+            (venv / entry.name).symlink_to(entry)
+    shutil.copy(folder / "requirements.txt", venv / "requirements.installed")
+    with Image.open(ROOT / "assets/example.png") as picture:
+        picture.convert("RGB").save(folder / "photo.jpg")
+    questions = ("What colour is the star?", "How many shapes are there?", "What word do you see?")
+    rows = [{"image": "photo.jpg", "question": question} for question in questions]
+    write_lines(folder / "questions.jsonl", rows)
+    write_lines(folder / "rows.jsonl", [row | {"answer": "blue"} for row in rows])
+    for name in ("mine", "shapes"):
+        shutil.copytree(folder / "checkpoints/ocelli-shapes", folder / "runs" / name)
+    return folder
+
+
+def write_lines(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def measured(here) -> None:
+    """The folders of three evaluations, of two models and on rows of one's own."""
+    words = ["-m", "eval", "--data", "rows.jsonl", "--metric", "exact_match", "--output", "runs/eval/a"]
+    fork_python(here, words)
+    for name in ("b", "rows-mine"):
+        if not (here / "runs/eval" / name).exists():  # as the pages' own commands leave it
+            shutil.copytree(here / "runs/eval/a", here / "runs/eval" / name)
+
+
+# --------------------------------------------------------------------------------------------------- running
+def fork_python(folder: Path, words: list[str]) -> str:
+    """`python WORDS` in a folder: what it printed to stdout. It must exit with 0."""
+    SERVER.set_forkserver_preload(list(LIBRARIES))
+    out, err = folder / "stdout.txt", folder / "stderr.txt"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        process = SERVER.Process(target=be_python, args=(str(folder), words, str(out), str(err)))
+        process.start()
+    process.join()
+    assert process.exitcode == 0, err.read_text(encoding="utf-8") + out.read_text(encoding="utf-8")[-2000:]
+    return out.read_text(encoding="utf-8")
+
+
+def be_python(folder: str, words: list[str], out: str, err: str) -> None:
+    """Become `python WORDS`, started in a folder. In a process of its own."""
+    for path, number in ((out, 1), (err, 2)):
+        with open(path, "wb") as file:
+            os.dup2(file.fileno(), number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", encoding="utf-8"), os.fdopen(2, "w", encoding="utf-8")
+    os.chdir(folder)
+    sys.path[:] = [folder, *(entry for entry in sys.path if entry and Path(entry) != ROOT)]
+    if words[0] == "-c":
+        sys.argv = ["-c"]
+        exec(compile(words[1], "<example>", "exec"), {"__name__": "__main__"})
+    elif words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def run(folder: Path, line: str) -> str:
+    """A line as a shell would run it in a folder: what it printed. It must exit with 0."""
+    words = shlex.split(line)
+    if words[0] == ".venv/bin/python" and not re.search(r"[|&;<>$]", line):
+        return fork_python(folder, words[1:])
+    environment = {name: value for name, value in os.environ.items() if name not in ("IMAGE", "QUESTION")}
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(("line", "shown"), [pytest.param(*each, id=each[0]) for each in runnable()])
+def test_a_command_ends_well(line, shown, here, request):
+    if "runs/eval/" in line:
+        request.getfixturevalue("measured")
+    printed = run(here, line)
+    assert shown is None or printed.strip() == shown.strip()
+
+
+@pytest.mark.parametrize("block", python_examples())
+def test_a_python_example_ends_well(block: Block, here):
+    printed = fork_python(here, ["-c", block.text])
+    assert block.output is None or printed.rstrip() == block.output.rstrip()
+
+
+def test_the_page_of_make_demo(here):
+    """It runs until somebody stops it, and then ends well."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        ["make", "demo"], cwd=here, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        said = next(line for line in process.stderr if "http://" in line or "error" in line)
+        address = re.search(r"http://\S+", said)
+        assert address, said
+        with urllib.request.urlopen(address[0], timeout=60) as answer:
+            assert answer.status == 200 and b"Ocelli" in answer.read()
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.stderr.close()
+        process.wait(60)
+
+
+# ---------------------------------------------------------------------------------------------- what is said
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_is_one_that_is_checked(page):
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+    assert "```" not in prose(page), "a fence without its end"
+    assert not re.search(r"^    \S", prose(page), re.MULTILINE), "an indented block"
+
+
+def test_needs_are_of_known_kinds():
+    listed = [command for page in PAGES for command in shell_commands(page)]
+    needs = {command.need for command in listed if command.need}
+    assert needs and not [need for need in needs if not NEEDS.fullmatch(need)]
+
+
+def test_what_runs_elsewhere_is_there():
+    listed = {command.line for page in PAGES for command in shell_commands(page)}
+    assert listed >= RUN_ELSEWHERE.keys()
+    for file in (*RUN_ELSEWHERE.values(), *ELSEWHERE_PYTHON.values()):
+        assert (ROOT / file).exists()
+
+
+def test_commands_in_the_text_are_those_of_the_blocks():
+    """Prose names commands, or their beginnings, that stand in a block somewhere."""
+    listed = [bare(command.line) for page in PAGES for command in shell_commands(page)]
+    for page in PAGES:
+        for span in inline_code(page):
+            if re.match(r"(\.venv/bin/|python |torchrun |pip |make \w|vllm )", span):
+                assert any(line.startswith(bare(span)) for line in listed), f"{page.name}: {span}"
+
+
+def bare(line: str) -> str:
+    return line.replace(".venv/bin/", "").replace("python3 ", "python ")
+
+
+def test_links_lead_somewhere():
+    found = [(page, target) for page in PAGES for target in links(page) if not re.match(r"[a-z]+:", target)]
+    assert {target for page, target in found if page.name == "README.md"} >= {
+        f"docs/{page.name}" for page in PAGES if page.parent.name == "docs"
+    }
+    for page, target in found:
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(there), f"{page.name}: {target}"
+
+
+def test_a_need_is_read_where_a_reader_sees_it():
+    text = "a b  # needs a GPU\n# needs hours\nc \\\n  d\ne  # of nothing\n"
+    assert Block("bash", text, None).commands() == [
+        Command("a b", "a GPU"),
+        Command("c d", "hours"),
+        Command("e", None),
+    ]

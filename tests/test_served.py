@@ -1,0 +1,128 @@
+"""docs/deploy.md: `transformers serve` on the embedded model answers OpenAI's client as generate.py does."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shlex
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.documents import ROOT, python_blocks, shell_commands
+from tests.runs import free_port
+
+FOLDER = "checkpoints/ocelli-shapes"
+EXAMPLE = "assets/example.png"
+QUESTIONS = ("What colour is the star?", "How many shapes are there?", "Describe the picture.")
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory):
+    """Of the server that the page's command starts, on CPU and offline."""
+    (command,) = [
+        command.line
+        for command in shell_commands(ROOT / "docs/deploy.md")
+        if "transformers serve" in command.line
+    ]
+    port, log = free_port(), tmp_path_factory.mktemp("served") / "log"
+    words = [*shlex.split(command)[1:], "--port", str(port), "--device", "cpu"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    with log.open("w") as out:
+        server = subprocess.Popen(
+            [Path(sys.executable).with_name("transformers"), *words],
+            cwd=ROOT,
+            env=environment,
+            stdout=out,
+            stderr=out,
+        )
+        try:
+            while not healthy(port):
+                assert server.poll() is None, log.read_text()
+                time.sleep(0.2)
+            yield port
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://localhost:{port}/health", timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def ask(port):
+    """Put messages to the server: (text, finish reason, tokens), in one piece or streamed."""
+    client = openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="none", max_retries=0)
+
+    def ask(messages: list[dict], stream: bool = False, **options) -> tuple[str, str, int]:
+        made = client.chat.completions.create(model=FOLDER, messages=messages, stream=stream, **options)
+        if not stream:
+            return (
+                made.choices[0].message.content,
+                made.choices[0].finish_reason,
+                made.usage.completion_tokens,
+            )
+        chunks = list(made)
+        pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices[0].delta.content]
+        assert (
+            len(pieces) == chunks[-1].usage.completion_tokens - 1
+        )  # token by token, the last one is the stop
+        return "".join(pieces), chunks[-1].choices[0].finish_reason, chunks[-1].usage.completion_tokens
+
+    return ask
+
+
+def message(question: str, *pictures: str) -> dict:
+    content = [{"type": "image_url", "image_url": {"url": data_url(name)}} for name in pictures]
+    return {"role": "user", "content": [*content, {"type": "text", "text": question}]}
+
+
+def data_url(name: str) -> str:
+    return "data:image/png;base64," + base64.b64encode((ROOT / name).read_bytes()).decode()
+
+
+def ours(as_json, *arguments) -> tuple[str, str, int]:
+    """What generate.py says, in the server's terms."""
+    (made,) = as_json(*arguments, "--dtype", "float32", "--device", "cpu", model=ROOT / FOLDER)
+    return made["answers"][0], made["stop_reasons"][0], len(made["token_ids"][0])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_picture(ask, as_json, question, stream):
+    text, *rest = ask([message(question, EXAMPLE)], stream)
+    expected, *same = ours(as_json, ROOT / EXAMPLE, "-q", question)
+    assert text.removeprefix(" ") == expected and rest == same
+
+
+def test_two_pictures_and_a_system_message(ask, as_json):
+    pictures, question, told = ("assets/three.png", EXAMPLE), "How many shapes are there?", "Be short."
+    system = {"role": "system", "content": told}
+    text, *rest = ask([system, message(question, *pictures)])
+    names = [ROOT / name for name in pictures]
+    expected, *same = ours(as_json, *names, "-q", question, "--system", told)
+    assert text.removeprefix(" ") == expected and rest == same
+
+
+def test_no_picture_and_few_tokens(ask, as_json):
+    text, *rest = ask([{"role": "user", "content": "Describe the picture."}], max_tokens=3)
+    expected, *same = ours(as_json, "--no-image", "-q", "Describe the picture.", "--max-new-tokens", 3)
+    assert text.removeprefix(" ") == expected and rest == same == ["length", 3]
+
+
+def test_the_client_of_the_page(port, capsys):
+    (block,) = [block for block in python_blocks(ROOT / "docs/deploy.md") if "OpenAI(" in block]
+    assert "localhost:8000" in block  # the server's default port
+    block = block.replace("localhost:8000", f"localhost:{port}").replace('Path("', f'Path("{ROOT}/')
+    exec(compile(block, "docs/deploy.md", "exec"), {})
+    assert capsys.readouterr().out == " blue\n"
