@@ -98,8 +98,10 @@ def _said(found: Maps, word: Word, maps: list[np.ndarray]) -> str:
 # ------------------------------------------------------------------------------------------------- the sheet
 def _columns(cards: int, pictures: int) -> tuple[int, int]:
     """How many cards stand beside one another, and how many pixels they share: large where there are few."""
-    most = 2 if cards <= 2 else 3 if cards <= 3 else 4 if cards <= 8 else 5 if cards <= 15 else 6
-    columns = max(1, min(most, 12 // (2 * pictures) if pictures > 1 else most))
+    wide = (cards,) if cards <= 4 else (4, 3) if cards <= 8 else (6, 5, 4) if cards <= 15 else (6, 5)
+    columns = min(wide, key=lambda columns: -cards % columns)  # few empty places in the last row
+    if pictures > 1:
+        columns = max(1, min(columns, 6 // pictures))
     return columns, max(860 if columns < 3 else 1200, pictures * 120)
 
 
