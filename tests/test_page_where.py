@@ -14,9 +14,11 @@ EXAMPLE, CUP = (str(app.ROOT / "assets" / f"{name}.png") for name in ("example",
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    desk, folder = make_desk(), tmp_path_factory.mktemp("uploads")
-    with pytest.MonkeyPatch.context() as patch, served(desk, folder, patch) as page:
-        yield page
+    desk = make_desk()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
+        with served(desk) as page:
+            yield page
     desk.thread.close()
 
 
