@@ -190,8 +190,8 @@ def _checked(
     files: CheckpointFiles,
     rows: int | None = None,
 ) -> dict[str, tuple[int, ...]]:
-    """The parameters under `prefix` and their shapes, once the file has them all; the vocabulary's have `rows`
-    rows there."""
+    """The parameters under `prefix` and their shapes, once the file has them all; the vocabulary's have
+    `rows` rows there."""
     expected: dict[str, tuple[int, ...]] = {}
     for name, shape in expected_shapes(config).items():
         if name.startswith(prefix):

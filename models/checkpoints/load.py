@@ -81,8 +81,8 @@ def load(
 
 
 def expected_shapes(config: VLMConfig) -> dict[str, tuple[int, ...]]:
-    """Every parameter of the model that a config describes, and its shape, from a model of one layer a tower: a
-    thousand layers take seconds to build, and whether the file has them is to be known before.
+    """Every parameter of the model that a config describes, and its shape, from a model of one layer a tower:
+    a thousand layers take seconds to build, and whether the file has them is to be known before.
     """
     towers = {"vision_model": config.vision, "language_model": config.text}
     one = replace(

@@ -170,8 +170,8 @@ def _is_folder(source: str | Path) -> bool:
 
 
 def _check_inside(folder: Path, path: Path) -> None:
-    """Raises CheckpointError for a link that leads out of a checkpoint: an unpacked archive may hold links to any
-    file of this machine. The client's own cache links its snapshots to its blobs."""
+    """Raises CheckpointError for a link that leads out of a checkpoint: an unpacked archive may hold links to
+    any file of this machine. The client's own cache links its snapshots to its blobs."""
     home, target = folder.resolve(), path.resolve()
     blobs = home.parent.parent / "blobs"
     if target.is_relative_to(home) or (home.parent.name == "snapshots" and target.is_relative_to(blobs)):

@@ -36,8 +36,8 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-# The largest model that a config may describe has 25,000 tensors, 4 MB of header. (The safetensors library reads
-# 100 MB, which Python's objects make two gigabytes of.)
+# The largest model that a config may describe has 25,000 tensors, 4 MB of header. (The safetensors library
+# reads 100 MB, which Python's objects make two gigabytes of.)
 _MAX_HEADER = 8 * 2**20
 _MOST_AXES, _LARGEST = 16, 2**62
 _CHUNK = 8 * 2**20  # bytes read at once where the dtype has to change on the way
@@ -55,8 +55,8 @@ class Entry:
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """Every tensor of a safetensors file, checked against the length of the file: each byte of the data belongs
-    to one tensor.
+    """Every tensor of a safetensors file, checked against the length of the file: each byte of the data
+    belongs to one tensor.
 
     Raises:
         CheckpointError: header longer than the file or than any real one, not JSON, tensors that share bytes
@@ -95,8 +95,8 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 
 def _check_places(path: Path, entries: Mapping[str, Entry], data_start: int) -> None:
-    """Each tensor begins where the one before it ends: what the format demands, and what keeps two parsers from
-    seeing two models in one file."""
+    """Each tensor begins where the one before it ends: what the format demands, and what keeps two parsers
+    from seeing two models in one file."""
     at = data_start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != at:
