@@ -50,7 +50,8 @@ class ImageLimits:
     """What a picture may cost. `max_pixels` stays under Pillow's own guard (`PIL.Image.MAX_IMAGE_PIXELS`).
 
     `allow_urls` and `allow_paths` say whether a string may reach the network or the disk: turn them off
-    wherever the strings come from someone else (a web page, a dataset).
+    wherever the strings come from someone else (a web page, a dataset). `allow_private_urls` lets a URL lead
+    to this machine and its own network; the environment variable OCELLI_ALLOW_PRIVATE_URLS=1 does, too.
     """
 
     max_bytes: int = 128 * 2**20
@@ -59,6 +60,7 @@ class ImageLimits:
     url_timeout: float = 15.0
     allow_urls: bool = True
     allow_paths: bool = True
+    allow_private_urls: bool = False
 
     def __post_init__(self):
         for field in fields(self):
@@ -127,7 +129,7 @@ def _read(source: Any, limits: ImageLimits, name: str) -> bytes:
             if not limits.allow_urls:
                 raise ImageError(f"{name}: pictures from URLs are switched off here; send the picture itself")
             try:
-                return fetch(source, limits.max_bytes, limits.url_timeout)
+                return fetch(source, limits.max_bytes, limits.url_timeout, limits.allow_private_urls)
             except FetchError as error:
                 raise ImageError(f"{name}: {error}") from error
         if "://" in source[:16]:

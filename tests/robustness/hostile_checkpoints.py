@@ -163,7 +163,8 @@ CASES: dict[str, Callable[[Path], None]] = {
     "header of brackets": with_file(WEIGHTS, struct.pack("<Q", 20_000_000) + b"[" * 20_000_000),
     "header of a million tensors": many_tensors,
     "header of huge numbers": lambda folder: write_weights(
-        folder, b'{"a":{"dtype":"F32","data_offsets":[0,4],"shape":[' + b",".join([b"9" * 4000] * 500) + b"]}}"
+        folder,
+        b'{"a":{"dtype":"F32","data_offsets":[0,4],"shape":[' + b",".join([b"9" * 4000] * 500) + b"]}}",
     ),
     "a tensor of 10 TB": head(shape=[2_500_000, 1_000_000], data_offsets=[0, 10**13]),
     "a file of 10 TB": sparse,
