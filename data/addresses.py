@@ -19,7 +19,7 @@ from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 ALLOW = "OCELLI_ALLOW_PRIVATE_URLS"
-# Addresses that carry one of IPv4 inside (RFC 4291, 6052, 8215, 3056): whose, a translator on the way decides.
+# Addresses that carry one of IPv4 inside (RFC 4291, 6052, 8215, 3056): a translator on the way decides whose.
 _CARRIERS = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16")))
 
 
@@ -54,7 +54,7 @@ def _resolve(host: str, port: int, allow_private: bool) -> list[tuple]:
 
 
 def connect(host: str, port: int, timeout: float | None, allow_private: bool) -> socket.socket:
-    """A TCP connection to a host, to one of the addresses that its name was resolved to and that were checked.
+    """A TCP connection to a host, at one of the addresses its name was resolved to, which are all checked.
 
     Raises:
         PrivateAddressError: any of them is not public. (All must be: which one is taken is up to chance.)
