@@ -84,7 +84,10 @@ def expected_shapes(config: VLMConfig) -> dict[str, tuple[int, ...]]:
     """Every parameter of the model that a config describes, and its shape, from a model of one layer a tower:
     a thousand layers take seconds to build, and whether the file has them is to be known before.
     """
-    towers = {"vision_model": config.vision, "language_model": config.text}
+    depth = {
+        "vision_model": config.vision.num_hidden_layers,
+        "language_model": config.text.num_hidden_layers,
+    }
     one = replace(
         config,
         vision=replace(config.vision, num_hidden_layers=1),
@@ -92,10 +95,10 @@ def expected_shapes(config: VLMConfig) -> dict[str, tuple[int, ...]]:
     )
     with without_weights():
         model = VisionLanguageModel(one)
-    expected = {}
+    expected: dict[str, tuple[int, ...]] = {}
     for name, parameter in model.named_parameters():
         tower, is_layer, rest = name.partition(".layers.0.")
-        layers = range(towers[tower].num_hidden_layers) if is_layer else ()
+        layers = range(depth[tower]) if is_layer else ()
         names = [f"{tower}.layers.{index}.{rest}" for index in layers] or [name]
         expected |= dict.fromkeys(names, tuple(parameter.shape))
     return expected

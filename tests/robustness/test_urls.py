@@ -1,4 +1,4 @@
-"""Pictures by URL: from the public internet only, whatever the address looks like and wherever it redirects."""
+"""Pictures by URL: from the public internet only, however the address is spelt and wherever it redirects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tests.processors import picture
 PRIVATE = [
     "127.0.0.1", "127.9.9.9", "0.0.0.0", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1",
     "169.254.169.254", "100.64.0.1", "192.0.0.1", "192.0.2.1", "198.18.0.1", "224.0.0.1", "240.0.0.1",
-    "255.255.255.255", "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1",
+    "255.255.255.255", "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1",
+    "ff02::1",
     "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::ffff:0a00:0001", "::127.0.0.1", "64:ff9b::7f00:1",
     "64:ff9b:1::a00:1", "2002:7f00:1::", "2001:db8::1",
 ]  # fmt: skip
@@ -119,7 +120,8 @@ def test_a_public_host_is_asked_at_the_address_that_was_checked(names, server):
 @pytest.mark.parametrize(
     "host",
     ["127.0.0.1", "localhost", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "[::1]",
-     "[::ffff:127.0.0.1]", "0", "169.254.169.254", "user:password@127.0.0.1", "127.0.0.1.", "%31%32%37.0.0.1", "１２７.0.0.1"],
+     "[::ffff:127.0.0.1]", "0", "169.254.169.254", "user:password@127.0.0.1", "127.0.0.1.",
+     "%31%32%37.0.0.1", "１２７.0.0.1"],
 )  # fmt: skip
 def test_hosts_that_are_private_in_any_spelling(names, server, host):
     """None of them is connected to; some are no host at all to this machine's resolver."""
