@@ -93,7 +93,7 @@ def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     upright = image.format == "TIFF" or (
         image.format == "PNG" and not {"exif", "Raw profile type exif"} & image.info.keys()
     )
-    turned = not upright and _orientation(image) >= 5
+    turned = not upright and 5 <= _orientation(image) <= 8
     return (image.height, image.width) if turned else image.size
 
 
