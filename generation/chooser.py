@@ -98,13 +98,13 @@ class Chooser:
         return token
 
     def finished(self) -> bool:
-        """Whether every row has stopped: the loop's one read-back. Without stop ids there is none from a
-        device that it would stop, and what is not finite is found at the end.
+        """Whether every row has stopped: the loop's one read-back, and none at all without stop ids, where
+        `check_finite` at the end has to do.
 
         Raises:
             NotFiniteError: before anyone sees a token drawn from such logits.
         """
-        if self.stop_ids.numel() == 0 and self.stopped.device.type != "cpu":
+        if self.stop_ids.numel() == 0:
             return False
         if not (self.stopped.all() | ~self.finite).item():
             return False

@@ -7,8 +7,10 @@ that changes meanwhile cannot give a mixture.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,6 +48,7 @@ PROCESSOR_FILES = (
 )
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"[\w-][\w.-]{,200}\.safetensors", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.ckpt")
 
 
@@ -145,8 +148,12 @@ def snapshot(
             if (folder / name).is_file():
                 _check_inside(folder, folder / name)
         return folder
+    began = time.time()
     try:
-        return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(patterns)))
+        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=list(patterns)))
+        for path in folder.iterdir():
+            _check_download(path, began, str(source))
+        return folder
     except HUB_ERRORS as error:
         raise CheckpointError(hub_sentence(error, str(source), revision, "the processor's files")) from error
 
@@ -167,6 +174,27 @@ def _is_folder(source: str | Path) -> bool:
     if isinstance(source, Path) or text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:
         raise CheckpointError(f"there is no folder {text}: expected a checkpoint folder or a repository id")
     return False
+
+
+def _check_download(path: Path, began: float, repo: str) -> None:
+    """Hold a file that has come since `began` against the Hub's name for it, where that is its SHA-256, as
+    for weights; the client compares lengths only. What came wrong leaves the cache.
+
+    Raises:
+        CheckpointError: other bytes than announced.
+    """
+    blob = path.resolve()
+    if not _SHA256.fullmatch(blob.name) or blob.stat().st_mtime < began - 2:
+        return
+    with blob.open("rb") as file:
+        got = hashlib.file_digest(file, "sha256").hexdigest()
+    if got != blob.name:
+        path.unlink()
+        blob.unlink()
+        raise CheckpointError(
+            f"{path.name} of {repo} arrived with other bytes than {constants.ENDPOINT} announced "
+            f"(SHA-256 {got[:12]}…, expected {blob.name[:12]}…): it was removed, load it again"
+        )
 
 
 def _check_inside(folder: Path, path: Path) -> None:
@@ -219,8 +247,10 @@ class _Hub:
                 return Path(known)
             if known is not None:  # the Hub said before that this commit has no such file
                 return None
+        began = time.time()
         try:
             path = Path(hf_hub_download(self.repo, name, revision=self.commit or self.revision))
+            _check_download(path, began, self.repo)
         except LocalEntryNotFoundError as error:
             if self.commit is not None and constants.HF_HUB_OFFLINE:
                 return None  # the cache has this commit without the file: as good as absent

@@ -85,12 +85,11 @@ def test_a_prompt_that_breaks_the_model_gives_no_token(model, loop):
         answer(spoilt(model, 9, float("nan")), loop, PROMPT)
 
 
-@pytest.mark.parametrize("stops", [(), (159,)])
-def test_a_stream_shows_no_token_from_what_is_no_number(model, stops):
+def test_a_stream_shows_no_token_from_what_is_no_number(model):
     whole = model.generate(PROMPT, max_new_tokens=6, stop_token_ids=())[0].tolist()
     place = next(i for i in range(1, 5) if whole[i] not in [*PROMPT[0].tolist(), *whole[:i]])
     stream = spoilt(model, whole[place], float("nan")).generate_stream(
-        PROMPT, max_new_tokens=6, stop_token_ids=stops
+        PROMPT, max_new_tokens=6, stop_token_ids=(159,)
     )
     seen = []
     with pytest.raises(NotFiniteError):
