@@ -25,6 +25,7 @@ from data.private_tokenizer import private_tokenizer
 from data.templates import TemplateProcess, TemplateRefused
 
 ROLES = ("system", "user", "assistant")
+LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ def read_conversation(
         raise PromptError(f"{where}: expected a list of messages, got {type(conversation).__name__}")
     if not conversation:
         raise PromptError(f"{where}: expected at least one message, got none")
-    return [_read_message(message, f"{where}, message {i}") for i, message in enumerate(conversation)]
+    messages = [_read_message(message, f"{where}, message {i}") for i, message in enumerate(conversation)]
+    check_length(sum(len(message.text) for message in messages), where)
+    return messages
 
 
 def _read_message(message: Mapping[str, Any], where: str) -> Message:
@@ -93,10 +96,18 @@ def _read_part(part: Mapping[str, Any], where: str) -> tuple[str, Any]:
     )
 
 
+def check_length(characters: int, where: str) -> None:
+    if characters > LONGEST_TEXT:
+        raise PromptError(
+            f"{where}: expected at most {LONGEST_TEXT:,} characters of text, got {characters:,}"
+        )
+
+
 def check_text(text: Any, where: str) -> str:
-    """`text` itself, if it is a string that can be written as UTF-8."""
+    """`text` itself, if it is a string of bounded length that can be written as UTF-8."""
     if not isinstance(text, str):
         raise PromptError(f"{where}: expected text, got {type(text).__name__}")
+    check_length(len(text), where)
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -124,9 +124,12 @@ def environment():
     return sandbox
 
 
-def answer(question: dict[str, Any], sandbox) -> dict[str, str]:
+def answer(question: dict[str, Any], sandbox, compiled: dict[str, Any]) -> dict[str, str]:
     try:
-        text = sandbox.from_string(question["template"]).render(**question["variables"])
+        template = question["template"]
+        if template not in compiled:
+            compiled[template] = sandbox.from_string(template)
+        text = compiled[template].render(**question["variables"])
     except Exception as error:  # a template raises anything
         return {"refused": " ".join(str(error).split())[:200] or type(error).__name__}
     if len(text) > LONGEST_RESULT:
@@ -138,11 +141,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asked
-    sandbox = environment()
+    sandbox, compiled = environment(), {}
     for line in sys.stdin.buffer:
         question = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # which ends the process, whatever it is doing
-        reply = json.dumps(answer(question, sandbox))
+        reply = json.dumps(answer(question, sandbox, compiled))
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(reply, flush=True)
 
