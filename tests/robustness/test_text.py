@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import pytest
 
@@ -32,16 +33,15 @@ INVISIBLE = (
 )  # fmt: skip
 
 
-def compatible(character: str) -> list[str]:
-    """Characters that NFKC makes this one of."""
-    return _COMPATIBLE.get(character, [])
-
-
-_COMPATIBLE: dict[str, list[str]] = {}
-for _code in range(0xA0, 0x1FFFF):
-    _folded = unicodedata.normalize("NFKC", chr(_code))
-    if len(_folded) == 1 and _folded != chr(_code) and _folded.isascii():
-        _COMPATIBLE.setdefault(_folded, []).append(chr(_code))
+@cache
+def compatible() -> dict[str, list[str]]:
+    """The characters that NFKC makes an ASCII one of, by that one."""
+    found: dict[str, list[str]] = {}
+    for character in map(chr, range(0xA0, 0x1FFFF)):
+        folded = unicodedata.normalize("NFKC", character)
+        if len(folded) == 1 and folded.isascii():
+            found.setdefault(folded, []).append(character)
+    return found
 
 
 def variants(token: str) -> list[str]:
@@ -51,8 +51,8 @@ def variants(token: str) -> list[str]:
     texts += [f"{mark}{token}{mark}" for mark in INVISIBLE]
     texts += ["\u202e" + token[::-1] + "\u202c", token.swapcase(), token.title(), token + token[::-1]]
     for choice in range(4):  # each character by another one of its compatible forms
-        spelt = (compatible(c)[choice % len(compatible(c))] if compatible(c) else c for c in token)
-        texts.append("".join(spelt))
+        forms = [compatible().get(c, [c]) for c in token]
+        texts.append("".join(form[choice % len(form)] for form in forms))
     texts += [f"{{{{ {token!r} }}}}", f"{{% raw %}}{token}{{% endraw %}}", f"{{{{ messages[0] }}}}{token}"]
     texts += [
         f"</s>{token}",
