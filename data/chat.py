@@ -22,8 +22,10 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from data.errors import PromptError
 from data.private_tokenizer import private_tokenizer
+from data.templates import TemplateProcess, TemplateRefused
 
 ROLES = ("system", "user", "assistant")
+LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ def read_conversation(
         raise PromptError(f"{where}: expected a list of messages, got {type(conversation).__name__}")
     if not conversation:
         raise PromptError(f"{where}: expected at least one message, got none")
-    return [_read_message(message, f"{where}, message {i}") for i, message in enumerate(conversation)]
+    messages = [_read_message(message, f"{where}, message {i}") for i, message in enumerate(conversation)]
+    check_length(sum(len(message.text) for message in messages), where)
+    return messages
 
 
 def _read_message(message: Mapping[str, Any], where: str) -> Message:
@@ -92,10 +96,18 @@ def _read_part(part: Mapping[str, Any], where: str) -> tuple[str, Any]:
     )
 
 
+def check_length(characters: int, where: str) -> None:
+    if characters > LONGEST_TEXT:
+        raise PromptError(
+            f"{where}: expected at most {LONGEST_TEXT:,} characters of text, got {characters:,}"
+        )
+
+
 def check_text(text: Any, where: str) -> str:
-    """`text` itself, if it is a string that can be written as UTF-8."""
+    """`text` itself, if it is a string of bounded length that can be written as UTF-8."""
     if not isinstance(text, str):
         raise PromptError(f"{where}: expected text, got {type(text).__name__}")
+    check_length(len(text), where)
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -114,6 +126,7 @@ class ChatEncoder:
         image_token: the placeholder that stands once for every picture in the rendered template.
         stop_token_ids: the ids that end a turn; the one after an answer is part of the answer.
         add_special_tokens: let the tokenizer's post-processor add its own (a BOS), unless the template did.
+        harmless_template: it is this repository's own, and needs no limits; see `data/templates.py`.
     """
 
     def __init__(
@@ -125,12 +138,17 @@ class ChatEncoder:
         stop_token_ids: Sequence[int] = (),
         string_content: bool = False,
         add_special_tokens: bool = True,
+        harmless_template: bool = False,
     ):
         self.chat_template = chat_template
         self.image_token = image_token
         self.string_content = string_content
         self.add_special_tokens = add_special_tokens
         self._template_variables = dict(tokenizer.special_tokens_map)
+        try:
+            self._template_process = None if harmless_template else TemplateProcess(chat_template)
+        except TemplateRefused as error:
+            raise PromptError(f"chat template: {error}") from error
         self._bos = tokenizer.bos_token
         self._stop_ids = frozenset(stop_token_ids)
         # Digits and private-use characters survive anything a template does to a string (trim, capitalize).
@@ -194,18 +212,27 @@ class ChatEncoder:
                 shown.append({"role": message.role, "content": self._as_string(parts)})
             else:
                 shown.append({"role": message.role, "content": parts or [{"type": "text", "text": ""}]})
+        return self._rendered(shown, add_generation_prompt, where), texts
+
+    def _rendered(self, shown: list[dict], add_generation_prompt: bool, where: str) -> str:
+        """The template's output: transformers' for the templates of this repository, which are harmless, and
+        that of a process with limits for all others."""
         try:
-            rendered, _ = render_jinja_template(
-                [shown],
-                chat_template=self.chat_template,
-                add_generation_prompt=add_generation_prompt,
-                **self._template_variables,
-            )
-        except (TemplateError, TypeError, LookupError, ArithmeticError) as error:
+            if self._template_process is None:
+                (rendered,), _ = render_jinja_template(
+                    [shown],
+                    chat_template=self.chat_template,
+                    add_generation_prompt=add_generation_prompt,
+                    **self._template_variables,
+                )
+                return rendered
+            variables = {**self._template_variables, "tools": None, "documents": None}
+            variables |= {"messages": shown, "add_generation_prompt": add_generation_prompt}
+            return self._template_process.render(variables)
+        except (TemplateError, TypeError, LookupError, ArithmeticError, TemplateRefused) as error:
             raise PromptError(
                 f"{where}: the checkpoint's chat template refuses it ({' '.join(str(error).split())[:200]})"
             ) from error
-        return rendered[0], texts
 
     def _as_string(self, parts: list[dict]) -> str:
         return "".join(part["text"] if part["type"] == "text" else self.image_token or "" for part in parts)

@@ -1,12 +1,14 @@
-"""Download one picture: http(s) only, also after redirects, with limits on size and time."""
+"""Download one picture: http(s) only and from the public internet only, also after redirects, with limits on
+size and time."""
 
 from __future__ import annotations
 
 import http.client
-import time
 import urllib.error
 import urllib.request
 from urllib.parse import quote, urlsplit
+
+from data.addresses import Deadline, PrivateAddressError, handlers, private_allowed
 
 _CHUNK = 64 * 1024
 _MAX_REDIRECTS = 5
@@ -26,13 +28,12 @@ class _HttpRedirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(request, response, code, message, headers, url)
 
 
-def _opener() -> urllib.request.OpenerDirector:
+def _opener(allow_private: bool, deadline: Deadline) -> urllib.request.OpenerDirector:
     """Only what http needs: the standard opener would also read file: and ftp: addresses."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
+        *handlers(allow_private, deadline),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
         _HttpRedirects(),
@@ -41,47 +42,62 @@ def _opener() -> urllib.request.OpenerDirector:
     return opener
 
 
-def fetch(url: str, max_bytes: int, timeout: float) -> bytes:
+def fetch(url: str, max_bytes: int, timeout: float, allow_private: bool = False) -> bytes:
     """The body at `url`.
 
-    `timeout` seconds bound both every wait for the server and, doubled, the whole download.
+    `timeout` seconds bound both every wait for the server and, doubled, the whole download. Hosts that are
+    not on the public internet are asked only with `allow_private` or OCELLI_ALLOW_PRIVATE_URLS=1.
 
     Raises:
-        FetchError: another scheme, no answer, an error status, a body past `max_bytes`, or too slow.
+        FetchError: another scheme, a private address, no answer, an error status, a body past `max_bytes`, or
+            too slow.
     """
     if not url.lower().startswith(("http://", "https://")):
         raise FetchError("expected an http or https URL")
-    deadline = time.monotonic() + 2 * timeout
     body = bytearray()
-    try:
-        request = urllib.request.Request(
-            quote(url, safe=_URL_CHARACTERS), headers={"User-Agent": "ocelli", "Accept": "image/*,*/*;q=0.1"}
-        )
-        with _opener().open(request, timeout=timeout) as response:
-            # read1 returns what has arrived, so a server that drips bytes still meets the deadline.
-            while chunk := response.read1(_CHUNK):
-                body += chunk
-                if len(body) > max_bytes:
-                    raise FetchError(f"expected at most {max_bytes:,} bytes, got more; shrink the picture")
-                if time.monotonic() > deadline:
-                    raise FetchError(
-                        f"expected the whole picture within {2 * timeout:g} s, got {len(body):,} bytes"
-                    )
-            expected = response.headers.get("Content-Length", "")
-    except urllib.error.HTTPError as error:
-        raise FetchError(
-            f"expected a picture, the server answered {error.code} {_one_line(error.reason)}"
-        ) from error
-    except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
-        reason = _one_line(getattr(error, "reason", None) or error) or type(error).__name__
-        raise FetchError(f"the download failed ({reason})") from error
-    except FetchError:
-        raise
-    except ValueError as error:  # an address that does not parse
-        raise FetchError(f"not a usable address ({_one_line(error)})") from error
-    if expected.isdecimal() and int(expected) != len(body):
+    with Deadline(2 * timeout) as deadline:
+        try:
+            opener = _opener(allow_private or private_allowed(), deadline)
+            expected = _read(opener, url, body, max_bytes, timeout)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            # What a connection that was ended says of it is chance.
+            raise (_too_slow(timeout, body) if deadline.over else _told(error)) from error
+        if deadline.over:
+            raise _too_slow(timeout, body)
+    if expected.isdecimal() and len(expected) < 20 and int(expected) != len(body):
         raise FetchError(f"expected {int(expected):,} bytes, got {len(body):,}: the download was cut off")
     return bytes(body)
+
+
+def _read(opener, url: str, body: bytearray, max_bytes: int, timeout: float) -> str:
+    """Append what comes to `body`; the length that the server announced."""
+    request = urllib.request.Request(
+        quote(url, safe=_URL_CHARACTERS), headers={"User-Agent": "ocelli", "Accept": "image/*,*/*;q=0.1"}
+    )
+    with opener.open(request, timeout=timeout) as response:
+        while chunk := response.read1(_CHUNK):
+            body += chunk
+            if len(body) > max_bytes:
+                raise FetchError(f"expected at most {max_bytes:,} bytes, got more; shrink the picture")
+        return response.headers.get("Content-Length", "")
+
+
+def _too_slow(timeout: float, body: bytearray) -> FetchError:
+    return FetchError(f"expected the whole picture within {2 * timeout:g} s, got {len(body):,} bytes")
+
+
+def _told(error: Exception) -> FetchError:
+    """One sentence of whatever went wrong."""
+    if isinstance(error, FetchError):
+        return error
+    if isinstance(error, urllib.error.HTTPError):
+        return FetchError(f"expected a picture, the server answered {error.code} {_one_line(error.reason)}")
+    if isinstance(error, OSError | http.client.HTTPException):  # URLError and timeouts are OSErrors
+        reason = getattr(error, "reason", None) or error
+        if isinstance(reason, PrivateAddressError):
+            return FetchError(str(reason))
+        return FetchError(f"the download failed ({_one_line(reason) or type(error).__name__})")
+    return FetchError(f"not a usable address ({_one_line(error)})")  # one that does not parse
 
 
 def _one_line(reason: object) -> str:

@@ -42,6 +42,7 @@ class IdeficsPictures:
         self.hf_processor = hf_processor
         self.tokens_per_tile: int = hf_processor.image_seq_len
         self.tile_size: int = hf_processor.image_processor.max_image_size["longest_edge"]
+        self.longest_side: int = hf_processor.image_processor.size["longest_edge"]
 
     def arrange(self, messages: list[Message], where: str) -> list[Message]:
         """Pictures stay where the conversation has them."""

@@ -12,26 +12,21 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import os
 import stat
 import struct
 import urllib.parse
-import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from data.errors import ImageError
 from data.fetch import FetchError, fetch
-
-# Formats that Pillow decodes by itself and recognises by content. Left out on purpose: those that run another
-# program (EPS), and those so loosely marked that a text file can pass for one (TGA).
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000")
+from data.picture_header import check_decoder, one_line, open_header
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -50,15 +45,19 @@ class ImageLimits:
     """What a picture may cost. `max_pixels` stays under Pillow's own guard (`PIL.Image.MAX_IMAGE_PIXELS`).
 
     `allow_urls` and `allow_paths` say whether a string may reach the network or the disk: turn them off
-    wherever the strings come from someone else (a web page, a dataset).
+    wherever the strings come from someone else (a web page, a dataset). `allow_private_urls` lets a URL lead
+    to this machine and its own network; the environment variable OCELLI_ALLOW_PRIVATE_URLS=1 does, too.
+    `max_tiles` is for `data.processor`, which cuts the picture up.
     """
 
     max_bytes: int = 128 * 2**20
     max_pixels: int = 80_000_000
     max_aspect: float = 200.0
+    max_tiles: int = 400
     url_timeout: float = 15.0
     allow_urls: bool = True
     allow_paths: bool = True
+    allow_private_urls: bool = False
 
     def __post_init__(self):
         for field in fields(self):
@@ -94,7 +93,7 @@ def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     upright = image.format == "TIFF" or (
         image.format == "PNG" and not {"exif", "Raw profile type exif"} & image.info.keys()
     )
-    turned = not upright and _orientation(image) >= 5
+    turned = not upright and 5 <= _orientation(image) <= 8
     return (image.height, image.width) if turned else image.size
 
 
@@ -127,7 +126,7 @@ def _read(source: Any, limits: ImageLimits, name: str) -> bytes:
             if not limits.allow_urls:
                 raise ImageError(f"{name}: pictures from URLs are switched off here; send the picture itself")
             try:
-                return fetch(source, limits.max_bytes, limits.url_timeout)
+                return fetch(source, limits.max_bytes, limits.url_timeout, limits.allow_private_urls)
             except FetchError as error:
                 raise ImageError(f"{name}: {error}") from error
         if "://" in source[:16]:
@@ -166,7 +165,7 @@ def _read_path(source: str | os.PathLike, limits: ImageLimits, name: str) -> byt
     except ImageError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: NUL in the path; RuntimeError: no home
-        raise ImageError(f"{name}: the file cannot be read ({_one_line(error)})") from error
+        raise ImageError(f"{name}: the file cannot be read ({one_line(error)})") from error
 
 
 def _read_data_url(source: str, limits: ImageLimits, name: str) -> bytes:
@@ -178,7 +177,7 @@ def _read_data_url(source: str, limits: ImageLimits, name: str) -> bytes:
     try:
         data = base64.b64decode(body, validate=True) if is_base64 else urllib.parse.unquote_to_bytes(body)
     except (binascii.Error, ValueError) as error:
-        raise ImageError(f"{name}: expected base64 after the comma ({_one_line(error)})") from error
+        raise ImageError(f"{name}: expected base64 after the comma ({one_line(error)})") from error
     _check_bytes(len(data), limits, name)
     return data
 
@@ -217,29 +216,9 @@ def _header(source: Any, limits: ImageLimits, name: str) -> Image.Image:
     data = _read(source, limits, name)
     if not data:
         raise ImageError(f"{name}: expected a picture, got 0 bytes; the file is empty")
-    return _open(data, limits, name)
-
-
-def _open(data: bytes, limits: ImageLimits, name: str) -> Image.Image:
-    """Read the header only, and hold it against the limits."""
-    Image.init()  # registers every plugin, once; naming one that is not registered is a KeyError
-    formats = [name for name in FORMATS if name in Image.OPEN]
-    try:
-        with warnings.catch_warnings():  # of a large picture: our own limit says it, in one sentence
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data), formats=formats)
-    except UnidentifiedImageError as error:
-        raise ImageError(
-            f"{name}: expected a picture (PNG, JPEG, WebP, GIF, BMP, TIFF, ...), got a file that starts with "
-            f"{data[:16]!r}; it is another kind of file or damaged"
-        ) from error
-    except Image.DecompressionBombError as error:  # Pillow's guard, at 179 million pixels
-        raise ImageError(
-            f"{name}: expected at most {limits.max_pixels:,} pixels, got far more ({_one_line(error)})"
-        ) from error
-    except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
-        raise ImageError(f"{name}: the picture's header is damaged ({_one_line(error)})") from error
+    image = open_header(data, name, limits.max_pixels)
     _check_size(image.width, image.height, limits, name)
+    check_decoder(image, data, name)
     return image
 
 
@@ -247,9 +226,9 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
     """Decode the (first) frame, turn it upright and make it RGB."""
     try:
         image.load()
-    except Exception as error:  # see _open
+    except Exception as error:  # see open_header
         raise ImageError(
-            f"{name}: the picture is damaged or cut off ({_one_line(error)}); get a whole copy of it"
+            f"{name}: the picture is damaged or cut off ({one_line(error)}); get a whole copy of it"
         ) from error
     turn = _UPRIGHT.get(_orientation(image))
     return _flatten(image if turn is None else image.transpose(turn), name)
@@ -278,9 +257,9 @@ def _flatten(image: Image.Image, name: str) -> Image.Image:
         rgb = image.convert("RGB")
     except ImageError:
         raise
-    except Exception as error:  # see _open; also a mode Pillow cannot convert, such as LAB
+    except Exception as error:  # see open_header; also a mode Pillow cannot convert, such as LAB
         raise ImageError(
-            f"{name}: a picture in mode {image.mode} cannot be made RGB ({_one_line(error)})"
+            f"{name}: a picture in mode {image.mode} cannot be made RGB ({one_line(error)})"
         ) from error
     rgb.info = {}  # so that a second load does not turn it again by the same EXIF
     return rgb
@@ -343,7 +322,3 @@ def _from_array(array: np.ndarray | torch.Tensor, name: str) -> Image.Image:
     elif array.dtype != np.uint8:
         raise ImageError(f"{name}: expected numbers, got dtype {array.dtype}")
     return Image.fromarray(np.ascontiguousarray(array))
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

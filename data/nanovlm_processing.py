@@ -58,6 +58,7 @@ class NanoVLMPictures:
         self.image_token: str | None = extra.get("image_token")
         self.global_token: str | None = extra.get("global_image_token")
         self.max_side: int | None = config.get("max_img_size")
+        self.longest_side: int = self.tile_size if self.max_side is None else self.max_side
         self.to_max_side = bool(config.get("resize_to_max_side_len", False))
         self.prefix = not extra
         self.add_special_tokens = self.prefix  # as nanoVLM: a template's output is tokenized as it stands

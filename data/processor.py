@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from data.chat import ChatEncoder, Message, check_text, read_conversation
+from data.cutting import check_sizes, cut
 from data.errors import ProcessorError, PromptError
 from data.idefics_processing import (
     SMOLVLM_CHAT_TEMPLATE,
@@ -33,7 +34,14 @@ from data.idefics_processing import (
 )
 from data.images import ImageLimits, describe, load_image
 from data.inputs import EncodedConversation, ModelInputs, TiledPicture, collate
-from data.nanovlm_processing import NanoVLMPictures, is_nanovlm, open_nanovlm, read_config
+from data.nanovlm_processing import (
+    CHATML_TEMPLATE,
+    V01_TEMPLATE,
+    NanoVLMPictures,
+    is_nanovlm,
+    open_nanovlm,
+    read_config,
+)
 from models.config import VLMConfig
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -52,6 +60,7 @@ class Processor:
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
     ):
+        check_sizes(pictures)
         self.pictures = pictures
         self.tokenizer = tokenizer
         self.limits = limits
@@ -68,6 +77,7 @@ class Processor:
             stop_token_ids=self.stop_token_ids,
             string_content=pictures.string_content,
             add_special_tokens=pictures.add_special_tokens,
+            harmless_template=chat_template in (SMOLVLM_CHAT_TEMPLATE, CHATML_TEMPLATE, V01_TEMPLATE),
         )
 
     @classmethod
@@ -197,11 +207,12 @@ class Processor:
         """A picture (anything `load_image` takes) loaded, resized and cut, for several questions about it.
 
         Raises:
-            ImageError: see `load_image`.
+            ImageError: see `load_image`; too many tiles.
+            ProcessorError: the checkpoint's settings make no tiles of it.
         """
         if isinstance(source, TiledPicture):
             return source
-        return TiledPicture(*self.pictures.tiles(load_image(source, self.limits)), describe(source))
+        return cut(self.pictures, load_image(source, self.limits), describe(source), self.limits.max_tiles)
 
     def _count(self, input_ids: list[int], tiles: Tensor | None, names: list[str], where: str) -> int:
         count = 0 if tiles is None else len(tiles)

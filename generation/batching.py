@@ -311,7 +311,7 @@ class Scheduler:
         """Note a row's next token; its result where it ends there."""
         if token_id == _BAD:
             self._cache.clear(row.slot)
-            return self._failed(row.key, NotFiniteError())
+            return self._failed(row.key, NotFiniteError(len(row.tokens) + 1))
         row.tokens.append(token_id)
         stopped = token_id in row.options.stop_token_ids
         if not stopped and len(row.tokens) < row.options.max_new_tokens:

@@ -15,13 +15,21 @@ if TYPE_CHECKING:
 
 
 class NotFiniteError(ValueError):
-    """Logits that hold NaN or infinity: no token drawn from them means anything."""
+    """Logits that hold NaN or infinity: no token drawn from them means anything.
 
-    def __init__(self):
+    Args:
+        token: the new token that they were for, counted from 1.
+    """
+
+    def __init__(self, token: int):
         super().__init__(
-            "the model's logits are not finite (NaN or infinity): broken weights, or a dtype of too "
-            "small a range"
+            f"the model's logits are not finite (NaN or infinity) for new token {token}: broken weights, or "
+            "a dtype of too small a range"
         )
+        self.token = token
+
+    def __reduce__(self):
+        return type(self), (self.token,)
 
 
 class Chooser:
@@ -46,11 +54,12 @@ class Chooser:
         self.stopped = torch.zeros(prompts * answers, dtype=torch.bool, device=device)
         self.lengths = torch.zeros(prompts * answers, dtype=torch.int64, device=device)
         self.finite = torch.ones((), dtype=torch.bool, device=device)
+        self.sound = torch.zeros((), dtype=torch.int64, device=device)  # choices before the first not finite
 
     @property
     def state(self) -> list[Tensor]:
         """All that `choose` changes, and the seeds."""
-        state = [self.seeds, self.drawn, self.stopped, self.lengths, self.finite]
+        state = [self.seeds, self.drawn, self.stopped, self.lengths, self.finite, self.sound]
         return state if self.seen is None else [*state, self.seen]
 
     @property
@@ -62,7 +71,7 @@ class Chooser:
     def like(self) -> Chooser:
         """Another chooser of this kind, with a state of its own."""
         other = copy(self)
-        for name in ("seeds", "drawn", "stopped", "lengths", "finite", "seen"):
+        for name in ("seeds", "drawn", "stopped", "lengths", "finite", "sound", "seen"):
             value = getattr(self, name)
             setattr(other, name, None if value is None else value.clone())
         return other
@@ -76,6 +85,7 @@ class Chooser:
         """(B, V) logits -> (B, 1) token ids, the pad id for rows that had stopped."""
         # The maximum is NaN where anything is, and +inf where anything is; -inf alone is a banned token.
         self.finite &= logits.amax(-1).isfinite().all()
+        self.sound += self.finite
         uniform = None if self.options.greedy else uniforms(self.seeds, self.drawn)
         token = sample(logits, self.options, uniform, self.seen).masked_fill_(
             self.stopped[:, None], self.pad_id
@@ -88,10 +98,11 @@ class Chooser:
         return token
 
     def finished(self) -> bool:
-        """Whether every row has stopped: the loop's one read-back, and none at all without stop ids.
+        """Whether every row has stopped: the loop's one read-back, and none at all without stop ids, where
+        `check_finite` at the end has to do.
 
         Raises:
-            ValueError: logits that are not finite, before anyone sees a token drawn from them.
+            NotFiniteError: before anyone sees a token drawn from such logits.
         """
         if self.stop_ids.numel() == 0:
             return False
@@ -101,6 +112,6 @@ class Chooser:
         return True
 
     def check_finite(self) -> None:
-        """Raises ValueError if any logits so far held NaN or infinity."""
+        """Raises NotFiniteError if any logits so far held NaN or infinity."""
         if not self.finite.item():
-            raise NotFiniteError
+            raise NotFiniteError(int(self.sound) + 1)

@@ -308,7 +308,7 @@ class GraphStep:
             if stoppable:
                 all_stopped, finite = run.late.read(number)
                 if not finite:
-                    raise NotFiniteError
+                    raise NotFiniteError(int(run.chooser.sound) + 1)
             yield tokens.popleft()
             if all_stopped:
                 break

@@ -22,7 +22,8 @@ def _check_range(owner: str, name: str, value, low: int, high: int) -> None:
 
 
 def _check_positive(owner: str, name: str, value) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    # Within what float32 holds: beyond it eps would be none, and a frequency infinite.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-38 <= value <= 1e38:
         raise ValueError(f"{owner}.{name}: expected a positive number, got {value!r}")
 
 

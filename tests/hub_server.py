@@ -16,6 +16,7 @@ import json
 import re
 import threading
 import urllib.parse
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from huggingface_hub import constants
 
 class HubServer:
     """Serves folders as repositories; every request's "METHOD path" is kept in `requests`, what was asked for
-    new repositories in `created`, and how many bytes of each file were fetched in `served`."""
+    new repositories in `created`, and how many bytes of each file were fetched in `served`.
+    `fault(request, path)` may answer a GET or HEAD itself; then it is true."""
 
     def __init__(
         self, repos: dict[str, Path], branches: tuple[str, ...] = ("main",), uploads: Path | None = None
@@ -34,6 +36,7 @@ class HubServer:
         self.requests: list[str] = []
         self.created: list[dict[str, Any]] = []
         self.served: dict[str, int] = {}
+        self.fault: Callable[[BaseHTTPRequestHandler, str], bool] | None = None
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -74,6 +77,8 @@ class HubServer:
 
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         path = self._path(request)
+        if self.fault is not None and self.fault(request, path):
+            return
         if path.startswith("/api/"):
             self._api(request, path)
             return
@@ -87,7 +92,7 @@ class HubServer:
             self._send(request, 404, b"", headers | {"X-Error-Code": "EntryNotFound"})
             return
         data = file.read_bytes()
-        headers |= {"ETag": f'"{hashlib.sha1(data).hexdigest()}"'}
+        headers |= {"ETag": f'"{etag(name, data)}"'}
         status, asked = 200, re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range") or "")
         if asked:
             first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
@@ -225,6 +230,13 @@ class HubServer:
         request.end_headers()
         if request.command != "HEAD":
             request.wfile.write(data)
+
+
+def etag(name: str, data: bytes) -> str:
+    """The Hub's name for a content: git's for a text, for a large file its SHA-256."""
+    if name.endswith(".safetensors"):
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def point_client_at(monkeypatch, url: str, cache: Path, offline: bool = False) -> None:

@@ -279,6 +279,7 @@ def server():
 def test_urls(server: str, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OCELLI_ALLOW_PRIVATE_URLS", "1")  # the server is on loopback
     assert same(load_image(f"{server}/a.png"), picture(7, 5))
     assert same(load_image(f"{server}/moved.png"), picture(7, 5))
     assert same(load_image(f"{server}/café b.png"), picture(7, 5))

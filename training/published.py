@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from models.checkpoints.errors import CheckpointError
-from models.checkpoints.locate import read_json
+from models.checkpoints.strict_json import read_json
 
 _SIGLIP_TAIL = {"model_type": "siglip_vision_model"}  # the rest are SiglipVisionConfig's defaults: base/16
 _SO400M = _SIGLIP_TAIL | {

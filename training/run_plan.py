@@ -19,8 +19,8 @@ from data.datasets import open_datasets
 from data.shapes_stream import ShapesStream
 from models.checkpoints.backbones import read_text_config, read_vision_config
 from models.checkpoints.fields import build
-from models.checkpoints.locate import read_json
 from models.checkpoints.registry import choose_reader
+from models.checkpoints.strict_json import read_json
 from models.config import TextConfig, VLMConfig
 from training.config import TrainConfig, dataset_entries
 from training.costs import Amounts, linear_sizes, training_flops

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from models.checkpoints.errors import CheckpointError, some
 from models.checkpoints.idefics3 import our_name
-from models.checkpoints.locate import read_json
 from models.checkpoints.safetensors_io import read_header, read_tensor
+from models.checkpoints.strict_json import read_json
 
 if TYPE_CHECKING:
     from models.vision_language_model import VisionLanguageModel

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from models.checkpoints.errors import CheckpointError
@@ -54,13 +55,61 @@ def replace_folder(folder: Path, is_ours: Callable[[str], bool]) -> Iterator[Pat
     step the old one is renamed first: a crash between the two renames leaves it whole as `.<name>.replaced`.
 
     Raises:
-        CheckpointError: if the folder cannot be written; see `check_replaceable`.
+        CheckpointError: if the folder cannot be written, or another process is at it; see
+            `check_replaceable`.
     """
     target = check_replaceable(folder)
     new, old = (target.with_name(f".{target.name}.{word}") for word in ("saving", "replaced"))
+    with ExitStack() as held:
+        try:
+            _begin(new, held)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"{folder} is being saved to by another process, what it held is unchanged: wait for it, or "
+                "save to another folder"
+            ) from None
+        except OSError as error:
+            raise CheckpointError(f"{folder} could not be written: {error}") from error
+        yield from _replace(folder, target, new, old, is_ours, held)
+
+
+def _begin(new: Path, held: ExitStack) -> None:
+    """An empty folder to write into, which is this process's until `held` ends, however that ends.
+
+    Raises:
+        BlockingIOError: it is another's.
+    """
+    if new.is_symlink() or new.is_file():
+        new.unlink()
+    new.mkdir(parents=True, exist_ok=True)
+    _lock(new, held)
+    for path in new.iterdir():  # what a crash left
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
+    """Lock a folder; the lock goes with it wherever it is renamed to, and ends with the process."""
+    handle = os.open(folder, os.O_RDONLY)
+    held.callback(os.close, handle)
     try:
-        shutil.rmtree(new, ignore_errors=True)  # what a crash left
-        new.mkdir(parents=True)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # a file system without locks
+        return
+    try:
+        same = os.path.samestat(os.fstat(handle), folder.stat())
+    except FileNotFoundError:
+        same = False
+    if not same:  # whoever held the lock has just moved it away
+        raise BlockingIOError("another process has just saved to it")
+
+
+def _replace(
+    folder: Path, target: Path, new: Path, old: Path, is_ours: Callable[[str], bool], held: ExitStack
+) -> Iterator[Path]:
+    """The block of `replace_folder`, and what comes behind it."""
+    try:
         yield new
         if target.is_dir():
             _carry_over(target, new, is_ours)
@@ -68,7 +117,7 @@ def replace_folder(folder: Path, is_ours: Callable[[str], bool]) -> Iterator[Pat
             _sync(path)
         if not target.exists():
             new.rename(target)
-        elif _exchange(new, target):
+        elif _exchange_held(new, target, held):
             shutil.rmtree(new)  # it is the old one now
         else:
             shutil.rmtree(old, ignore_errors=True)
@@ -84,6 +133,12 @@ def replace_folder(folder: Path, is_ours: Callable[[str], bool]) -> Iterator[Pat
         raise CheckpointError(f"{folder} could not be written, what it held is unchanged: {error}") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def _exchange_held(new: Path, target: Path, held: ExitStack) -> bool:
+    """`_exchange`, where the old folder comes to its new place locked: nobody begins there meanwhile."""
+    _lock(target, held)
+    return _exchange(new, target)
 
 
 def _carry_over(old: Path, new: Path, is_ours: Callable[[str], bool]) -> None:

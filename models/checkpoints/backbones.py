@@ -18,6 +18,7 @@ from models.checkpoints.fields import build, first_id, section, text_config, tok
 from models.checkpoints.load import (
     EMBEDDING,
     HEAD,
+    expected_shapes,
     fill,
     resolve_device,
     resolve_dtype,
@@ -151,12 +152,13 @@ def from_backbones(
         pad_token_id=first_id(text_files.config.get("pad_token_id"), vocab_size=rows),
     )
     device, dtype = resolve_device(device), resolve_dtype(dtype, text_files.config)
+    vision_map = vision_tensor_map(vision_entries)
+    vision_shapes = _checked(config, "vision_model.", vision_map, vision_entries, vision_files)
+    text_shapes = _checked(config, "language_model.", text_map, text_entries, text_files, rows)
     with without_weights():
         model = VisionLanguageModel(config)
-    _fill_tower(
-        model, "vision_model.", vision_tensor_map(vision_entries), vision_entries, vision_files, dtype, device
-    )
-    _fill_tower(model, "language_model.", text_map, text_entries, text_files, dtype, device, rows)
+    fill(model, vision_shapes, vision_map, vision_entries, dtype, device)
+    fill(model, text_shapes, text_map, text_entries, dtype, device)
     _extend_vocabulary(model, rows)
     # Drawn where the generator is and in float32: a seed gives the same projector on any device.
     model.projector.to_empty(device="cpu" if generator is None else generator.device)
@@ -180,24 +182,22 @@ def _named(files: CheckpointFiles, read):
         raise CheckpointError(f"{files.source}: {error}") from None
 
 
-def _fill_tower(
-    model: VisionLanguageModel,
+def _checked(
+    config: VLMConfig,
     prefix: str,
     stored_tensor: StoredTensorOf,
     entries: Mapping[str, Entry],
     files: CheckpointFiles,
-    dtype: torch.dtype,
-    device: torch.device,
     rows: int | None = None,
-) -> None:
-    """Check and fill the parameters under `prefix`; the vocabulary's have `rows` rows in the file."""
+) -> dict[str, tuple[int, ...]]:
+    """The parameters under `prefix` and their shapes, once the file has them all; the vocabulary's have
+    `rows` rows there."""
     expected: dict[str, tuple[int, ...]] = {}
-    for name, parameter in model.named_parameters():
+    for name, shape in expected_shapes(config).items():
         if name.startswith(prefix):
-            shape = tuple(parameter.shape)
             expected[name] = (rows, *shape[1:]) if rows is not None and name in (HEAD, EMBEDDING) else shape
     harmless = _VISION_HARMLESS if prefix == "vision_model." else _TEXT_HARMLESS
-    tied = prefix == "language_model." and model.config.tie_word_embeddings
+    tied = prefix == "language_model." and config.tie_word_embeddings
     shapes = {name: entry.shape for name, entry in entries.items()}
     check_shapes(
         expected,
@@ -206,7 +206,7 @@ def _fill_tower(
         lambda name: (tied and name == "lm_head.weight") or harmless.fullmatch(name) is not None,
         files.source,
     )
-    fill(model, expected, stored_tensor, entries, dtype, device)
+    return expected
 
 
 def _extend_vocabulary(model: VisionLanguageModel, rows: int) -> None:

@@ -25,7 +25,7 @@ from models.checkpoints.card import model_card
 from models.checkpoints.errors import CheckpointError
 from models.checkpoints.headers import DTYPE_NAMES
 from models.checkpoints.load import load, resolve_dtype, stored_entries
-from models.checkpoints.locate import WEIGHTS, CheckpointFiles, locate, read_json, snapshot
+from models.checkpoints.locate import WEIGHTS, CheckpointFiles, locate, snapshot
 from models.checkpoints.processor_files import write_json
 from models.checkpoints.push import card_of_origin, push
 from models.checkpoints.registry import choose_reader
@@ -37,6 +37,7 @@ from models.checkpoints.rewrite import (
 )
 from models.checkpoints.safetensors_io import write_file
 from models.checkpoints.save import CARD, MAX_SHARD_BYTES, idefics3_contents, is_checkpoint_file
+from models.checkpoints.strict_json import read_json
 from models.checkpoints.verification import Check, Probe, compare, our_logits, transformers_logits
 
 if TYPE_CHECKING:

@@ -58,9 +58,7 @@ def load(
     entries = stored_entries(files)
     config, stored_tensor = read_layout(files, reader, entries)
     config = with_end_token(config, end_token_id(files))
-    with without_weights():
-        model = VisionLanguageModel(config)
-    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    expected = expected_shapes(config)
     shapes = {name: entry.shape for name, entry in entries.items()}
     head_is_copy = stored_tensor(HEAD).name if config.tie_word_embeddings else None
     check_shapes(
@@ -70,6 +68,8 @@ def load(
         lambda name: name == head_is_copy or reader.is_harmless(name),
         files.source,
     )
+    with without_weights():
+        model = VisionLanguageModel(config)
     fill(model, expected, stored_tensor, entries, dtype, device)
     if config.tie_word_embeddings:
         model.language_model.lm_head.weight = model.language_model.embed_tokens.weight
@@ -78,6 +78,30 @@ def load(
         name: value for name, value in files.generation_config.items() if name not in _NOT_KEPT
     }
     return model.eval()
+
+
+def expected_shapes(config: VLMConfig) -> dict[str, tuple[int, ...]]:
+    """Every parameter of the model that a config describes, and its shape, from a model of one layer a tower:
+    a thousand layers take seconds to build, and whether the file has them is to be known before.
+    """
+    depth = {
+        "vision_model": config.vision.num_hidden_layers,
+        "language_model": config.text.num_hidden_layers,
+    }
+    one = replace(
+        config,
+        vision=replace(config.vision, num_hidden_layers=1),
+        text=replace(config.text, num_hidden_layers=1),
+    )
+    with without_weights():
+        model = VisionLanguageModel(one)
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, parameter in model.named_parameters():
+        tower, is_layer, rest = name.partition(".layers.0.")
+        layers = range(depth[tower]) if is_layer else ()
+        names = [f"{tower}.layers.{index}.{rest}" for index in layers] or [name]
+        expected |= dict.fromkeys(names, tuple(parameter.shape))
+    return expected
 
 
 def with_end_token(config: VLMConfig, token_id: int | None) -> VLMConfig:

@@ -7,7 +7,10 @@ that changes meanwhile cannot give a mixture.
 
 from __future__ import annotations
 
-import json
+import hashlib
+import os
+import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +29,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import httpx
 
 from models.checkpoints.errors import CheckpointError, some
+from models.checkpoints.strict_json import MAX_INDEX, read_json
 
 # What a processor, a tokenizer and a chat template may consist of, today's files and older ones.
 PROCESSOR_FILES = (
@@ -43,7 +47,8 @@ PROCESSOR_FILES = (
     "merges.txt",
 )
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_MAX_JSON = 64 * 2**20
+_SHARD = re.compile(r"[\w-][\w.-]{,200}\.safetensors", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.ckpt")
 
 
@@ -135,32 +140,22 @@ def snapshot(
     """A local folder with the files that match `patterns`: for tokenizers, processors and chat templates.
 
     Raises:
-        CheckpointError: as in `locate`.
+        CheckpointError: as in `locate`; a link out of a local folder.
     """
     if _is_folder(source):
-        return Path(source).expanduser()
+        folder = Path(source).expanduser()
+        for name in patterns:
+            if (folder / name).is_file():
+                _check_inside(folder, folder / name)
+        return folder
+    began = time.time()
     try:
-        return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(patterns)))
+        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=list(patterns)))
+        for path in folder.iterdir():
+            _check_download(path, began, str(source))
+        return folder
     except HUB_ERRORS as error:
         raise CheckpointError(hub_sentence(error, str(source), revision, "the processor's files")) from error
-
-
-def read_json(path: Path) -> dict:
-    """A JSON object from a file of bounded size.
-
-    Raises:
-        CheckpointError: too large, not UTF-8, not JSON, or not an object.
-    """
-    size = path.stat().st_size
-    if size > _MAX_JSON:
-        raise CheckpointError(f"{path}: expected at most {_MAX_JSON} bytes of JSON, got {size}")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _is_folder(source: str | Path) -> bool:
@@ -181,6 +176,41 @@ def _is_folder(source: str | Path) -> bool:
     return False
 
 
+def _check_download(path: Path, began: float, repo: str) -> None:
+    """Hold a file that has come since `began` against the Hub's name for it, where that is its SHA-256, as
+    for weights; the client compares lengths only. What came wrong leaves the cache.
+
+    Raises:
+        CheckpointError: other bytes than announced.
+    """
+    blob = path.resolve()
+    if not _SHA256.fullmatch(blob.name) or blob.stat().st_mtime < began - 2:
+        return
+    with blob.open("rb") as file:
+        got = hashlib.file_digest(file, "sha256").hexdigest()
+    if got != blob.name:
+        path.unlink()
+        blob.unlink()
+        raise CheckpointError(
+            f"{path.name} of {repo} arrived with other bytes than {constants.ENDPOINT} announced "
+            f"(SHA-256 {got[:12]}…, expected {blob.name[:12]}…): it was removed, load it again"
+        )
+
+
+def _check_inside(folder: Path, path: Path) -> None:
+    """Raises CheckpointError for a link that leads out of a checkpoint: an unpacked archive may hold links to
+    any file of this machine. The client's own cache links its snapshots to its blobs."""
+    home, target = folder.resolve(), path.resolve()
+    blobs = home.parent.parent / "blobs"
+    if target.is_relative_to(home) or (home.parent.name == "snapshots" and target.is_relative_to(blobs)):
+        return
+    if os.environ.get("OCELLI_FOLLOW_LINKS") != "1":
+        raise CheckpointError(
+            f"{path} is a link out of its folder, to {target}: put the file itself there, or set "
+            f"OCELLI_FOLLOW_LINKS=1 if the link is yours"
+        )
+
+
 class _Folder:
     """Files of a local folder."""
 
@@ -196,7 +226,10 @@ class _Folder:
 
     def file(self, name: str) -> Path | None:
         path = self.path / name
-        return path if path.is_file() else None
+        if not path.is_file():
+            return None
+        _check_inside(self.path, path)
+        return path
 
 
 class _Hub:
@@ -214,8 +247,10 @@ class _Hub:
                 return Path(known)
             if known is not None:  # the Hub said before that this commit has no such file
                 return None
+        began = time.time()
         try:
             path = Path(hf_hub_download(self.repo, name, revision=self.commit or self.revision))
+            _check_download(path, began, self.repo)
         except LocalEntryNotFoundError as error:
             if self.commit is not None and constants.HF_HUB_OFFLINE:
                 return None  # the cache has this commit without the file: as good as absent
@@ -270,12 +305,12 @@ def _weights(fetch: _Folder | _Hub) -> tuple[tuple[Path, ...], dict[str, str]]:
         pickled = [name for name in _PICKLED if isinstance(fetch, _Folder) and fetch.file(name)]
         hint = f"; {some(pickled)} must be converted to safetensors first" if pickled else ""
         raise CheckpointError(f"{fetch.name} has neither {WEIGHTS} nor {INDEX}{hint}")
-    weight_map = read_json(index_path).get("weight_map")
+    weight_map = read_json(index_path, MAX_INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index_path}: expected a weight_map of tensor names to shard files")
     for name in weight_map.values():
         # A shard is a plain file beside its index: nothing else of this machine is read.
-        if not isinstance(name, str) or "/" in name or "\\" in name or not name.endswith(".safetensors"):
+        if not isinstance(name, str) or not _SHARD.fullmatch(name):
             raise CheckpointError(
                 f"{index_path}: expected shards named like model-00001-of-00002.safetensors, got {name!r}"
             )

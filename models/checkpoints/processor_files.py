@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from models.checkpoints.errors import CheckpointError
-from models.checkpoints.locate import read_json
+from models.checkpoints.strict_json import read_json
 from models.config import VLMConfig
 
 # Kept out of the extra special tokens: these have a place of their own in every tokenizer.

@@ -9,6 +9,7 @@ told from its header before anything is allocated.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from models.checkpoints.errors import CheckpointError
+from models.checkpoints.strict_json import parse_json
 
 _DTYPES = {
     "F64": torch.float64,
@@ -34,7 +36,10 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_MAX_HEADER = 100_000_000  # the limit of the safetensors library
+# The largest model that a config may describe has 25,000 tensors, 4 MB of header. (The safetensors library
+# reads 100 MB, which Python's objects make two gigabytes of.)
+_MAX_HEADER = 8 * 2**20
+_MOST_AXES, _LARGEST = 16, 2**62
 _CHUNK = 8 * 2**20  # bytes read at once where the dtype has to change on the way
 
 
@@ -50,28 +55,34 @@ class Entry:
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """Every tensor of a safetensors file, checked against the length of the file.
+    """Every tensor of a safetensors file, checked against the length of the file: each byte of the data
+    belongs to one tensor.
 
     Raises:
-        CheckpointError: header longer than the file, not JSON, or data missing at the end.
+        CheckpointError: header longer than the file or than any real one, not JSON, tensors that share bytes
+            or leave some out, or data missing at the end.
     """
     size = path.stat().st_size
     if size < 8:
         raise CheckpointError(f"{path}: not a safetensors file, it has {size} bytes; download it again")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > min(size - 8, _MAX_HEADER):
+        if length > size - 8:
             raise CheckpointError(
                 f"{path}: the header claims {length} bytes but the file has {size}: it was cut short or "
-                f"is not a "
-                f"safetensors file; download it again"
+                f"is not a safetensors file; download it again"
+            )
+        if length > _MAX_HEADER:
+            raise CheckpointError(
+                f"{path}: expected a header of at most {_MAX_HEADER} bytes, got {length}: no model that is "
+                f"supported has so many tensors"
             )
         raw = file.read(length)
     try:
-        header = json.loads(raw)
+        header = parse_json(raw)
         header.pop("__metadata__", None)
         entries = {name: _entry(path, value, 8 + length) for name, value in header.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(
             f"{path}: the safetensors header cannot be read ({error}); download it again"
         ) from None
@@ -79,24 +90,36 @@ def read_header(path: Path) -> dict[str, Entry]:
     if needed != size:
         what = "it was cut short" if size < needed else "it has bytes that belong to no tensor"
         raise CheckpointError(f"{path}: expected {needed} bytes, got {size}: {what}; download it again")
+    _check_places(path, entries, 8 + length)
     return entries
 
 
+def _check_places(path: Path, entries: Mapping[str, Entry], data_start: int) -> None:
+    """Each tensor begins where the one before it ends: what the format demands, and what keeps two parsers
+    from seeing two models in one file."""
+    at = data_start
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != at:
+            what = "shares bytes with another tensor" if entry.begin < at else "follows bytes of no tensor"
+            raise CheckpointError(f"{path}: tensor {name[:200]} {what}; download the file again")
+        at = entry.end
+
+
 def _entry(path: Path, value: dict, data_start: int) -> Entry:
-    begin, end = (int(offset) for offset in value["data_offsets"])
-    shape = tuple(int(length) for length in value["shape"])
-    if begin < 0 or end < begin or any(length < 0 for length in shape):
-        raise ValueError(f"offsets {begin}:{end} of shape {list(shape)}")
-    dtype = value["dtype"]
+    offsets, shape, dtype = value["data_offsets"], value["shape"], value["dtype"]
+    numbers = [*offsets, *shape]
+    if len(offsets) != 2 or len(shape) > _MOST_AXES or not isinstance(dtype, str):
+        raise ValueError("a tensor without a dtype, a shape and two offsets")
+    if not all(type(number) is int and 0 <= number <= _LARGEST for number in numbers):
+        raise ValueError("a tensor whose shape and offsets are no whole numbers from 0 on")
+    begin, end = offsets
+    if end < begin:
+        raise ValueError(f"a tensor that begins at {begin} and ends at {end}")
     if dtype in _DTYPES:
-        expected = _DTYPES[dtype].itemsize
-        for length in shape:
-            expected *= length
+        expected = _DTYPES[dtype].itemsize * math.prod(shape)
         if expected != end - begin:
-            raise ValueError(
-                f"a {dtype} tensor of shape {list(shape)} takes {expected} bytes, not {end - begin}"
-            )
-    return Entry(path, dtype, shape, data_start + begin, data_start + end)
+            raise ValueError(f"a {dtype} tensor of shape {shape} takes {expected} bytes, not {end - begin}")
+    return Entry(path, dtype, tuple(shape), data_start + begin, data_start + end)
 
 
 def read_tensor(

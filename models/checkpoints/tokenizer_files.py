@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from models.checkpoints.locate import CheckpointFiles, read_json
+from models.checkpoints.locate import CheckpointFiles
+from models.checkpoints.strict_json import MAX_TOKENIZER, read_json
 
 _RELATIVE = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*")
 
@@ -32,10 +33,10 @@ def end_token_id(files: CheckpointFiles) -> int | None:
         return None
     added = config.get("added_tokens_decoder")
     for token_id, token in added.items() if isinstance(added, dict) else ():
-        if _content(token) == name and token_id.isdecimal():
+        if _content(token) == name and token_id.isdecimal() and len(token_id) < 10:
             return int(token_id)
     tokenizer_path = find("tokenizer.json")
-    return None if tokenizer_path is None else _id_in(read_json(tokenizer_path), name)
+    return None if tokenizer_path is None else _id_in(read_json(tokenizer_path, MAX_TOKENIZER), name)
 
 
 def _finder(files: CheckpointFiles) -> Callable[[str], Path | None]:

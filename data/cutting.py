@@ -1,0 +1,60 @@
+"""A picture cut up by a checkpoint's own settings, which are held against limits first."""
+
+from __future__ import annotations
+
+from PIL import Image
+
+from data.errors import ImageError, ProcessorError
+from data.idefics_processing import IdeficsPictures
+from data.inputs import TiledPicture
+from data.nanovlm_processing import NanoVLMPictures
+
+LONGEST_SIDE = 4096  # transformers' own bound on what Idefics3 makes of a picture
+MOST_TOKENS = 65_536
+Pictures = IdeficsPictures | NanoVLMPictures
+
+
+def check_sizes(pictures: Pictures) -> None:
+    """Numbers of a checkpoint that memory is asked for by: a picture is enlarged to `longest_side`.
+
+    Raises:
+        ProcessorError: one that no real checkpoint has.
+    """
+    for what, got, most in (
+        ("pixels per tile side", pictures.tile_size, LONGEST_SIDE),
+        ("pixels of a picture's longest side", pictures.longest_side, LONGEST_SIDE),
+        ("image tokens per tile", pictures.tokens_per_tile, MOST_TOKENS),
+    ):
+        if isinstance(got, bool) or not isinstance(got, int) or not 1 <= got <= most:
+            raise ProcessorError(f"{what}: expected an integer from 1 to {most}, got {str(got)[:80]}")
+
+
+def cut(pictures: Pictures, image: Image.Image, name: str, most: int) -> TiledPicture:
+    """An RGB picture as at most `most` tiles, (n, 3, M, M), counted before they are made.
+
+    Raises:
+        ImageError: more tiles than that.
+        ProcessorError: the settings make no tiles, or none that the model takes.
+    """
+    try:
+        count, _, _ = pictures.grid(*image.size)
+        if count > most:
+            raise ImageError(
+                f"{name}: expected at most {most} tiles, got {count} of {image.width} x {image.height} "
+                "pixels; shrink the picture or raise ImageLimits.max_tiles"
+            )
+        tiles, rows, columns = pictures.tiles(image)
+    except (ImageError, MemoryError):
+        raise
+    except Exception as error:  # transformers finds out what settings are worth by failing with them
+        raise ProcessorError(
+            f"{name}: the checkpoint's picture settings cannot be used "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        ) from error
+    expected = (3, pictures.tile_size, pictures.tile_size)
+    if tuple(tiles.shape[1:]) != expected:
+        raise ProcessorError(
+            f"{name}: the checkpoint's picture settings make tiles of shape {tuple(tiles.shape[1:])}, "
+            f"expected {expected}"
+        )
+    return TiledPicture(tiles, rows, columns, name)

@@ -1,0 +1,223 @@
+"""Checkpoints that were made to do harm, each as a change to a good one; and a process that opens them.
+
+    python -m tests.robustness.hostile_checkpoints FOLDER...     # one line of JSON for each
+
+The process may take 256 MiB more than it has once everything is imported, and five seconds for each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+LARGE = b'{"x": [' + b"{}," * 5_000_000 + b"1]}"
+MEMORY, SECONDS = 256 * 2**20, 5
+
+NUMBERS = {
+    "1e9": "1000000000",
+    "1e15": "1" + "0" * 15,
+    "4000 digits": "9" * 4000,
+    "5000 digits": "9" * 5000,
+    "negative": "-1",
+    "NaN": "NaN",
+    "1e400": "1e400",
+    "-Infinity": "-Infinity",
+    "float": "2.5",
+    "true": "true",
+    "text": '"' + "x" * 100_000 + '"',
+    "list": "[" + "1," * 100_000 + "1]",
+    "object": '{"a": 1}',
+    "nested": "[" * 100_000 + "]" * 100_000,
+}
+FIELDS = (
+    *(f"text_config.{name}" for name in ("num_hidden_layers", "hidden_size", "vocab_size", "head_dim",
+       "intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")),
+    *(f"vision_config.{name}" for name in ("num_hidden_layers", "hidden_size", "image_size", "patch_size",
+       "num_channels", "num_attention_heads", "intermediate_size")),
+    "scale_factor", "image_token_id",
+)  # fmt: skip
+
+
+def with_number(path: str, text: str) -> Callable[[Path], None]:
+    """config.json with a field of it replaced by this JSON text."""
+
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        section, _, key = path.rpartition(".")
+        (config[section] if section else config)[key] = "@"
+        (folder / "config.json").write_text(json.dumps(config).replace('"@"', text))
+
+    return change
+
+
+def with_file(name: str, content: bytes) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+
+    return change
+
+
+def with_header(change_header: Callable[[dict], object], more: bytes = b"") -> Callable[[Path], None]:
+    """The weights with another header, which `change_header` edits in place, and `more` data at the end."""
+
+    def change(folder: Path) -> None:
+        raw = (folder / WEIGHTS).read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8 : 8 + length])
+        change_header(header)
+        write_weights(folder, json.dumps(header).encode(), raw[8 + length :] + more)
+
+    return change
+
+
+def write_weights(folder: Path, header: bytes, data: bytes = b"") -> None:
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header + data)
+
+
+def overlap(header: dict) -> None:
+    """Two tensors in the bytes of one: what one program checks, another overwrites."""
+    names = [name for name, entry in header.items() if entry.get("shape") == [48]]
+    header[names[0]]["data_offsets"] = header[names[1]]["data_offsets"]
+
+
+def hole(header: dict) -> None:
+    last = max((e for n, e in header.items() if n != "__metadata__"), key=lambda e: e["data_offsets"][1])
+    last["data_offsets"] = [offset + 400 for offset in last["data_offsets"]]
+
+
+def second_shape(folder: Path) -> None:
+    """One name twice in a header, as two tensors."""
+    raw = (folder / WEIGHTS).read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    other = b', "lm_head.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}'
+    write_weights(folder, raw[8 : 8 + length].rstrip()[:-1] + other, raw[8 + length :])
+
+
+def sparse(folder: Path) -> None:
+    with (folder / WEIGHTS).open("r+b") as file:
+        file.truncate(10 * 2**40)
+
+
+def many_tensors(folder: Path) -> None:
+    entries = (b'"a%d":{"dtype":"F32","shape":[],"data_offsets":[0,4]}' % i for i in range(200_000))
+    write_weights(folder, b"{" + b",".join(entries) + b"}", bytes(4))
+
+
+def index_of(shard: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / WEIGHTS).rename(folder.parent / "secret.safetensors")
+        (folder / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": shard}}))
+
+    return change
+
+
+def linked(name: str, target: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        if (folder / name).is_file():
+            (folder / name).rename(folder.parent / f"moved-{folder.name}")
+        (folder / name).symlink_to(target.format(moved=folder.parent / f"moved-{folder.name}"))
+
+    return change
+
+
+def twice(folder: Path) -> None:
+    text = (folder / "config.json").read_text().rstrip()
+    (folder / "config.json").write_text(text[:-1] + ', "scale_factor": 1}')
+
+
+def fifo(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
+
+
+def head(**changes: object) -> Callable[[Path], None]:
+    return with_header(lambda header: header["lm_head.weight"].update(changes))
+
+
+CASES: dict[str, Callable[[Path], None]] = {
+    **{f"{path} {kind}": with_number(path, text) for path in FIELDS for kind, text in NUMBERS.items()},
+    **{f"{name} 5000 digits": with_number(name, "9" * 5000) for name in ("pad_token_id", "eos_token_id")},
+    "eps 4000 digits": with_number("text_config.rms_norm_eps", "9" * 4000),
+    "eps 1e-320": with_number("vision_config.layer_norm_eps", "1e-320"),
+    "1024 layers": with_number("text_config.num_hidden_layers", "1024"),
+    "1024 vision layers": with_number("vision_config.num_hidden_layers", "1024"),
+    "a key twice": twice,
+    "config of 15 MB": with_file("config.json", LARGE),
+    "generation_config of 15 MB": with_file("generation_config.json", LARGE),
+    "config of brackets": with_file("config.json", b"[" * 3_000_000),
+    "config a pipe": fifo("config.json"),
+    "weights a pipe": fifo(WEIGHTS),
+    "tokenizer.json of brackets": with_file("tokenizer_config.json", b'{"x": ' + b"[" * 100_000),
+    "header 2**60": with_file(WEIGHTS, struct.pack("<Q", 2**60) + bytes(100)),
+    "header of zeros": with_file(WEIGHTS, struct.pack("<Q", 20_000_000) + bytes(20_000_000)),
+    "header of brackets": with_file(WEIGHTS, struct.pack("<Q", 20_000_000) + b"[" * 20_000_000),
+    "header of a million tensors": many_tensors,
+    "header of huge numbers": lambda folder: write_weights(
+        folder,
+        b'{"a":{"dtype":"F32","data_offsets":[0,4],"shape":[' + b",".join([b"9" * 4000] * 500) + b"]}}",
+    ),
+    "a tensor of 10 TB": head(shape=[2_500_000, 1_000_000], data_offsets=[0, 10**13]),
+    "a file of 10 TB": sparse,
+    "offsets beyond 2**63": head(data_offsets=[2**63, 2**63 + 30720]),
+    "offsets of text": head(data_offsets=["0", "30720"]),
+    "offsets backwards": head(data_offsets=[30720, 0]),
+    "three offsets": head(data_offsets=[0, 30720, 30720]),
+    "shape of floats": head(shape=[160.0, 48.0]),
+    "shape of booleans": head(shape=[True, 160, 48]),
+    "shape of infinity": head(shape=[float("inf"), 48]),
+    "shape of a thousand axes": head(shape=[1] * 1000 + [160, 48]),
+    "dtype a list": head(dtype=["F32"]),
+    "dtype of a million letters": head(dtype="F" * 1_000_000),
+    "two tensors in one place": with_header(overlap, b""),
+    "bytes of no tensor": with_header(hole, bytes(400)),
+    "a tensor twice": second_shape,
+    "a name of control characters": with_header(
+        lambda header: header.update({"\x1b[31m\n" + "y" * 100_000: header["__metadata__"]})
+    ),
+    "index to the parent": index_of("../secret.safetensors"),
+    "index to an absolute path": index_of("/etc/passwd"),
+    "index with NUL": index_of("a\0.safetensors"),
+    "index with half a surrogate": index_of("\ud800.safetensors"),
+    "index with a long name": index_of("x" * 5000 + ".safetensors"),
+    "index with a list": index_of(["model.safetensors"]),
+    "index to the folder": index_of("..safetensors"),
+    "config linked away": linked("config.json", "/etc/passwd"),
+    "weights linked away": linked(WEIGHTS, "{moved}"),
+    "weights linked to a device": linked(WEIGHTS, "/dev/zero"),
+    "weights linked to themselves": linked(WEIGHTS, WEIGHTS),
+}  # fmt: skip
+
+
+def _hang(*_: object) -> None:
+    raise TimeoutError
+
+
+def main(folders: list[str]) -> None:
+    from models import VisionLanguageModel
+
+    own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (own + MEMORY, own + MEMORY))
+    signal.signal(signal.SIGALRM, _hang)
+    for folder in folders:
+        signal.alarm(SECONDS)
+        try:
+            VisionLanguageModel.from_pretrained(folder)
+            kind, text = "loaded", ""
+        except Exception as error:  # whatever comes is the result
+            kind, text = type(error).__name__, str(error)
+        signal.alarm(0)
+        print(json.dumps([kind, text]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,292 @@
+"""A Hub that answers slowly, wrongly or not at all; a folder that two processes save to.
+
+Each fault ends in a model or in one sentence. Behind either, the same client gets the whole checkpoint:
+nothing half is left in its cache.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+
+from inference.checkpoint import open_checkpoint
+from models import VisionLanguageModel
+from models.checkpoints import CheckpointError
+from models.checkpoints.atomic_folder import replace_folder
+from tests.hub_server import HubServer, etag, point_client_at
+
+REPO, WEIGHTS = "owner/tiny", "model.safetensors"
+ROOT = Path(__file__).resolve().parents[2]
+Fault = Callable[[BaseHTTPRequestHandler, str], bool]
+
+
+@pytest.fixture
+def hub(model_folder, tmp_path, monkeypatch):
+    with HubServer({REPO: model_folder}) as server:
+        point_client_at(monkeypatch, server.url, tmp_path / "cache")
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+        monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
+        yield server
+
+
+def weights(source) -> dict[str, torch.Tensor]:
+    return dict(open_checkpoint(source, device="cpu").model.named_parameters())
+
+
+def same(first: dict, second: dict) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def complaint() -> str:
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(REPO, device="cpu")
+    text = str(caught.value)
+    assert "\n" not in text and len(text) < 500
+    return text
+
+
+def times(count: int, fault: Fault, of: str = WEIGHTS, method: str = "GET") -> Fault:
+    """A fault for the first so many requests for one file."""
+    left = [count]
+
+    def some(request: BaseHTTPRequestHandler, path: str) -> bool:
+        if not path.endswith("/" + of) or request.command != method or not left[0]:
+            return False
+        left[0] -= 1
+        return fault(request, path)
+
+    return some
+
+
+def status(code: int, **headers: str) -> Fault:
+    def answer(request: BaseHTTPRequestHandler, path: str) -> bool:
+        HubServer._send(request, code, b"busy", {name.replace("_", "-"): v for name, v in headers.items()})
+        return True
+
+    return answer
+
+
+def body(folder: Path, change: Callable[[bytes], bytes], announced: Callable[[bytes], int] = len) -> Fault:
+    """The file with other bytes, under its own ETag; `announced` is the length that is told beforehand."""
+
+    def answer(request: BaseHTTPRequestHandler, path: str) -> bool:
+        name = path.rpartition("/")[2]
+        whole = (folder / name).read_bytes()
+        request.send_response(200)
+        request.send_header("ETag", f'"{etag(name, whole)}"')
+        request.send_header("X-Repo-Commit", path.split("/")[4])
+        request.send_header("Content-Length", str(announced(whole)))
+        request.end_headers()
+        request.wfile.write(change(whole))
+        request.close_connection = True
+        return True
+
+    return answer
+
+
+def assert_recovers(hub: HubServer, model_folder: Path) -> None:
+    """Nothing half in the cache: without the fault all is well, and then without the Hub, too."""
+    hub.fault = None
+    assert same(weights(REPO), weights(model_folder))
+
+
+@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
+@pytest.mark.parametrize(("name", "method"), [(WEIGHTS, "GET"), ("config.json", "HEAD")])
+def test_an_error_that_passes(hub, model_folder, code, name, method):
+    hub.fault = times(2, status(code, Retry_After="1"), name, method)
+    try:
+        assert same(weights(REPO), weights(model_folder))
+    except CheckpointError as error:  # a sentence is an answer, too
+        assert "\n" not in str(error)
+    assert_recovers(hub, model_folder)
+
+
+@pytest.mark.parametrize("code", [401, 403, 429, 500, 503])
+@pytest.mark.parametrize(("name", "method"), [(WEIGHTS, "GET"), (WEIGHTS, "HEAD"), ("config.json", "HEAD")])
+def test_an_error_that_stays(hub, model_folder, code, name, method):
+    hub.fault = times(10**6, status(code, Retry_After="1"), name, method)
+    text = complaint()
+    assert name in text or str(code) in text or "reach" in text
+    assert_recovers(hub, model_folder)
+
+
+def test_a_body_that_breaks_off(hub, model_folder):
+    hub.fault = times(10**6, body(model_folder, lambda whole: whole[: len(whole) // 2]))
+    assert WEIGHTS in complaint()
+    assert_recovers(hub, model_folder)
+
+
+def test_a_body_shorter_than_the_file(hub, model_folder):
+    """Whole as far as HTTP can tell, but not what HEAD announced."""
+    half = lambda whole: whole[: len(whole) // 2]
+    hub.fault = times(10**6, body(model_folder, half, lambda whole: len(whole) // 2))
+    assert WEIGHTS in complaint()
+    assert_recovers(hub, model_folder)
+
+
+def test_other_bytes_of_the_same_length(hub, model_folder):
+    """The client compares lengths; a flipped bit in the weights would be a model that answers, wrongly."""
+    flip = lambda whole: whole[:-1] + bytes([whole[-1] ^ 1])
+    hub.fault = times(1, body(model_folder, flip))
+    assert "arrived with other bytes than" in complaint()
+    assert_recovers(hub, model_folder)
+
+
+def test_a_page_of_a_proxy_instead_of_a_file(hub, model_folder):
+    hub.fault = times(10**6, body(model_folder, lambda whole: b"<html>".ljust(len(whole))), of="config.json")
+    assert "config.json: not valid JSON" in complaint()
+
+
+def test_bytes_that_come_slowly(hub, model_folder):
+    """Each wait is short, so the client goes on; the whole file is there in the end."""
+
+    def slowly(request: BaseHTTPRequestHandler, path: str) -> bool:
+        whole = (model_folder / WEIGHTS).read_bytes()
+        request.send_response(200)
+        request.send_header("ETag", f'"{etag(WEIGHTS, whole)}"')
+        request.send_header("Content-Length", str(len(whole)))
+        request.end_headers()
+        step = len(whole) // 8 + 1
+        for start in range(0, len(whole), step):
+            request.wfile.write(whole[start : start + step])
+            request.wfile.flush()
+            wait(0.1)
+        return True
+
+    wait = time.sleep
+    hub.fault = times(1, slowly)
+    assert same(weights(REPO), weights(model_folder))
+
+
+def test_bytes_that_stop_coming(hub, model_folder):
+    """A second of silence ends each try: the client's own limit, 10 s where it is not set otherwise."""
+    wait, done = time.sleep, []
+
+    def silent(request: BaseHTTPRequestHandler, path: str) -> bool:
+        whole = (model_folder / WEIGHTS).read_bytes()
+        request.send_response(200)
+        request.send_header("ETag", f'"{etag(WEIGHTS, whole)}"')
+        request.send_header("Content-Length", str(len(whole)))
+        request.end_headers()
+        request.wfile.write(whole[:1000])
+        request.wfile.flush()
+        for _ in range(100):
+            if done:
+                break
+            wait(0.05)
+        request.close_connection = True
+        return True
+
+    hub.fault = times(1, silent)
+    try:
+        assert same(weights(REPO), weights(model_folder))
+    except CheckpointError as error:
+        assert "\n" not in str(error) and WEIGHTS in str(error)
+    done.append(True)
+    assert_recovers(hub, model_folder)
+
+
+def test_offline_with_half_a_checkpoint(hub, model_folder, monkeypatch, tmp_path):
+    hub.fault = times(10**6, status(500))
+    complaint()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert WEIGHTS in complaint()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert_recovers(hub, model_folder)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert same(weights(REPO), weights(model_folder))
+
+
+# ------------------------------------------------------------------------------------- two who save at once
+SAVE = """
+import sys, torch
+from pathlib import Path
+from models import VisionLanguageModel
+from models.checkpoints import CheckpointError
+model = VisionLanguageModel.from_pretrained(sys.argv[1])
+number = float(sys.argv[3])
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.fill_(number)
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(15):
+    try:
+        model.save_pretrained(sys.argv[2], max_shard_bytes=40_000)
+    except CheckpointError as error:
+        assert "\\n" not in str(error), error
+        print("refused", flush=True)
+    else:
+        print("saved", flush=True)
+"""
+
+
+def test_two_processes_that_save_to_one_folder(model_folder, tmp_path):
+    """At every moment, and in the end, the folder holds one whole checkpoint: all ones or all twos."""
+    target = tmp_path / "shared"
+    VisionLanguageModel.from_pretrained(model_folder).save_pretrained(target)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", SAVE, str(model_folder), str(target), number],
+            cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )
+        for number in ("1", "2")
+    ]  # fmt: skip
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=600)[0].split() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert all(len(words) == 15 and set(words) <= {"saved", "refused"} for words in said)
+    assert any("saved" in words for words in said)
+    values = {
+        parameter.unique().item() for parameter in VisionLanguageModel.from_pretrained(target).parameters()
+    }
+    assert values in ({1.0}, {2.0})
+    assert [path.name for path in tmp_path.iterdir()] == ["shared"]  # nobody's half is left
+
+
+def test_a_second_saver_is_refused_while_the_first_one_writes(model_folder, tmp_path):
+    model, target = VisionLanguageModel.from_pretrained(model_folder), tmp_path / "shared"
+    model.save_pretrained(target)
+    before = weights_of(target)
+    with replace_folder(target, lambda name: True) as new:
+        (new / "config.json").write_text("{}")
+        with pytest.raises(CheckpointError, match="shared is being saved to by another process"):
+            model.save_pretrained(target)
+        assert (new / "config.json").read_text() == "{}" and weights_of(target) == before
+        model.save_pretrained(tmp_path / "other")  # beside it there is room
+    assert [path.name for path in target.iterdir()] == ["config.json"]
+    model.save_pretrained(target)  # the first one is through
+    assert weights_of(target) == before
+
+
+def test_what_a_crash_left_is_cleared(model_folder, tmp_path):
+    """Its lock ended with its process."""
+    left = tmp_path / ".shared.saving"
+    (left / "deep").mkdir(parents=True)
+    (left / "deep" / "model.safetensors").write_bytes(b"half")
+    (left / "stray.txt").write_text("half")
+    target = VisionLanguageModel.from_pretrained(model_folder).save_pretrained(tmp_path / "shared")
+    assert not left.exists() and not (target / "stray.txt").exists() and not (target / "deep").exists()
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("of someone else")
+    left.symlink_to(tmp_path / "precious")
+    VisionLanguageModel.from_pretrained(model_folder).save_pretrained(target)
+    assert (tmp_path / "precious" / "file").read_text() == "of someone else"
+
+
+def weights_of(folder: Path) -> bytes:
+    return (folder / WEIGHTS).read_bytes()

@@ -1,0 +1,274 @@
+"""Pictures made to do harm: refused by the header, in bounded time and memory, whatever format hides them."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.errors import ProcessorError
+from data.idefics_processing import IdeficsPictures
+from data.images import ImageError, ImageLimits, image_size, load_image
+from data.nanovlm_processing import NanoVLMPictures
+from data.processor import Processor
+from tests.processors import embedded, nano_config, picture, processor
+
+ROOT = Path(__file__).resolve().parents[2]
+MEMORY, SECONDS = 1024 * 2**20, 5  # beyond what the process has; of processor time
+
+
+def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(
+    width: int, height: int, before: bytes = b"", pixels: bytes | None = None, after: bytes = b""
+) -> bytes:
+    """An RGB PNG whose chunks are given; `pixels` with a filter byte for each row."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = b"\0" * (height * (1 + 3 * width)) if pixels is None else pixels
+    data = chunk(b"IDAT", zlib.compress(pixels, 1))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + before + data + after + chunk(b"IEND", b"")
+
+
+def bomb() -> bytes:
+    return zlib.compress(b"\0" * (100 * 2**20), 1)
+
+
+def strips(count: int) -> bytes:
+    """A TIFF of 4 x 4 pixels in so many strips."""
+    entries = [(256, 4, 1, 4), (257, 4, 1, 4), (258, 4, 1, 8), (259, 4, 1, 1), (262, 4, 1, 1),
+               (273, 4, count, 200), (278, 4, 1, 1), (279, 4, count, 200)]  # fmt: skip
+    table = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    head = b"II*\0" + struct.pack("<IH", 8, len(entries)) + table + bytes(4)
+    return head.ljust(200, b"\0") + struct.pack("<I", 190) * count
+
+
+def scans(count: int, side: int) -> bytes:
+    """A progressive JPEG that goes through its pixels so often."""
+    whole = encoded(Image.new("L", (side, side), 128), "JPEG", progressive=True)
+    last = whole.rindex(b"\xff\xda")
+    return whole[:-2] + whole[last:-2] * count + whole[-2:]
+
+
+CASES: dict[str, Callable[[], bytes]] = {
+    "zTXt bomb": lambda: png(4, 4, chunk(b"zTXt", b"k\0\0" + bomb())),
+    "iTXt bomb": lambda: png(4, 4, chunk(b"iTXt", b"k\0\1\0\0\0" + bomb())),
+    "iCCP bomb": lambda: png(4, 4, chunk(b"iCCP", b"k\0\0" + bomb())),
+    "zTXt bomb behind the pixels": lambda: png(4, 4, after=chunk(b"zTXt", b"k\0\0" + bomb())),
+    "many zTXt bombs": lambda: png(4, 4, chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(10**6))) * 100),
+    "pixels that go on": lambda: png(4, 4, pixels=b"\0" * (100 * 2**20)),
+    "30,000 x 30,000": lambda: png(30_000, 30_000, pixels=b""),
+    "a million chunks": lambda: png(4, 4, chunk(b"tEXt", b"") * 1_000_000),
+    "a million chunks behind the pixels": lambda: png(4, 4, after=chunk(b"tEXt", b"") * 1_000_000),
+    "a million JPEG comments": lambda: b"\xff\xd8" + b"\xff\xfe\0\2" * 1_000_000,
+    "a million GIF blocks": lambda: encoded(picture(4, 4), "GIF")[:13] + b"!\xfe\1x\0" * 1_000_000,
+    "a PPM of comment": lambda: b"P6\n#" + b"x" * 20_000_000 + b"\n4 4\n255\n" + bytes(48),
+    "a PPM of digits": lambda: b"P6\n" + b"9" * 1_000_000 + b" 4\n255\n",
+    "a PPM of text": lambda: b"P3 8000 8000 255\n" + b"1 " * 20_000_000,
+    "a PPM of 10 bits": lambda: b"P6 5000 5000 1023\n" + bytes(5000 * 5000 * 6),
+    "a TIFF of strips": lambda: strips(10_000_000),
+    "a JPEG of scans": lambda: scans(3_000, 4_000),
+}
+
+
+def in_a_process(names: list[str]) -> None:
+    """Load each, and say what came of it; run under limits by `verdicts`."""
+    files = {name: CASES[name]() for name in names}
+    load_image(encoded(picture(4, 4)))  # all that is imported late
+    own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (own + MEMORY, own + MEMORY))
+    for name, data in files.items():
+        began = sum(os.times()[:2])
+        try:
+            kind, text = "loaded", str(load_image(data).size)
+        except ImageError as error:
+            kind, text = "refused", str(error)
+        print(json.dumps([name, kind, text, sum(os.times()[:2]) - began]), flush=True)
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, list]:
+    code = "import sys; from tests.robustness.test_pictures import in_a_process; in_a_process(sys.argv[1:])"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *CASES], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == len(CASES), (lines[-1:], done.stderr[-2000:])
+    return {name: rest for name, *rest in lines}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_picture_hangs_or_fills_memory(verdicts, name):
+    """Memory is the process's limit; time is its processor's, five seconds being a hang."""
+    kind, text, seconds = verdicts[name]
+    assert kind == ("loaded" if name == "pixels that go on" else "refused"), text
+    assert "\n" not in text and len(text) < 1000
+    assert seconds < SECONDS
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("a million chunks", "more than 300,000 pieces"),
+        ("a PPM of comment", "more than 300,000 pieces"),
+        ("a PPM of text", "at most 2,000,000 pixels in this rare encoding (ppm_plain), got 8000 x 8000"),
+        ("a TIFF of strips", "10,000,000 strips or tiles, at most 100,000 are read"),
+        ("a JPEG of scans", "a JPEG of at most 100 scans, got 30"),
+        ("30,000 x 30,000", "at most 80,000,000 pixels"),
+    ],
+)
+def test_the_sentence_says_what(verdicts, name, sentence):
+    assert sentence in verdicts[name][1]
+
+
+def test_rare_encodings_of_usual_size_load():
+    assert load_image(b"P3 2 1 255\n255 0 0 0 0 255\n").size == (2, 1)
+    assert load_image(b"P6 2 1 1023\n" + bytes(12)).size == (2, 1)
+    assert load_image(encoded(picture(200, 100), "JPEG", progressive=True)).size == (200, 100)
+    assert load_image(strips(4)).size == (4, 4)
+    # A thumbnail's markers in a segment, and a film behind the picture, are no scans.
+    whole = encoded(picture(20, 10), "JPEG")
+    segment = b"\xff\xe1" + struct.pack(">H", 602) + b"\xff\xda" * 300
+    assert load_image(whole[:2] + segment + whole[2:] + b"\xff\xda" * 10_000).size == (20, 10)
+
+
+# --------------------------------------------------------------------------------------- frames and kinds
+@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF", "AVIF"])
+def test_of_many_frames_the_first_is_decoded(format, monkeypatch):
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue", "green")]
+    lossless = {"lossless": True} if format == "WEBP" else {}
+    data = encoded(frames[0], format, save_all=True, append_images=frames[1:] * 20, **lossless)
+    for plugin in ("Gif", "Png", "WebP", "Tiff"):  # an AVIF seeks its first frame, too
+        module = importlib.import_module(f"PIL.{plugin}ImagePlugin")
+        opened = getattr(module, f"{plugin}ImageFile")
+        monkeypatch.setattr(
+            opened, "seek", lambda self, frame: frame and pytest.fail("another frame was read")
+        )
+    pixel = np.asarray(load_image(data))[0, 0].astype(int)
+    assert np.abs(pixel - (255, 0, 0)).max() < 40
+
+
+@pytest.mark.parametrize(
+    "mode",
+    ["1", "L", "P", "RGB", "RGBA", "LA", "PA", "La", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I;16",
+     "I;16B", "I;16L", "I", "F"],
+)  # fmt: skip
+def test_every_mode_is_rgb_or_refused(mode):
+    try:
+        assert load_image(Image.new(mode, (5, 3))).mode == "RGB"
+    except ImageError as error:
+        assert mode == "La" and "mode La cannot be made RGB" in str(error)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7\n",
+     b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"\xc5\xd0\xd3\xc6" + bytes(40),
+     b"\xd7\xcd\xc6\x9a" + bytes(40), b"GIF", b"RIFF\0\0\0\0WEBP", b"\0\0\1\0",
+     b"8BPS\0\1", b"<html>", b"PK\3\4", b"MZ", b"\x7fELF", b"#!/bin/sh\n"],
+)  # fmt: skip
+def test_what_is_no_raster_picture_starts_no_program(start, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("a program was started"))
+    with pytest.raises(ImageError):
+        load_image(start)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+def test_colour_profiles_that_are_none(format):
+    for profile in (b"", b"x", b"\0\0\2\0" + b"x" * 500, bytes(128), b"\xff" * 100_000):
+        assert load_image(encoded(picture(8, 6), format, icc_profile=profile)).size == (8, 6)
+
+
+@pytest.mark.filterwarnings("ignore")  # of Pillow's, about the EXIF
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_orientations_that_are_none(format):
+    """Wrong types, endless directories, and numbers there are no turns for."""
+    entry = struct.pack("<HHII", 0x0112, 3, 1, 99)
+    for exif in (
+        b"Exif\0\0II*\0\x08\0\0\0\1\0" + entry + bytes(4),
+        b"Exif\0\0II*\0\x08\0\0\0\1\0" + struct.pack("<HHII", 0x0112, 2, 2**31, 0) + bytes(4),
+        b"Exif\0\0II*\0\x08\0\0\0\1\0" + entry + struct.pack("<I", 8),
+        b"Exif\0\0MM\0*" + b"\xff" * 60,
+    ):
+        data = encoded(picture(8, 6), format, exif=exif)
+        assert load_image(data).size == image_size(data) == (8, 6)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_floats_that_are_no_numbers(value):
+    pixels = np.full((4, 4), 0.5, np.float32)
+    pixels[2, 1] = value
+    with pytest.raises(ImageError, match="expected finite pixel values"):
+        load_image(encoded(Image.fromarray(pixels), "TIFF"))
+
+
+@pytest.mark.filterwarnings("ignore")  # of Pillow's, about what is missing
+def test_every_truncation_is_refused_or_loads(monkeypatch):
+    """Never another exception, at any length."""
+    for format in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF", "JPEG2000"):
+        data = encoded(picture(20, 16), format)
+        for end in range(0, len(data), max(1, len(data) // 60)):
+            try:
+                load_image(data[:end])
+            except ImageError as error:
+                assert "\n" not in str(error)
+
+
+# ------------------------------------------------------------------------------------- a checkpoint's tiles
+def test_tiles_are_counted_before_they_are_made(monkeypatch):
+    p = embedded(split=True)
+    strict = Processor(p.pictures, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_tiles=16))
+    assert len(strict.tile(picture(40, 10)).tiles) == 5
+    monkeypatch.setattr(IdeficsPictures, "tiles", lambda *_: pytest.fail("cut before it was counted"))
+    with pytest.raises(ImageError, match=r"at most 16 tiles, got 17 of 30 x 30 pixels; .*ImageLimits\.max_t"):
+        strict.tile(picture(30, 30))
+
+
+@pytest.mark.parametrize("size", [0, -1, 10**9, 10**30, 2.5, True, None, "512", [512], float("nan")])
+def test_sizes_of_a_checkpoint_are_bounded(size):
+    p = embedded(split=True)
+    for place in ("size", "max_image_size"):
+        pictures = IdeficsPictures(p.pictures.hf_processor)
+        setattr(pictures, {"size": "longest_side", "max_image_size": "tile_size"}[place], size)
+        with pytest.raises(ProcessorError, match="expected an integer from 1 to 4096, got"):
+            Processor(pictures, p.tokenizer, p.chat.chat_template)
+    if size is not None:  # which is how nanoVLM's older configs say that there are no tiles
+        nano = NanoVLMPictures(nano_config(max_img_size=size), processor("nanovlm-current").tokenizer)
+        with pytest.raises(ProcessorError, match="longest side: expected an integer from 1 to 4096"):
+            Processor(nano, processor("nanovlm-current").tokenizer, "{{ messages }}")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"image_mean": [0.5]}, {"image_mean": "x"}, {"resample": 99}, {"rescale_factor": "x"},
+                {"size": {"longest_edge": 10**9}}, {"size": {"height": 1, "width": 1}}, {"size": 7},
+                {"max_image_size": {"longest_edge": 10**6}}, {"max_image_size": {}}],
+)  # fmt: skip
+def test_picture_settings_that_make_no_sense(model_folder, tmp_path, changes):
+    """Refused where the checkpoint is opened or where its first picture is cut, in a sentence of ours."""
+    for path in model_folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | changes))
+    with pytest.raises(ProcessorError) as error:
+        Processor.from_pretrained(tmp_path).tile(picture(40, 33))
+    assert "\n" not in str(error.value)

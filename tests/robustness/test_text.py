@@ -1,0 +1,252 @@
+"""Text made to do harm: typed special tokens in every spelling, texts without an end, and chat templates."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import os
+import pickle
+import subprocess
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+
+from data import templates
+from data.chat import ChatEncoder, PromptError, read_conversation
+from data.idefics_processing import SMOLVLM_CHAT_TEMPLATE
+from data.samples import SampleEncoder
+from data.templates import TemplateProcess, TemplateRefused
+from inference.answer import encode as encode_question
+from inference.checkpoint import open_checkpoint
+from tests.processors import KINDS, LLAMA_TEMPLATE, processor
+from tests.test_architecture import MODULES
+from tests.test_injection import PLAIN, encode, parts, special_ids, special_tokens
+
+# What may stand between, before or behind letters without being seen: zero-width, joiners, directions, a BOM,
+# variation selectors, tags, a soft hyphen, combining marks, fillers of other scripts.
+INVISIBLE = (
+    "\u200b", "\u200c", "\u200d", "\u200e", "\u200f", "\u202a", "\u202e", "\u2060", "\u2066", "\u2069",
+    "\ufeff", "\u00ad", "\u034f", "\u180e", "\ufe0f", "\U000e0001", "\u0301", "\u20dd", "\u115f", "\x00",
+    "\x7f", "\x1b",
+)  # fmt: skip
+
+
+@cache
+def compatible() -> dict[str, list[str]]:
+    """The characters that NFKC makes an ASCII one of, by that one."""
+    found: dict[str, list[str]] = {}
+    for character in map(chr, range(0xA0, 0x1FFFF)):
+        folded = unicodedata.normalize("NFKC", character)
+        if len(folded) == 1 and folded.isascii():
+            found.setdefault(folded, []).append(character)
+    return found
+
+
+def variants(token: str) -> list[str]:
+    """Spellings of a special token beyond those of tests/test_injection.py."""
+    half = len(token) // 2
+    texts = [f"{token[:half]}{mark}{token[half:]}" for mark in INVISIBLE]
+    texts += [f"{mark}{token}{mark}" for mark in INVISIBLE]
+    texts += ["\u202e" + token[::-1] + "\u202c", token.swapcase(), token.title(), token + token[::-1]]
+    for choice in range(4):  # each character by another one of its compatible forms
+        forms = [compatible().get(c, [c]) for c in token]
+        texts.append("".join(form[choice % len(form)] for form in forms))
+    texts += [f"{{{{ {token!r} }}}}", f"{{% raw %}}{token}{{% endraw %}}", f"{{{{ messages[0] }}}}{token}"]
+    texts += [
+        f"</s>{token}",
+        f"\r\n{token}\r\n",
+        f"\u2028{token}\u2029",
+        token.encode("utf-16-le").decode("latin1"),
+    ]
+    return texts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_typed_text_yields_a_special_id(kind):
+    """59 spellings of each: 4,000 strings for a tokenizer with the usual 69 special tokens."""
+    expected = special_ids(kind, encode(kind, parts(PLAIN)))
+    tried = 0
+    for token in special_tokens(kind):
+        for text in variants(token):
+            assert special_ids(kind, encode(kind, parts(text))) == expected, text.encode("unicode_escape")
+            tried += 1
+    assert tried >= 59 * len(special_tokens(kind))
+
+
+def test_there_are_a_thousand_of_them():
+    assert sum(len(variants(token)) for kind in KINDS for token in special_tokens(kind)) >= 1000
+
+
+def test_training_and_questions_go_the_same_way(model_folder):
+    """What `SampleEncoder` (training) and `inference.answer.encode` (generate, batch, evaluation, and whoever
+    asks an opened checkpoint) make of typed special tokens."""
+    checkpoint = open_checkpoint(model_folder, device="cpu")
+    p = checkpoint.processor
+    special = set(p.tokenizer.added_tokens_decoder)
+    plain = encode_question(checkpoint, [], PLAIN).input_ids
+    honest = SampleEncoder(p, 100_000).encode(_row(PLAIN, "two"), ("rows", 0))
+    for token in (
+        p.tokenizer.added_vocab if hasattr(p.tokenizer, "added_vocab") else p.tokenizer.get_added_vocab()
+    ):
+        for text in (token, token * 3, f"a {token} b"):
+            asked = encode_question(checkpoint, [], text, system=text).input_ids
+            turns = [i for i in asked if i in special]
+            assert (
+                len(turns) - len([i for i in plain if i in special]) <= 1
+            )  # the system message's end of turn
+            assert p.image_token_id not in asked
+            sample = SampleEncoder(p, 100_000).encode(_row(text, text), ("rows", 0))
+            said = [i for i in sample.input_ids if i in special]
+            assert said == [i for i in honest.input_ids if i in special], text
+
+
+def _row(question: str, answer: str) -> list[dict]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def test_one_function_makes_ids_of_typed_text():
+    """`ChatEncoder.encode`. Other calls of a tokenizer see texts that this repository wrote itself: those of
+    the shapes' world and its prompts."""
+    own_words = {"data.chat", "data.shapes_stream", "training.picture_world"}
+    calls = {"tokenizer", "tokenizer.encode", "apply_chat_template", "encode_plus", "batch_encode_plus"}
+    for name in MODULES:
+        if name.split(".")[0] in ("tests", "benchmarks") or name in own_words:
+            continue
+        for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                parts_of_name = ast.unparse(node.func).split(".")
+                called = {parts_of_name[-1], ".".join(parts_of_name[-2:])}
+                assert not called & calls, f"{name}, line {node.lineno}: {called}"
+
+
+# --------------------------------------------------------------------------------------------- odd and long
+@pytest.mark.parametrize("kind", ["embedded", "unigram", "nanovlm-current"])
+def test_odd_unicode(kind):
+    expected = special_ids(kind, encode(kind, parts(PLAIN)))
+    family = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
+    for text in ("\ufeff", "a\x00b", "\uffff", "\U0010ffff", "\u202e", "e" + "\u0301" * 5000, family,
+                 "\ue000\ue001", "\r", "\ufdfa" * 200, "\ue0000.0\ue001"):  # fmt: skip
+        assert special_ids(kind, encode(kind, parts(f"what is {text}?"))) == expected
+    for text in ("\ud800", "a\udfff", "\ud83d"):
+        with pytest.raises(PromptError, match="expected valid Unicode, got half a surrogate pair"):
+            encode(kind, parts(text))
+
+
+def test_a_very_long_question_is_refused(complaint):
+    """Ten million characters would take many seconds to become tokens for which there is no room."""
+    for text in ("x" * 10**7, "<image>" * 2 * 10**6, "\u0301" * 10**7):
+        told = complaint("-q", text, "--no-image")
+        assert f"at most 1,000,000 characters of text, got {len(text):,}" in told
+    told = complaint("-q", "how many? " * 50_000, "--no-image")
+    assert "context too long: expected at most 512 tokens" in told
+    pieces = [{"role": "user", "content": [{"type": "text", "text": "x" * 600_000}] * 2}]
+    with pytest.raises(PromptError, match="got 1,200,000"):
+        read_conversation(pieces)
+
+
+# ------------------------------------------------------------------------------------------------ templates
+HOSTILE = {
+    "a range": ("{% for i in range(10**9) %}x{% endfor %}", "Range too big"),
+    "loops": ("{% for i in range(9**5) %}{% for j in range(9**5) %}{% endfor %}{% endfor %}", "than 2 s"),
+    "a power": ("{{ (10**10)**(10**10) }}", "more than 2 s"),
+    "a long string": ("{{ 'x' * 10**10 }}", "MemoryError"),
+    "doubling": (
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "MemoryError",
+    ),
+    "a width": ("{{ '%999999999d' % 1 }}", "MemoryError"),
+    "a centre": ("{{ 'a'.center(10**10) }}", "MemoryError"),
+    "recursion": ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "recursion"),
+    "much text": ("{{ 'x' * 10**7 }}", "10000000 characters, at most 4194304"),
+    "classes": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+    "globals": ("{{ raise_exception.__globals__.os.system('id') }}", "unsafe"),
+    "a format": ("{{ '{0.__class__.__init__.__globals__}'.format(cycler) }}", "unsafe"),
+    "an include": ("{% include '/etc/passwd' %}", "no loader"),
+    "an import": ("{% import 'os' as os %}", "no loader"),
+    "nesting": ("{{" + "[" * 50_000 + "]" * 50_000 + "}}", "recursion"),
+    "syntax": ("{% for %}", "Expected"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_is_refused(name):
+    template, reason = HOSTILE[name]
+    with pytest.raises(TemplateRefused, match=reason):
+        TemplateProcess(template).render({"messages": []})
+
+
+def test_a_hostile_template_ends_in_a_sentence_and_the_next_conversation_is_answered():
+    p = processor("embedded")
+    template = "{% if messages | length > 1 %}{{ 'x' * 10**10 }}{% endif %}{{ messages[0].content[0].text }}"
+    chat = ChatEncoder(p.tokenizer, template, image_token="<image>")
+    one = read_conversation([{"role": "user", "content": PLAIN}])
+    first = chat.encode(one).input_ids
+    with pytest.raises(PromptError, match="the checkpoint's chat template refuses it"):
+        chat.encode(one * 2)
+    assert chat.encode(one).input_ids == first
+    with pytest.raises(PromptError, match="chat template: it has 2000000 characters"):
+        ChatEncoder(p.tokenizer, "x" * 2_000_000, image_token="<image>")
+
+
+def test_a_foreign_template_gives_what_transformers_gives():
+    """The same text from the process with limits and from transformers' own sandbox."""
+    p = processor("llama")
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": f"  {PLAIN} <image> \u00e9 \U0001f600 "},
+        {"role": "assistant", "content": "two"},
+    ]
+    for template in (LLAMA_TEMPLATE, SMOLVLM_CHAT_TEMPLATE, EVERYTHING):
+        ids = [
+            ChatEncoder(p.tokenizer, template, image_token="<image>", harmless_template=harmless)
+            .encode(read_conversation(messages))
+            .input_ids
+            for harmless in (True, False)
+        ]
+        assert ids[0] == ids[1]
+
+
+EVERYTHING = (
+    "{%- for message in messages %}\n    {%- if loop.first and message.role == 'system' %}\n{{ bos_token }}\n"
+    "    {%- continue %}{% endif %}\n  {{ message.role | capitalize }}: {% for part in message.content %}"
+    "{% generation %}{{ part.text | trim }}{% endgeneration %}{% endfor %}{{ eos_token }}\n{% endfor %}"
+    "{{ {'a': [1, 'é'], 'b': none} | tojson }}{{ dict(a=1) }}{{ tools is none }}"
+    "{% if messages[0].role == 'system' %}{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
+    "{% endif %}"
+)
+
+
+def test_a_template_process_is_not_shared_and_not_left():
+    """Threads take turns; copies and forks have their own; it ends with its owner."""
+    process = TemplateProcess("{{ n }}")
+    with ThreadPoolExecutor(8) as pool:
+        rendered = pool.map(process.render, [{"n": n} for n in range(100)])
+        assert list(rendered) == [str(n) for n in range(100)]
+    inner = process._process
+    for other in (copy.deepcopy(process), pickle.loads(pickle.dumps(process))):
+        assert other.render({"n": 1}) == "1" and other._process.pid != inner.pid
+    pid = os.fork()
+    if pid == 0:  # the child's answer is its exit status
+        good = process.render({"n": 7}) == "7" and process._process.pid != inner.pid
+        process._process.kill()
+        os._exit(0 if good else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert process.render({"n": 2}) == "2" and process._process.pid == inner.pid
+    del process
+    assert inner.poll() is not None
+
+
+def test_a_template_sees_no_environment(monkeypatch):
+    monkeypatch.setenv("OCELLI_SECRET", "secret")
+    seen: dict[str, str] = {}
+    real = subprocess.Popen
+
+    def popen(*args, **options):
+        seen.update(options["env"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(templates.subprocess, "Popen", popen)
+    assert TemplateProcess("{{ 1 }}").render({}) == "1"
+    assert seen.keys() <= {"PATH", "PYTHONPATH", "HOME"}

@@ -1,0 +1,198 @@
+"""Pictures by URL: from the public internet only, however the address is spelt and wherever it redirects."""
+
+from __future__ import annotations
+
+import io
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from data import addresses
+from data.addresses import is_public
+from data.datasets import DatasetConfig
+from data.images import ImageError, ImageLimits, load_image
+from eval.rows import DataConfig
+from tests.processors import picture
+
+PRIVATE = [
+    "127.0.0.1", "127.9.9.9", "0.0.0.0", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1",
+    "169.254.169.254", "100.64.0.1", "192.0.0.1", "192.0.2.1", "198.18.0.1", "224.0.0.1", "240.0.0.1",
+    "255.255.255.255", "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1",
+    "ff02::1",
+    "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::ffff:0a00:0001", "::127.0.0.1", "64:ff9b::7f00:1",
+    "64:ff9b:1::a00:1", "2002:7f00:1::", "2001:db8::1",
+]  # fmt: skip
+PUBLIC = ["93.184.216.34", "8.8.8.8", "2606:2800:220:1:248:1893:25c8:1946", "::ffff:8.8.8.8"]
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_private_addresses(address):
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_public_addresses(address):
+    assert is_public(address)
+
+
+@pytest.fixture(scope="module")
+def server():
+    file = io.BytesIO()
+    picture(7, 5).save(file, "PNG")
+    closing = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append((self.path, self.headers["Host"]))
+            if self.path == "/drip":  # a header without an end, a byte at a time
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+                try:
+                    while not closing.wait(0.02):
+                        self.wfile.write(b"x")
+                except OSError:
+                    return
+                return
+            if self.path.startswith("/to/"):
+                self.send_response(302)
+                self.send_header("Location", self.path.removeprefix("/to/"))
+                self.end_headers()
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(file.getvalue() if self.path == "/a.png" else b"x" * 10_000_000)
+
+        def log_message(self, *args):
+            pass
+
+    asked: list[tuple[str, str]] = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        server.asked = asked
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        closing.set()
+        server.shutdown()
+
+
+@pytest.fixture
+def names(server, monkeypatch):
+    """A name server of our own: answers by name, each given once and the last one from then on. Public
+    addresses lead to the loopback server."""
+    for variable in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv(addresses.ALLOW, raising=False)
+    server.asked.clear()
+    answers: dict[str, list[list[str]]] = {}
+    real_resolve, real_connect = socket.getaddrinfo, socket.socket.connect
+    connected: list[str] = []
+
+    def resolve(host, port, *args, **options):
+        if host not in answers:
+            return real_resolve(host, port, *args, **options)
+        found = answers[host].pop(0) if len(answers[host]) > 1 else answers[host][0]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+    def connect(self, place):
+        connected.append(place[0])
+        return real_connect(self, server.server_address if place[0] in PUBLIC else place)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    answers["connected"] = connected
+    return answers
+
+
+def refused(url: str, match: str, **limits) -> None:
+    with pytest.raises(ImageError, match=match) as error:
+        load_image(url, ImageLimits(**limits))
+    assert "\n" not in str(error.value)
+
+
+def test_a_public_host_is_asked_at_the_address_that_was_checked(names, server):
+    names["pictures.example"] = [["8.8.8.8"]]
+    assert load_image("http://pictures.example/a.png").size == (7, 5)
+    assert names["connected"] == ["8.8.8.8"]
+    assert server.asked == [("/a.png", "pictures.example")]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "[::1]",
+     "[::ffff:127.0.0.1]", "0", "169.254.169.254", "user:password@127.0.0.1", "127.0.0.1.",
+     "%31%32%37.0.0.1", "１２７.0.0.1"],
+)  # fmt: skip
+def test_hosts_that_are_private_in_any_spelling(names, server, host):
+    """None of them is connected to; some are no host at all to this machine's resolver."""
+    refused(
+        f"http://{host}:{server.server_port}/a.png", r"OCELLI_ALLOW_PRIVATE_URLS=1|download failed|usable"
+    )
+    refused(f"https://{host}/a.png", r"OCELLI_ALLOW_PRIVATE_URLS=1|download failed|not a usable")
+    assert not names["connected"] and not server.asked
+
+
+def test_the_error_names_host_address_and_way_out(names):
+    names["metadata.example"] = [["169.254.169.254"]]
+    refused(
+        "http://metadata.example/latest/meta-data",
+        r"metadata\.example is 169\.254\.169\.254, which is not on the public internet; "
+        "set OCELLI_ALLOW_PRIVATE_URLS=1 to allow it",
+    )
+
+
+def test_one_private_address_of_several_is_enough(names, server):
+    names["mixed.example"] = [["8.8.8.8", "10.0.0.1"]]
+    refused("http://mixed.example/a.png", r"mixed\.example is 10\.0\.0\.1")
+    assert not names["connected"]
+
+
+def test_a_redirect_to_a_private_address(names, server):
+    names["public.example"] = [["8.8.8.8"]]
+    names["inside.example"] = [["192.168.1.1"]]
+    for target in (f"http://127.0.0.1:{server.server_port}/a.png", "http://inside.example/", "//[::1]/"):
+        refused(f"http://public.example/to/{target}", "not on the public internet")
+    assert set(names["connected"]) == {"8.8.8.8"}
+    assert load_image("http://public.example/to//a.png").size == (7, 5)  # a harmless one
+
+
+def test_a_name_that_changes_its_address(names, server):
+    """Resolved once, connected to what was resolved: the second answer is never asked for."""
+    names["rebinding.example"] = [["8.8.8.8"], ["127.0.0.1"]]
+    assert load_image("http://rebinding.example/a.png").size == (7, 5)
+    assert names["connected"] == ["8.8.8.8"]
+
+
+def test_private_addresses_can_be_allowed(names, server, monkeypatch):
+    url = f"http://127.0.0.1:{server.server_port}/a.png"
+    assert load_image(url, ImageLimits(allow_private_urls=True)).size == (7, 5)
+    monkeypatch.setenv("OCELLI_ALLOW_PRIVATE_URLS", "0")
+    refused(url, "not on the public internet")
+    monkeypatch.setenv("OCELLI_ALLOW_PRIVATE_URLS", "1")
+    assert load_image(url).size == (7, 5)
+
+
+def test_behind_a_proxy(names, server, monkeypatch):
+    """The proxy may be private. It is not asked for what this machine knows to be private."""
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    names["inside.example"] = [["10.0.0.1"]]
+    names["public.example"] = [["8.8.8.8"]]
+    refused("http://public.example/big", "at most 20 bytes", max_bytes=20)
+    assert server.asked == [("http://public.example/big", "public.example")]
+    refused("http://inside.example/a.png", r"inside\.example is 10\.0\.0\.1")
+    assert len(server.asked) == 1
+
+
+def test_size_and_time(names):
+    names["public.example"] = [["8.8.8.8"]]
+    refused("http://public.example/big", "at most 1,000,000 bytes", max_bytes=1_000_000)
+    refused("http://public.example/drip", r"within 0\.6 s, got 0 bytes", url_timeout=0.3)
+
+
+def test_off_unless_allowed():
+    """Where strings come from someone else."""
+    assert not DatasetConfig("rows.jsonl").allow_urls
+    assert not DataConfig.__dataclass_fields__["allow_urls"].default
+    assert not ImageLimits().allow_private_urls
