@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+import PIL
 import pytest
 import torch
 from PIL import Image
@@ -15,11 +16,20 @@ from data.processor import Processor, PromptError
 from models.checkpoints import nanovlm
 from tests.processors import GOLDEN, assert_same, nano_config, nanovlm_base, picture, processor
 
+resize = Image.Image.resize
 PREPROCESSING = json.loads((GOLDEN / "preprocessing-current" / "expected.json").read_text())
 
 
+def height_first(image: Image.Image, size: tuple[int, int], resample: int) -> Image.Image:
+    """Resize as Pillow 13 does a tall picture, with which these tiles were recorded. Pillow 12 does the width
+    first, and rounds in between: some pixels of a picture of noise differ."""
+    return resize(resize(image, (image.width, size[1]), resample), size, resample)
+
+
 @pytest.mark.parametrize("case", PREPROCESSING["cases"])
-def test_nanovlm_tiles_and_prompt_are_golden(case: str):
+def test_nanovlm_tiles_and_prompt_are_golden(case: str, monkeypatch):
+    if int(PIL.__version__.split(".")[0]) < 13 and case.startswith("tall"):
+        monkeypatch.setattr(Image.Image, "resize", height_first)
     expected = PREPROCESSING["cases"][case]
     config = nano_config(resize_to_max_side_len=expected["resize_to_max_side_len"])
     pictures = NanoVLMPictures(config, processor("nanovlm-current").tokenizer)
