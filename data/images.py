@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import os
 import stat
 import struct
@@ -90,9 +91,10 @@ def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
         return _array_size(source, name or describe(source))
     image = _header(source, limits, name or describe(source))
     # Pillow turns TIFFs by itself; and it looks for a PNG's EXIF behind the pixels, decoding them on the way.
-    upright = image.format == "TIFF" or (
-        image.format == "PNG" and not {"exif", "Raw profile type exif"} & image.info.keys()
-    )
+    file = getattr(image, "fp", None)
+    data = file.getvalue() if isinstance(file, io.BytesIO) else b""
+    has_exif = "exif" in image.info or b"eXIf" in data or b"Raw profile type exif" in data
+    upright = image.format == "TIFF" or (image.format == "PNG" and not has_exif)
     turned = not upright and 5 <= _orientation(image) <= 8
     return (image.height, image.width) if turned else image.size
 
@@ -282,10 +284,10 @@ def _unit_to_uint8(values: np.ndarray) -> np.ndarray:
 
 
 def _integers_to_uint8(values: np.ndarray) -> np.ndarray:
-    """16-bit grey, or 32-bit grey where the values say so, to 8 bits."""
-    if values.dtype.itemsize > 2 and (values.min() < 0 or values.max() > 65_535):
-        return ((values.astype(np.int64) & 0xFFFFFFFF) >> 24).astype(np.uint8)
-    return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    """16-bit grey, or 32-bit grey where the values say so, to 8 bits; no wider copy of all rows at once."""
+    wide = values.dtype.itemsize > 2 and (values.min() < 0 or values.max() > 65_535)
+    rows = (row.astype(np.uint32) for row in values)
+    return np.stack([(row >> 24 if wide else (row + 128) // 257).astype(np.uint8) for row in rows])
 
 
 # --------------------------------------------------------------------------------- arrays to a picture

@@ -21,6 +21,7 @@ from data.errors import BadRow, DatasetError
 
 BROKEN_IMAGE, EMPTY_TEXT, BAD_CONVERSATION = "broken image", "empty text", "bad conversation"
 PLACEHOLDERS, TOO_MANY_TILES, TOO_LONG = "images and placeholders differ", "too many tiles", "too long"
+BAD_RATING = "bad rating"
 
 COLUMNS = ("messages", "prompt", "completion", "texts", "question", "answer", "images", "image")
 _NEEDED = (("messages",), ("prompt", "completion"), ("texts",), ("question", "answer"))
@@ -260,7 +261,12 @@ def _text(value: Any) -> Any:
 
 
 def _reaches(rating: Any, least: float) -> bool:
-    return rating is None or rating >= least
+    """Raises BadRow for a rating that is no number."""
+    if rating is None:
+        return True
+    if not isinstance(rating, int | float):
+        raise BadRow(BAD_RATING, f"expected a rating as a number, got {_kind(rating)}")
+    return rating >= least
 
 
 def _kind(value: Any) -> str:

@@ -167,7 +167,11 @@ class Processor:
         Raises:
             PromptError, ImageError: naming the conversation and message, or the picture.
         """
-        if isinstance(conversations, Sequence) and conversations and isinstance(conversations[0], Mapping):
+        if not isinstance(conversations, Sequence):
+            raise PromptError(
+                f"expected conversations as lists of messages, got {type(conversations).__name__}"
+            )
+        if conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
         if not conversations:
             raise PromptError("expected at least one conversation, got none")

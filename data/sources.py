@@ -103,7 +103,7 @@ class HubStream:
 def _parsed(line: bytes, path: Path) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"{path.name}: a line that is no JSON ({error})"
 
 
@@ -204,7 +204,7 @@ def _json_list(file: Path, path: str, split: str):
     """A file that is one list of rows."""
     try:
         rows = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path}: cannot be read, it is no JSON ({error})") from error
     return rows[slice(*_slice(split, len(rows), path))] if "[" in split else rows
 

@@ -163,7 +163,8 @@ def fork_into(source: KVCache, target: KVCache, length: int, target_length: int 
         raise ValueError(
             f"cannot fork into a cache that holds {target_length} positions: expected an empty one"
         )
-    if source[0]["key"].data_ptr() == target[0]["key"].data_ptr():
+    # Views of no positions have no address to tell them by; nothing is copied then.
+    if source[0]["key"].numel() and source[0]["key"].data_ptr() == target[0]["key"].data_ptr():
         raise ValueError("cannot fork a cache into itself")
     if len(source) != len(target):
         raise ValueError(f"fork: the source has {len(source)} layers, the target {len(target)}")

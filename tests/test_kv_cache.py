@@ -147,3 +147,13 @@ def test_fork_into_refuses_a_target_in_use():
         kv.fork(source, 7, 2)
     with pytest.raises(ValueError, match="into 0 rows"):
         kv.fork(source, 4, 0)
+
+
+def test_fork_of_nothing_between_slots_of_one_cache():
+    """Views without positions have no address: they are not the same cache for it."""
+    cache = filled_cache(batch=2)
+    first, second = (
+        [{name: tensor[row : row + 1, :, :0] for name, tensor in layer.items()} for layer in cache]
+        for row in (0, 1)
+    )
+    kv.fork_into(first, second, 0)

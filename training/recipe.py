@@ -20,6 +20,8 @@ from training.run_plan import PlanOptions
 
 DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shapes.yaml"
 RUN_FILE = "run.yaml"
+# Beside YAMLError: what PyYAML lets through where dates, numbers or tags are none, `!!timestamp x` for one.
+_CONSTRUCTORS_RAISE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 
 def parse_config(arguments: list[str] | None = None, description: str = "") -> TrainConfig:
@@ -62,13 +64,15 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     """A recipe's keys and values, the keys known.
 
     Raises:
-        ValueError: no such file, not YAML, an unknown key: one sentence.
+        ValueError: no such file, not YAML, an unknown key or one without a value: one sentence.
     """
     try:
         recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"recipe {path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
+    except RecursionError:
+        raise ValueError(f"recipe {path} is nested too deeply") from None
+    except (yaml.YAMLError, *_CONSTRUCTORS_RAISE) as error:
         raise ValueError(f"recipe {path} is no YAML: {error}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
@@ -77,6 +81,10 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     known = {item.name for item in dataclasses.fields(TrainConfig)}
     if unknown := sorted(str(key) for key in recipe if key not in known):
         raise ValueError(f"recipe {path}: unknown key {', '.join(unknown)}; train.py --help lists them all")
+    if empty := [key for key, value in recipe.items() if value is None]:
+        raise ValueError(
+            f"recipe {path}: no value for {', '.join(empty)}; leave out what is to be its default"
+        )
     return recipe
 
 

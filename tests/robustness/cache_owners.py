@@ -1,0 +1,188 @@
+"""Random conversations through a `Session`, and random batches through a `Scheduler`'s slots.
+
+Both own a cache between calls. Whatever they took from it, each token they give must be the best one by the
+logits of a pass that keeps nothing, within 1e-5 of the largest; and a session's cache must hold what one pass
+over its prompt would have left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from typing import ClassVar
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from generation.batching import Scheduler
+from generation.decoding import GenerationOptions
+from generation.feature_cache import FeatureCache
+from generation.native import build
+from generation.native.step import NativeStep
+from generation.requests import Request
+from generation.session import Session
+from tests.invariants import TOLERANCE
+from tests.prompts import (
+    NO_STOP,
+    PER_TILE,
+    TILE_BYTES,
+    Picture,
+    assert_holds,
+    inputs_of,
+    positions_of,
+    tiny_vlm,
+    words,
+)
+from tests.tiny import IMAGE_ID
+
+PLACEMENTS = ("placeholder", "prefix")
+LONGEST = 120
+
+
+@cache
+def model_of(placement: str):
+    return tiny_vlm(
+        placement, hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2
+    )
+
+
+@cache
+def native_step(placement: str) -> NativeStep | None:
+    """None where there is no compiler."""
+    try:
+        return NativeStep(model_of(placement).language_model)
+    except build.NoCompiler:
+        return None
+
+
+@torch.no_grad()
+def assert_greedy(placement: str, prompt: list[int], answer: list[int]) -> float:
+    """Each token of an answer is the best one by the logits of one uncached pass; how much it is off."""
+    model = model_of(placement)
+    hidden, _ = model.hidden_states(**inputs_of([*prompt, *answer[:-1]], placement == "prefix"))
+    logits = model.language_model.logits(hidden[0, -len(answer) :])
+    best, got = logits.amax(-1), logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    error = ((best - got) / logits.abs().amax().clamp(min=1)).max().item()
+    assert error <= TOLERANCE, f"a token of {answer} is {error:.1e} below the best one of an uncached pass"
+    return error
+
+
+class Conversations(RuleBasedStateMachine):
+    """A conversation that is gone on with, edited, shortened, broken off and forked."""
+
+    done: ClassVar[Counter] = Counter()
+    worst = 0.0
+
+    @initialize(placement=st.sampled_from(PLACEMENTS), native=st.booleans())
+    def begin(self, placement: str, native: bool) -> None:
+        model = model_of(placement)
+        self.placement = placement
+        self.step = native_step(placement) if native else None
+        self.session = Session(model, FeatureCache(model, 2 * TILE_BYTES))
+        self.history = self.start()
+        self.done.update(("sequences",))
+
+    def start(self) -> list[int]:
+        return [Picture(1), *words(1, 3)] if self.placement == "prefix" else words(1, 3)
+
+    @rule(seed=st.integers(0, 50), count=st.integers(1, 6), picture=st.none() | st.integers(0, 3))
+    def say(self, seed: int, count: int, picture: int | None) -> None:
+        if picture is not None and self.placement == "placeholder":
+            self.history.append(Picture(picture))
+        self.history += words(seed, count)
+        self.done.update(("grow",))
+
+    @rule(data=st.data())
+    def edit(self, data) -> None:
+        place = data.draw(st.integers(0, len(self.history) - 1))
+        old = self.history[place]
+        self.history[place] = Picture(old + 1) if isinstance(old, Picture) else (old + 1) % IMAGE_ID
+        self.done.update(("rewind",))
+
+    @rule(data=st.data())
+    def shorten(self, data) -> None:
+        least = 2 if self.placement == "prefix" else 1
+        del self.history[data.draw(st.integers(least, len(self.history))) :]
+        if all(isinstance(part, Picture) for part in self.history):
+            self.history += words(7, 1)
+        self.done.update(("rewind",))
+
+    @rule()
+    def forget(self) -> None:
+        self.session.reset()
+        self.done.update(("reset",))
+
+    @rule(new=st.integers(1, 6), answers=st.sampled_from((1, 1, 1, 2)), cut=st.none() | st.integers(1, 5))
+    def ask(self, new: int, answers: int, cut: int | None) -> None:
+        if len(positions_of(self.history)) > LONGEST:
+            self.history = self.start()
+        inputs = inputs_of(self.history, self.placement == "prefix")
+        options = {"max_new_tokens": new, "num_return_sequences": answers, "decode_step": self.step}
+        columns = []
+        for column in self.session.generate_stream(**inputs, **options, **NO_STOP):
+            columns.append(column)
+            if len(columns) == cut:
+                break
+        rows = torch.stack(columns, 1).tolist()
+        for row in rows:
+            error = assert_greedy(self.placement, self.history, row)
+            Conversations.worst = max(Conversations.worst, error)
+        self.history += rows[0]
+        assert_holds(self.session, model_of(self.placement), self.history, self.placement == "prefix")
+        self.done.update(("answer" if answers == 1 else "fork", *(["native"] if self.step else [])))
+
+
+# ------------------------------------------------------------------------------------------------- batches
+@st.composite
+def batches(draw) -> dict:
+    """Prompts that begin alike or not, some with pictures, more of them than slots or fewer."""
+    placement = draw(st.sampled_from(PLACEMENTS))
+    beginnings = [[], words(3, 36), words(4, 40), words(3, 36)[:34]]
+    prompts = []
+    for _ in range(draw(st.integers(1, 7))):
+        prompt = list(draw(st.sampled_from(beginnings)))
+        picture = draw(st.none() | st.integers(0, 2))
+        if picture is not None:
+            prompt.insert(0 if placement == "prefix" else len(prompt), Picture(picture))
+        prompt += words(draw(st.integers(0, 20)), draw(st.integers(1, 9)))
+        prompts.append((prompt, draw(st.integers(1, 7))))
+    longest = max(len(prompt) + PER_TILE + new for prompt, new in prompts)
+    return {
+        "placement": placement,
+        "prompts": prompts,
+        "slots": draw(st.integers(1, 4)),
+        "context": draw(st.none() | st.just(longest)),
+        "native": draw(st.booleans()),
+        "stops": tuple(draw(st.sets(st.integers(0, IMAGE_ID - 1), max_size=20))),
+    }
+
+
+def check_batch(case: dict) -> tuple[Counter, float]:
+    """Put a batch through a scheduler: what was done, and the largest difference."""
+    model, placement = model_of(case["placement"]), case["placement"]
+    step = native_step(placement) if case["native"] else None
+    scheduler = Scheduler(model, case["slots"], context=case["context"], decode_step=step)
+    requests = [
+        Request(
+            inputs["input_ids"][0],
+            inputs.get("pixel_values"),
+            options=GenerationOptions(max_new_tokens=new, stop_token_ids=case["stops"]),
+            key=key,
+        )
+        for key, (prompt, new) in enumerate(case["prompts"])
+        for inputs in [inputs_of(prompt, placement == "prefix")]
+    ]
+    answers = {done.key: done for done in scheduler.run(requests)}
+    assert sorted(answers) == list(range(len(requests))), "a request was lost"
+    worst = 0.0
+    for key, (prompt, new) in enumerate(case["prompts"]):
+        done = answers[key]
+        assert done.error is None, done.error
+        ids, stopped = done.token_ids, done.token_ids[-1] in case["stops"]
+        assert done.stop_reason == ("stop" if stopped else "length") and (stopped or len(ids) == new)
+        assert not {*ids[:-1]} & {*case["stops"]}
+        worst = max(worst, assert_greedy(placement, prompt, ids))
+    stats = scheduler.stats
+    counts = {"sequences": 1, "requests": len(requests), "decode steps": stats.decode_steps}
+    return Counter(counts | {"positions shared": stats.reused}), worst

@@ -1,0 +1,125 @@
+"""Valid inputs made invalid: bytes, JSON values and the numbers in headers, all decided by one generator."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+from hypothesis import strategies as st
+
+NUMBERS = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    16,
+    255,
+    256,
+    1023,
+    32767,
+    32768,
+    65535,
+    65536,
+    2**24,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+)
+# What a value of JSON may be and no reader expects.
+ODD_VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, 3, 7, 64, 65_536, 2**31, 2**63, 10**30, -(2**63), 0.0, 0.5, -0.0, 1e-300,
+    1e308, float("inf"), float("nan"), "", " ", "a", "0", "-1", "\x00", "\ud800", "💥", "<image>", "../..",
+    "/etc/passwd", "x" * 3000, [], {}, [[]], [None], [1, "a"], {"a": 1}, {"": {}}, [0] * 300, [[[[[]]]]],
+)  # fmt: skip
+
+
+def generators() -> st.SearchStrategy[random.Random]:
+    """Random generators with a seed that hypothesis draws."""
+    return st.integers(0, 2**63 - 1).map(random.Random)
+
+
+def mutate_bytes(rng: random.Random, data: bytes, others: tuple[bytes, ...] = ()) -> bytes:
+    """Some random changes: bits, bytes, numbers, pieces lost, doubled, moved or from another input."""
+    out = bytearray(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 5, 9))):
+        size = len(out)
+        at = rng.randrange(size + 1) if rng.random() < 0.6 else rng.randrange(min(size, 64) + 1)
+        kind = rng.randrange(9)
+        if kind == 0 and at < size:
+            out[at] ^= 1 << rng.randrange(8)
+        elif kind == 1 and at < size:
+            out[at] = rng.randrange(256)
+        elif kind == 2:
+            width, order = rng.choice((1, 2, 4, 8)), rng.choice(("little", "big"))
+            number = rng.choice(NUMBERS) % 256**width
+            out[at : at + width] = number.to_bytes(width, order)
+        elif kind == 3:
+            del out[at : at + rng.choice((1, 2, 4, 8, rng.randrange(size + 1)))]
+        elif kind == 4:
+            out[at:at] = out[at : at + rng.choice((1, 4, 16, 64))] * rng.choice((1, 2, 30))
+        elif kind == 5:
+            out[at:at] = rng.randbytes(rng.choice((1, 2, 8, 40)))
+        elif kind == 6:
+            del out[at:]
+        elif kind == 7 and others:
+            other = rng.choice(others)
+            begin = rng.randrange(len(other) + 1)
+            out[at : at + rng.choice((0, 8, size))] = other[begin : begin + rng.choice((4, 32, 4096))]
+        elif kind == 8:
+            out[at:at] = rng.choice(
+                (b"\x00", b"\n", b'"', b"{", b"[", b"}", b"\\", b"\xff\xfe", b"\xef\xbb\xbf")
+            )
+    return bytes(out)
+
+
+def mutate_json(rng: random.Random, value: Any, odd: tuple[Any, ...] = ODD_VALUES) -> Any:
+    """A copy in which some values at random places are others, gone, new, doubled, nested or swapped."""
+    out = [copy.deepcopy(value)]  # so that the whole has a place, too
+    for _ in range(rng.choice((1, 1, 1, 2, 2, 4))):
+        holder, key = rng.choice(_places(out))
+        kind = rng.randrange(8)
+        if kind == 0 and isinstance(holder, dict):
+            del holder[key]
+        elif kind == 1 and isinstance(holder, dict):
+            holder[rng.choice(("", "x", str(key) + "_", *map(str, holder)))] = holder.pop(key)
+        elif kind == 2 and isinstance(holder, list) and holder is not out:
+            del holder[key]
+        elif kind == 3:
+            holder[key] = [holder[key]] if rng.random() < 0.5 else {"a": holder[key]}
+        elif kind == 4:
+            other, name = rng.choice(_places(out))
+            holder[key] = copy.deepcopy(other[name])
+        elif kind == 5 and isinstance(holder[key], int) and not isinstance(holder[key], bool):
+            holder[key] = rng.choice((holder[key] * 2, -holder[key], holder[key] + 1, holder[key] * 2**20))
+        elif kind == 6 and isinstance(holder[key], str):
+            holder[key] = mutate_text(rng, holder[key])
+        else:
+            holder[key] = copy.deepcopy(rng.choice(odd))
+    return out[0]
+
+
+def mutate_text(rng: random.Random, text: str) -> str:
+    at = rng.randrange(len(text) + 1)
+    piece = rng.choice(("", " ", "\n", "\x00", "/", "..", "\ud800", "\u200b", "é", "<image>", "{{", "}", "%"))
+    return text[:at] + piece + text[at + rng.choice((0, 0, 1, 5)) :]
+
+
+def deep_json(depth: int, kind: str = "[") -> bytes:
+    """Valid JSON, nested deeper than a recursive reader goes."""
+    return b"[" * depth + b"]" * depth if kind == "[" else b'{"a":' * depth + b"1" + b"}" * depth
+
+
+def _places(value: list) -> list[tuple[Any, Any]]:
+    """(holder, key) of everything in a value, not counting what is below 500 places."""
+    found: list[tuple[Any, Any]] = []
+    waiting: list[Any] = [value]
+    while waiting and len(found) < 500:
+        holder = waiting.pop()
+        for key in list(holder) if isinstance(holder, dict) else range(len(holder)):
+            found.append((holder, key))
+            if isinstance(holder[key], dict | list):
+                waiting.append(holder[key])
+    return found

@@ -1,0 +1,121 @@
+"""What the fuzzers and the property tests found, each case once, by itself."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.datasets import DatasetConfig, open_datasets, source_of
+from data.errors import BadRow, DatasetError, PromptError
+from data.images import image_size, load_image
+from models.checkpoints import CheckpointError
+from models.checkpoints.safetensors_io import read_header
+from tests.processors import embedded
+from training.recipe import parse_config
+
+
+def png_chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def exif_of(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif.tobytes()
+
+
+def test_exif_behind_a_pngs_pixels_turns_its_size_as_it_turns_the_picture():
+    buffer = io.BytesIO()
+    Image.fromarray(np.arange(6 * 4, dtype=np.uint8).reshape(4, 6)).save(buffer, "PNG")
+    end = png_chunk(b"IEND", b"")
+    late = (
+        buffer.getvalue().removesuffix(end) + png_chunk(b"eXIf", exif_of(6).removeprefix(b"Exif\0\0")) + end
+    )
+    assert load_image(late).size == image_size(late) == (4, 6)
+
+
+@pytest.mark.parametrize("values", [[0, 257, 65_535], [0, 2**24, 2**31 - 1, -(2**31), -1]])
+def test_large_grey_pictures_of_32_bits_are_never_copied_to_64(values):
+    """At the limit on pixels the copies took over 2 GiB and 5 s."""
+    image = Image.fromarray(np.tile(np.array(values, np.int32), (600, 100)))
+    expected = [round(v / 257) for v in values] if max(values) < 2**16 else [v % 2**32 >> 24 for v in values]
+    tracemalloc.start()
+    try:
+        loaded = np.asarray(load_image(image))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (loaded == np.tile(np.array(expected), (600, 100))[..., None]).all()
+    assert peak < 3 * 600 * 100 * len(values) * 4
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_row_nested_too_deeply_is_one_bad_row(streaming, tmp_path):
+    good = '{"question": "how many?", "answer": "two"}'
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{good}\n{'[' * 20_000}{']' * 20_000}\n{good}\n")
+    mixture = open_datasets([{"path": str(path), "streaming": streaming}])
+    lane = mixture.lane(0, 1, seed=0, epochs=1)
+    rows = [mixed.row for mixed in iter(lane.next, None)]
+    assert sum(isinstance(row, dict) for row in rows) == 2
+    assert sum("a line that is no JSON" in row for row in rows if isinstance(row, str)) == 1
+
+
+def test_a_list_of_rows_nested_too_deeply(tmp_path):
+    (tmp_path / "rows.json").write_text("[" * 20_000 + "]" * 20_000)
+    with pytest.raises(DatasetError, match="it is no JSON"):
+        open_datasets([{"path": str(tmp_path / "rows.json")}])
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 14854])
+def test_an_orientation_that_does_not_exist_turns_nothing(orientation):
+    buffer = io.BytesIO()
+    Image.new("RGB", (6, 4)).save(buffer, "WEBP", exif=exif_of(orientation))
+    assert load_image(buffer.getvalue()).size == image_size(buffer.getvalue()) == (6, 4)
+
+
+@pytest.mark.parametrize("conversations", [7, None, True, {"role": "user"}, {1, 2}])
+def test_conversations_that_are_no_list(conversations):
+    with pytest.raises(PromptError, match="expected conversations as lists of messages, got"):
+        embedded().prepare(conversations)
+
+
+def test_a_tensor_of_infinite_length(tmp_path):
+    header = b'{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 4]}}'
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(CheckpointError, match="the safetensors header cannot be read"):
+        read_header(path)
+
+
+@pytest.mark.parametrize("rating", ["5", "", {"a": 1}, [4, "3"]])
+def test_a_rating_that_is_no_number(rating):
+    row = {"question": "how many?", "answer": "two", "relevance": rating}
+    layout = source_of([row], DatasetConfig("rows", min_ratings={"relevance": 3})).layout
+    with pytest.raises(BadRow, match="expected a rating as a number, got") as caught:
+        layout.conversation(row)
+    assert caught.value.reason == "bad rating"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("steps: !!timestamp x", "is no YAML"),
+        ("steps: 2001-99-99", "is no YAML"),
+        ("steps:\nlr: 0.1", "no value for steps"),
+        ("data: " + "[" * 5000 + "]" * 5000, "is nested too deeply"),
+    ],
+)
+def test_a_recipe_that_the_yaml_library_stumbles_over(recipe, said, tmp_path, capsys):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe)
+    with pytest.raises(SystemExit) as stop:
+        parse_config([str(path)])
+    sentence = capsys.readouterr().err
+    assert stop.value.code == 2 and said in sentence and sentence.count("\n") == 1
