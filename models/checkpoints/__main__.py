@@ -70,13 +70,17 @@ def build_parser() -> argparse.ArgumentParser:
         default="hub",
         help="layout: transformers' (default), or nanoVLM's",
     )
-    add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights (default: as they are)")
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of the weights (default: the widest stored)",
+    )
     add("--adapter", metavar="FOLDER", type=Path, help="merge a peft LoRA adapter, as train.py writes it")
     add("--processor", action=argparse.BooleanOptionalAction, default=True,
         help="with tokenizer, picture settings and chat template")  # fmt: skip
     add("--max-shard-size", type=size, default=size("5GB"), metavar="SIZE", help="of a file (default 5GB)")
     add("--overwrite", action=argparse.BooleanOptionalAction, default=False,
-        help="replace the checkpoint that DST holds; other files in it stay")  # fmt: skip
+        help="replace the checkpoint that DST holds and its card; other files in it stay")  # fmt: skip
     add("--push", metavar="REPO_ID", help="upload the result to the Hub, with a card")
     add("--private", action=argparse.BooleanOptionalAction, help="of a repository that --push makes")
     return parser
@@ -141,6 +145,7 @@ def run_convert(settings: argparse.Namespace) -> None:
         adapter=settings.adapter,
         revision=settings.revision,
         overwrite=settings.overwrite,
+        push=settings.push,
         max_shard_bytes=settings.max_shard_size,
     )
     result = convert(request, companion_opener(settings), tell=note)
