@@ -110,8 +110,8 @@ class TestAdapter:
         command,  # noqa: F811
         monkeypatch,
     ):
-        """A small adapter at half its scale, into bfloat16 weights, where rounding has a wide tolerance: a mistake of
-        ours, put in here, is to be found in float32."""
+        """A small adapter at half its scale: a mistake of ours, put in here. What rounding to bfloat16 may
+        change has a wide tolerance, so it is to be found in float32."""
         targets = r".*text_model\..*\.(q_proj|down_proj)"
         adapter = make_adapter(tmp_path / "adapter", target_modules=targets, lora_alpha=1)
         assert command("convert", bare, tmp_path / "base", "--dtype", "bfloat16")[0] == 0
@@ -265,6 +265,10 @@ class TestTheTarget:
         (("convert", "a", "b", "--max-shard-size", "much"), "expected a size such as 5GB, 500MB or 60KB"),
         (("convert", "a", "b", "--dtype", "int8"), "invalid choice: 'int8'"),
         (("convert", "a", "b", "--to", "nanovlm", "--push", "me/x"), "--push uploads transformers' layout"),
+        (("convert", "a", "b", "--to", "nanovlm", "--no-processor"), "nanoVLM's layout has its tokenizer"),
+        (("convert", "a", "b", "--to", "nanovlm", "--max-shard-size", "1GB"), "is one file of weights"),
+        (("convert", "a", "b", "--private"), "expected it with --push"),
+        (("inspect", "a", "--question", "how many?"), "expected it with --image"),
         (("convert", "./nothing", "b"), "there is no folder ./nothing"),
     ],
 )
@@ -282,7 +286,8 @@ def test_push(bare, tmp_path, monkeypatch, capsys):
         assert main(["convert", str(GOLDEN / CURRENT), str(tmp_path / "to")]) == 0
         assert hub.requests == []
         arguments = ["convert", str(bare), str(tmp_path / "pushed"), "--dtype", "bfloat16"]
-        assert main([*arguments, "--push", "me/small", "--private"]) == 0
+        sharded = ["--max-shard-size", "100KB"]
+        assert main([*arguments, "--push", "me/small", "--private", *sharded]) == 0
         assert hub.created[0]["visibility"] == "private"
         held = content(hub.repos["me/small"])
         assert held == content(tmp_path / "pushed")
@@ -290,7 +295,8 @@ def test_push(bare, tmp_path, monkeypatch, capsys):
         assert "Made from model by Ocelli's converter, rounded to bfloat16." in card
         assert 'from_pretrained("me/small")' in card and "pushed" not in card
         assert f"uploaded to {hub.url}/me/small/commit/" in capsys.readouterr().err
-        with safe_open(hub.repos["me/small"] / "model.safetensors", "pt") as file:
+        index = json.loads(held["model.safetensors.index.json"])["weight_map"]
+        with safe_open(hub.repos["me/small"] / index["lm_head.weight"], "pt") as file:
             assert file.get_tensor("lm_head.weight").dtype == torch.bfloat16
         # From the Hub again, to another layout or none: the source may be an id.
         assert main(["convert", "me/small", str(tmp_path / "fetched"), "--dtype", "float32"]) == 0

@@ -142,9 +142,12 @@ def convert(
     return Result(request.target, companion, tuple(checks))
 
 
-def upload(result: Result, repo_id: str, private: bool | None = None) -> str:
+def upload(
+    result: Result, repo_id: str, private: bool | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> str:
     """Upload a result in transformers' layout; see `models.checkpoints.push.push`."""
-    return push(load(result.folder), repo_id, result.companion.processor, private=private)
+    model, processor = load(result.folder), result.companion.processor
+    return push(model, repo_id, processor, private=private, max_shard_bytes=max_shard_bytes)
 
 
 def _passed(check: Check, request: Request, tell: Callable[[str], None]) -> Check:
