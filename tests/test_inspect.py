@@ -222,7 +222,13 @@ def test_weights_that_are_not_the_configs(report, tmp_path):
 def test_text_for_people(capsys):
     assert main(["inspect", str(EMBEDDED), "--image", "640x480"]) == 0
     out = capsys.readouterr().out
-    for part in ("3,075,392", "64 tokens", "80 tokens with", "2,048 bytes a token", "not tried here"):
+    for part in (
+        "3,075,392",
+        "64 tokens",
+        "80 tokens with",
+        "2,048 bytes a token",
+        "tried with transformers alone",
+    ):
         assert part in out
 
 
