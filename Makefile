@@ -1,4 +1,4 @@
-# Ocelli. Needs Python 3.11 or newer, make and gcc.
+# Ocelli. Needs Python 3.11 or newer and make; gcc for the compiled decode step and its tests.
 #
 #   make answer                                          # the embedded model on the example picture
 #   make answer IMAGE=photo.jpg QUESTION="How many?"

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
+from models.checkpoints import convert as conversion
 from models.checkpoints.__main__ import main
 from models.checkpoints.convert import Companion, Request, convert
 from models.checkpoints.verification import Probe, compare, our_logits
@@ -102,6 +103,30 @@ class TestAdapter:
         status, _, err = command("convert", bare, tmp_path / "to", "--adapter", adapter)
         assert status == 0 and "6 layers" in err, err
 
+    def test_a_wrong_merge_is_found_before_it_is_rounded(
+        self,
+        bare,
+        tmp_path,
+        command,  # noqa: F811
+        monkeypatch,
+    ):
+        """A small adapter at half its scale: a mistake of ours, put in here. What rounding to bfloat16 may
+        change has a wide tolerance, so it is to be found in float32."""
+        targets = r".*text_model\..*\.(q_proj|down_proj)"
+        adapter = make_adapter(tmp_path / "adapter", target_modules=targets, lora_alpha=1)
+        assert command("convert", bare, tmp_path / "base", "--dtype", "bfloat16")[0] == 0
+        arguments = ("convert", tmp_path / "base", tmp_path / "to", "--adapter", adapter)
+        status, _, err = command(*arguments)
+        assert status == 0 and "to bfloat16" in err, err
+        right = conversion.adapter_updates
+
+        def halved(*given):
+            return {name: update / 2 for name, update in right(*given).items()}
+
+        monkeypatch.setattr(conversion, "adapter_updates", halved)
+        status, _, err = command(*arguments, "--overwrite")
+        assert status == 2 and "the result is not the original (rewritten: " in err
+
     @pytest.mark.parametrize(
         ("change", "sentence"),
         [
@@ -183,6 +208,15 @@ class TestTheTarget:
         assert status == 0, err
         after = content(tmp_path / "to")
         assert after["metrics.jsonl"] == b"{}" and after["model.safetensors"] != before["model.safetensors"]
+        # Over the other layout: neither nanoVLM's tokenizer stays behind, nor the card of transformers'.
+        nano = tmp_path / "nano"
+        for _ in range(2):
+            status, _, err = command("convert", tmp_path / "to", nano, "--to", "nanovlm", "--overwrite")
+            assert status == 0, err
+            assert (nano / "tokenizer").is_dir() and not (nano / "README.md").exists()
+            status, _, err = command("convert", bare, nano, "--overwrite")
+            assert status == 0, err
+            assert not (nano / "tokenizer").exists() and (nano / "README.md").exists()
         # Over itself, and without a processor: the old one's files do not stay behind.
         status, _, err = command("convert", bare, tmp_path / "to", "--overwrite")
         assert status == 0 and "tokenizer.json" not in content(tmp_path / "to"), err
@@ -231,6 +265,10 @@ class TestTheTarget:
         (("convert", "a", "b", "--max-shard-size", "much"), "expected a size such as 5GB, 500MB or 60KB"),
         (("convert", "a", "b", "--dtype", "int8"), "invalid choice: 'int8'"),
         (("convert", "a", "b", "--to", "nanovlm", "--push", "me/x"), "--push uploads transformers' layout"),
+        (("convert", "a", "b", "--to", "nanovlm", "--no-processor"), "nanoVLM's layout has its tokenizer"),
+        (("convert", "a", "b", "--to", "nanovlm", "--max-shard-size", "1GB"), "is one file of weights"),
+        (("convert", "a", "b", "--private"), "expected it with --push"),
+        (("inspect", "a", "--question", "how many?"), "expected it with --image"),
         (("convert", "./nothing", "b"), "there is no folder ./nothing"),
     ],
 )
@@ -248,13 +286,19 @@ def test_push(bare, tmp_path, monkeypatch, capsys):
         assert main(["convert", str(GOLDEN / CURRENT), str(tmp_path / "to")]) == 0
         assert hub.requests == []
         arguments = ["convert", str(bare), str(tmp_path / "pushed"), "--dtype", "bfloat16"]
-        assert main([*arguments, "--push", "me/small", "--private"]) == 0
+        sharded = ["--max-shard-size", "100KB"]
+        assert main([*arguments, "--push", "me/small", "--private", *sharded]) == 0
         assert hub.created[0]["visibility"] == "private"
         held = content(hub.repos["me/small"])
-        assert held == content(tmp_path / "pushed") and b"Made from model by Ocelli" in held["README.md"]
+        assert held == content(tmp_path / "pushed")
+        card = held["README.md"].decode()
+        assert "Made from model by Ocelli's converter, rounded to bfloat16." in card
+        assert 'from_pretrained("me/small")' in card and "pushed" not in card
         assert f"uploaded to {hub.url}/me/small/commit/" in capsys.readouterr().err
-        with safe_open(hub.repos["me/small"] / "model.safetensors", "pt") as file:
+        index = json.loads(held["model.safetensors.index.json"])["weight_map"]
+        with safe_open(hub.repos["me/small"] / index["lm_head.weight"], "pt") as file:
             assert file.get_tensor("lm_head.weight").dtype == torch.bfloat16
         # From the Hub again, to another layout or none: the source may be an id.
         assert main(["convert", "me/small", str(tmp_path / "fetched"), "--dtype", "float32"]) == 0
-        assert "base_model: me/small" in (tmp_path / "fetched" / "README.md").read_text()
+        card = (tmp_path / "fetched" / "README.md").read_text()
+        assert "base_model: me/small" in card and f'from_pretrained("{tmp_path}/fetched")' in card

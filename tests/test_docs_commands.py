@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -41,12 +42,19 @@ RUN_ELSEWHERE = {
     "make demo": "tests/test_docs_commands.py",  # test_the_page_of_make_demo
     ".venv/bin/python train.py runs/mine/run.yaml": "tests/test_finetune.py",
     ".venv/bin/python -m pytest tests/test_cli.py -k json": "tests/test_cli.py",
+    # Of those that need minutes, with a small model, few questions, one round:
+    ".venv/bin/python -m benchmarks.decode --systems ours-fast,transformers,llama.cpp --prompts 1 --contexts "
+    "1108,8000 --tokens 24 --rounds 5 --prefill-rounds 1": "tests/test_benchmarks.py",
+    ".venv/bin/python -m benchmarks.prefix": "tests/test_benchmarks.py",
+    ".venv/bin/python -m benchmarks.batching": "tests/test_benchmarks.py",
+    "OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.where": "tests/test_benchmark_where.py",
 }
 ELSEWHERE_PYTHON = {"OpenAI(": "tests/test_served.py"}  # by what stands in the block
 NEEDS = re.compile(
     r"((a |an )?(network|GPU|GPUs|hours|minutes|token|Mac|Slurm cluster|SkyPilot|cloud|run of train\.py"
-    r"|chromium|llama\.cpp|vllm|sglang|mlx-vlm|requirements-\w+\.txt)(, | and |, and )?)+"
+    r"|chromium|llama\.cpp|vllm|sglang|mlx-vlm|optimum-onnx|requirements-\w+\.txt)(, | and |, and )?)+"
 )
+PROGRAMS = r"(python |torchrun |pip |make \w|vllm |optimum-cli |transformers |playwright |\S+\.py )"
 LANGUAGES = {"bash", "python", "text"}
 LIBRARIES = (
     *("torch", "torch._dynamo", "torch.nn.attention.flex_attention"),
@@ -192,21 +200,25 @@ def test_a_python_example_ends_well(block: Block, here):
 
 
 def test_the_page_of_make_demo(here):
-    """It runs until somebody stops it, and then ends well."""
+    """It runs until somebody stops it, and then ends as make does after Ctrl-C, without a complaint."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         ["make", "demo"], cwd=here, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+    watchdog = threading.Timer(300, os.killpg, (process.pid, signal.SIGKILL))
+    watchdog.start()
     try:
-        said = next(line for line in process.stderr if "http://" in line or "error" in line)
+        said = next((line for line in process.stderr if "http://" in line or "error" in line), "nothing")
         address = re.search(r"http://\S+", said)
         assert address, said
         with urllib.request.urlopen(address[0], timeout=60) as answer:
             assert answer.status == 200 and b"Ocelli" in answer.read()
     finally:
-        os.killpg(process.pid, signal.SIGINT)
-        process.stderr.close()
-        process.wait(60)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+        watchdog.cancel()
+    assert process.returncode in (0, -signal.SIGINT) and "Traceback" not in rest, rest
 
 
 # ---------------------------------------------------------------------------------------------- what is said
@@ -235,12 +247,24 @@ def test_commands_in_the_text_are_those_of_the_blocks():
     listed = [bare(command.line) for page in PAGES for command in shell_commands(page)]
     for page in PAGES:
         for span in inline_code(page):
-            if re.match(r"(\.venv/bin/|python |torchrun |pip |make \w|vllm )", span):
+            if re.match(PROGRAMS, bare(span)):
                 assert any(line.startswith(bare(span)) for line in listed), f"{page.name}: {span}"
 
 
 def bare(line: str) -> str:
-    return line.replace(".venv/bin/", "").replace("python3 ", "python ")
+    """Without variables in front of it, and without what differs from one environment to another."""
+    line = re.sub(r"^(\w+=\S+ )+", "", line).replace(".venv/bin/", "").replace("python3 ", "python ")
+    return re.sub(r"^python (?=\S+\.py\b)", "", line)
+
+
+def test_the_tree_names_every_folder_of_code():
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree")[1]
+    folders = {
+        path.name for path in ROOT.iterdir() if any(path.glob("*.py")) and not path.name.startswith(".")
+    }
+    assert {"models", "benchmarks", "tests"} <= folders
+    assert not [name for name in folders if f"`{name}/`" not in tree]
+    assert not [path.name for path in ROOT.glob("*.py") if f"`{path.name}`" not in tree]
 
 
 def test_links_lead_somewhere():

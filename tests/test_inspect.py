@@ -133,6 +133,31 @@ def test_a_repository_gives_headers_only(report, tmp_path, monkeypatch):
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
+def test_without_a_network_what_was_downloaded(report, complaint, tmp_path, monkeypatch):
+    """In one file or in shards; not where the configs alone were fetched, or only some shards."""
+    theirs = tiny.hf_model("idefics3-1-tile")
+    for name in ("single", "sharded", "in-part", "described"):
+        theirs.save_pretrained(
+            tmp_path / name, max_shard_size="60KB" if name in ("sharded", "in-part") else "5GB"
+        )
+    cache = tmp_path / "cache"
+    with HubServer({f"owner/{path.name}": path for path in tmp_path.iterdir()}) as hub:
+        point_client_at(monkeypatch, hub.url, cache)
+        for name in ("single", "sharded", "in-part"):
+            VisionLanguageModel.from_pretrained(f"owner/{name}")
+        report("owner/described")
+        commit = hub.commit("owner/described")
+    for path in cache.glob("*in-part*/snapshots/*/model-00002-*"):
+        path.unlink()
+    point_client_at(monkeypatch, "http://127.0.0.1:9", cache, offline=True)
+    for name in ("single", "sharded"):
+        told = report(f"owner/{name}")
+        assert told["fits"] == "yes" and told["stored"] == report(tmp_path / name)["stored"]
+    assert told["stored"]["files"] > 1
+    assert "not all in the local cache" in complaint("owner/in-part")
+    assert f"of owner/described at {commit[:12]} are not all" in complaint("owner/described")
+
+
 @pytest.mark.parametrize(
     ("name", "family", "placement"),
     [(CURRENT, "nanoVLM, today's", "placeholder"), (OLD, "nanoVLM v0.1", "prefix")],
@@ -197,7 +222,13 @@ def test_weights_that_are_not_the_configs(report, tmp_path):
 def test_text_for_people(capsys):
     assert main(["inspect", str(EMBEDDED), "--image", "640x480"]) == 0
     out = capsys.readouterr().out
-    for part in ("3,075,392", "64 tokens", "80 tokens with", "2,048 bytes a token", "not tried here"):
+    for part in (
+        "3,075,392",
+        "64 tokens",
+        "80 tokens with",
+        "2,048 bytes a token",
+        "tried with transformers alone",
+    ):
         assert part in out
 
 

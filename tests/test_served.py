@@ -42,8 +42,9 @@ def port(tmp_path_factory):
             stderr=out,
         )
         try:
+            deadline = time.monotonic() + 600
             while not healthy(port):
-                assert server.poll() is None, log.read_text()
+                assert server.poll() is None and time.monotonic() < deadline, log.read_text()
                 time.sleep(0.2)
             yield port
         finally:

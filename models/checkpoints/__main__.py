@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("source", metavar="ID_OR_DIR", help="folder, or repository on the Hub: a model or a bare backbone")
     add("--revision", help="branch, tag or commit on the Hub")
     add("--image", metavar="WxH|FILE", help="also: tiles and tokens of a picture of this size")
-    add("--question", default=QUESTION, help=f"of the prompt that is counted (default: {QUESTION})")
+    add("--question", help=f"of the prompt that is counted (default: {QUESTION})")
     add("--json", action=argparse.BooleanOptionalAction, default=False, help="one JSON object")
 
     add = _command(commands, "convert", "another layout or dtype, or an adapter merged; verified")
@@ -70,13 +70,17 @@ def build_parser() -> argparse.ArgumentParser:
         default="hub",
         help="layout: transformers' (default), or nanoVLM's",
     )
-    add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights (default: as they are)")
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of the weights (default: the widest stored)",
+    )
     add("--adapter", metavar="FOLDER", type=Path, help="merge a peft LoRA adapter, as train.py writes it")
     add("--processor", action=argparse.BooleanOptionalAction, default=True,
         help="with tokenizer, picture settings and chat template")  # fmt: skip
-    add("--max-shard-size", type=size, default=size("5GB"), metavar="SIZE", help="of a file (default 5GB)")
+    add("--max-shard-size", type=size, metavar="SIZE", help="of a file (default 5GB)")
     add("--overwrite", action=argparse.BooleanOptionalAction, default=False,
-        help="replace the checkpoint that DST holds; other files in it stay")  # fmt: skip
+        help="replace the checkpoint that DST holds and its card; other files in it stay")  # fmt: skip
     add("--push", metavar="REPO_ID", help="upload the result to the Hub, with a card")
     add("--private", action=argparse.BooleanOptionalAction, help="of a repository that --push makes")
     return parser
@@ -99,6 +103,8 @@ def size(text: str) -> int:
 def run_inspect(settings: argparse.Namespace) -> None:
     from models.checkpoints.inspection import as_text, inspect
 
+    if settings.question is not None and settings.image is None:
+        build_parser().error("--question counts the prompt of a picture, expected it with --image")
     report = inspect(settings.source, settings.revision)
     if settings.image is not None:
         report["picture"] = picture(settings, report)
@@ -123,16 +129,19 @@ def picture(settings: argparse.Namespace, report: dict[str, Any]) -> dict[str, A
     if report["tile"] is None or "tokens" not in report["tile"]:
         raise ProcessorError(f"{settings.source} is a bare backbone: only a whole model has prompts to count")
     folder = snapshot(settings.source, report["commit"])
-    cost = asdict(picture_cost(Processor.from_pretrained(folder), width, height, settings.question))
+    cost = asdict(
+        picture_cost(Processor.from_pretrained(folder), width, height, settings.question or QUESTION)
+    )
     return cost | {"left": report["context"] - cost["prompt_tokens"]}
 
 
 # ------------------------------------------------------------------------------------------------- convert
 def run_convert(settings: argparse.Namespace) -> None:
-    from models.checkpoints.convert import NANOVLM, Request, convert, upload
+    from models.checkpoints.convert import Request, convert, upload
+    from models.checkpoints.save import MAX_SHARD_BYTES
 
-    if settings.push and settings.to == NANOVLM:
-        build_parser().error("--push uploads transformers' layout, expected it without --to nanovlm")
+    refuse_without_effect(settings)
+    shard = settings.max_shard_size or MAX_SHARD_BYTES
     request = Request(
         source=settings.source,
         target=settings.target,
@@ -141,11 +150,26 @@ def run_convert(settings: argparse.Namespace) -> None:
         adapter=settings.adapter,
         revision=settings.revision,
         overwrite=settings.overwrite,
-        max_shard_bytes=settings.max_shard_size,
+        push=settings.push,
+        max_shard_bytes=shard,
     )
     result = convert(request, companion_opener(settings), tell=note)
     if settings.push:
-        note(f"uploaded to {upload(result, settings.push, settings.private)}")
+        note(f"uploaded to {upload(result, settings.push, settings.private, shard)}")
+
+
+def refuse_without_effect(settings: argparse.Namespace) -> None:
+    """Options of `convert` that would do nothing beside the others."""
+    error = build_parser().error
+    if settings.to == "nanovlm":
+        if settings.push:
+            error("--push uploads transformers' layout, expected it without --to nanovlm")
+        if not settings.processor:
+            error("nanoVLM's layout has its tokenizer in it, expected --no-processor without --to nanovlm")
+        if settings.max_shard_size:
+            error("nanoVLM's layout is one file of weights, expected --max-shard-size without --to nanovlm")
+    if settings.private is not None and not settings.push:
+        error("--private is of a repository that is uploaded to, expected it with --push")
 
 
 def companion_opener(settings: argparse.Namespace):

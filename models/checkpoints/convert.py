@@ -24,7 +24,7 @@ from models.checkpoints.atomic_folder import check_replaceable, replace_folder
 from models.checkpoints.card import model_card
 from models.checkpoints.errors import CheckpointError
 from models.checkpoints.headers import DTYPE_NAMES
-from models.checkpoints.load import load, resolve_dtype, stored_entries
+from models.checkpoints.load import load, stored_entries
 from models.checkpoints.locate import WEIGHTS, CheckpointFiles, locate, snapshot
 from models.checkpoints.processor_files import write_json
 from models.checkpoints.push import card_of_origin, push
@@ -52,8 +52,9 @@ class Request:
     """What to convert: `source` (folder or Hub id) to the folder `target`.
 
     layout: HUB, transformers' Idefics3 / SmolVLM layout, or NANOVLM.
-    dtype: of the result's weights; None is the original's.
+    dtype: of the result's weights; None is the widest that the original's are stored in.
     adapter: folder of a peft LoRA adapter to merge.
+    push: the repository that the result will be uploaded to, for its card; None names `target` there.
     """
 
     source: str
@@ -63,6 +64,7 @@ class Request:
     adapter: Path | None = None
     revision: str | None = None
     overwrite: bool = False
+    push: str | None = None
     max_shard_bytes: int = MAX_SHARD_BYTES
 
 
@@ -107,7 +109,7 @@ def convert(
     from_nanovlm = choose_reader(files.config, files.source) is nanovlm
     _check_direction(request, from_nanovlm)
     stored = _stored_dtypes(files)
-    dtype = request.dtype or _own_dtype(files, stored)
+    dtype = request.dtype or _widest(stored)
     # In float32 at least, so that whatever is computed on the weights is rounded once, at the end.
     wide = "float64" if dtype == "float64" else "float32"
     revision = files.origin.commit or request.revision
@@ -126,27 +128,41 @@ def convert(
         tell(f"merged {request.adapter}: {len(updates)} layers")
     changed = _rewrite(model, request.layout, from_nanovlm, image_token_id, companion)
     rounds = dtype != wide and (changed or request.adapter is not None or not _holds(dtype, stored))
+    checks = []
+    if rounds:  # afterwards only as closely as rounded weights can be told from wrong ones
+        logits = our_logits(model, probe, around_zero=request.layout == HUB)
+        checks.append(_passed(compare("rewritten", reference, logits, "float32"), request, tell))
     model = model.to(getattr(torch, dtype))
 
-    with replace_folder(target, is_checkpoint_file) as new:
-        _write(model, new, request, companion)
-        checks = []
-        for name, expected, logits, kind in _opened_again(
-            new, model, request.layout, probe, reference, rounds
-        ):
-            checks.append(compare(name, expected, logits, kind))
-            tell(str(checks[-1]))
-            if not checks[-1].passed:
-                raise CheckpointError(
-                    f"the result is not the original ({checks[-1]}): nothing was written to {request.target}"
-                )
+    with replace_folder(target, _is_replaced) as new:
+        _write(model, new, request, companion, rounds)
+        for compared in _opened_again(new, model, request.layout, probe, reference, rounds):
+            checks.append(_passed(compare(*compared), request, tell))
     tell(f"wrote {request.target}")
     return Result(request.target, companion, tuple(checks))
 
 
-def upload(result: Result, repo_id: str, private: bool | None = None) -> str:
+def upload(
+    result: Result, repo_id: str, private: bool | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> str:
     """Upload a result in transformers' layout; see `models.checkpoints.push.push`."""
-    return push(load(result.folder), repo_id, result.companion.processor, private=private)
+    model, processor = load(result.folder), result.companion.processor
+    return push(model, repo_id, processor, private=private, max_shard_bytes=max_shard_bytes)
+
+
+def _passed(check: Check, request: Request, tell: Callable[[str], None]) -> Check:
+    """A comparison, told and held to its tolerance."""
+    tell(str(check))
+    if not check.passed:
+        raise CheckpointError(
+            f"the result is not the original ({check}): nothing was written to {request.target}"
+        )
+    return check
+
+
+def _is_replaced(name: str) -> bool:
+    """Whether a file or folder of the target belongs to the checkpoint in it, of either layout."""
+    return is_checkpoint_file(name) or name in (TOKENIZER_FOLDER, CARD)
 
 
 def _check_target(request: Request) -> Path:
@@ -172,10 +188,8 @@ def _stored_dtypes(files: CheckpointFiles) -> set[torch.dtype]:
     return {getattr(torch, DTYPE_NAMES[kind]) for kind in kinds if kind in DTYPE_NAMES}
 
 
-def _own_dtype(files: CheckpointFiles, stored: set[torch.dtype]) -> str:
-    """What the config says, or for nanoVLM, whose config does not, what holds all that is stored."""
-    if choose_reader(files.config, files.source) is idefics3:
-        return str(resolve_dtype(None, files.config)).removeprefix("torch.")
+def _widest(stored: set[torch.dtype]) -> str:
+    """The dtype that holds all that is stored, whatever the config says."""
     widest = functools.reduce(torch.promote_types, stored) if stored else torch.float32
     return str(widest).removeprefix("torch.")
 
@@ -218,7 +232,9 @@ def _rewrite(
     return from_nanovlm or layout == NANOVLM
 
 
-def _write(model: VisionLanguageModel, folder: Path, request: Request, companion: Companion) -> None:
+def _write(
+    model: VisionLanguageModel, folder: Path, request: Request, companion: Companion, rounded: bool
+) -> None:
     """Config, weights and what goes with them, into a folder that exists."""
     if request.layout == NANOVLM:
         assert companion.fields is not None, "nanoVLM's layout needs the fields about tokens and pictures"
@@ -230,10 +246,10 @@ def _write(model: VisionLanguageModel, folder: Path, request: Request, companion
         companion.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
         return
     idefics3_contents(model, companion.processor).write(folder, request.max_shard_bytes)
-    (folder / CARD).write_text(_card(model, request, companion), encoding="utf-8")
+    (folder / CARD).write_text(_card(model, request, companion, rounded), encoding="utf-8")
 
 
-def _card(model: VisionLanguageModel, request: Request, companion: Companion) -> str:
+def _card(model: VisionLanguageModel, request: Request, companion: Companion, rounded: bool) -> str:
     """The original's card where the result is the same model in the same layout, else a new one."""
     assert model.origin is not None, "the model was loaded"
     if request.adapter is None and idefics3.recognises(read_json(model.origin.folder / "config.json")):
@@ -242,12 +258,13 @@ def _card(model: VisionLanguageModel, request: Request, companion: Companion) ->
             return kept
     from_hub = model.origin.commit is not None
     name = request.source if from_hub else Path(request.source).resolve().name
-    what = "with an adapter merged" if request.adapter is not None else "with the same logits"
+    what = ["with an adapter merged"] if request.adapter is not None else []
+    what += [f"rounded to {str(model.dtype).removeprefix('torch.')}"] if rounded else []
     return model_card(
-        request.target.resolve().name,
+        request.push or str(request.target),
         model.config,
         _parameters(model),
-        f"Made from {name} by Ocelli's converter, {what}.",
+        f"Made from {name} by Ocelli's converter, {', '.join(what) or 'with the same logits'}.",
         with_processor=companion.processor is not None,
         **({"base_model": name} if from_hub else {}),
     )

@@ -1,4 +1,4 @@
-"""Which programs open a checkpoint, from the name of its architecture. None of them is tried here.
+"""Which programs open a checkpoint, from the name of its architecture. Only transformers is tried here.
 
 From what the engines say in 2026: vLLM's supported models, the files in SGLang's `srt/models` and llama.cpp's
 `conversion`, pull requests of mlx-vlm.
@@ -39,7 +39,7 @@ _BY_MODEL_TYPE = {
     "siglip": _SIGLIP,
     "siglip_vision_model": _SIGLIP | {VLLM: _NO_TOWERS},
 }
-NOT_TRIED = "by its architecture; not tried here"
+TRIED = "by its architecture; tried with transformers alone"
 
 
 def engines(model_type: str | None) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What tensors a checkpoint stores, from the headers of its safetensors files alone.
 
-A folder's headers are read from the files; a repository's come by range requests, at most the first 100 kB of
-a file unless its header is longer, and nothing is kept.
+A folder's headers are read from the files, and so are a repository's that was downloaded; of others they come
+by range requests, at most the first 100 kB of a file unless its header is longer, and nothing is kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+from huggingface_hub.errors import NotASafetensorsRepoError, OfflineModeIsEnabled, SafetensorsParsingError
 
 from models.checkpoints.errors import CheckpointError
 from models.checkpoints.load import stored_entries
@@ -53,14 +53,14 @@ def read_headers(files: CheckpointFiles) -> Headers | None:
     Raises:
         CheckpointError: a header is broken, or the Hub does not give it.
     """
-    if files.origin.commit is None:
-        if not files.weights:
-            return None
+    if files.weights:
         entries = stored_entries(files)
         shapes = {name: entry.shape for name, entry in entries.items()}
         dtypes = {name: entry.dtype for name, entry in entries.items()}
         return Headers(shapes, dtypes, len(files.weights))
     repo, commit = files.source, files.origin.commit
+    if commit is None:
+        return None
     try:
         metadata = HfApi().get_safetensors_metadata(repo, revision=commit)
     except NotASafetensorsRepoError:
@@ -69,6 +69,11 @@ def read_headers(files: CheckpointFiles) -> Headers | None:
         raise CheckpointError(
             f"repository {repo}: a safetensors header cannot be read ({str(error).splitlines()[0]})"
         ) from error
+    except OfflineModeIsEnabled:
+        raise CheckpointError(
+            f"the weights of {repo} at {commit[:12]} are not all in the local cache: reading their headers "
+            f"needs a network, and HF_HUB_OFFLINE is set"
+        ) from None
     except HUB_ERRORS as error:
         raise CheckpointError(hub_sentence(error, repo, commit, "the header of the weights")) from error
     tensors = {name: info for file in metadata.files_metadata.values() for name, info in file.tensors.items()}

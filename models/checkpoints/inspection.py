@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from models.checkpoints import backbones, idefics3
-from models.checkpoints.engines import NOT_TRIED, engines
+from models.checkpoints.engines import TRIED, engines
 from models.checkpoints.errors import CheckpointError
 from models.checkpoints.headers import Headers, read_headers
 from models.checkpoints.load import HEAD
@@ -178,7 +178,7 @@ def _cache(text: TextConfig | None) -> dict[str, dict[str, int]] | None:
 
 
 def _memory(parameters: int, text: TextConfig | None) -> dict[str, dict[str, int]]:
-    """Bytes that answering one prompt takes at most, by dtype: weights, and the cache of a full context."""
+    """Bytes by dtype: weights, and the cache of a full context. Activations come on top."""
     cache = _cache(text)
     out = {}
     for dtype, size in _BYTES.items():
@@ -207,11 +207,11 @@ def as_text(report: Mapping[str, Any]) -> str:
         for dtype, size in report["cache"].items():
             full = f"{_bytes(size['full_context'])} for a full context"
             lines.append(_row(dtype, f"{size['per_token']:,} bytes a token, {full}"))
-    lines.append("memory to answer one prompt, at most, without activations")
+    lines.append("memory to answer one prompt in a full context, without activations")
     for dtype, size in report["memory"].items():
         parts = f"weights {_bytes(size['weights'])} + cache {_bytes(size['cache'])}"
         lines.append(_row(dtype, f"{_bytes(size['all'])} = {parts}"))
-    lines.append(f"opens in ({NOT_TRIED})")
+    lines.append(f"opens in ({TRIED})")
     lines += [_row(engine, how) for engine, how in report["engines"].items()]
     return "\n".join(lines)
 

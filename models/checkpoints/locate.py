@@ -103,7 +103,8 @@ def locate(
 
 
 def describe(source: str | Path, revision: str | None = None) -> CheckpointFiles:
-    """`locate` for the configs alone: a repository's weights are not downloaded, a folder's not missed.
+    """`locate` for the configs, and the weights as far as they are here: a repository's are not downloaded, a
+    folder's not missed.
 
     Raises:
         CheckpointError: as in `locate`.
@@ -112,6 +113,9 @@ def describe(source: str | Path, revision: str | None = None) -> CheckpointFiles
     described = _describe(source, fetch)
     if isinstance(fetch, _Folder) and any((fetch.path / name).is_file() for name in (WEIGHTS, INDEX)):
         weights, weight_map = _weights(fetch)
+        return replace(described, weights=weights, weight_map=weight_map)
+    if isinstance(fetch, _Hub) and (cache := _Cache(fetch)).has_weights():
+        weights, weight_map = _weights(cache)
         return replace(described, weights=weights, weight_map=weight_map)
     return described
 
@@ -264,6 +268,25 @@ class _Hub:
         return path
 
 
+class _Cache:
+    """Files of a repository's commit that are on this machine already; nothing is fetched."""
+
+    def __init__(self, hub: _Hub):
+        self.repo, self.commit, self.name = hub.repo, hub.commit, hub.name
+
+    def file(self, name: str) -> Path | None:
+        known = try_to_load_from_cache(self.repo, name, revision=self.commit)
+        return Path(known) if isinstance(known, str) else None
+
+    def has_weights(self) -> bool:
+        """Whether that is all of the weights: the file, or the index and each of its shards."""
+        index = self.file(INDEX)
+        if index is None or self.file(WEIGHTS) is not None:
+            return self.file(WEIGHTS) is not None
+        shards = read_json(index).get("weight_map")
+        return isinstance(shards, dict) and all(self.file(str(name)) for name in shards.values())
+
+
 # OSError covers the client's own HTTP errors, its offline mode, and a full disk. Where a connection fails
 # while it uploads, what its HTTP library raises comes through.
 HUB_ERRORS = (OSError, HFValidationError, HfHubHTTPError, EntryNotFoundError, httpx.HTTPError)
@@ -295,7 +318,7 @@ def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -
     return f"{what} of {repo} failed ({constants.ENDPOINT}): {first_line}"
 
 
-def _weights(fetch: _Folder | _Hub) -> tuple[tuple[Path, ...], dict[str, str]]:
+def _weights(fetch: _Folder | _Hub | _Cache) -> tuple[tuple[Path, ...], dict[str, str]]:
     """The safetensors file, or the shards that the index names."""
     single = fetch.file(WEIGHTS)
     if single is not None:

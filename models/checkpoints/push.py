@@ -11,7 +11,7 @@ from huggingface_hub import HfApi
 from models.checkpoints.card import model_card
 from models.checkpoints.errors import CheckpointError
 from models.checkpoints.locate import HUB_ERRORS, hub_sentence
-from models.checkpoints.save import CARD, save
+from models.checkpoints.save import CARD, MAX_SHARD_BYTES, save
 
 if TYPE_CHECKING:
     from models.vision_language_model import VisionLanguageModel
@@ -25,11 +25,12 @@ def push(
     private: bool | None = None,
     revision: str | None = None,
     commit_message: str = "Upload model",
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> str:
     """Save, then upload in one commit; the repository is made if need be.
 
     Args:
-        model, processor: as in `models.checkpoints.save.save`.
+        model, processor, max_shard_bytes: as in `models.checkpoints.save.save`.
         repo_id: owner/name.
         card: text of README.md; None takes the one in the folder that the model was loaded from, or leaves
             the one that the repository has, or else writes `model_card` with what the model itself tells.
@@ -46,7 +47,7 @@ def push(
     if card is None:
         card = card_of_origin(model)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = save(model, Path(scratch) / "model", processor, card)
+        folder = save(model, Path(scratch) / "model", processor, card, max_shard_bytes)
         api = HfApi()
         try:
             api.create_repo(repo_id, private=private, exist_ok=True)

@@ -2,7 +2,8 @@
 
     probe = Probe.of(model.config)
     reference = our_logits(model, probe, around_zero=False)                # nanoVLM's pixels, 0 … 1
-    check("in transformers", reference, transformers_logits(folder, probe))
+    theirs = transformers_logits(folder, converted.config, probe)
+    print(compare("in transformers", reference, theirs, "float32"))        # a Check, with `passed`
 
 Pixels are noise, words are drawn at random: an answer to a real question could not show more, and needs a
 tokenizer.
