@@ -7,12 +7,13 @@ import gc
 import threading
 import time
 import weakref
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
 import app
-from inference.checkpoint import RequestError
+from inference.checkpoint import RequestError, open_checkpoint
 from tests.pages import EMBEDDED, make_desk, never_stopping, wait_for
 from web.asking import Asked
 from web.model_thread import ModelThread
@@ -251,3 +252,36 @@ def test_models_may_be_chosen_from_the_list_only(tmp_path):
     for name in (str(tmp_path), "../x", "a/b/c", "tests/fixtures", "a b/c"):
         with pytest.raises(RequestError, match="expected an id on the Hub"):
             Models([EMBEDDED], any_model=True).open(name)
+
+
+class GatedModels(Models):
+    """Models of which one takes until `gate` is set to open."""
+
+    def __init__(self, *names, **more):
+        super().__init__(*names, **more)
+        self.opened, self.gate = threading.Event(), threading.Event()
+        self.checkpoint = open_checkpoint(EMBEDDED, device="cpu")
+
+    def _load(self, name):
+        if name == "far":
+            self.opened.set()
+            assert self.gate.wait(60)
+        return replace(self.checkpoint)
+
+
+def test_an_open_model_answers_while_another_one_is_being_opened():
+    models = GatedModels(["near", "far"])
+    near = models.open("near")
+    far = threading.Thread(target=models.open, args=("far",))
+    far.start()
+    try:
+        assert models.opened.wait(10) and models.held("far") is None
+        got = []
+        asking = threading.Thread(target=lambda: got.append(models.open("near")), daemon=True)
+        asking.start()
+        asking.join(10)
+        assert got and got[0] is near and models.held("near") is near
+    finally:
+        models.gate.set()
+        far.join()
+    assert models.held("far") is models.open("far") and models.holds(models.held("far"))

@@ -138,9 +138,10 @@ class Desk:
             visitor.cancelled = False
             try:
                 options = self.check(asked)
-                if not self.models.is_open(asked.model):
+                checkpoint = self.models.held(asked.model)
+                if checkpoint is None:
                     yield View(visitor.log, f"Opening {asked.model} …", busy=True)
-                checkpoint = await asyncio.to_thread(self.models.open, asked.model)
+                    checkpoint = await asyncio.to_thread(self.models.open, asked.model)
                 if visitor.cancelled:
                     yield View(visitor.log)
                     return

@@ -145,9 +145,10 @@ class WhereTab:
             raise RequestError("An answer is being made for you: wait for it, or stop it, before you look.")
         async with visitor.busy:
             visitor.cancelled = False
-            if not self.desk.models.is_open(asked.model):
+            checkpoint = self.desk.models.held(asked.model)
+            if checkpoint is None:
                 yield Looked(doing=f"Opening {asked.model} …")
-            checkpoint = await asyncio.to_thread(self.desk.models.open, asked.model)
+                checkpoint = await asyncio.to_thread(self.desk.models.open, asked.model)
             task = visitor.task = self.desk.thread.begin(lambda: self._steps(checkpoint, asked, method))
             looked, drawn, shown = Looked(), 0.0, None
             try:
