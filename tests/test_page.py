@@ -14,8 +14,9 @@ from PIL import Image
 
 import app
 from inference.checkpoint import RequestError, open_checkpoint
-from tests.pages import EMBEDDED, make_desk, never_stopping, wait_for
-from web.asking import Asked
+from tests.pages import EMBEDDED, full, make_desk, never_stopping, wait_for
+from web.asking import Asked, Desk
+from web.limits import PageLimits
 from web.model_thread import ModelThread
 from web.models import Models
 from web.visitors import Visitor, Visitors
@@ -229,6 +230,56 @@ def test_another_question_and_undo_interrupt_the_answer(slow_desk):
     ended, other_ended, undone, *_ = asyncio.run(both(visitor))
     assert ended and other_ended and not visitor.busy.locked()
     assert "And now?" not in [exchange.question for exchange in undone.log]
+
+
+async def first_and_last(desk, visitor, asked, meanwhile):
+    """The last view of a question during whose first view something was done, and what that gave."""
+    stream = desk.ask(visitor, asked)
+    await anext(stream)
+    did = asyncio.create_task(meanwhile())
+    await asyncio.sleep(0)  # it has cancelled, and waits
+    last = [view async for view in stream][-1]
+    return last, await did
+
+
+def test_undo_before_the_first_word_leaves_the_answer_before(desk):
+    visitor = Visitor()
+    views(desk, STAR, visitor)
+    held, (kept,) = visitor.conversation, visitor.log
+    asked = changed(STAR, question="And now?", pictures=(CUP,), remember=True)
+    with full(desk.thread):
+        last, undone = asyncio.run(first_and_last(desk, visitor, asked, lambda: desk.undo(visitor)))
+    assert undone.log == [kept] == visitor.log and undone.question == "And now?"
+    assert len(held.turns) == 1 and visitor.pictures == (EXAMPLE,)
+    assert (last.notice, last.question, last.busy) == ("Stopped before the first word.", "And now?", False)
+    undone = asyncio.run(desk.undo(visitor))
+    assert undone.log == [] and undone.question == STAR.question and visitor.pictures == ()
+
+
+def test_undo_goes_back_to_the_pictures_before(desk):
+    visitor, cup = Visitor(), changed(STAR, pictures=(CUP,), question="What is the printed word?")
+    views(desk, STAR, visitor)
+    views(desk, cup, visitor)
+    asyncio.run(desk.undo(visitor))
+    assert views(desk, cup, visitor)[-1].log[1].pictures == (CUP,)  # shown again, as it is new again
+
+
+def test_a_model_that_was_dropped_while_it_answered_is_let_go():
+    people = Visitors()
+    models = GatedModels([EMBEDDED], any_model=True, closed=people.close_model)
+    models.gate.set()
+    desk = Desk(models, ModelThread(), people, PageLimits())
+    visitor = people.get("a")
+
+    async def dropped_in_the_middle():
+        async for _ in desk.ask(visitor, changed(STAR, model="some/one")):
+            if visitor.task is not None and models.held("some/one") is not None:
+                models.open("some/other")
+
+    asyncio.run(dropped_in_the_middle())
+    assert [exchange.answers for exchange in visitor.log] == [["blue"]]
+    assert models.held("some/one") is None and visitor.conversation is None and not people._features
+    desk.thread.close()
 
 
 def test_caches_stay_within_their_bytes_and_visitors_within_their_number(desk):
