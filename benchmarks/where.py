@@ -154,15 +154,13 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{result['questions']} questions, {result['answers_right']:.1%} answered right")
     print(f"guessing: {result['guess']:.1%}; bar for occlusion: {BAR:.0%}")
     result = {"benchmark": "where", "model": options.model, "window": options.window} | result
-    result |= {"bar": BAR, "within_bar": reached}
+    result |= {"bar": BAR, "within_bar": reached, "hardware": hardware("cpu", torch.get_num_threads())}
     if options.save:
         saved = result | {
             "model": "checkpoints/ocelli-shapes" if options.model == str(DEFAULT_MODEL) else options.model
         }
         path = RESULTS / f"{options.save}.json"
-        path.write_text(
-            json.dumps(saved | {"hardware": hardware("cpu", torch.get_num_threads())}, indent=1) + "\n"
-        )
+        path.write_text(json.dumps(saved, indent=1) + "\n")
     print(json.dumps(result))
     return 0
 

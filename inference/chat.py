@@ -23,6 +23,7 @@ from generation.decoding import GenerationOptions
 from generation.sampling import MAX_SEED
 from inference.checkpoint import RequestError
 from inference.conversation import Conversation, TurnReply
+from inference.files import expanded
 from inference.mistakes import MISTAKES, sentence
 from inference.stats import as_table, stats_rows
 from inference.transcript import save_transcript
@@ -123,7 +124,7 @@ class Chat:
             tell("type a question, or /help")
         elif line.startswith("/"):
             name, _, argument = line.strip().partition(" ")
-            if name not in self._commands:
+            if name not in COMMANDS:
                 raise RequestError(f"{name}: no such command; /help lists them")
             takes, _ = COMMANDS[name]
             if bool(argument.strip()) != bool(takes):
@@ -187,6 +188,7 @@ class Chat:
             tell(f"took back {self.pictures.pop().name}")
             return
         turn = self.conversation.undo()
+        self._made = None
         self.pictures = list(turn.pictures)
         names = ", ".join(picture.name for picture in turn.pictures)
         shown = f"; {names} is shown with the next one, unless taken back too" if names else ""
@@ -199,13 +201,13 @@ class Chat:
         tell("begun anew, without pictures")
 
     def _save(self, argument: str) -> None:
-        path = Path(path_of(argument)).expanduser()
+        path = Path(expanded(path_of(argument)))
         save_transcript(self.conversation, path)
         tell(f"saved to {path}")
 
     def _stats(self, _: str = "") -> None:
         if self._made is None:
-            raise RequestError("no answer yet: nothing to tell about")
+            raise RequestError("no answer yet, or it was taken back: nothing to tell about")
         used = self._made["prompt_tokens"] + len(self._made["token_ids"][0])
         context = f"{used} of {self.conversation.checkpoint.context} tokens"
         tell(as_table(stats_rows(self._made) | {"context": context}))
@@ -223,7 +225,7 @@ def tell(text: str) -> None:
 
 def path_of(argument: str) -> str:
     """A path as typed, or as a terminal writes one that was dropped on it: quoted, or its spaces escaped."""
-    if os.path.exists(os.path.expanduser(argument)):
+    if os.path.exists(expanded(argument)):
         return argument
     try:
         words = shlex.split(argument)

@@ -130,12 +130,16 @@ class Conversation:
         self._turns[-1] = replace(self._turns[-1], chosen=number)
 
     def undo(self) -> Turn:
-        """Take the last turn back, and give it. One that is being answered is stopped and taken back.
+        """Take the last turn back, and give it. One that is being answered is stopped and taken back, even if
+        it has no token yet: the turn in front of it stays.
 
         Raises:
             RequestError: there is none.
         """
+        pending = self._pending
         self._end_pending()
+        if pending is not None and not pending.kept:
+            return pending.turn()
         if not self._turns:
             raise RequestError("nothing to undo: the conversation is empty")
         return self._turns.pop()
@@ -183,6 +187,7 @@ class TurnReply:
         self._ids: list[list[int]] = [[] for _ in range(options.num_return_sequences)]
         self._stopping = Event()
         self._made: dict[str, Any] | None = None
+        self._turn: Turn | None = None
         inputs = conversation.checkpoint.processor.collate([row])
         # The generator alone holds the stream: at its end the memory of several answers is free again.
         self._pieces = self._make(conversation.session.generate_stream(**inputs, **vars(options)))
@@ -213,6 +218,12 @@ class TurnReply:
         self._pieces.close()
         if self._made is None:  # not begun
             self._settle(stopped=True)
+
+    def turn(self) -> Turn:
+        """The question with its answers, ended now if they have not; it is in the history where `kept`."""
+        self.close()
+        assert self._turn is not None, "an answer that was closed has come to its end"
+        return self._turn
 
     def finish(self) -> dict[str, Any]:
         """Make what is left, unless stopped, and tell what came of it: the fields of `Reply.finish`, with
@@ -264,9 +275,9 @@ class TurnReply:
             Answer(answer_text(checkpoint, ids), tuple(ids), self._ending(ids, stopped)) for ids in self._ids
         )
         self._made = self._describe(answers)
+        self._turn = Turn(self._question, self._pictures, answers, seam_of(self._row))
         self.kept = all(self._ids)
-        turn = Turn(self._question, self._pictures, answers, seam_of(self._row)) if self.kept else None
-        self._conversation._settle(turn)
+        self._conversation._settle(self._turn if self.kept else None)
 
     def _ending(self, ids: list[int], stopped: bool) -> str:
         if ids and ids[-1] in self._conversation.checkpoint.stop_token_ids:

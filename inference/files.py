@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,3 +38,11 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def expanded(path: str) -> str:
+    """A path with ~ spelled out; as it is where that is nobody's home, or no name that anybody can have."""
+    try:
+        return os.path.expanduser(path)
+    except ValueError:  # a NUL
+        return path

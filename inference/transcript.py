@@ -9,6 +9,7 @@ from typing import Any
 from data.inputs import TiledPicture
 from inference.checkpoint import RequestError
 from inference.conversation import Conversation
+from inference.files import expanded, naming
 from inference.results import to_json
 
 
@@ -19,19 +20,29 @@ def save_transcript(conversation: Conversation, path: Path) -> None:
         path: ending in .md or .jsonl.
 
     Raises:
-        RequestError: another ending, a file that is there already, nothing to save.
-        OSError: it cannot be written.
+        RequestError: another ending, a file that is there already, no name that a file can have, nothing to
+            save.
+        OSError: it cannot be written; nothing is left of it.
     """
     written = {".md": as_markdown, ".jsonl": as_json_line}.get(path.suffix)
     if written is None:
         raise RequestError(f"{path}: expected a name that ends in .md or .jsonl, got {path.suffix or 'none'}")
     if not conversation.turns:
         raise RequestError("nothing to save: the conversation is empty")
+    # Names of files may hold bytes that are no text; they are written as \udc..: JSON reads that as it was.
+    content = written(conversation).encode("utf-8", "backslashreplace")
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(written(conversation))
+        file = path.open("xb")
     except FileExistsError as error:
         raise RequestError(f"{path}: exists already, nothing was saved; choose another name") from error
+    except ValueError as error:  # a NUL
+        raise RequestError(f"{str(path)!r}: expected the name of a file, got one with {error}") from error
+    try:
+        with naming(path), file:
+            file.write(content)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def as_json_line(conversation: Conversation) -> str:
@@ -65,5 +76,5 @@ def as_markdown(conversation: Conversation) -> str:
 
 def place(picture: TiledPicture) -> str:
     """Where a picture is: its URL, or its path from anywhere."""
-    path = Path(picture.name).expanduser()
-    return os.path.abspath(path) if path.is_file() else picture.name
+    path = expanded(picture.name)
+    return os.path.abspath(path) if os.path.isfile(path) else picture.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,25 @@ def served(desk: Desk) -> Iterator[Served]:
         yield Served(url, desk)
     finally:
         page.close(verbose=False)
+
+
+@contextmanager
+def full(thread: ModelThread) -> Iterator[None]:
+    """The thread of the models has its hands full: what is asked has no first word before the block's end."""
+    began, gate = threading.Event(), threading.Event()
+
+    def waits():
+        began.set()
+        gate.wait(60)
+        yield
+
+    task = thread.begin(waits)
+    assert began.wait(60)
+    try:
+        yield
+    finally:
+        gate.set()
+        task.wait(60)
 
 
 def never_stopping(folder: Path) -> Path:

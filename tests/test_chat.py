@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import generate
+from data.inputs import TiledPicture
 from data.layouts import Layout
 from generation.chooser import Chooser, NotFiniteError
 from inference.chat import COMMANDS, path_of
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
+from inference.transcript import place
 from tests.processors import picture
 from tests.test_conversation import fresh
 
@@ -136,6 +141,11 @@ def test_undo(talk, photo, one):
     assert out[-1] == one("--no-image", "-q", "why?") != alone
 
 
+def test_stats_do_not_tell_of_what_was_taken_back(talk):
+    status, _, err = talk("how many?", "/undo", "/stats")
+    assert status == 2 and err[1:] == ["error: no answer yet, or it was taken back: nothing to tell about"]
+
+
 def test_reset(talk, photo, other, one):
     lines = ("how many?", f"/image {other}", "/reset", "why?", "/undo")
     status, out, err = talk(*lines, arguments=(photo,))
@@ -176,6 +186,48 @@ def test_save_writes_over_nothing(talk, tmp_path):
     ]
 
 
+def test_names_that_no_file_can_have_end_nothing(talk, tmp_path):
+    lines = ("how many?", "/save ~nosuchuser/x.md", f"/save {tmp_path}/a\0b.md", f"/save {tmp_path}/x.md")
+    status, out, err = talk(*lines)
+    assert status == 2 and len(out) == 1 and (tmp_path / "x.md").is_file()
+    assert err == [
+        "error: ~nosuchuser/x.md: No such file or directory",
+        f"error: '{tmp_path}/a\\x00b.md': expected the name of a file, got one with embedded null byte",
+        f"saved to {tmp_path}/x.md",
+    ]
+
+
+def test_a_picture_with_a_name_that_is_no_text_is_saved(talk, tmp_path):
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png"))
+    picture(30, 60).save(tmp_path / "plain.png")
+    os.rename(tmp_path / "plain.png", odd)
+    lines = ("how many?", f"/save {tmp_path}/x.md", f"/save {tmp_path}/x.jsonl")
+    status, _, err = talk(*lines, arguments=(odd,))
+    assert status == 0 and len(err) == 2
+    assert "caf\\udce9.png" in (tmp_path / "x.md").read_text()
+    assert json.loads((tmp_path / "x.jsonl").read_text())["images"] == [str(odd)]
+
+
+def test_pictures_that_are_at_no_path_keep_their_name():
+    for name in ("~nosuchuser/x.png", "~a\0b", "data:image/png;base64," + "A" * 5000, "a\0b.png"):
+        assert place(TiledPicture(torch.zeros(1, 3, 2, 2), 1, 1, name=name)) == name
+
+
+def test_nothing_is_left_of_what_cannot_be_written(talk, tmp_path):
+    """Where no file may grow to more than some bytes, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        status, _, err = talk("how many?", f"/save {tmp_path}/x.md")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert status == 2 and not (tmp_path / "x.md").exists()
+    assert err == [f"error: {tmp_path}/x.md: File too large"]
+
+
 def test_paths_as_terminals_write_them(other, tmp_path, monkeypatch):
     monkeypatch.chdir(other.parent)
     escaped = str(other).replace(" ", "\\ ")
@@ -189,7 +241,10 @@ MISTAKES = {
     "/foo": "/foo: no such command; /help lists them",
     "/image": "expected /image PATH, got '/image'",
     "/undo 3": "expected /undo, got '/undo 3'",
-    "/stats": "no answer yet: nothing to tell about",
+    "/stats": "no answer yet, or it was taken back: nothing to tell about",
+    "/quit now": "expected /quit, got '/quit now'",
+    "/image x\0.png": "x",
+    "/image data:image/png;base64," + "A" * 5000: "error: ",
     "/image missing.png": "missing.png",
     f"/image {generate.ROOT / 'README.md'}": "a file that starts with",
     "why " * 400: "context full: expected fewer than 512 tokens",

@@ -241,6 +241,15 @@ def test_undo_takes_back_what_is_being_answered(conversation):
     assert conversation.undo().question == "how many?" and conversation.turns == ()
 
 
+def test_undo_before_the_first_token_leaves_the_turn_before(conversation):
+    conversation.ask("how many?", options=SHORT).finish()
+    conversation.ask("and here?", [picture(70, 40)], SHORT)
+    undone = conversation.undo()
+    assert undone.question == "and here?" and len(undone.pictures) == 1 and undone.answer.token_ids == ()
+    assert texts(conversation) == ["how many?"]
+    assert conversation.undo().question == "how many?" and conversation.turns == ()
+
+
 def test_reset(conversation):
     expected = fresh(conversation, "how many?")
     conversation.ask("why?", [picture(70, 40)], SHORT).finish()

@@ -7,14 +7,16 @@ import gc
 import threading
 import time
 import weakref
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
 import app
-from inference.checkpoint import RequestError
-from tests.pages import EMBEDDED, make_desk, never_stopping, wait_for
-from web.asking import Asked
+from inference.checkpoint import RequestError, open_checkpoint
+from tests.pages import EMBEDDED, full, make_desk, never_stopping, wait_for
+from web.asking import Asked, Desk
+from web.limits import PageLimits
 from web.model_thread import ModelThread
 from web.models import Models
 from web.visitors import Visitor, Visitors
@@ -230,6 +232,56 @@ def test_another_question_and_undo_interrupt_the_answer(slow_desk):
     assert "And now?" not in [exchange.question for exchange in undone.log]
 
 
+async def first_and_last(desk, visitor, asked, meanwhile):
+    """The last view of a question during whose first view something was done, and what that gave."""
+    stream = desk.ask(visitor, asked)
+    await anext(stream)
+    did = asyncio.create_task(meanwhile())
+    await asyncio.sleep(0)  # it has cancelled, and waits
+    last = [view async for view in stream][-1]
+    return last, await did
+
+
+def test_undo_before_the_first_word_leaves_the_answer_before(desk):
+    visitor = Visitor()
+    views(desk, STAR, visitor)
+    held, (kept,) = visitor.conversation, visitor.log
+    asked = changed(STAR, question="And now?", pictures=(CUP,), remember=True)
+    with full(desk.thread):
+        last, undone = asyncio.run(first_and_last(desk, visitor, asked, lambda: desk.undo(visitor)))
+    assert undone.log == [kept] == visitor.log and undone.question == "And now?"
+    assert len(held.turns) == 1 and visitor.pictures == (EXAMPLE,)
+    assert (last.notice, last.question, last.busy) == ("Stopped before the first word.", "And now?", False)
+    undone = asyncio.run(desk.undo(visitor))
+    assert undone.log == [] and undone.question == STAR.question and visitor.pictures == ()
+
+
+def test_undo_goes_back_to_the_pictures_before(desk):
+    visitor, cup = Visitor(), changed(STAR, pictures=(CUP,), question="What is the printed word?")
+    views(desk, STAR, visitor)
+    views(desk, cup, visitor)
+    asyncio.run(desk.undo(visitor))
+    assert views(desk, cup, visitor)[-1].log[1].pictures == (CUP,)  # shown again, as it is new again
+
+
+def test_a_model_that_was_dropped_while_it_answered_is_let_go():
+    people = Visitors()
+    models = GatedModels([EMBEDDED], any_model=True, closed=people.close_model)
+    models.gate.set()
+    desk = Desk(models, ModelThread(), people, PageLimits())
+    visitor = people.get("a")
+
+    async def dropped_in_the_middle():
+        async for _ in desk.ask(visitor, changed(STAR, model="some/one")):
+            if visitor.task is not None and models.held("some/one") is not None:
+                models.open("some/other")
+
+    asyncio.run(dropped_in_the_middle())
+    assert [exchange.answers for exchange in visitor.log] == [["blue"]]
+    assert models.held("some/one") is None and visitor.conversation is None and not people._features
+    desk.thread.close()
+
+
 def test_caches_stay_within_their_bytes_and_visitors_within_their_number(desk):
     visitors = Visitors(most=3, kept_bytes=5 * 2**20)
     desk.visitors, before = visitors, desk.visitors
@@ -251,3 +303,36 @@ def test_models_may_be_chosen_from_the_list_only(tmp_path):
     for name in (str(tmp_path), "../x", "a/b/c", "tests/fixtures", "a b/c"):
         with pytest.raises(RequestError, match="expected an id on the Hub"):
             Models([EMBEDDED], any_model=True).open(name)
+
+
+class GatedModels(Models):
+    """Models of which one takes until `gate` is set to open."""
+
+    def __init__(self, *names, **more):
+        super().__init__(*names, **more)
+        self.opened, self.gate = threading.Event(), threading.Event()
+        self.checkpoint = open_checkpoint(EMBEDDED, device="cpu")
+
+    def _load(self, name):
+        if name == "far":
+            self.opened.set()
+            assert self.gate.wait(60)
+        return replace(self.checkpoint)
+
+
+def test_an_open_model_answers_while_another_one_is_being_opened():
+    models = GatedModels(["near", "far"])
+    near = models.open("near")
+    far = threading.Thread(target=models.open, args=("far",))
+    far.start()
+    try:
+        assert models.opened.wait(10) and models.held("far") is None
+        got = []
+        asking = threading.Thread(target=lambda: got.append(models.open("near")), daemon=True)
+        asking.start()
+        asking.join(10)
+        assert got and got[0] is near and models.held("near") is near
+    finally:
+        models.gate.set()
+        far.join()
+    assert models.held("far") is models.open("far") and models.holds(models.held("far"))

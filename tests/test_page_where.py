@@ -7,7 +7,7 @@ from gradio_client import Client, handle_file
 from PIL import Image
 
 import app
-from tests.pages import make_desk, served
+from tests.pages import full, make_desk, served, wait_for
 
 EXAMPLE, CUP = (str(app.ROOT / "assets" / f"{name}.png") for name in ("example", "cup"))
 
@@ -22,11 +22,22 @@ def page(tmp_path_factory):
     desk.thread.close()
 
 
-def look(page, *pictures: str, question: str = "What colour is the star?", method: str = "attention"):
-    """What the tab shows in the end: (answer, sheet, notice)."""
+def begin(
+    page,
+    *pictures: str,
+    question: str = "What colour is the star?",
+    method: str = "attention",
+    client: Client | None = None,
+):
+    """A look that has been asked for."""
     gallery = [{"image": handle_file(picture), "caption": None} for picture in pictures]
-    client = Client(page.url, verbose=False)
-    return client.predict(gallery, question, method, page.desk.models.default, api_name="/look")
+    client = client or Client(page.url, verbose=False)
+    return client.submit(gallery, question, method, page.desk.models.default, api_name="/look")
+
+
+def look(page, *pictures: str, **changes):
+    """What the tab shows in the end: (answer, sheet, notice)."""
+    return begin(page, *pictures, **changes).result()
 
 
 @pytest.mark.parametrize("method", ["attention", "occlusion"])
@@ -52,11 +63,23 @@ def test_two_pictures(page):
     ],
 )
 def test_a_mistake_is_one_sentence(page, pictures, changes, expected):
-    _, sheet, notice = look(page, *pictures, **changes)
-    assert expected in notice and 'role="alert"' in notice and sheet is None
+    answer, sheet, notice = look(page, *pictures, **changes)
+    assert expected in notice and 'role="alert"' in notice
+    assert not isinstance(answer, str) and not isinstance(sheet, str)  # what is shown stays
 
 
 def test_a_broken_picture_is_named(page, tmp_path):
     (tmp_path / "boat.png").write_text("a picture of a boat")
     _, sheet, notice = look(page, str(tmp_path / "boat.png"))
     assert "boat.png" in notice and "a file that starts with" in notice and sheet is None
+
+
+def test_a_look_can_be_stopped(page):
+    with full(page.desk.thread):
+        client = Client(page.url, verbose=False)
+        looking = begin(page, EXAMPLE, client=client)
+        assert wait_for(looking.outputs)
+        client.predict(api_name="/stop_looking")
+        _, sheet, notice = looking.result(60)
+        assert "Stopped before there was anything to see" in notice and sheet is None
+    assert look(page, EXAMPLE)[0] == "blue"

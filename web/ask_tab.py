@@ -162,7 +162,7 @@ class AskTab:
                 outputs,
                 api_name=name,
                 show_progress="hidden",
-                concurrency_limit=None,
+                queue=False,  # whoever wants less is not kept waiting by those who want more
             )
 
     def _visitor(self, request: gr.Request) -> Visitor:
@@ -204,10 +204,10 @@ class AskTab:
         async with aclosing(self.desk.ask(self._visitor(request), asked)) as views:
             async for now in views:
                 changes = self._changes(now)
-                if now.busy and now.log and not taken:
+                if now.busy and not taken and now.log and not now.log[-1].ended:
                     taken, changes[self.question] = True, ""
-                if now.failed and taken:
-                    changes[self.question] = asked.question
+                if now.question is not None and taken:
+                    changes[self.question] = now.question
                 yield changes
 
     async def _stop(self, request: gr.Request) -> None:
@@ -216,10 +216,9 @@ class AskTab:
 
     async def _undo(self, request: gr.Request) -> dict:
         """Take the last question back."""
-        visitor = self._visitor(request)
-        last = visitor.log[-1].question if visitor.log else None
-        changes = self._changes(await self.desk.undo(visitor))
-        return changes if last is None else changes | {self.question: last}
+        now = await self.desk.undo(self._visitor(request))
+        changes = self._changes(now)
+        return changes if now.question is None else changes | {self.question: now.question}
 
     async def _clear(self, request: gr.Request) -> dict:
         """Forget everything."""

@@ -37,6 +37,7 @@ from web.visitors import Exchange, Visitor, Visitors
 POLL = 0.02  # seconds between looks at what has been made
 REDRAW = 0.1  # at most so often is an answer drawn anew, after its first words
 ALIVE = 1.0  # at least so often a view is given, so that it shows when nobody takes it any more
+STOPPED = "Stopped before the first word."
 MISTAKES = (
     CheckpointError, ImageError, ProcessorError, PromptError, RequestError, NotFiniteError, CacheMemoryError
 )  # fmt: skip
@@ -91,6 +92,7 @@ class View:
     failed: whether the notice is a mistake, and the question was not answered.
     made: figures of the last answer, once there are some: see `TurnReply.finish`.
     busy: whether an answer is being made.
+    question: one that came to nothing or was taken back, to be put where it was typed.
     """
 
     log: list[Exchange]
@@ -98,6 +100,7 @@ class View:
     failed: bool = False
     made: dict[str, Any] | None = None
     busy: bool = False
+    question: str | None = None
 
 
 @dataclass
@@ -133,38 +136,52 @@ class Desk:
 
     async def ask(self, visitor: Visitor, asked: Asked) -> AsyncGenerator[View, None]:
         """Answer a question. Another one, or closing the iteration, ends the answer at its next token."""
-        began = time.perf_counter()
-        async with _interrupted(visitor):
-            visitor.cancelled = False
-            try:
-                options = self.check(asked)
-                if not self.models.is_open(asked.model):
-                    yield View(visitor.log, f"Opening {asked.model} …", busy=True)
-                checkpoint = await asyncio.to_thread(self.models.open, asked.model)
-                if visitor.cancelled:
-                    yield View(visitor.log)
-                    return
-                making = _Making(asked, checkpoint, options, began)
-                async with aclosing(self._answer(visitor, making)) as views:
-                    async for view in views:
-                        yield view
-            except Exception as error:  # in any case the page goes on
-                yield View(visitor.log, sentence(error), failed=True)
-            finally:
-                visitor.task = None
-                if visitor.gone:
-                    visitor.forget()
-                self.visitors.make_room()
+        began, checkpoint = time.perf_counter(), None
+        try:
+            async with _interrupted(visitor):
+                visitor.cancelled, visitor.asking = False, asked
+                try:
+                    options = self.check(asked)
+                    checkpoint = self.models.held(asked.model)
+                    if checkpoint is None:
+                        yield View(visitor.log, f"Opening {asked.model} …", busy=True)
+                        checkpoint = await asyncio.to_thread(self.models.open, asked.model)
+                    if visitor.cancelled:
+                        visitor.unanswered = asked
+                        yield View(visitor.log, STOPPED, question=asked.question)
+                        return
+                    making = _Making(asked, checkpoint, options, began)
+                    async with aclosing(self._answer(visitor, making)) as views:
+                        async for view in views:
+                            yield view
+                except Exception as error:  # in any case the page goes on
+                    visitor.unanswered = asked
+                    yield View(visitor.log, sentence(error), failed=True, question=asked.question)
+                finally:
+                    visitor.task = visitor.asking = None
+        finally:
+            self._let_go(visitor, checkpoint)
+
+    def _let_go(self, visitor: Visitor, checkpoint: Checkpoint | None) -> None:
+        """Of what is kept no longer: a visitor who left, a model that was dropped while it answered."""
+        held = visitor.conversation
+        if visitor.gone or (held is not None and not self.models.holds(held.checkpoint)):
+            visitor.forget()
+        if checkpoint is not None and not self.models.holds(checkpoint):
+            self.visitors.close_model(checkpoint)
+        self.visitors.make_room()
 
     async def undo(self, visitor: Visitor) -> View:
-        """Take the last question back."""
+        """Take the last question back, which may be the one that is being answered."""
+        asking = visitor.asking
         async with _interrupted(visitor):
+            if asking is not None and asking is visitor.unanswered:  # it never came into the log
+                visitor.unanswered = None
+                return View(visitor.log, question=asking.question)
             if not visitor.log:
                 return View([], "There is nothing to take back.", failed=True)
-            visitor.log.pop()
-            if visitor.conversation is not None and visitor.conversation.turns:
-                visitor.conversation.undo()
-            return View(visitor.log)
+            taken = visitor.take_back()
+            return View(visitor.log, question=taken.question)
 
     async def clear(self, visitor: Visitor) -> View:
         """Forget everything."""
@@ -195,7 +212,7 @@ class Desk:
     def _begin(self, visitor: Visitor, asked: Asked) -> Exchange:
         """The question appears, with its pictures where they are new."""
         shown = asked.pictures if not visitor.log or asked.pictures != visitor.pictures else ()
-        exchange = Exchange(asked.question, shown, [""] * asked.answers)
+        exchange = Exchange(asked.question, shown, asked.pictures, [""] * asked.answers)
         visitor.log.append(exchange)
         del visitor.log[: -self.limits.max_turns]
         return exchange
@@ -221,9 +238,14 @@ class Desk:
                 await asyncio.sleep(POLL)
             if making.made.get("kept"):
                 exchange.ended, visitor.pictures = making.made["stop_reasons"], making.asked.pictures
-            elif exchange in visitor.log:
-                visitor.log.remove(exchange)
-        yield View(visitor.log, made=making.figures())
+            else:
+                visitor.unanswered = making.asked
+                if exchange in visitor.log:
+                    visitor.log.remove(exchange)
+        if exchange.ended:
+            yield View(visitor.log, made=making.figures())
+        else:
+            yield View(visitor.log, STOPPED, question=making.asked.question)
 
     def _steps(self, visitor: Visitor, making: _Making) -> Generator[tuple[int, str], None, None]:
         """In the thread of the models: pictures are opened, one at a time, and the answers made."""

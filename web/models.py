@@ -19,7 +19,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 class Models:
-    """See the module's docstring. For any thread; one model is opened at a time.
+    """See the module's docstring. For any thread; one model is opened at a time, and nobody waits for it
+    who asks for another one that is open.
 
     Args:
         names: folders or Hub ids that may be chosen; the first is the default.
@@ -41,15 +42,25 @@ class Models:
         self._device, self._dtype = device, dtype
         self._open: dict[str, Checkpoint] = {}
         self._guests: OrderedDict[str, Checkpoint] = OrderedDict()  # the one asked last stands last
-        self._opening = threading.Lock()
+        self._changing = threading.Lock()  # held for moments
+        self._opening = threading.Lock()  # held while a model is loaded
 
     @property
     def default(self) -> str:
         return self.names[0]
 
-    def is_open(self, name: str) -> bool:
-        """Whether `open` gives this one at once."""
-        return name in self._open or name in self._guests
+    def held(self, name: str) -> Checkpoint | None:
+        """The model of that name if it is open: what `open` gives, without waiting for anything."""
+        with self._changing:
+            if name in self._guests:
+                self._guests.move_to_end(name)
+                return self._guests[name]
+            return self._open.get(name)
+
+    def holds(self, checkpoint: Checkpoint) -> bool:
+        """Whether this one is still kept here."""
+        with self._changing:
+            return any(checkpoint is kept for kept in (*self._open.values(), *self._guests.values()))
 
     def open(self, name: str) -> Checkpoint:
         """The model of that name with the fastest decode step of this machine; loaded if it is not open.
@@ -59,17 +70,19 @@ class Models:
             CheckpointError, ProcessorError: see `open_checkpoint`.
         """
         self.check(name)
+        if (held := self.held(name)) is not None:
+            return held
         with self._opening:
-            if name in self.names:
-                if name not in self._open:
-                    self._open[name] = self._load(name)
-                return self._open[name]
-            if name not in self._guests:
-                self._guests[name] = self._load(name)
-            self._guests.move_to_end(name)
-            while len(self._guests) > GUESTS:
-                self.closed(self._guests.popitem(last=False)[1])
-            return self._guests[name]
+            if (held := self.held(name)) is not None:  # by whoever waited in front
+                return held
+            checkpoint = self._load(name)
+            with self._changing:
+                kept = self._open if name in self.names else self._guests
+                kept[name] = checkpoint
+                surplus = [self._guests.popitem(last=False)[1] for _ in range(len(self._guests) - GUESTS)]
+            for other in surplus:
+                self.closed(other)
+            return checkpoint
 
     def check(self, name: str) -> None:
         """Raises RequestError for a name that may not be chosen here; no folder may but those of `names`."""

@@ -2,7 +2,7 @@
 
 desk = Desk(models, thread, visitors, limits)
 page = build(desk)
-serve(page, desk, host="127.0.0.1", port=7860)     # returns (app, url); nothing is asked of any other host
+serve(page, desk, host="127.0.0.1", port=7860)     # its URL; nothing is asked of any other host
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from generation.feature_cache import FeatureCache
 from generation.session import Session
@@ -18,21 +19,26 @@ from inference.checkpoint import Checkpoint
 from inference.conversation import Conversation
 from web.model_thread import Task
 
+if TYPE_CHECKING:
+    from web.asking import Asked
+
 MOST_VISITORS = 100
 KEPT_BYTES = 512 * 2**20
 FEATURE_BYTES = 64 * 2**20
 
 
-@dataclass
+@dataclass(eq=False)
 class Exchange:
     """A question with its answers as they are shown.
 
     pictures: files shown with it, where they are others than the question before had.
+    about: files it was asked about.
     ended: "" while answers are being made, then of each answer why it ended: stop, length, context, stopped.
     """
 
     question: str
     pictures: tuple[str, ...]
+    about: tuple[str, ...]
     answers: list[str]
     ended: list[str] = field(default_factory=list)
 
@@ -42,6 +48,8 @@ class Visitor:
     models while a task runs.
 
     busy: held by whoever asks, until what came of it is shown.
+    asking: the question that is being answered.
+    unanswered: the last one that came to nothing, until it is taken back.
     """
 
     def __init__(self) -> None:
@@ -50,6 +58,8 @@ class Visitor:
         self.conversation: Conversation | None = None
         self.task: Task | None = None
         self.busy = asyncio.Lock()
+        self.asking: Asked | None = None
+        self.unanswered: Asked | None = None
         self.cancelled = self.gone = False
 
     @property
@@ -65,6 +75,14 @@ class Visitor:
         self.cancelled = True
         if self.task is not None:
             self.task.cancel()
+
+    def take_back(self) -> Exchange:
+        """Take the last exchange out, as if it had not been asked."""
+        taken = self.log.pop()
+        self.pictures = self.log[-1].about if self.log else ()
+        if self.conversation is not None and self.conversation.turns:
+            self.conversation.undo()
+        return taken
 
     def forget(self) -> None:
         """Let go of the conversation; what is shown stays."""

@@ -27,6 +27,7 @@ from web.asking import ALIVE, POLL, REDRAW, Asked, Desk, sentence, waiting
 from web.visitors import Visitor
 
 MOST_TOKENS = 64  # of an answer: every word gets a card
+_STOPPED = "Stopped before there was anything to see."
 _ABOUT = (
     "**attention**: what the decoder read for each word of the answer, averaged over its layers and heads. "
     "**occlusion**: by how much each word's probability falls when a place is greyed; slower, but it asks "
@@ -81,7 +82,9 @@ class WhereTab:
                     visible=models.any_model or len(models.names) > 1,
                     elem_id="where-model",
                 )
-                self.look = gr.Button("Look", variant="primary", elem_id="look")
+                with gr.Row():
+                    self.look = gr.Button("Look", variant="primary", min_width=120, elem_id="look")
+                    self.stop = gr.Button("Stop", interactive=False, min_width=120, elem_id="where-stop")
                 self.notice = gr.HTML("", elem_id="where-notice")
                 gr.Markdown(_ABOUT)
             with gr.Column(scale=7, min_width=300):
@@ -98,11 +101,12 @@ class WhereTab:
             [self.look.click, self.question.submit],
             self._look,
             [self.pictures, self.question, self.method, self.model],
-            [self.answer, self.sheet, self.notice, self.look],
+            [self.answer, self.sheet, self.notice, self.look, self.stop],
             api_name="look",
             show_progress="hidden",
             concurrency_limit=None,
         )
+        self.stop.click(self._stop, None, None, api_name="stop_looking", show_progress="hidden", queue=False)
 
     async def _look(
         self,
@@ -115,22 +119,33 @@ class WhereTab:
         """Answer a question about pictures and show where each word looked."""
         paths = tuple(path for path, _ in pictures or ())
         asked = Asked(paths, question or "", model or "", max_new_tokens=MOST_TOKENS)
-        visitor = self.desk.visitors.get(request.session_hash or secrets.token_hex(8))
+        visitor, began = self._visitor(request), False
         try:
             async with aclosing(self._looks(visitor, asked, method)) as looks:
                 async for looked in looks:
+                    began = True
                     yield self._changes(looked)
         except Exception as error:  # in any case the page goes on
-            failed = {self.notice: view.notice(sentence(error), True), self.look: gr.update(interactive=True)}
-            yield {self.answer: "", self.sheet: None, **failed}
+            refused = {self.notice: view.notice(sentence(error), True)}
+            # What was refused before it began changes nothing else: another look may be going on.
+            yield refused | ({self.answer: "", self.sheet: None} | self._buttons(False) if began else {})
+
+    async def _stop(self, request: gr.Request) -> None:
+        """Stop looking."""
+        self._visitor(request).cancel()
+
+    def _visitor(self, request: gr.Request) -> Visitor:
+        return self.desk.visitors.get(request.session_hash or secrets.token_hex(8))
+
+    def _buttons(self, busy: bool) -> dict:
+        return {self.look: gr.update(interactive=not busy), self.stop: gr.update(interactive=busy)}
 
     def _changes(self, looked: Looked) -> dict:
         return {
             self.answer: looked.answer,
             self.sheet: looked.sheet,
             self.notice: view.notice(looked.doing, False),
-            self.look: gr.update(interactive=looked.sheet is not None),
-        }
+        } | self._buttons(looked.sheet is None)
 
     async def _looks(self, visitor: Visitor, asked: Asked, method: str) -> AsyncGenerator[Looked, None]:
         """What is known, as it grows. Raises what is wrong; closing the iteration ends the work."""
@@ -145,9 +160,12 @@ class WhereTab:
             raise RequestError("An answer is being made for you: wait for it, or stop it, before you look.")
         async with visitor.busy:
             visitor.cancelled = False
-            if not self.desk.models.is_open(asked.model):
+            checkpoint = self.desk.models.held(asked.model)
+            if checkpoint is None:
                 yield Looked(doing=f"Opening {asked.model} …")
-            checkpoint = await asyncio.to_thread(self.desk.models.open, asked.model)
+                checkpoint = await asyncio.to_thread(self.desk.models.open, asked.model)
+            if visitor.cancelled:
+                raise RequestError(_STOPPED)
             task = visitor.task = self.desk.thread.begin(lambda: self._steps(checkpoint, asked, method))
             looked, drawn, shown = Looked(), 0.0, None
             try:
@@ -167,7 +185,7 @@ class WhereTab:
                 if visitor.gone:
                     visitor.forget()
             if result is None:
-                raise RequestError("Stopped before there was anything to see.")
+                raise RequestError(_STOPPED)
             yield result
 
     def _steps(self, checkpoint: Checkpoint, asked: Asked, method: str) -> Generator[Looked, None, Looked]:

@@ -40,13 +40,8 @@ def mistake_about_where(settings: argparse.Namespace) -> str | None:
     if out is None:
         return f"--{given[0]} belongs to --show-attention OUT.png" if given else None
     if settings.chat or settings.batch is not None or len(settings.questions or ()) > 1:
-        got = (
-            "--chat"
-            if settings.chat
-            else "--batch"
-            if settings.batch
-            else f"{len(settings.questions)} of them"
-        )
+        several = "--batch" if settings.batch is not None else f"{len(settings.questions or ())} of them"
+        got = "--chat" if settings.chat else several
         return f"--show-attention draws one question, got {got}"
     if settings.no_image:
         return "--show-attention needs a picture to draw on: leave out --no-image"
