@@ -36,6 +36,7 @@ def desk():
 @pytest.fixture(scope="module")
 def slow_desk(tmp_path_factory):
     desk = make_desk(never_stopping(tmp_path_factory.mktemp("babbling") / "model"), slow=True)
+    desk.models.open(desk.models.default)
     yield desk
     desk.thread.close()
 

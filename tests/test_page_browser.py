@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import app
-from tests.pages import make_desk, never_stopping, served, wait_for
+from tests.pages import full, make_desk, never_stopping, served, wait_for
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 ASSETS = app.ROOT / "assets"
@@ -150,8 +150,31 @@ def test_uploads_several_pictures_and_examples(visit, tmp_path):
     visit.upload(ASSETS / "wolf.png", ASSETS / "cup.png")
     visit.page.wait_for_function("document.querySelectorAll('#pictures .thumbnail-item img').length == 2")
     visit.ask("What is the printed word?")
+    visit.page.wait_for_function("document.querySelectorAll('#chat .bot.message').length == 2")
     visit.ended()
+    assert len(visit.answers()) == 2 and all(answer not in ("", "…") for answer in visit.answers())
+    assert visit.page.locator("#notice [role=alert]").count() == 0
     visit.works()
+
+
+def test_four_people_at_once_are_answered_each_its_own(browser, house):
+    crowd = (
+        ("example", "What colour is the star?", "blue"),
+        ("example", "What word do you see?", "tree"),
+        ("cup", "What is the printed word?", "cup"),
+        ("wolf", "What is the printed word?", "wolf"),
+    )
+    visits = [Visit(browser, house.url) for _ in crowd]
+    for visit, (name, *_) in zip(visits, crowd):
+        visit.upload(ASSETS / f"{name}.png")
+        visit.page.wait_for_selector(f"#pictures img[src*='{name}']")
+    for visit, (_, question, _) in zip(visits, crowd):
+        visit.ask(question)
+    for visit, (*_, expected) in zip(visits, crowd):
+        visit.shows(expected)
+        visit.ended()
+        assert visit.answers() == [expected] and visit.said == []
+        visit.context.close()
 
 
 def test_several_answers_at_once(visit):
@@ -218,6 +241,18 @@ def test_stop_ends_the_answer_and_the_next_question_is_answered(browser, slow_ho
     visit.page.click("#clear")
     visit.page.wait_for_function("document.querySelectorAll('#chat .bot.message').length == 0")
     visit.ended()
+    visit.context.close()
+
+
+def test_stop_before_the_first_word_gives_the_question_back(browser, slow_house):
+    visit = Visit(browser, slow_house.url)
+    with full(slow_house.desk.thread):
+        visit.ask("Which colour?")
+        visit.page.wait_for_function("document.querySelector('#question textarea').value == ''")
+        visit.page.click("#stop")
+        visit.page.locator("#notice", has_text="Stopped before the first word.").wait_for()
+        visit.ended()
+        assert visit.answers() == [] and visit.page.input_value("#question textarea") == "Which colour?"
     visit.context.close()
 
 
