@@ -17,7 +17,7 @@ import pytest
 
 import generate
 
-PATIENCE = 600.0  # seconds: of a loaded machine
+PATIENCE = 240.0  # seconds: of a loaded machine
 UP, CTRL_A, CTRL_C, CTRL_D = "\x1b[A", "\x01", "\x03", "\x04"
 PROMPT = "\x1b[?2004h"  # "bracketed paste on": what prompt_toolkit begins to read a line with
 # Makes the terminal on stdin the controlling one, so that Ctrl-C typed there is a signal.
@@ -62,7 +62,8 @@ class Terminal:
         return self._shown[begin : self._read_to]
 
     def leave(self, keys: str) -> int:
-        """Type this: the exit status."""
+        """Type this at the next prompt: the exit status. Before it, the system would take Ctrl-D itself."""
+        self.expect(PROMPT)
         self.type(keys)
         return self._process.wait(PATIENCE)
 
