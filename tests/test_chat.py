@@ -270,7 +270,7 @@ def test_an_answer_that_fails_is_not_kept(talk, one, photo, monkeypatch):
     def broken(self, logits):
         calls.append(1)
         if len(calls) == 3:
-            raise NotFiniteError
+            raise NotFiniteError(2)
         return choose(self, logits)
 
     monkeypatch.setattr(Chooser, "choose", broken)

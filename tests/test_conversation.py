@@ -188,7 +188,7 @@ def test_errors_leave_the_history_as_it_was(conversation, tmp_path, monkeypatch)
     assert (conversation.turns, conversation.session.held) == (before, held)
 
     def broken(self, logits):
-        raise NotFiniteError
+        raise NotFiniteError(2)
 
     with monkeypatch.context() as patch:
         patch.setattr(Chooser, "choose", broken)
