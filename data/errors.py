@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 
+_LONGEST = 2000  # characters of a sentence that quotes a file
+
+
 class ImageError(ValueError):
     """A picture that cannot be used."""
 
@@ -16,7 +19,11 @@ class ProcessorError(ValueError):
 
 
 class DatasetError(ValueError):
-    """A dataset that cannot be opened, or that a run cannot go on with."""
+    """A dataset that cannot be opened, or that a run cannot go on with; one line, whatever its names hold."""
+
+    def __init__(self, message: str):
+        shown = message if len(message) <= _LONGEST else message[:_LONGEST] + "…"
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown))
 
 
 class BadRow(ValueError):

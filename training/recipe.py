@@ -42,7 +42,6 @@ def parse_arguments(
     recipe = DEFAULT_RECIPE
     if arguments and not arguments[0].startswith("-"):
         recipe = Path(arguments.pop(0))
-    parser = _parser(description)
     flags = {item.name for item in dataclasses.fields(TrainConfig)}
     plan = {item.name for item in dataclasses.fields(PlanOptions)}
     given = [a.split("=")[0] for a in arguments if a.startswith("--")]
@@ -51,6 +50,7 @@ def parse_arguments(
         _leave(f"unknown flag {', '.join(unknown)}; --help lists them all")
     try:
         settings = read_recipe(recipe)
+        parser = _parser(description)
         parser.parse_object(settings)  # refuses values of the wrong type, as it does those of flags
         parser.set_defaults(**settings)
         parsed = parser.parse_args(arguments).as_dict()

@@ -103,6 +103,14 @@ def test_a_rating_that_is_no_number(rating):
     assert caught.value.reason == "bad rating"
 
 
+def test_column_names_of_any_kind_are_told_in_one_line():
+    row = {"a\nb": 1, "\x00": 2, "\u202e": 3} | {str(number): 0 for number in range(2000)}
+    with pytest.raises(DatasetError) as caught:
+        source_of([row], DatasetConfig("rows"))
+    sentence = str(caught.value)
+    assert sentence.isprintable() and r"a\nb" in sentence and len(sentence) < 2100
+
+
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [

@@ -14,7 +14,7 @@ from tests.robustness.fuzz import Supervisor
 from tests.robustness.fuzz_misbehaving import REFUSALS, misbehave
 from tests.robustness.judging import TARGETS, judge, target
 
-INPUTS = {"images": 400, "checkpoints": 120, "processor": 150, "rows": 250, "batch": 150, "recipes": 30}
+INPUTS = {"images": 300, "checkpoints": 120, "processor": 150, "rows": 250, "batch": 150, "recipes": 30}
 
 
 @pytest.mark.parametrize("name", TARGETS)
