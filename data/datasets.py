@@ -10,14 +10,36 @@ See `data/layouts.py` for the columns that are understood and `data/loader.py` f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from types import UnionType
 from typing import Any
 
 from data.errors import DatasetError
 from data.layouts import Layout, check_ratings, find_layout
 from data.order import MapReader, Place, StreamReader, key_of
 from data.sources import columns_of, is_empty, open_rows
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _maps_to(kind: type | UnionType, value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(key, str) and isinstance(held, kind) for key, held in value.items()
+    )
+
+
+# What the fields of a DatasetConfig may be: in words, and as a test. A recipe's YAML may hold anything.
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("path", "name", "split"), ("text", lambda value: isinstance(value, str))),
+    **dict.fromkeys(("subset", "revision"), ("text", lambda value: value is None or isinstance(value, str))),
+    **dict.fromkeys(("streaming", "allow_urls"), ("true or false", lambda value: isinstance(value, bool))),
+    "weight": ("a positive number", lambda value: value is None or _is_number(value)),
+    "columns": ("our column names and the dataset's", lambda value: _maps_to(str, value)),
+    "min_ratings": ("rating columns and numbers", lambda value: _maps_to(int | float, value)),
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +74,10 @@ class DatasetConfig:
     def __post_init__(self):
         if not self.path:
             raise DatasetError("dataset: expected a path or Hub id, got none")
-        if self.weight is not None and not self.weight > 0:
+        for name, (expected, fits) in _KINDS.items():
+            if not fits(getattr(self, name)):
+                raise DatasetError(f"dataset: {name}: expected {expected}, got {getattr(self, name)!r}")
+        if self.weight is not None and not 0 < self.weight < float("inf"):
             raise DatasetError(f"{self.path}: weight: expected a positive number, got {self.weight}")
         if not self.name:
             label = f"{self.path}/{self.subset}" if self.subset else self.path

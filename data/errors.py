@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 _LONGEST = 2000  # characters of a sentence that quotes a file
 
 

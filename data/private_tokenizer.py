@@ -10,6 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from data.errors import PromptError
 
+_MOST_IDS = 4_194_304  # as many as a config may say there are
+
 
 @dataclass(frozen=True)
 class PrivateTokenizer:
@@ -32,6 +34,9 @@ def private_tokenizer(tokenizer: PreTrainedTokenizerBase, nonce: str) -> Private
         raise PromptError(
             f"tokenizer: expected one of the tokenizers library, got {type(tokenizer).__name__}"
         )
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= _MOST_IDS:  # written out, the library counts up to it, and keeps each id that is missing
+        raise PromptError(f"tokenizer: expected ids below {_MOST_IDS}, got {largest}")
     spec = json.loads(tokenizer.backend_tokenizer.to_str())
     renamed = [t for t in spec["added_tokens"] if t["special"] or t["content"].strip()]
     ids = {token["content"]: token["id"] for token in renamed}

@@ -10,10 +10,13 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from data.datasets import DatasetConfig, open_datasets, source_of
 from data.errors import BadRow, DatasetError, PromptError
 from data.images import image_size, load_image
+from data.private_tokenizer import private_tokenizer
 from models.checkpoints import CheckpointError
 from models.checkpoints.safetensors_io import read_header
 from tests.processors import embedded
@@ -109,6 +112,34 @@ def test_column_names_of_any_kind_are_told_in_one_line():
         source_of([row], DatasetConfig("rows"))
     sentence = str(caught.value)
     assert sentence.isprintable() and r"a\nb" in sentence and len(sentence) < 2100
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"weight": "2"},
+        {"weight": True},
+        {"weight": float("inf")},
+        {"weight": float("nan")},
+        {"path": 7},
+        {"split": ["train"]},
+        {"subset": 1},
+        {"streaming": "yes"},
+        {"columns": ["question"]},
+        {"columns": {"question": None}},
+        {"min_ratings": {"relevance": "3"}},
+    ],
+)
+def test_settings_of_a_dataset_that_are_of_another_kind(entry):
+    with pytest.raises(DatasetError, match=f"{next(iter(entry))}: expected .*, got"):
+        DatasetConfig.from_dict({"path": "rows.jsonl"} | entry)
+
+
+def test_a_token_id_that_nobody_can_count_up_to():
+    """To write a tokenizer out, the library counts up to its largest id: of 372 million it aborted."""
+    backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 8_000_000}, merges=[]))
+    with pytest.raises(PromptError, match="expected ids below 4194304, got 8000000"):
+        private_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), "0")
 
 
 @pytest.mark.parametrize(
