@@ -25,7 +25,7 @@ test: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	OMP_NUM_THREADS=1 $(PY) -m pytest  # ranks are forked, which threads do not survive
+	$(PY) -m pytest
 
 train: $(INSTALLED)
 	$(PY) train.py

@@ -20,18 +20,13 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from inference.command_line import Parser, positive
+
 # Everything that imports torch or gradio is imported inside functions: --help and a mistake answer at once.
 
 ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 FIRST_PORT, PORTS = 7860, 100
-
-
-class Parser(argparse.ArgumentParser):
-    """Mistakes on the command line read like every other mistake: one sentence, exit status 2."""
-
-    def error(self, message: str):
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -51,6 +46,9 @@ def build_parser() -> argparse.ArgumentParser:
         "embedded model)")  # fmt: skip
     add("--any-model", action=argparse.BooleanOptionalAction, default=False,
         help="visitors may name any repository on the Hub, which is then downloaded")  # fmt: skip
+    add("--largest-model", type=positive, default=8, metavar="GB",
+        help="with --any-model: of files that are downloaded for a visitor, and kept free on the disk "
+        "(default 8)")  # fmt: skip
     add("--device", default="auto", help="auto (default: the best one here), cpu, cuda, mps")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16", "int8"),
         help="of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the checkpoint's "
@@ -113,7 +111,14 @@ def start(settings: argparse.Namespace):
 
     visitors = Visitors()
     names = settings.models or [str(DEFAULT_MODEL)]
-    models = Models(names, settings.any_model, settings.device, settings.dtype, closed=visitors.close_model)
+    models = Models(
+        names,
+        settings.any_model,
+        settings.device,
+        settings.dtype,
+        closed=visitors.close_model,
+        largest_guest=settings.largest_model * 10**9,
+    )
     models.open(models.default)
     thread = ModelThread()
     desk = Desk(models, thread, visitors, PageLimits())

@@ -23,6 +23,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from inference.command_line import Parser
 from inference.options import mistake_in
 from inference.where.options import add_where_options, mistake_about_where
 
@@ -37,13 +38,6 @@ ASKED = (
     "revision", "system", "max_new_tokens", "num_answers", "temperature", "top_k", "top_p", "min_p",
     "repetition_penalty", "seed",
 )  # fmt: skip
-
-
-class Parser(argparse.ArgumentParser):
-    """Mistakes on the command line read like every other mistake: one sentence, exit status 2."""
-
-    def error(self, message: str):
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -23,6 +23,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from inference.command_line import Parser, positive
+
 # What imports torch is imported inside functions: --help and a mistyped option answer at once.
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,13 +34,6 @@ OF_DATA = (
     *("metric", "metric_option", "subset", "split", "data_revision", "columns"),
     *("prompt", "system", "max_new_tokens", "allow_urls"),
 )
-
-
-class Parser(argparse.ArgumentParser):
-    """Mistakes on the command line read like every other mistake: one sentence, exit status 2."""
-
-    def error(self, message: str):
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -85,13 +80,6 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("output")
     group.add_argument("--output", type=Path, metavar="DIR", help="default runs/eval/TASK-MODEL")
     return parser
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
-    return value
 
 
 def pair(text: str) -> tuple[str, Any]:

@@ -15,7 +15,7 @@ EVERYTHING_BELOW = {"models", "generation", "data", "training", "inference"}
 # The first prefix that fits a module says what of this repository it may import.
 MAY_IMPORT = {
     "models.vision_language_model": {"models", "generation"},
-    "models.checkpoints.__main__": {"models", "data"},  # an entry point: it opens tokenizers
+    "models.checkpoints.__main__": {"models", "data", "inference"},  # an entry point: it opens tokenizers
     "models.checkpoints": {"models"},
     "models": {"models"},
     "generation": {"generation"},

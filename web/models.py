@@ -7,14 +7,19 @@ checkpoint = models.open("HuggingFaceTB/SmolVLM-256M-Instruct")
 from __future__ import annotations
 
 import re
+import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from huggingface_hub import constants
+
 from inference.checkpoint import Checkpoint, RequestError, open_checkpoint
+from models.checkpoints.headers import download_bytes
 
 GUESTS = 1  # models that visitors named themselves, kept open at a time
+LARGEST_GUEST = 8 * 10**9  # bytes of the files of one
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
@@ -25,6 +30,8 @@ class Models:
     Args:
         names: folders or Hub ids that may be chosen; the first is the default.
         any_model: visitors may name other repositories on the Hub.
+        largest_guest: bytes of such a repository's files at most, asked for before any comes; the disk keeps
+            as much room again.
         device, dtype: as for `open_checkpoint`.
         closed: called with a checkpoint that is kept no longer.
     """
@@ -36,9 +43,10 @@ class Models:
         device: str = "auto",
         dtype: str = "auto",
         closed: Callable[[Checkpoint], None] = lambda checkpoint: None,
+        largest_guest: int = LARGEST_GUEST,
     ):
         self.names, self.any_model = tuple(dict.fromkeys(names)), any_model
-        self.closed = closed
+        self.closed, self.largest_guest = closed, largest_guest
         self._device, self._dtype = device, dtype
         self._open: dict[str, Checkpoint] = {}
         self._guests: OrderedDict[str, Checkpoint] = OrderedDict()  # the one asked last stands last
@@ -94,4 +102,20 @@ class Models:
             raise RequestError(f"model: expected an id on the Hub such as owner/name, got {name[:100]!r}")
 
     def _load(self, name: str) -> Checkpoint:
+        if name not in self.names:
+            self._check_size(name)
         return open_checkpoint(name, device=self._device, dtype=self._dtype).compiled()
+
+    def _check_size(self, name: str) -> None:
+        size, most = download_bytes(name), self.largest_guest
+        if size > most:
+            raise RequestError(
+                f"model: expected files of at most {most / 1e9:.3g} GB, {name} has {size / 1e9:.3g} GB"
+            )
+        cache = Path(constants.HF_HUB_CACHE).resolve()
+        cache = next(folder for folder in (cache, *cache.parents) if folder.exists())
+        if (free := shutil.disk_usage(cache).free) < size + most:
+            raise RequestError(
+                f"model: the disk has no room for the {size / 1e9:.3g} GB of {name} "
+                f"({free / 1e9:.3g} GB are free, and {most / 1e9:.3g} GB are to stay so)"
+            )

@@ -21,6 +21,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from inference.command_line import Parser
+
 # What reads pictures and tokenizers is imported inside functions: a mistyped option answers at once.
 
 QUESTION = "What is in the picture?"
@@ -36,13 +38,6 @@ _TO_NANOVLM = (
     "lm_tokenizer in config.json to a repository. It writes pictures into prompts in its own way, which this "
     "model was not trained with"
 )
-
-
-class Parser(argparse.ArgumentParser):
-    """Mistakes on the command line read like every other mistake: one sentence, exit status 2."""
-
-    def error(self, message: str):
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""What tensors a checkpoint stores, from the headers of its safetensors files alone.
+"""What tensors a checkpoint stores, from the headers of its safetensors files alone; what it is to download.
 
 A folder's headers are read from the files, and so are a repository's that was downloaded; of others they come
 by range requests, at most the first 100 kB of a file unless its header is longer, and nothing is kept.
@@ -10,12 +10,13 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import NotASafetensorsRepoError, OfflineModeIsEnabled, SafetensorsParsingError
+from huggingface_hub.hf_api import RepoFile
 
 from models.checkpoints.errors import CheckpointError
 from models.checkpoints.load import stored_entries
-from models.checkpoints.locate import HUB_ERRORS, CheckpointFiles, hub_sentence
+from models.checkpoints.locate import HUB_ERRORS, PROCESSOR_FILES, CheckpointFiles, hub_sentence
 
 _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}  # one for all others
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -81,4 +82,24 @@ def read_headers(files: CheckpointFiles) -> Headers | None:
         {name: tuple(info.shape) for name, info in tensors.items()},
         {name: info.dtype for name, info in tensors.items()},
         len(metadata.files_metadata),
+    )
+
+
+def download_bytes(repo: str) -> int:
+    """What opening a repository downloads at most, as the Hub tells the sizes of its files: each safetensors
+    file beside its config, and the processor's. None of it where HF_HUB_OFFLINE is set: 0.
+
+    Raises:
+        CheckpointError: the Hub does not tell.
+    """
+    if constants.HF_HUB_OFFLINE:
+        return 0
+    try:
+        entries = [entry for entry in HfApi().list_repo_tree(repo) if isinstance(entry, RepoFile)]
+    except HUB_ERRORS as error:
+        raise CheckpointError(hub_sentence(error, repo, None, "the list of files")) from error
+    return sum(
+        entry.size
+        for entry in entries
+        if entry.path.endswith(".safetensors") or entry.path in PROCESSOR_FILES
     )
