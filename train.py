@@ -16,7 +16,6 @@ training state.
 from __future__ import annotations
 
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +31,15 @@ from models.checkpoints.atomic_folder import check_replaceable
 from models.checkpoints.errors import CheckpointError
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
-from training.distributed import Ranks, accumulating, clip, gradient_scale, prepare_blocks, wrap
+from training.distributed import (
+    LostRankError,
+    Ranks,
+    accumulating,
+    clip,
+    gradient_scale,
+    prepare_blocks,
+    wrap,
+)
 from training.evaluation import Evaluation
 from training.export import ADAPTER, export, run_card, whole_tensors
 from training.metrics import Metrics
@@ -40,6 +47,7 @@ from training.optim import build_optimizers, freeze, schedule, set_rates, update
 from training.recipe import parse_arguments, write_run
 from training.run_plan import describe
 from training.state import FOLDER, RunState, StateError, states
+from training.stopping import StopSignal
 from training.tasks import Task, open_task
 from training.throughput import Throughput
 from training.trackers import TrackerError
@@ -185,6 +193,10 @@ def run(
         save(config, ranks, task, average, state, metrics, done, scores)
     if (problem := state.wait()) is not None:
         metrics.say(f"the training state could not be saved: {problem}")
+    if stop.failed is not None:
+        if done > first:
+            metrics.say(f"step {done}: the data cannot be gone on with; the same command goes on from here")
+        raise stop.failed
     if config.push_to_hub and not (stop.asked or stop.agreed) and ranks.is_first:
         push(config)
 
@@ -195,6 +207,9 @@ def agreed_steps(
     """The number of each step, this rank's batches and all ranks' count of labelled tokens, until the last
     step, the data of all ranks have ended, or one was told to stop; all ranks agree on which.
 
+    A rank whose data cannot be gone on with stops all: `stop.failed` says why, and the step is as if nobody
+    had begun it.
+
     Raises:
         DatasetError: a new run has no data on any rank.
     """
@@ -203,9 +218,20 @@ def agreed_steps(
         stop.agreed = ranks.sum(stop.asked)[0] > 0
         if stop.agreed:  # asked before data are taken that would then count as trained on
             return
-        batches = next(data, None)
+        try:
+            batches, failed = next(data, None), None
+        except DatasetError as error:
+            batches, failed = None, error
         count = task.count(batches) if batches is not None else 0.0
-        count, having = ranks.sum(count, batches is not None)
+        count, having, failing = ranks.sum(count, batches is not None, failed is not None)
+        if failing:
+            task.step_back()
+            why = next(filter(None, ranks.gather(str(failed or ""))))
+            stop.agreed, stop.failed = (
+                True,
+                failed or LostRankError(f"another rank's data failed: {why}"),
+            )
+            return
         if not having:
             if step == 0:
                 raise DatasetError(f"no row can be trained on, on any of {ranks.world_size} ranks")
@@ -311,23 +337,6 @@ def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
     """What is computed in; weights and optimizers are float32 in any case."""
     auto = "bfloat16" if device.type == "cuda" else "float32"
     return getattr(torch, auto if config.precision == "auto" else config.precision)
-
-
-class StopSignal:
-    """SIGTERM or SIGINT asks the run to save and leave behind the step it is in; a second one ends it.
-
-    asked: of this rank; agreed: what all ranks have made of it.
-    """
-
-    def __init__(self):
-        self.asked = self.agreed = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number, frame) -> None:
-        self.asked = True
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 if __name__ == "__main__":

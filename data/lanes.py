@@ -21,6 +21,7 @@ from data.samples import Sample, SampleEncoder
 
 logger = logging.getLogger(__name__)
 _PATIENCE = 50  # bad or filtered rows after which a lane tells of them although it has no row to give
+_LATEST_RATE = 0.5
 _ALL_FILTERED = 100_000  # rows in succession below the minimum ratings, after which a lane gives up
 
 
@@ -91,7 +92,10 @@ class Lane:
 
     def _take(self) -> bool:
         """Read one row into the buffer, or drop it; False at the end."""
-        mixed = self.reader.next()
+        try:
+            mixed = self.reader.next()
+        except OSError as error:
+            raise DatasetError(f"the data can be read no longer: {error}") from error
         if mixed is None:
             return False
         self._read += 1
@@ -177,11 +181,14 @@ class Lane:
 
 @dataclass
 class DropCount:
-    """Rows read and left out so far, and the rate at which that stops a run.
+    """Rows read and left out so far, and the rates at which that stops a run.
+
+    Late in a long run, `max_rate` of all its rows may be more than there are in a dataset whose pictures have
+    gone. So it also stops where half of the latest rows are bad.
 
     Args:
         max_rate: of all rows read.
-        after: rows that must have been read before the rate counts.
+        after: rows that must have been read before the rate counts, and the least that are "the latest".
     """
 
     max_rate: float = 0.05
@@ -189,6 +196,7 @@ class DropCount:
     read: int = 0
     filtered: int = 0
     dropped: Counter = field(default_factory=Counter)
+    _latest: tuple[int, int] = (0, 0)  # rows used, and left out
 
     def add(self, produced: Produced) -> None:
         """Count and log what a lane tells.
@@ -214,12 +222,19 @@ class DropCount:
         used = self.read - self.filtered
         total = self.dropped.total()
         if produced.dropped and used >= self.after and (total > self.max_rate * used or total == used):
-            last = produced.dropped[-1]
-            raise DatasetError(
-                f"{total} of {used} rows cannot be used ({self.summary()}), more than "
-                f"{self.max_rate:.1%}; the last is {last.dataset}, row {last.number}: {last.message}; "
-                "correct the data or raise max_drop_rate"
-            )
+            self._stop(f"{total} of {used}", self.max_rate, produced.dropped[-1])
+        now = (produced.read - produced.filtered, len(produced.dropped))
+        used, total = (was + more for was, more in zip(self._latest, now))
+        most = max(self.max_rate, _LATEST_RATE)
+        if produced.dropped and used >= self.after and total > most * used:
+            self._stop(f"{total} of the latest {used}", most, produced.dropped[-1])
+        self._latest = (used, total) if used < self.after else (used // 2, total // 2)
+
+    def _stop(self, share: str, rate: float, last: Dropped) -> None:
+        raise DatasetError(
+            f"{share} rows cannot be used ({self.summary()}), more than {rate:.1%}; the last is "
+            f"{last.dataset}, row {last.number}: {last.message}; correct the data or raise max_drop_rate"
+        )
 
     def summary(self) -> str:
         return ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ from data.lanes import DropCount, Lane, Produced
 from data.packing import Batch, PackedRow, collate
 from data.processor import Processor
 from data.samples import SampleEncoder
-from data.workers import outlive_the_signal
+from data.workers import outliving_signals
 
 _LANES = 16  # at least so many, so that as many workers can help, however small the batch
 
@@ -126,6 +127,7 @@ class Loader:
         self.drops = DropCount(config.max_drop_rate, config.drop_rate_after)
         self._states: dict[int, dict[str, Any]] = {}
         self._ended: set[int] = set()
+        self._before = self._place()  # where the step began whose batches are being made, or were last
 
     # ------------------------------------------------------------------------------------------ batches
     def __iter__(self) -> Iterator[Batch]:
@@ -138,6 +140,8 @@ class Loader:
         produced, micro = self._producers(), self.config.micro_batch_size
         blank = 0  # batches of padding alone that are given only if a row follows, or to complete a step
         while True:
+            if self.rows % self.rows_per_step == 0 and not blank:
+                self._before = self._place()
             start = self.rows + blank * micro
             turns = [self.lanes[(start + i) % len(self.lanes)] for i in range(micro)]
             rows = [self._next_row(lane, produced) for lane in turns]
@@ -159,6 +163,15 @@ class Loader:
         """A step of nothing but padding, for a rank whose data have ended before the others'."""
         micro = self.config.micro_batch_size
         return [self._batch([None] * micro) for _ in range(self.rows_per_step // micro)]
+
+    def step_back(self) -> None:
+        """Stand where the last step began, as if nothing of it had been read; the iteration it came from is
+        at its end. For all ranks, where one of them could not complete it."""
+        self.rows, states, ended, drops = self._before
+        self._states, self._ended, self.drops = dict(states), set(ended), deepcopy(drops)
+
+    def _place(self) -> tuple[int, dict[int, dict[str, Any]], set[int], DropCount]:
+        return self.rows, dict(self._states), set(self._ended), deepcopy(self.drops)
 
     def _batch(self, rows: Sequence[PackedRow | None]) -> Batch:
         self.rows += len(rows)
@@ -198,7 +211,7 @@ class Loader:
                     batch_size=None,
                     num_workers=1,
                     prefetch_factor=self.config.prefetch,
-                    worker_init_fn=outlive_the_signal,
+                    worker_init_fn=outliving_signals(),
                 )
             )
             producers |= dict.fromkeys(share, one)

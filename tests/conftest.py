@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 import generate
 from benchmarks import workers
@@ -13,6 +15,12 @@ from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import embedded, picture
 from tests.tiny import randomize
+
+
+def pytest_configure():
+    """One thread: tests fork, and what is forked from a process whose OpenMP has threads may hang."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -72,7 +72,7 @@ def test_a_dataset_by_its_hub_id(base, tmp_path):
     data += [{"path": "owner/rows", "name": "streamed", "streaming": True, "weight": 12}]
     with HubServer({"datasets/owner/rows": repo}) as hub:
         env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
-        env |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        env |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0"}
         done = subprocess.run(
             [sys.executable, "train.py", *settings(base, tmp_path / "run", data=data)],
             cwd=ROOT,

@@ -21,7 +21,7 @@ from data.processor import Processor, make_processor
 from data.shapes import ask, sample_questions, sample_scene
 from data.shapes_stream import ChatPieces, ShapesStream, ShapesStreamConfig
 from data.tokenizer import build_tokenizer
-from data.workers import outlive_the_signal
+from data.workers import outliving_signals
 from models.checkpoints.locate import snapshot
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
@@ -220,7 +220,7 @@ class PictureWorldTask:
             batch_size=None,
             num_workers=workers,
             prefetch_factor=4 if workers else None,
-            worker_init_fn=outlive_the_signal,
+            worker_init_fn=outliving_signals(),
         )
         for number, drawn in enumerate(loader, self.stream.start_batch):
             batch = Batch(drawn)
@@ -230,6 +230,9 @@ class PictureWorldTask:
 
     def padding(self) -> list[Batch]:
         raise AssertionError("drawn pictures never end")
+
+    def step_back(self) -> None:
+        raise AssertionError("nothing keeps pictures from being drawn")
 
     def count(self, batches: list[Batch]) -> float:
         return float(len(batches))

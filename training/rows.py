@@ -118,6 +118,9 @@ class RowsTask:
     def padding(self) -> list[Batch]:
         return self.loader.padding_step()
 
+    def step_back(self) -> None:
+        self.loader.step_back()
+
     def count(self, batches: list[Batch]) -> float:
         return float(sum(batch.num_labels for batch in batches))
 

@@ -15,8 +15,9 @@ from huggingface_hub.errors import NotASafetensorsRepoError, OfflineModeIsEnable
 from huggingface_hub.hf_api import RepoFile
 
 from models.checkpoints.errors import CheckpointError
+from models.checkpoints.hub import HUB_ERRORS, hub_sentence
 from models.checkpoints.load import stored_entries
-from models.checkpoints.locate import HUB_ERRORS, PROCESSOR_FILES, CheckpointFiles, hub_sentence
+from models.checkpoints.locate import PROCESSOR_FILES, CheckpointFiles
 
 _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}  # one for all others
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}

@@ -16,19 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from huggingface_hub import constants, hf_hub_download, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.utils import httpx
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from models.checkpoints.errors import CheckpointError, some
+from models.checkpoints.hub import HUB_ERRORS, fetched, hub_sentence
 from models.checkpoints.strict_json import MAX_INDEX, read_json
 
 # What a processor, a tokenizer and a chat template may consist of, today's files and older ones.
@@ -154,7 +145,8 @@ def snapshot(
         return folder
     began = time.time()
     try:
-        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=list(patterns)))
+        wanted = {"revision": revision, "allow_patterns": list(patterns)}
+        folder = Path(fetched(snapshot_download, str(source), **wanted))
         for path in folder.iterdir():
             _check_download(path, began, str(source))
         return folder
@@ -253,7 +245,7 @@ class _Hub:
                 return None
         began = time.time()
         try:
-            path = Path(hf_hub_download(self.repo, name, revision=self.commit or self.revision))
+            path = Path(fetched(hf_hub_download, self.repo, name, revision=self.commit or self.revision))
             _check_download(path, began, self.repo)
         except LocalEntryNotFoundError as error:
             if self.commit is not None and constants.HF_HUB_OFFLINE:
@@ -285,37 +277,6 @@ class _Cache:
             return self.file(WEIGHTS) is not None
         shards = read_json(index).get("weight_map")
         return isinstance(shards, dict) and all(self.file(str(name)) for name in shards.values())
-
-
-# OSError covers the client's own HTTP errors, its offline mode, and a full disk. Where a connection fails
-# while it uploads, what its HTTP library raises comes through.
-HUB_ERRORS = (OSError, HFValidationError, HfHubHTTPError, EntryNotFoundError, httpx.HTTPError)
-
-
-def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -> str:
-    """What went wrong with the Hub, in one sentence."""
-    if isinstance(error, GatedRepoError):
-        return f"repository {repo} is gated: accept its terms on its page and log in with `hf auth login`"
-    if isinstance(error, RepositoryNotFoundError):
-        return (
-            f"there is no folder {repo} here and no repository {repo} on {constants.ENDPOINT}: check the "
-            f"spelling (a private one needs `hf auth login`)"
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return f"repository {repo} has no revision {revision!r}: expected a branch, a tag or a commit"
-    if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
-        if constants.HF_HUB_OFFLINE:
-            return (
-                f"{what} of {repo} is not in the local cache and HF_HUB_OFFLINE is set: fetch it once with "
-                f"the network on"
-            )
-        return f"{constants.ENDPOINT} cannot be reached for {what} of {repo}, which is not in the local cache"
-    if isinstance(error, EntryNotFoundError):
-        return f"repository {repo} has no {what}"
-    if isinstance(error, HFValidationError):
-        return f"{repo!r} is neither a folder here nor a valid repository id such as owner/name"
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return f"{what} of {repo} failed ({constants.ENDPOINT}): {first_line}"
 
 
 def _weights(fetch: _Folder | _Hub | _Cache) -> tuple[tuple[Path, ...], dict[str, str]]:

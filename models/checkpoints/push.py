@@ -10,7 +10,7 @@ from huggingface_hub import HfApi
 
 from models.checkpoints.card import model_card
 from models.checkpoints.errors import CheckpointError
-from models.checkpoints.locate import HUB_ERRORS, hub_sentence
+from models.checkpoints.hub import HUB_ERRORS, hub_sentence
 from models.checkpoints.save import CARD, MAX_SHARD_BYTES, save
 
 if TYPE_CHECKING:

@@ -1,0 +1,58 @@
+"""The Hub's client: what it raises, as sentences, and a second try where that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from huggingface_hub import constants
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import httpx
+
+# OSError covers the client's own HTTP errors, its offline mode, and a full disk. Where a connection fails
+# while it uploads, what its HTTP library raises comes through.
+HUB_ERRORS = (OSError, HFValidationError, HfHubHTTPError, EntryNotFoundError, httpx.HTTPError)
+
+
+def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -> str:
+    """What went wrong with the Hub, in one sentence."""
+    if isinstance(error, GatedRepoError):
+        return f"repository {repo} is gated: accept its terms on its page and log in with `hf auth login`"
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            f"there is no folder {repo} here and no repository {repo} on {constants.ENDPOINT}: check the "
+            f"spelling (a private one needs `hf auth login`)"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"repository {repo} has no revision {revision!r}: expected a branch, a tag or a commit"
+    if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
+        if constants.HF_HUB_OFFLINE:
+            return (
+                f"{what} of {repo} is not in the local cache and HF_HUB_OFFLINE is set: fetch it once with "
+                f"the network on"
+            )
+        return f"{constants.ENDPOINT} cannot be reached for {what} of {repo}, which is not in the local cache"
+    if isinstance(error, EntryNotFoundError):
+        return f"repository {repo} has no {what}"
+    if isinstance(error, HFValidationError):
+        return f"{repo!r} is neither a folder here nor a valid repository id such as owner/name"
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"{what} of {repo} failed ({constants.ENDPOINT}): {first_line}"
+
+
+def fetched(fetch: Callable[..., str], *what: str, **how: Any) -> str:
+    """What the client's `fetch` gives; tried once more where the Hub had closed a connection that the client
+    kept for later, as it then finds out too late."""
+    try:
+        return fetch(*what, **how)
+    except httpx.RemoteProtocolError:
+        return fetch(*what, **how)

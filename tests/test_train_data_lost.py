@@ -1,0 +1,75 @@
+"""Data that disappear while a run reads them: nothing trained is lost, nothing is skipped."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import train
+from data.lanes import DropCount, Dropped, Produced
+from tests.runs import SETTINGS, curve, flags, start, tiny_checkpoint, write_rows
+from training.state import FOLDER, states
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lost")
+    tiny_checkpoint(folder / "tiny")
+    write_rows(folder / "rows.jsonl")
+    return folder
+
+
+def settings(folder, output: str, **more) -> dict:
+    data = [{"path": str(folder / "rows.jsonl"), "name": "rows"}]
+    made = {"init_from": str(folder / "tiny"), "data": data, "output": str(folder / output), "steps": STEPS}
+    return SETTINGS | made | {"save_every": STEPS} | more
+
+
+@pytest.mark.parametrize("ranks, workers", [(1, 0), (1, 2), (2, 0)])
+def test_a_dataset_that_disappears(folder, capfd, ranks, workers):
+    """The run saves and leaves; the same command goes on, and is as one that was never disturbed."""
+    name, rows, away = f"lost-{ranks}-{workers}", folder / "rows.jsonl", folder / "away.jsonl"
+    processes = start(ranks, **settings(folder, name, workers=workers))
+    lines = folder / name / "metrics.jsonl"
+    while not (lines.exists() and lines.read_bytes().count(b"\n") > 5):
+        time.sleep(0.001)
+        assert all(process.is_alive() for process in processes)
+    rows.rename(away)
+    for process in processes:
+        process.join(120)
+    away.rename(rows)
+    said = capfd.readouterr()
+    assert [process.exitcode for process in processes] == [2] * ranks, said.err
+    assert "Traceback" not in said.err
+    assert "the data can be read no longer: [Errno 2] No such file or directory" in said.err
+    assert "the same command goes on from here" in said.out
+    done = curve(folder / name)[-1][0]
+    (state,) = states(folder / name / FOLDER)
+    assert 5 < done < STEPS and state.name == f"step-{done:08d}"
+    if ranks == 1:
+        train.main(flags(**settings(folder, name, workers=workers)))
+        train.main(flags(**settings(folder, f"{name}-whole")))
+        assert curve(folder / name) == curve(folder / f"{name}-whole")
+
+
+def test_pictures_that_disappear_late_stop_the_run():
+    """Long before they are the twentieth part of all rows of a long run."""
+    counts = DropCount(max_rate=0.05, after=200)
+    for _ in range(2000):
+        counts.add(Produced(None, {}, 50, 0, ()))
+    gone = [Dropped("rows", number, "broken image", "no such file") for number in range(50)]
+    with pytest.raises(ValueError, match=r"\d+ of the latest \d+ rows cannot be used .* more than 50.0%"):
+        for _ in range(10):
+            counts.add(Produced(None, {}, 50, 0, tuple(gone)))
+
+
+def test_as_many_bad_rows_as_are_allowed_do_not_stop_it():
+    for rate, every in ((0.05, 3), (0.9, 45), (1.0, 50)):
+        counts = DropCount(max_rate=rate, after=200)
+        bad = tuple(Dropped("rows", number, "broken image", "") for number in range(every))
+        counts.add(Produced(None, {}, 10_000, 0, ()))
+        for _ in range(50):
+            counts.add(Produced(None, {}, 50 if rate < 1 else 51, 0, bad))
