@@ -1,0 +1,121 @@
+"""A disk that may only be read: said before anything is computed; in mid-run, the run goes on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+
+import pytest
+
+import generate
+from eval.__main__ import main as evaluate
+from models.checkpoints import CheckpointError
+from models.vision_language_model import VisionLanguageModel
+from tests.evaluations import FORK, write_rows
+from tests.runs import SETTINGS, curve, flags, tiny_checkpoint
+from tests.runs import write_rows as write_training_rows
+from training.state import FOLDER, states
+
+_VERSION_3 = 0x20080522  # of capset(2)
+
+
+def without_privileges(work, told) -> None:
+    """Run `work` in this process, which may do no more than its files' modes say, root or not."""
+    header, none = (ctypes.c_uint32 * 2)(_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None, use_errno=True).capset(header, none):
+        raise OSError(ctypes.get_errno(), "capset")
+    sys.stdout = sys.stderr = told.open("w")
+    raise SystemExit(work())
+
+
+def begin(work, told):
+    process = FORK.Process(target=without_privileges, args=(work, told))
+    process.start()
+    return process
+
+
+@pytest.fixture
+def locked(tmp_path):
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o555)
+    yield folder
+    folder.chmod(0o755)
+
+
+def refused(work, told) -> str:
+    """The last line of what a command said that ended with status 2."""
+    process = begin(work, told)
+    process.join(120)
+    said = told.read_text()
+    assert process.exitcode == 2 and "Traceback" not in said, said
+    return said.splitlines()[-1]
+
+
+def test_a_batch_and_an_evaluation(tmp_path, locked):
+    rows = write_rows(tmp_path, 1, 3)
+    batch = ["--batch", str(rows), "--out", str(locked / "out.jsonl"), "--compile", "off"]
+    said = refused(lambda: generate.main(batch), tmp_path / "told")
+    assert said == f"generate.py: error: {locked / 'out.jsonl'}: Permission denied"
+    arguments = ["--data", str(rows), "--output", str(locked / "out"), "--compile", "off"]
+    said = refused(lambda: evaluate(arguments), tmp_path / "told")
+    assert said.startswith("python -m eval: error: ") and "Permission denied" in said and str(locked) in said
+
+
+def training(folder, output, **more) -> list[str]:
+    data = [{"path": str(folder / "rows.jsonl"), "name": "rows"}]
+    made = {"init_from": str(folder / "tiny"), "data": data, "output": str(output)}
+    return flags(**(SETTINGS | made | more))
+
+
+def test_a_run_that_cannot_begin(tmp_path, locked):
+    import train
+
+    tiny_checkpoint(tmp_path / "tiny")
+    write_training_rows(tmp_path / "rows.jsonl")
+    said = refused(lambda: train.main(training(tmp_path, locked / "run", steps=2)), tmp_path / "told")
+    assert said.startswith("train.py: error: ") and "Permission denied" in said and str(locked) in said
+
+
+def test_a_disk_that_becomes_so_in_mid_run(tmp_path):
+    """It is said, what was saved is kept, and a later start goes on from it."""
+    import train
+
+    tiny_checkpoint(tmp_path / "tiny")
+    write_training_rows(tmp_path / "rows.jsonl")
+    output, steps = tmp_path / "run", {"steps": 40, "save_every": 4}
+    process = begin(lambda: train.main(training(tmp_path, output, **steps)), tmp_path / "told")
+    while not states(output / FOLDER):
+        time.sleep(0.001)
+        assert process.is_alive()
+    folders = [tmp_path, output, output / FOLDER]
+    for folder in folders:
+        os.chmod(folder, 0o555)
+    process.join(120)
+    for folder in folders:
+        os.chmod(folder, 0o755)
+    said = (tmp_path / "told").read_text()
+    assert process.exitcode == 0 and "Traceback" not in said, said
+    assert "the model could not be saved, the run goes on" in said
+    assert "the training state could not be saved, the one before is kept, the run goes on" in said
+    assert "Permission denied" in said
+    assert states(output / FOLDER) and [row[0] for row in curve(output)] == list(range(1, 41))
+    train.main(training(tmp_path, output, **steps))
+    train.main(training(tmp_path, tmp_path / "whole", **steps))
+    assert curve(output) == curve(tmp_path / "whole")
+
+
+def test_saving_a_model(tmp_path, locked):
+    model = VisionLanguageModel.from_pretrained(tiny_checkpoint(tmp_path / "tiny"))
+
+    def work() -> int:
+        try:
+            model.save_pretrained(locked / "model")
+        except CheckpointError as error:
+            print(error)
+            return 2
+        return 0
+
+    said = refused(work, tmp_path / "told")
+    assert "Permission denied" in said and str(locked) in said and not list(locked.iterdir())
