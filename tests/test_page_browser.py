@@ -277,3 +277,22 @@ def test_it_fits_a_phone(browser, house):
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= 360
     visit.works()
     visit.context.close()
+
+
+@pytest.mark.parametrize("width, method", [(1280, "attention"), (360, "occlusion")])
+def test_where_it_looked(browser, house, width, method):
+    visit = Visit(browser, house.url, width=width)
+    page = visit.page
+    page.get_by_role("tab", name="Where did it look").click()
+    page.get_by_label(method).check()
+    page.click("#look")
+    page.wait_for_selector("#where-sheet img")
+    page.wait_for_function("!document.querySelector('#look').disabled")
+    assert page.locator("#where-answer textarea").input_value() == "blue"
+    field, picture = (page.locator(f"#where-pictures{part}").bounding_box() for part in ("", " img"))
+    sheet, label = (page.locator(f"#where-sheet {part}").first.bounding_box() for part in ("img", "label"))
+    assert picture["y"] + picture["height"] <= field["y"] + field["height"]  # all of it can be seen
+    assert sheet["y"] >= label["y"] + label["height"] - 1  # nothing of the sheet is covered
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert not visit.said
+    visit.context.close()

@@ -68,6 +68,7 @@ class AskTab:
             object_fit="contain",
             buttons=[],
             elem_id="pictures",
+            elem_classes="pictures",
         )
         self.question = gr.Textbox(
             question,

@@ -61,10 +61,11 @@ class WhereTab:
                     sources=["upload", "clipboard"],
                     interactive=True,
                     columns=2,
-                    height=260,
+                    height=300,
                     object_fit="contain",
                     buttons=[],
                     elem_id="where-pictures",
+                    elem_classes="pictures",
                 )
                 self.question = gr.Textbox(
                     question,
