@@ -254,7 +254,7 @@ def test_a_worker_that_fails_raises_here(workers):
 )  # torch's, cleaning up after it
 def test_a_worker_that_dies_raises_here():
     data = Breaks(DATA)
-    one = loader(data, workers=2)
+    one = loader(data, workers=1)
     data.armed = data.deadly = True
     with pytest.raises(RuntimeError, match=r"worker.* exited unexpectedly"):
         list(islice(one, 100))

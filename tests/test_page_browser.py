@@ -10,6 +10,7 @@ import re
 import shutil
 
 import pytest
+from huggingface_hub import constants
 from PIL import Image
 
 import app
@@ -215,7 +216,8 @@ def test_too_large_an_upload_is_told(visit, tmp_path):
     visit.works()
 
 
-def test_an_empty_question_and_an_unknown_model_are_told(visit):
+def test_an_empty_question_and_an_unknown_model_are_told(visit, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # nobody waits for a network
     visit.ask("   ")
     visit.refuses("Type a question")
     field = visit.page.locator("#model input")

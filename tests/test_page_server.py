@@ -11,6 +11,7 @@ import httpx
 import pytest
 import yaml
 from gradio_client import Client, handle_file
+from huggingface_hub import constants
 from PIL import Image
 
 import app
@@ -117,7 +118,8 @@ def test_what_the_server_refuses(page, tmp_path):
     assert ask(client, EXAMPLE, "What colour is the star?")[0][-1] == "blue"
 
 
-def test_a_model_that_does_not_exist_is_told(page):
+def test_a_model_that_does_not_exist_is_told(page, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # nobody waits for a network
     client = Client(page.url, verbose=False)
     chat, _, notice, *_ = client.predict([], "Hello?", "nobody/nothing-here", api_name="/ask")
     assert "nobody/nothing-here" in notice and 'role="alert"' in notice and chat == []
