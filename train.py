@@ -179,12 +179,17 @@ def run(
             metrics.write(trained.row(config, ranks, task) | speed.row(done))
         if done % config.eval_every == 0 or done == task.steps:
             with speed.aside():
-                scores = evaluation.run(wrapped, done)
+                try:
+                    scores = evaluation.run(wrapped, done)
+                except DatasetError as error:  # on all ranks
+                    stop.failed = error
         if done % config.save_every == 0:
             with speed.aside():
                 save(config, ranks, task, average, state, metrics, done, scores)
             saved_at = done
-    if first < done < task.steps and not stop.agreed:  # the data have ended, as is known only now
+        if stop.failed is not None:
+            break
+    if first < done < task.steps and not (stop.agreed or stop.failed):  # the data have ended
         if done % config.log_every:
             metrics.write(trained.row(config, ranks, task) | speed.row(done))
         if done % config.eval_every:
@@ -194,7 +199,7 @@ def run(
     if (problem := state.wait()) is not None:
         metrics.say(f"the training state could not be saved: {problem}")
     if stop.failed is not None:
-        if done > first:
+        if done > first and any(path.name == f"step-{done:08d}" for path in states(state.folder)):
             metrics.say(f"step {done}: the data cannot be gone on with; the same command goes on from here")
         raise stop.failed
     if config.push_to_hub and not (stop.asked or stop.agreed) and ranks.is_first:
@@ -225,12 +230,10 @@ def agreed_steps(
         count = task.count(batches) if batches is not None else 0.0
         count, having, failing = ranks.sum(count, batches is not None, failed is not None)
         if failing:
-            task.step_back()
+            if failed or batches is not None:  # else this rank's data have ended before
+                task.step_back()
             why = next(filter(None, ranks.gather(str(failed or ""))))
-            stop.agreed, stop.failed = (
-                True,
-                failed or LostRankError(f"another rank's data failed: {why}"),
-            )
+            stop.failed = failed or LostRankError(f"another rank's data failed: {why}")
             return
         if not having:
             if step == 0:

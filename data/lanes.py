@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,6 @@ from data.samples import Sample, SampleEncoder
 
 logger = logging.getLogger(__name__)
 _PATIENCE = 50  # bad or filtered rows after which a lane tells of them although it has no row to give
-_LATEST_RATE = 0.5
 _ALL_FILTERED = 100_000  # rows in succession below the minimum ratings, after which a lane gives up
 
 
@@ -45,6 +45,19 @@ class Produced:
     filtered: int  # of these, below the minimum ratings
     dropped: tuple[Dropped, ...]
     ended: bool = False
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Inside, files, networks and libraries may raise anything."""
+    try:
+        yield
+    except DatasetError:
+        raise
+    except OSError as error:
+        raise DatasetError(f"the data can be read no longer: {error}") from error
+    except Exception as error:
+        raise DatasetError(f"the data can be read no longer: {type(error).__name__}: {error}") from error
 
 
 class Lane:
@@ -74,7 +87,9 @@ class Lane:
         if state is not None:
             reader.restore(state["reader"])
             places = [(source, place) for source, *place in state["waiting"]]
-            for mixed in reader.again(places):
+            with _reading():
+                again = reader.again(places)
+            for mixed in again:
                 self._wait(mixed, self._sample_again(mixed))
 
     def __iter__(self) -> Iterator[Produced]:
@@ -92,10 +107,8 @@ class Lane:
 
     def _take(self) -> bool:
         """Read one row into the buffer, or drop it; False at the end."""
-        try:
+        with _reading():
             mixed = self.reader.next()
-        except OSError as error:
-            raise DatasetError(f"the data can be read no longer: {error}") from error
         if mixed is None:
             return False
         self._read += 1
@@ -184,7 +197,7 @@ class DropCount:
     """Rows read and left out so far, and the rates at which that stops a run.
 
     Late in a long run, `max_rate` of all its rows may be more than there are in a dataset whose pictures have
-    gone. So it also stops where half of the latest rows are bad.
+    gone. So it also stops where fewer of the latest rows are good than a quarter of what should be.
 
     Args:
         max_rate: of all rows read.
@@ -225,10 +238,11 @@ class DropCount:
             self._stop(f"{total} of {used}", self.max_rate, produced.dropped[-1])
         now = (produced.read - produced.filtered, len(produced.dropped))
         used, total = (was + more for was, more in zip(self._latest, now))
-        most = max(self.max_rate, _LATEST_RATE)
-        if produced.dropped and used >= self.after and total > most * used:
+        most = 1 - (1 - self.max_rate) / 4
+        window = self.after * (1 if self.max_rate <= 0.5 else 5)  # chance alone must not stop a run
+        if produced.dropped and used >= window and total > most * used:
             self._stop(f"{total} of the latest {used}", most, produced.dropped[-1])
-        self._latest = (used, total) if used < self.after else (used // 2, total // 2)
+        self._latest = (used, total) if used < window else (used // 2, total // 2)
 
     def _stop(self, share: str, rate: float, last: Dropped) -> None:
         raise DatasetError(

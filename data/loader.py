@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -95,8 +95,23 @@ class LoaderConfig:
         return self.lanes or self.batch_size * math.ceil(_LANES / self.batch_size)
 
 
+@dataclass
+class Place:
+    """Where a loader stands: rows handed out on its rank, padding included; and, of the lanes, their states,
+    which have ended, and what was left out. Never changed once it is a loader's: a copy is."""
+
+    rows: int
+    states: dict[int, dict[str, Any]]
+    ended: set[int]
+    drops: DropCount
+
+    def copy(self) -> Place:
+        return Place(self.rows, dict(self.states), set(self.ended), deepcopy(self.drops))
+
+
 class Loader:
-    """Iterate for `Batch`; each iteration goes on where the last batch left off.
+    """Iterate for `Batch`; each iteration goes on where the last batch left off, at `place`, which may be set
+    to one that it had before.
 
     Args:
         rank, world_size: of this process; each rank is given its own rows of each step.
@@ -123,11 +138,7 @@ class Loader:
         self.rank, self.world_size, self.rows_per_step = rank, world_size, per_rank
         # Ascending, they are visited in the order in which this rank's rows are numbered.
         self.lanes = [n for n in range(config.num_lanes) if n % config.batch_size // per_rank == rank]
-        self.rows = 0  # handed out on this rank, padding rows included
-        self.drops = DropCount(config.max_drop_rate, config.drop_rate_after)
-        self._states: dict[int, dict[str, Any]] = {}
-        self._ended: set[int] = set()
-        self._before = self._place()  # where the step began whose batches are being made, or were last
+        self.place = Place(0, {}, set(), DropCount(config.max_drop_rate, config.drop_rate_after))
 
     # ------------------------------------------------------------------------------------------ batches
     def __iter__(self) -> Iterator[Batch]:
@@ -138,25 +149,24 @@ class Loader:
             DatasetError: too many bad rows; on a single rank also none that is good.
         """
         produced, micro = self._producers(), self.config.micro_batch_size
-        blank = 0  # batches of padding alone that are given only if a row follows, or to complete a step
-        while True:
-            if self.rows % self.rows_per_step == 0 and not blank:
-                self._before = self._place()
-            start = self.rows + blank * micro
-            turns = [self.lanes[(start + i) % len(self.lanes)] for i in range(micro)]
-            rows = [self._next_row(lane, produced) for lane in turns]
+        ahead, blank = self.place.copy(), list[Place]()  # blank: batches of padding alone, which are given
+        while True:  # only if a row follows, or to complete a step
+            turns = [self.lanes[(ahead.rows + i) % len(self.lanes)] for i in range(micro)]
+            rows = [self._next_row(lane, ahead, produced) for lane in turns]
+            ahead.rows += micro
             if any(rows):
-                for _ in range(blank):
-                    yield self._batch([None] * micro)
-                blank = 0
-                yield self._batch(rows)
-            elif len(self._ended) < len(self.lanes):
-                blank += 1
+                for place in blank:
+                    yield self._batch([None] * micro, place)
+                blank = []
+                yield self._batch(rows, ahead.copy())
+            elif len(ahead.ended) < len(self.lanes):
+                blank.append(ahead.copy())
             else:
                 break
-        if self.rows == 0 and self.world_size == 1:  # of several ranks, another may have some
-            raise DatasetError(f"no row can be trained on: {self.drops.summary() or 'none was read'}")
-        while self.rows % self.rows_per_step:
+        self.place = replace(ahead, rows=self.place.rows)
+        if self.place.rows == 0 and self.world_size == 1:  # of several ranks, another may have some
+            raise DatasetError(f"no row can be trained on: {ahead.drops.summary() or 'none was read'}")
+        while self.place.rows % self.rows_per_step:
             yield self._batch([None] * micro)
 
     def padding_step(self) -> list[Batch]:
@@ -164,37 +174,31 @@ class Loader:
         micro = self.config.micro_batch_size
         return [self._batch([None] * micro) for _ in range(self.rows_per_step // micro)]
 
-    def step_back(self) -> None:
-        """Stand where the last step began, as if nothing of it had been read; the iteration it came from is
-        at its end. For all ranks, where one of them could not complete it."""
-        self.rows, states, ended, drops = self._before
-        self._states, self._ended, self.drops = dict(states), set(ended), deepcopy(drops)
-
-    def _place(self) -> tuple[int, dict[int, dict[str, Any]], set[int], DropCount]:
-        return self.rows, dict(self._states), set(self._ended), deepcopy(self.drops)
-
-    def _batch(self, rows: Sequence[PackedRow | None]) -> Batch:
-        self.rows += len(rows)
+    def _batch(self, rows: Sequence[PackedRow | None], place: Place | None = None) -> Batch:
+        """Hand rows out: from now on this loader stands behind them, at `place`."""
+        self.place = place or replace(self.place, rows=self.place.rows + len(rows))
         length = self.config.sequence_length if self.config.packing else None
         return collate(rows, self.processor.pad_token_id, length)
 
-    def _next_row(self, lane: int, produced: Mapping[int, Iterator[Produced | Failure]]) -> PackedRow | None:
+    def _next_row(
+        self, lane: int, ahead: Place, produced: Mapping[int, Iterator[Produced | Failure]]
+    ) -> PackedRow | None:
         """A lane's next row, None once it has ended; what it tells of bad rows is counted."""
-        while lane not in self._ended:
+        while lane not in ahead.ended:
             item = next(produced[lane])
             if isinstance(item, Failure):
                 raise DatasetError(item.message)
-            self._states[lane] = item.state
-            self.drops.add(item)
+            ahead.states[lane] = item.state
+            ahead.drops.add(item)
             if item.ended:
-                self._ended.add(lane)
+                ahead.ended.add(lane)
             elif item.row is not None:
                 return item.row
         return None
 
     def _producers(self) -> dict[int, Iterator[Produced | Failure]]:
         """What gives each lane's rows: the lane itself, or the worker process that it shares."""
-        active = [lane for lane in self.lanes if lane not in self._ended]
+        active = [lane for lane in self.lanes if lane not in self.place.ended]
         if not self.config.workers:
             return {lane: iter(self._lane(lane)) for lane in active}
         producers: dict[int, Iterator[Produced | Failure]] = {}
@@ -202,7 +206,7 @@ class Loader:
             # One loader for each worker: a loader of several would deal its turns out evenly, whatever the
             # number of lanes. A worker visits its lanes in the order in which their rows are wanted.
             share = active[worker :: self.config.workers]
-            at = self.lanes[self.rows % len(self.lanes)]
+            at = self.lanes[self.place.rows % len(self.lanes)]
             share = [lane for lane in share if lane >= at] + [lane for lane in share if lane < at]
             lanes = _WorkerLanes({lane: self._lane_arguments(lane) for lane in share})
             one = iter(
@@ -221,7 +225,7 @@ class Loader:
         return _open_lane(*self._lane_arguments(lane))
 
     def _lane_arguments(self, lane: int) -> tuple:
-        return lane, self.mixture, self.processor, self.config, self._states.get(lane)
+        return lane, self.mixture, self.processor, self.config, self.place.states.get(lane)
 
     # -------------------------------------------------------------------------------------------- state
     def state_dict(self) -> dict[str, Any]:
@@ -230,19 +234,20 @@ class Loader:
         Raises:
             RuntimeError: in the middle of a step.
         """
-        if self.rows % self.rows_per_step:
+        place = self.place
+        if place.rows % self.rows_per_step:
             raise RuntimeError(
                 f"the data can be saved between steps, of {self.rows_per_step} rows on this rank; "
-                f"got {self.rows} rows"
+                f"got {place.rows} rows"
             )
         return {
             "order": self._order(),
-            "rows": self.rows * self.world_size,
-            "lanes": {str(lane): state for lane, state in self._states.items()},
-            "ended": sorted(self._ended),
-            "read": self.drops.read,
-            "filtered": self.drops.filtered,
-            "dropped": dict(self.drops.dropped),
+            "rows": place.rows * self.world_size,
+            "lanes": {str(lane): state for lane, state in place.states.items()},
+            "ended": sorted(place.ended),
+            "read": place.drops.read,
+            "filtered": place.drops.filtered,
+            "dropped": dict(place.drops.dropped),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -265,14 +270,13 @@ class Loader:
             raise DatasetError(
                 f"the state lacks lane {missing[0]}: it is of one rank only; merge those of all ranks"
             )
-        self.rows = state["rows"] // self.world_size
-        self._states = {n: state["lanes"][str(n)] for n in self.lanes if str(n) in state["lanes"]}
-        self._ended = set(self.lanes) & set(state["ended"])
-        # The first rank counts on for all that were there before.
-        first = self.rank == 0
-        self.drops.read = state["read"] if first else 0
-        self.drops.filtered = state["filtered"] if first else 0
-        self.drops.dropped = Counter(state["dropped"] if first else {})
+        states = {n: state["lanes"][str(n)] for n in self.lanes if str(n) in state["lanes"]}
+        drops = DropCount(self.config.max_drop_rate, self.config.drop_rate_after)
+        if self.rank == 0:  # the first rank counts on for all that were there before
+            drops.read, drops.filtered = state["read"], state["filtered"]
+            drops.dropped = Counter(state["dropped"])
+        rows, ended = state["rows"] // self.world_size, set(self.lanes) & set(state["ended"])
+        self.place = Place(rows, states, ended, drops)
 
     def _order(self) -> dict[str, Any]:
         """Everything that decides which rows come when."""

@@ -124,8 +124,34 @@ def test_a_resumed_epoch_ends_with_none_lost_or_doubled():
         (second,) = ranks(data, 1, state, epochs=2, shuffle_buffer=3)
         seen = [sample for step in done for row in step for sample in row] + flat(second)
         assert len(seen) == 80 and set(Counter(seen).values()) == {2}
-        assert second.drops.read == 80
+        assert second.place.drops.read == 80
         assert list(second) == []
+
+
+@pytest.mark.parametrize(
+    "config", [{"batch_size": 1}, {"batch_size": 2}, {"batch_size": 2, "packing": False}]
+)
+def test_an_epoch_may_be_left_behind_any_step(config):
+    """Towards its end, too, where lanes have ended and whole batches are padding."""
+    data = mixture(rows(45))
+    whole = steps(ranks(data, 1, epochs=1, **config), 100)
+    assert len(whole) >= 10 and any(not any(step) for step in whole) == config.get("packing", True)
+    for stop in range(1, len(whole)):
+        first = ranks(data, 1, epochs=1, **config)
+        done = steps(first, stop)
+        rest = steps(ranks(data, 1, first[0].state_dict(), epochs=1, **config), 100)
+        assert done + rest == whole, stop
+
+
+def test_a_place_may_be_returned_to():
+    (one,) = ranks(mixture(rows(45)), 1, epochs=1)
+    whole, places = [], [one.place]
+    for batch in one:
+        whole.append(batch.sample_ids)
+        places.append(one.place)
+    for number, place in enumerate(places):
+        one.place = place
+        assert [batch.sample_ids for batch in one] == whole[number:], number
 
 
 def test_states_that_do_not_fit():
@@ -193,8 +219,8 @@ def test_bad_rows_are_left_out_counted_and_logged(workers, caplog):
     one = loader(data, epochs=2, max_tiles=4, workers=workers)
     assert sorted(flat(one)) == sorted([("toy", i) for i in range(60)] * 2)
     expected = Counter(reason.strip() for reason in BAD)
-    assert one.drops.dropped == Counter({reason: 2 * count for reason, count in expected.items()})
-    assert one.drops.read == 132
+    assert one.place.drops.dropped == Counter({reason: 2 * count for reason, count in expected.items()})
+    assert one.place.drops.read == 132
     assert "toy, row 62 left out, empty text" in caplog.text
 
 
@@ -224,7 +250,7 @@ def test_rows_below_the_ratings_are_no_bad_rows():
     data = [GOOD | {"score": i % 2} for i in range(40)]
     one = loader(mixture(data, min_ratings={"score": 1}), epochs=1)
     assert sorted(i for _, i in flat(one)) == list(range(1, 40, 2))
-    assert (one.drops.filtered, one.drops.dropped.total()) == (20, 0)
+    assert (one.place.drops.filtered, one.place.drops.dropped.total()) == (20, 0)
 
 
 class Breaks(list):
@@ -245,7 +271,7 @@ def test_a_worker_that_fails_raises_here(workers):
     data = Breaks(DATA)
     one = loader(data, workers=workers)
     data.armed = True
-    with pytest.raises(ZeroDivisionError, match="row 30 is not there"):
+    with pytest.raises(DatasetError, match="read no longer: ZeroDivisionError: row 30 is not there"):
         list(islice(one, 100))
 
 

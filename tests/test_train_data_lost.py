@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
@@ -55,21 +56,44 @@ def test_a_dataset_that_disappears(folder, capfd, ranks, workers):
         assert curve(folder / name) == curve(folder / f"{name}-whole")
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_held_out_data_that_disappear(folder, capfd, ranks):
+    """Found out when they are looked at: what was trained is saved."""
+    name, held, away = f"held-{ranks}", folder / "held.jsonl", folder / "held-away.jsonl"
+    write_rows(held, 8)
+    more = {"eval_data": [{"path": str(held), "name": "held"}], "eval_pictures": 8, "eval_every": 10}
+    processes = start(ranks, **settings(folder, name, **more))
+    lines = folder / name / "metrics.jsonl"
+    while not (lines.exists() and b"eval_loss" in lines.read_bytes()):
+        time.sleep(0.001)
+        assert all(process.is_alive() for process in processes)
+    held.rename(away)
+    for process in processes:
+        process.join(120)
+    said = capfd.readouterr()
+    assert [process.exitcode for process in processes] == [2] * ranks, said.err
+    assert "Traceback" not in said.err and "the data can be read no longer" in said.err
+    done = curve(folder / name)[-1][0]
+    (state,) = states(folder / name / FOLDER)
+    assert done % 10 == 0 and state.name == f"step-{done:08d}"
+
+
 def test_pictures_that_disappear_late_stop_the_run():
     """Long before they are the twentieth part of all rows of a long run."""
     counts = DropCount(max_rate=0.05, after=200)
     for _ in range(2000):
         counts.add(Produced(None, {}, 50, 0, ()))
     gone = [Dropped("rows", number, "broken image", "no such file") for number in range(50)]
-    with pytest.raises(ValueError, match=r"\d+ of the latest \d+ rows cannot be used .* more than 50.0%"):
+    with pytest.raises(ValueError, match=r"\d+ of the latest \d+ rows cannot be used .* more than 76.2%"):
         for _ in range(10):
             counts.add(Produced(None, {}, 50, 0, tuple(gone)))
 
 
 def test_as_many_bad_rows_as_are_allowed_do_not_stop_it():
-    for rate, every in ((0.05, 3), (0.9, 45), (1.0, 50)):
+    """By chance, there are more of them in some places than in others."""
+    rng, bad = random.Random(0), Dropped("rows", 0, "broken image", "")
+    for rate in (0.05, 0.5, 0.9, 0.95):
         counts = DropCount(max_rate=rate, after=200)
-        bad = tuple(Dropped("rows", number, "broken image", "") for number in range(every))
-        counts.add(Produced(None, {}, 10_000, 0, ()))
-        for _ in range(50):
-            counts.add(Produced(None, {}, 50 if rate < 1 else 51, 0, bad))
+        counts.add(Produced(None, {}, 20_000, 0, ()))  # so that the rate of all stays below
+        for _ in range(2000):
+            counts.add(Produced(None, {}, 50, 0, (bad,) * sum(rng.random() < rate for _ in range(50))))

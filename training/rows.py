@@ -92,6 +92,7 @@ class RowsTask:
             max_drop_rate=config.max_drop_rate,
         )
         self.loader = Loader(self.mixture, self.processor, self.loader_config, ranks.rank, ranks.world_size)
+        self._before = self.loader.place  # where the latest step's batches begin
         self.steps = config.steps or self._steps_of_epochs()
         rates = config.rates
         trains = not config.lora_rank and (rates["vision_model"] > 0 or rates["projector"] > 0)
@@ -113,13 +114,18 @@ class RowsTask:
 
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:
-        return grouped(self.loader)
+        groups = grouped(self.loader)
+        while True:
+            self._before = self.loader.place
+            if (group := next(groups, None)) is None:
+                return
+            yield group
 
     def padding(self) -> list[Batch]:
         return self.loader.padding_step()
 
     def step_back(self) -> None:
-        self.loader.step_back()
+        self.loader.place = self._before
 
     def count(self, batches: list[Batch]) -> float:
         return float(sum(batch.num_labels for batch in batches))
@@ -162,7 +168,7 @@ class RowsTask:
         """Mean loss per labelled token of held-out rows, where any are asked for; all ranks take part.
 
         Raises:
-            DatasetError: no held-out row is good.
+            DatasetError: no held-out row is good, or they can be read no longer; on all ranks.
         """
         if self.held_out is None or not self.config.eval_pictures:
             return {}
@@ -171,8 +177,14 @@ class RowsTask:
         loader = Loader(self.held_out, self.processor, config, self.ranks.rank, self.ranks.world_size)
         batches, total, tokens = grouped(loader), 0.0, 0.0
         for _ in range(math.ceil(self.config.eval_pictures / self.config.batch_size)):
-            group = next(batches, None)
-            if not self.ranks.sum(group is not None)[0]:
+            try:
+                group, failed = next(batches, None), None
+            except DatasetError as error:
+                group, failed = None, error
+            having, failing = self.ranks.sum(group is not None, failed is not None)
+            if failing:
+                raise failed or DatasetError("the held-out data of another rank have failed")
+            if not having:
                 break
             for batch in group or loader.padding_step():
                 loss, _ = wrapped(**batch.to(self.model.device))

@@ -48,7 +48,7 @@ class Task(Protocol):
         """A step's micro-batches for a rank whose data have ended before the others'."""
 
     def step_back(self) -> None:
-        """Stand in front of the last step's batches again, or of those that could not be completed."""
+        """Stand in front of the latest batches again, or of those that could not be completed."""
 
     def count(self, batches: list[Batch]) -> float:
         """What the summed loss of these is divided by, together with the other ranks' counts."""
