@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data.chat import ChatEncoder, Message, check_text, read_conversation
 from data.cutting import check_sizes, cut
-from data.errors import ProcessorError, PromptError
+from data.errors import ImageError, ProcessorError, PromptError
 from data.idefics_processing import (
     SMOLVLM_CHAT_TEMPLATE,
     IdeficsPictures,
@@ -198,7 +198,7 @@ class Processor:
         messages = self.pictures.arrange(messages, where)
         sources = [value for message in messages for kind, value in message.parts if kind == "image"]
         names = [_name(source) for source in sources]
-        cut = [self.tile(source) for source in sources]
+        cut = self._tile_all(sources, where)
         prompts = [self.pictures.prompt(one.rows, one.columns, i, len(cut)) for i, one in enumerate(cut)]
         if self.image_token_id is None:  # the features stand in front; the template has no place for them
             prompts = []
@@ -217,6 +217,19 @@ class Processor:
         if isinstance(source, TiledPicture):
             return source
         return cut(self.pictures, load_image(source, self.limits), describe(source), self.limits.max_tiles)
+
+    def _tile_all(self, sources: Sequence[Any], where: str) -> list[TiledPicture]:
+        """`tile` of each; together they may have as many tiles as one picture may."""
+        made, tiles = [], 0
+        for number, source in enumerate(sources, 1):
+            made.append(self.tile(source))
+            tiles += len(made[-1].tiles)
+            if tiles > self.limits.max_tiles:
+                raise ImageError(
+                    f"{where}: expected pictures of at most {self.limits.max_tiles} tiles in all, got more "
+                    f"in the first {number} of {len(sources)}; leave some out or raise ImageLimits.max_tiles"
+                )
+        return made
 
     def _count(self, input_ids: list[int], tiles: Tensor | None, names: list[str], where: str) -> int:
         count = 0 if tiles is None else len(tiles)

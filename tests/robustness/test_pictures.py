@@ -244,6 +244,17 @@ def test_tiles_are_counted_before_they_are_made(monkeypatch):
         strict.tile(picture(30, 30))
 
 
+def test_pictures_of_a_conversation_have_a_limit_together():
+    """They are counted as they are cut: a thousand names of one file fill no memory."""
+    p, opened = embedded(split=True), []
+    strict = Processor(p.pictures, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_tiles=40))
+    assert len(strict.ask([picture(40, 30)] * 2, "what?")["input_ids"]) == 1
+    cut, strict.tile = strict.tile, lambda source: opened.append(source) or cut(source)
+    with pytest.raises(ImageError, match=r"at most 40 tiles in all, got more in the first \d of 1000"):
+        strict.ask([picture(40, 30)] * 1000, "what?")
+    assert len(opened) < 10
+
+
 @pytest.mark.parametrize("size", [0, -1, 10**9, 10**30, 2.5, True, None, "512", [512], float("nan")])
 def test_sizes_of_a_checkpoint_are_bounded(size):
     p = embedded(split=True)
