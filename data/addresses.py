@@ -14,6 +14,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 import urllib.request
 from contextlib import suppress
 from urllib.parse import unquote, urlsplit
@@ -21,6 +22,9 @@ from urllib.parse import unquote, urlsplit
 ALLOW = "OCELLI_ALLOW_PRIVATE_URLS"
 # Addresses that carry one of IPv4 inside (RFC 4291, 6052, 8215, 3056): a translator on the way decides whose.
 _CARRIERS = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16")))
+
+
+MOST_ADDRESSES = 4  # of a host, tried one behind another
 
 
 class PrivateAddressError(OSError):
@@ -53,28 +57,6 @@ def _resolve(host: str, port: int, allow_private: bool) -> list[tuple]:
     return found
 
 
-def connect(host: str, port: int, timeout: float | None, allow_private: bool) -> socket.socket:
-    """A TCP connection to a host, at one of the addresses its name was resolved to, which are all checked.
-
-    Raises:
-        PrivateAddressError: any of them is not public. (All must be: which one is taken is up to chance.)
-        OSError: no such name, no answer.
-    """
-    found = _resolve(host, port, allow_private)
-    failed: OSError | None = None
-    for family, kind, protocol, _, place in found:
-        connection = socket.socket(family, kind, protocol)
-        try:
-            connection.settimeout(timeout)
-            connection.connect(place)
-        except OSError as error:
-            connection.close()
-            failed = error
-        else:
-            return connection
-    raise failed or OSError(f"{host} has no address")
-
-
 class Deadline:
     """Ends connections when a time is over, whatever they are waiting for: a server may send one byte of its
     headers each second, and no wait is ever long.
@@ -83,10 +65,16 @@ class Deadline:
     """
 
     def __init__(self, seconds: float):
+        self._end_at = time.monotonic() + seconds
         self._timer = threading.Timer(seconds, self._end)
         self._timer.daemon = True
         self._watched: list[socket.socket] = []
         self.over = False
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._end_at - time.monotonic()
 
     def watch(self, connection: socket.socket) -> None:
         self._watched.append(connection)
@@ -107,6 +95,33 @@ class Deadline:
         self._timer.cancel()
 
 
+def connect(host: str, port: int, timeout: float, deadline: Deadline, allow_private: bool) -> socket.socket:
+    """A TCP connection to a host, at one of the first of its addresses, which are all checked.
+
+    It is watched by `deadline`, whose time bounds all attempts together; `timeout` is of each.
+
+    Raises:
+        PrivateAddressError: any of them is not public. (All must be: which one is taken is up to chance.)
+        OSError: no such name, no answer.
+    """
+    failed: OSError | None = None
+    for family, kind, protocol, _, place in _resolve(host, port, allow_private)[:MOST_ADDRESSES]:
+        if deadline.left <= 0:
+            raise TimeoutError("timed out")
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(min(timeout, deadline.left))
+            connection.connect(place)
+            connection.settimeout(timeout)
+            deadline.watch(connection)
+        except OSError as error:
+            connection.close()
+            failed = error
+        else:
+            return connection
+    raise failed or OSError(f"{host} has no address")
+
+
 def handlers(allow_private: bool, deadline: Deadline) -> tuple[urllib.request.BaseHandler, ...]:
     """urllib's handlers of http and https, with connections made by `connect`.
 
@@ -119,16 +134,26 @@ def handlers(allow_private: bool, deadline: Deadline) -> tuple[urllib.request.Ba
     }
 
     class Plain(http.client.HTTPConnection):
+        private_too = allow_private
+
         def connect(self) -> None:
-            self.sock = connect(self.host, self.port, self.timeout, allow_private)
-            deadline.watch(self.sock)
+            self.sock = connect(self.host, self.port, self.timeout, deadline, self.private_too)
 
     class Secure(http.client.HTTPSConnection):
+        private_too = allow_private
+
         def connect(self) -> None:
-            plain = connect(self.host, self.port, self.timeout, allow_private)
-            deadline.watch(plain)
-            self.sock = context.wrap_socket(plain, server_hostname=self.host)
+            self.sock = connect(self.host, self.port, self.timeout, deadline, self.private_too)
+            if self._tunnel_host:  # through a proxy
+                self._tunnel()
+            self.sock = context.wrap_socket(self.sock, server_hostname=self._tunnel_host or self.host)
             deadline.watch(self.sock)
+
+    class ProxiedPlain(Plain):
+        private_too = True  # the proxy itself may be
+
+    class ProxiedSecure(Secure):
+        private_too = True
 
     def by_proxy(request: urllib.request.Request) -> bool:
         if request.host not in proxies:
@@ -140,10 +165,10 @@ def handlers(allow_private: bool, deadline: Deadline) -> tuple[urllib.request.Ba
 
     class PlainHandler(urllib.request.HTTPHandler):
         def http_open(self, request):
-            return self.do_open(http.client.HTTPConnection if by_proxy(request) else Plain, request)
+            return self.do_open(ProxiedPlain if by_proxy(request) else Plain, request)
 
     class SecureHandler(urllib.request.HTTPSHandler):
         def https_open(self, request):
-            return self.do_open(http.client.HTTPSConnection if by_proxy(request) else Secure, request)
+            return self.do_open(ProxiedSecure if by_proxy(request) else Secure, request)
 
     return PlainHandler(), SecureHandler()

@@ -27,6 +27,30 @@ def check_sizes(pictures: Pictures) -> None:
     ):
         if isinstance(got, bool) or not isinstance(got, int) or not 1 <= got <= most:
             raise ProcessorError(f"{what}: expected an integer from 1 to {most}, got {str(got)[:80]}")
+    if not pictures.resizes:
+        raise ProcessorError(
+            "preprocessor_config.json: expected do_resize to be true, got false: pictures of any size would "
+            "be cut as they are; set it to true"
+        )
+
+
+def count_tiles(pictures: Pictures, width: int, height: int, name: str, most: int) -> tuple[int, int, int]:
+    """(tiles, rows, columns) that a picture of this size makes, at most `most` tiles.
+
+    Raises:
+        ImageError: more tiles than that.
+        ProcessorError: the settings make none.
+    """
+    try:
+        count, rows, columns = pictures.grid(width, height)
+    except Exception as error:
+        raise _unusable(name, error) from error
+    if count > most:
+        raise ImageError(
+            f"{name}: expected at most {most} tiles, got {count} of {width} x {height} "
+            "pixels; shrink the picture or raise ImageLimits.max_tiles"
+        )
+    return count, rows, columns
 
 
 def cut(pictures: Pictures, image: Image.Image, name: str, most: int) -> TiledPicture:
@@ -34,27 +58,33 @@ def cut(pictures: Pictures, image: Image.Image, name: str, most: int) -> TiledPi
 
     Raises:
         ImageError: more tiles than that.
-        ProcessorError: the settings make no tiles, or none that the model takes.
+        ProcessorError: the settings make no tiles, another number, or none that the model takes.
     """
+    expected = count_tiles(pictures, *image.size, name, most)
     try:
-        count, _, _ = pictures.grid(*image.size)
-        if count > most:
-            raise ImageError(
-                f"{name}: expected at most {most} tiles, got {count} of {image.width} x {image.height} "
-                "pixels; shrink the picture or raise ImageLimits.max_tiles"
-            )
         tiles, rows, columns = pictures.tiles(image)
     except (ImageError, MemoryError):
         raise
     except Exception as error:  # transformers finds out what settings are worth by failing with them
+        raise _unusable(name, error) from error
+    got = (len(tiles), rows, columns)
+    if got != expected:
         raise ProcessorError(
-            f"{name}: the checkpoint's picture settings cannot be used "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-        ) from error
-    expected = (3, pictures.tile_size, pictures.tile_size)
-    if tuple(tiles.shape[1:]) != expected:
+            f"{name}: the checkpoint's picture settings make (tiles, rows, columns) = {got} of "
+            f"{image.width} x {image.height} pixels, expected {expected}; is its longest side a multiple of "
+            f"its tiles' {pictures.tile_size}?"
+        )
+    shape = (3, pictures.tile_size, pictures.tile_size)
+    if tuple(tiles.shape[1:]) != shape:
         raise ProcessorError(
             f"{name}: the checkpoint's picture settings make tiles of shape {tuple(tiles.shape[1:])}, "
-            f"expected {expected}"
+            f"expected {shape}"
         )
     return TiledPicture(tiles, rows, columns, name)
+
+
+def _unusable(name: str, error: Exception) -> ProcessorError:
+    return ProcessorError(
+        f"{name}: the checkpoint's picture settings cannot be used ({type(error).__name__}: "
+        f"{' '.join(str(error).split())[:200]})"
+    )

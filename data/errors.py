@@ -5,27 +5,37 @@ from __future__ import annotations
 _LONGEST = 2000  # characters of a sentence that quotes a file
 
 
-class ImageError(ValueError):
+class OneSentence(ValueError):
+    """One line of printable characters and of bounded length, whatever it quotes."""
+
+    def __init__(self, message: object):
+        shown = str(message)
+        shown = shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "…"
+        shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+        super().__init__(shown if len(shown) <= _LONGEST + 1 else shown[:_LONGEST] + "…")
+
+
+class ImageError(OneSentence):
     """A picture that cannot be used."""
 
 
-class PromptError(ValueError):
+class FetchError(OneSentence):
+    """Why a download was refused or failed, without the URL (the caller names it)."""
+
+
+class PromptError(OneSentence):
     """A conversation that cannot be used."""
 
 
-class ProcessorError(ValueError):
+class ProcessorError(OneSentence):
     """A folder whose processor cannot be opened, or does not fit its model."""
 
 
-class DatasetError(ValueError):
-    """A dataset that cannot be opened, or that a run cannot go on with; one line, whatever its names hold."""
-
-    def __init__(self, message: str):
-        shown = message if len(message) <= _LONGEST else message[:_LONGEST] + "…"
-        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown))
+class DatasetError(OneSentence):
+    """A dataset that cannot be opened, or that a run cannot go on with."""
 
 
-class BadRow(ValueError):
+class BadRow(OneSentence):
     """A row that cannot be trained on and is left out whole; `reason` is what such rows are counted under."""
 
     def __init__(self, reason: str, message: str):

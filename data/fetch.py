@@ -9,14 +9,11 @@ import urllib.request
 from urllib.parse import quote, urlsplit
 
 from data.addresses import Deadline, PrivateAddressError, handlers, private_allowed
+from data.errors import FetchError
 
 _CHUNK = 64 * 1024
 _MAX_REDIRECTS = 5
 _URL_CHARACTERS = "%/:?#[]@!$&'()*+,;=~"  # all others, such as spaces and accents, are escaped
-
-
-class FetchError(ValueError):
-    """Why a download was refused or failed, without the URL (the caller names it)."""
 
 
 class _HttpRedirects(urllib.request.HTTPRedirectHandler):
@@ -58,7 +55,7 @@ def fetch(url: str, max_bytes: int, timeout: float, allow_private: bool = False)
     with Deadline(2 * timeout) as deadline:
         try:
             opener = _opener(allow_private or private_allowed(), deadline)
-            expected = _read(opener, url, body, max_bytes, timeout)
+            expected = _read(opener, url, body, max_bytes, timeout, deadline)
         except (OSError, ValueError, http.client.HTTPException) as error:
             # What a connection that was ended says of it is chance.
             raise (_too_slow(timeout, body) if deadline.over else _told(error)) from error
@@ -69,13 +66,13 @@ def fetch(url: str, max_bytes: int, timeout: float, allow_private: bool = False)
     return bytes(body)
 
 
-def _read(opener, url: str, body: bytearray, max_bytes: int, timeout: float) -> str:
-    """Append what comes to `body`; the length that the server announced."""
+def _read(opener, url: str, body: bytearray, max_bytes: int, timeout: float, deadline: Deadline) -> str:
+    """Append what comes to `body`, until it ends or the time is over; the length that was announced."""
     request = urllib.request.Request(
         quote(url, safe=_URL_CHARACTERS), headers={"User-Agent": "ocelli", "Accept": "image/*,*/*;q=0.1"}
     )
     with opener.open(request, timeout=timeout) as response:
-        while chunk := response.read1(_CHUNK):
+        while not deadline.over and (chunk := response.read1(_CHUNK)):
             body += chunk
             if len(body) > max_bytes:
                 raise FetchError(f"expected at most {max_bytes:,} bytes, got more; shrink the picture")

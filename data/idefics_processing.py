@@ -7,12 +7,16 @@ without torchvision and num2words.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from PIL import Image
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import (
+    Idefics3ImageProcessorPil,
+    _resize_output_size_rescale_to_max_len,
+)
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 from data.chat import Message
@@ -43,6 +47,7 @@ class IdeficsPictures:
         self.tokens_per_tile: int = hf_processor.image_seq_len
         self.tile_size: int = hf_processor.image_processor.max_image_size["longest_edge"]
         self.longest_side: int = hf_processor.image_processor.size["longest_edge"]
+        self.resizes = bool(hf_processor.image_processor.do_resize)  # else `grid` is not what `tiles` makes
 
     def arrange(self, messages: list[Message], where: str) -> list[Message]:
         """Pictures stay where the conversation has them."""
@@ -50,8 +55,18 @@ class IdeficsPictures:
 
     def grid(self, width: int, height: int) -> tuple[int, int, int]:
         """What `tiles` makes of a picture of this size: (n, rows, columns)."""
-        count, rows, cols = self.hf_processor.image_processor.get_number_of_image_patches(height, width)
-        return count or 1, rows, cols
+        if not self.hf_processor.image_processor.do_image_splitting:
+            return 1, 0, 0
+        # As `tiles`; transformers' count differs where the longest side is no multiple of the tiles'.
+        height, width = _resize_output_size_rescale_to_max_len(height, width, max_len=self.longest_side)
+        tile, aspect = self.tile_size, width / height
+        if width >= height:
+            cols = math.ceil(width / tile)
+            rows = math.ceil(int(cols * tile / aspect) / tile)
+        else:
+            rows = math.ceil(height / tile)
+            cols = math.ceil(int(rows * tile * aspect) / tile)
+        return (1, 0, 0) if rows <= 1 and cols <= 1 else (rows * cols + 1, rows, cols)
 
     def tiles(self, image: Image.Image) -> tuple[Tensor, int, int]:
         """An RGB picture → tiles (n, 3, M, M) with the whole picture last, and their rows and columns (0, 0

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import os
 import stat
-import struct
 import urllib.parse
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -26,10 +24,10 @@ import torch
 from PIL import Image
 
 from data.errors import ImageError
+from data.exif import orientation
 from data.fetch import FetchError, fetch
 from data.picture_header import check_decoder, one_line, open_header
 
-_ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -90,13 +88,7 @@ def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     if isinstance(source, np.ndarray | torch.Tensor):
         return _array_size(source, name or describe(source))
     image = _header(source, limits, name or describe(source))
-    # Pillow turns TIFFs by itself; and it looks for a PNG's EXIF behind the pixels, decoding them on the way.
-    file = getattr(image, "fp", None)
-    data = file.getvalue() if isinstance(file, io.BytesIO) else b""
-    has_exif = "exif" in image.info or b"eXIf" in data or b"Raw profile type exif" in data
-    upright = image.format == "TIFF" or (image.format == "PNG" and not has_exif)
-    turned = not upright and 5 <= _orientation(image) <= 8
-    return (image.height, image.width) if turned else image.size
+    return (image.height, image.width) if _turned(image) >= 5 else image.size
 
 
 def describe(source: Any) -> str:
@@ -226,22 +218,19 @@ def _header(source: Any, limits: ImageLimits, name: str) -> Image.Image:
 
 def _decode(image: Image.Image, name: str) -> Image.Image:
     """Decode the (first) frame, turn it upright and make it RGB."""
+    turn = _UPRIGHT.get(_turned(image))  # as of the header, so that `image_size` says the same
     try:
         image.load()
     except Exception as error:  # see open_header
         raise ImageError(
             f"{name}: the picture is damaged or cut off ({one_line(error)}); get a whole copy of it"
         ) from error
-    turn = _UPRIGHT.get(_orientation(image))
     return _flatten(image if turn is None else image.transpose(turn), name)
 
 
-def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1..8. Unreadable EXIF counts as none, as it does in every viewer."""
-    try:
-        return int(image.getexif().get(_ORIENTATION_TAG, 1))
-    except (OSError, SyntaxError, ValueError, TypeError, KeyError, IndexError, AttributeError, struct.error):
-        return 1
+def _turned(image: Image.Image) -> int:
+    """EXIF orientation 1..8 of what Pillow gives; it turns TIFFs by itself."""
+    return 1 if image.format == "TIFF" else orientation(image.info)
 
 
 def _flatten(image: Image.Image, name: str) -> Image.Image:

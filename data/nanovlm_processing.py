@@ -46,6 +46,7 @@ class NanoVLMPictures:
     string_content = True
     whole_first = True
     flat = True
+    resizes = True
     hf_processor = None
 
     def __init__(self, config: dict[str, Any], tokenizer: PreTrainedTokenizerBase):

@@ -8,29 +8,24 @@ A few kinds of pictures are even decoded in Python, and a JPEG may tell its pixe
 from __future__ import annotations
 
 import io
-import re
-import struct
 import warnings
-from collections.abc import Iterator
 from itertools import islice
 
 from PIL import Image, UnidentifiedImageError
 
 from data.errors import ImageError
+from data.exif import PIECES, SOS, find_exif, jpeg_markers, without_exif
+from data.tiff_directory import plain_tiff
 
 # Formats that Pillow decodes by itself and recognises by content. Left out on purpose: those that run another
 # program (EPS), and those so loosely marked that a text file can pass for one (TGA).
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000")
 
-READS = 300_000  # pieces that a file is read in; 128 MiB in chunks of 8 kB take 50,000
-STRIPS = 100_000  # of a TIFF
+READS = PIECES  # that a file is read in; 128 MiB in chunks of 8 kB take 50,000
 SCANS = 100  # of a JPEG; a usual progressive one has ten
+SCANNED_PIXELS = 1_200_000_000  # of a JPEG, each as often as it is gone through
 PIXELS_IN_PYTHON = 2_000_000  # one to three seconds of a decoder in Python
-
-_STRIP_TAGS = (273, 279, 324, 325)  # offsets and lengths of strips and tiles
-_MARKER = re.compile(rb"\xff+([^\x00\xff])")
-_WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))  # TEM, RST0 to RST7, SOI
-_SOS, _EOI = 0xDA, 0xD9
+PIXELS_IN_JPEG2000 = 16_000_000  # its decoder takes ten times what others take
 
 
 class _CountedReads(io.BytesIO):
@@ -46,7 +41,7 @@ class _CountedReads(io.BytesIO):
 
 
 def open_header(data: bytes, name: str, max_pixels: int) -> Image.Image:
-    """A picture of which nothing but the header has been read.
+    """A picture of which nothing but the header has been read, with its EXIF, if any, as `info["exif"]`.
 
     Raises:
         ImageError: no picture, or a header that is damaged or takes too long.
@@ -54,10 +49,13 @@ def open_header(data: bytes, name: str, max_pixels: int) -> Image.Image:
     Image.init()  # registers every plugin, once; naming one that is not registered is a KeyError
     formats = [name for name in FORMATS if name in Image.OPEN]
     try:
-        _check_strips(data)
+        readable = without_exif(plain_tiff(data, max_pixels))
         with warnings.catch_warnings():  # of a large picture: our own limit says it, in one sentence
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return Image.open(_CountedReads(data), formats=formats)
+            image = Image.open(_CountedReads(readable), formats=formats)
+        if "exif" not in image.info and (exif := find_exif(data)) is not None:
+            image.info["exif"] = exif
+        return image
     except UnidentifiedImageError as error:
         raise ImageError(
             f"{name}: expected a picture (PNG, JPEG, WebP, GIF, BMP, TIFF, ...), got a file that starts with "
@@ -79,46 +77,20 @@ def check_decoder(image: Image.Image, data: bytes, name: str) -> None:
             f"{name}: expected at most {PIXELS_IN_PYTHON:,} pixels in this rare encoding ({in_python[0]}), "
             f"got {image.width} x {image.height}; save the picture as PNG"
         )
-    if image.format in ("JPEG", "MPO") and (scans := _jpeg_scans(data)) > SCANS:
-        raise ImageError(f"{name}: expected a JPEG of at most {SCANS} scans, got {scans}; save it again")
-
-
-def _check_strips(data: bytes) -> None:
-    """A TIFF lists its strips; Pillow makes a dozen Python objects of each, however large the picture."""
-    if data[:4] in (b"II*\0", b"MM\0*"):
-        first, count, number, entry = 4, "H", "I", 12
-    elif data[:4] in (b"II+\0", b"MM\0+"):  # BigTIFF
-        first, count, number, entry = 8, "Q", "Q", 20
-    else:
-        return
-    order = "<" if data[:1] == b"I" else ">"
-    try:
-        (place,) = struct.unpack_from(order + number, data, first)
-        (entries,) = struct.unpack_from(order + count, data, place)
-        place += struct.calcsize(order + count)
-        for index in range(min(entries, 65_536)):
-            tag, _, length = struct.unpack_from(f"{order}HH{number}", data, place + index * entry)
-            if tag in _STRIP_TAGS and length > STRIPS:
-                raise ValueError(f"{length:,} strips or tiles, at most {STRIPS:,} are read")
-    except (struct.error, OverflowError):
-        return  # it is cut off: Pillow will say so
-
-
-def _jpeg_scans(data: bytes) -> int:
-    """How often the pixels are gone through."""
-    return sum(marker == _SOS for marker in islice(_markers(data), READS))
-
-
-def _markers(data: bytes) -> Iterator[int]:
-    """A JPEG's markers up to its end; what its segments hold is skipped."""
-    place = 0
-    while match := _MARKER.search(data, place):
-        marker, place = match[1][0], match.end()
-        if marker == _EOI:
-            return
-        yield marker
-        if marker not in _WITHOUT_LENGTH:
-            place += int.from_bytes(data[place : place + 2], "big")
+    pixels = image.width * image.height
+    if image.format == "JPEG2000" and pixels > PIXELS_IN_JPEG2000:
+        raise ImageError(
+            f"{name}: expected at most {PIXELS_IN_JPEG2000:,} pixels in JPEG 2000, got {image.width} x "
+            f"{image.height}; save the picture as PNG or JPEG"
+        )
+    if image.format == "JPEG":
+        scans = sum(marker == SOS for marker, _ in islice(jpeg_markers(data), READS))
+        most = min(SCANS, max(1, SCANNED_PIXELS // pixels))
+        if scans > most:
+            raise ImageError(
+                f"{name}: expected a JPEG of at most {most} scans of {pixels:,} pixels, got {scans}; "
+                "save it again"
+            )
 
 
 def one_line(error: BaseException) -> str:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from data.chat import read_conversation
-from data.errors import BadRow, ImageError, PromptError
+from data.cutting import count_tiles, cut
+from data.errors import BadRow, ImageError, ProcessorError, PromptError
 from data.images import describe, image_size, load_image
 from data.layouts import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
 from data.processor import Processor
@@ -104,13 +105,19 @@ class SampleEncoder:
 
     def _grids(self, sources: list[Any]) -> list[tuple[int, int, int]]:
         """(tiles, rows, columns) of each picture."""
-        grids = []
+        pictures, limits = self.processor.pictures, self.processor.limits
+        grids: list[tuple[int, int, int]] = []
         for source in sources:
             try:
-                size = image_size(source, self.processor.limits)
+                width, height = image_size(source, limits)
             except ImageError as error:
                 raise BadRow(BROKEN_IMAGE, str(error)) from error
-            grids.append(self.processor.pictures.grid(*size))
+            try:
+                grids.append(count_tiles(pictures, width, height, describe(source), limits.max_tiles))
+            except ImageError as error:
+                raise BadRow(TOO_MANY_TILES, str(error)) from error
+            except ProcessorError as error:
+                raise BadRow(BROKEN_IMAGE, str(error)) from error
         tiles, most = sum(count for count, _, _ in grids), self.max_tiles
         if most is not None and tiles > most:
             raise BadRow(TOO_MANY_TILES, f"expected at most {most} tiles, got {tiles}")
@@ -127,13 +134,15 @@ class SampleEncoder:
         Raises:
             BadRow: a picture turns out to be broken.
         """
-        cut = []
+        limits, made = self.processor.limits, []
         for source, expected in zip(sample.pictures, sample.picture_tiles, strict=True):
+            name = describe(source)
             try:
-                tiles, _, _ = self.processor.pictures.tiles(load_image(source, self.processor.limits))
-            except ImageError as error:
+                image = load_image(source, limits)
+                tiles = cut(self.processor.pictures, image, name, limits.max_tiles).tiles
+            except (ImageError, ProcessorError) as error:
                 raise BadRow(BROKEN_IMAGE, str(error)) from error
             if len(tiles) != expected:  # a header that its file does not keep to
-                raise BadRow(BROKEN_IMAGE, f"{describe(source)}: expected {expected} tiles, got {len(tiles)}")
-            cut.append(tiles)
-        return torch.cat(cut) if cut else None
+                raise BadRow(BROKEN_IMAGE, f"{name}: expected {expected} tiles, got {len(tiles)}")
+            made.append(tiles)
+        return torch.cat(made) if made else None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from data.errors import OneSentence
 from data.processor import Processor
 from generation.decoding import DecodeStep
 from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision
@@ -23,7 +24,7 @@ DEVICES = ("cpu", "cuda", "mps")
 AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
 
 
-class RequestError(ValueError):
+class RequestError(OneSentence):
     """What was asked for cannot be done as asked; the message is one sentence to show to a person."""
 
 

@@ -38,10 +38,14 @@ def opened(folder: Path):
     def run(value: Any) -> str:
         if isinstance(value, tuple):
             value = _array(*value)
+        try:  # by itself: a row that is not loaded yet is measured
+            told = image_size(value, LIMITS)
+        except ImageError:
+            load_image(value, LIMITS)
+            raise Wrong("image_size refuses what load_image takes") from None
         image = load_image(value, LIMITS)
         if image.mode != "RGB" or image.info:
             raise Wrong(f"expected RGB without info, got {image.mode} with {sorted(image.info)}")
-        told = image_size(value, LIMITS)
         if told != image.size:
             raise Wrong(f"image_size tells {told}, load_image gives {image.size}")
         return type(value).__name__
@@ -181,18 +185,48 @@ def seeds() -> dict[str, bytes]:
 
 
 def large(rng: random.Random) -> bytes:
-    """A picture of some kilobytes that fills the limit on pixels."""
+    """A picture of some kilobytes that fills the limit on pixels, or another on what is decoded."""
     side = 8900 + rng.randrange(40)
     mode, kind, options = rng.choice(
         (
             ("L", "PNG", {}), ("RGBA", "PNG", {}), ("P", "GIF", {}), ("I;16", "PNG", {}), ("1", "TIFF", {}),
             ("I", "TIFF", {"compression": "tiff_deflate"}), ("F", "TIFF", {"compression": "tiff_deflate"}),
-            ("CMYK", "TIFF", {"compression": "tiff_deflate"}), ("LA", "PNG", {}),
+            ("CMYK", "TIFF", {"compression": "tiff_deflate"}), ("LA", "PNG", {}), ("RGBA", "JPEG2000", {}),
+            ("RGB", "JPEG", {"progressive": True}), ("L", "tiles", {}),
         )
     )  # fmt: skip
-    buffer = io.BytesIO()
-    Image.new(mode, (side, side)).save(buffer, kind, **options)
-    return mutate_bytes(rng, buffer.getvalue()) if rng.random() < 0.3 else buffer.getvalue()
+    if kind == "tiles":
+        data = tiled(16, side)
+    else:
+        side = 3990 if kind == "JPEG2000" else side
+        buffer = io.BytesIO()
+        Image.new(mode, (side, side)).save(buffer, kind, **options)
+        data = buffer.getvalue()
+    if kind == "JPEG":
+        data = scanned(data, rng.choice((3, 5, 90)))
+    return mutate_bytes(rng, data) if rng.random() < 0.3 else data
+
+
+def scanned(data: bytes, more: int) -> bytes:
+    """A progressive JPEG whose last scan comes so many times more."""
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + data[last:-2] * more + data[-2:]
+
+
+def tiled(side: int, tile: int) -> bytes:
+    """A grey TIFF cut out of one large deflated tile."""
+    body = zlib.compress(bytes(tile * tile), 1)
+    entries = [(256, side), (257, side), (258, 8), (259, 8), (262, 1), (277, 1), (322, tile), (323, tile),
+               (324, 8), (325, len(body))]  # fmt: skip
+    table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries)
+    return (
+        b"II*\0"
+        + struct.pack("<I", 8 + len(body))
+        + body
+        + struct.pack("<H", len(entries))
+        + table
+        + bytes(4)
+    )
 
 
 def _array(seed: int, dtype: str, shape: tuple[int, ...], tensor: bool) -> np.ndarray | torch.Tensor:

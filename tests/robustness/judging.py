@@ -56,7 +56,7 @@ def judge(run: Callable[[Any], str], value: Any, refusals: tuple[type[Exception]
 
 def _refused(error: Exception) -> Outcome:
     text = str(error)
-    if not text.strip() or "\n" in text:
+    if not text.strip() or not text.isprintable():
         return Outcome("finding", f"sentence:{_signature(error)}", f"no sentence: {text!r}\n{_trace(error)}")
     if len(text) > 4000:
         return Outcome("finding", f"long:{_signature(error)}", f"{len(text)} characters: {text[:500]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import struct
 import tracemalloc
 import zlib
@@ -14,9 +15,11 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from data.datasets import DatasetConfig, open_datasets, source_of
-from data.errors import BadRow, DatasetError, PromptError
+from data.errors import BadRow, DatasetError, FetchError, ImageError, ProcessorError, PromptError
 from data.images import image_size, load_image
 from data.private_tokenizer import private_tokenizer
+from data.processor import Processor
+from inference.checkpoint import RequestError
 from models.checkpoints import CheckpointError
 from models.checkpoints.safetensors_io import read_header
 from tests.processors import embedded
@@ -81,6 +84,25 @@ def test_an_orientation_that_does_not_exist_turns_nothing(orientation):
     buffer = io.BytesIO()
     Image.new("RGB", (6, 4)).save(buffer, "WEBP", exif=exif_of(orientation))
     assert load_image(buffer.getvalue()).size == image_size(buffer.getvalue()) == (6, 4)
+
+
+@pytest.mark.parametrize(
+    "error", [ImageError, FetchError, PromptError, ProcessorError, DatasetError, RequestError]
+)
+def test_every_refusal_is_one_line_of_printable_characters(error):
+    for said in ("\x1b]0;owned\x07\x1b[2J\nmore", "\u202e" * 100_000, "a" * 100_000):
+        sentence = str(error(said))
+        assert sentence.isprintable() and len(sentence) <= 2001 and str(error(sentence)) == sentence
+    bad = pickle.loads(pickle.dumps(BadRow("bad", "a\x1bb")))
+    assert (bad.reason, str(bad)) == ("bad", r"a\x1bb")
+
+
+def test_a_template_that_refuses_with_terminal_escapes():
+    p = embedded()
+    template = r"{{ raise_exception('\x1b]0;owned\x07\x1b[2J') }}"
+    with pytest.raises(PromptError, match=r"\\x1b\]0;owned\\x07") as caught:
+        Processor(p.pictures, p.tokenizer, template).ask(None, "how many?")
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("conversations", [7, None, True, {"role": "user"}, {1, 2}])

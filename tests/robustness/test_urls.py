@@ -46,7 +46,10 @@ def server():
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             asked.append((self.path, self.headers["Host"]))
-            if self.path == "/drip":  # a header without an end, a byte at a time
+            if self.path.endswith("/owned"):
+                self.wfile.write(b"HTTP/1.1 500 \x1b]0;owned\x07\x1b[2J\r\n\r\n")
+                return
+            if self.path.endswith("/drip"):  # a header without an end, a byte at a time
                 self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
                 try:
                     while not closing.wait(0.02):
@@ -96,6 +99,8 @@ def names(server, monkeypatch):
 
     def connect(self, place):
         connected.append(place[0])
+        if place[0].startswith("8.8.4."):
+            raise TimeoutError("timed out")  # nobody answers there
         return real_connect(self, server.server_address if place[0] in PUBLIC else place)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
@@ -107,7 +112,7 @@ def names(server, monkeypatch):
 def refused(url: str, match: str, **limits) -> None:
     with pytest.raises(ImageError, match=match) as error:
         load_image(url, ImageLimits(**limits))
-    assert "\n" not in str(error.value)
+    assert str(error.value).isprintable()
 
 
 def test_a_public_host_is_asked_at_the_address_that_was_checked(names, server):
@@ -183,12 +188,31 @@ def test_behind_a_proxy(names, server, monkeypatch):
     assert server.asked == [("http://public.example/big", "public.example")]
     refused("http://inside.example/a.png", r"inside\.example is 10\.0\.0\.1")
     assert len(server.asked) == 1
+    refused("http://public.example/drip", r"within 0\.6 s, got 0 bytes", url_timeout=0.3)
 
 
 def test_size_and_time(names):
     names["public.example"] = [["8.8.8.8"]]
     refused("http://public.example/big", "at most 1,000,000 bytes", max_bytes=1_000_000)
     refused("http://public.example/drip", r"within 0\.6 s, got 0 bytes", url_timeout=0.3)
+
+
+def test_of_many_silent_addresses_a_few_are_tried(names):
+    names["silent.example"] = [[f"8.8.4.{number}" for number in range(1, 11)]]
+    refused("http://silent.example/a.png", "download failed")
+    assert names["connected"] == [f"8.8.4.{number}" for number in range(1, addresses.MOST_ADDRESSES + 1)]
+
+
+def test_no_address_is_tried_when_the_time_is_over(names):
+    names["silent.example"] = [["8.8.8.8"]]
+    with pytest.raises(TimeoutError):
+        addresses.connect("silent.example", 80, 5.0, addresses.Deadline(0.0), False)
+    assert not names["connected"]
+
+
+def test_what_a_server_says_is_told_in_printable_characters(names):
+    names["public.example"] = [["8.8.8.8"]]
+    refused("http://public.example/owned", r"answered 500 \\x1b\]0;owned\\x07")
 
 
 def test_off_unless_allowed():
