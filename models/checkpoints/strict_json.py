@@ -17,6 +17,12 @@ from models.checkpoints.errors import CheckpointError
 MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 64 * 2**20
 
 
+def most_bytes(name: str) -> int:
+    """What a checkpoint's JSON file of that name may have."""
+    limits = {"model.safetensors.index.json": MAX_INDEX, "tokenizer.json": MAX_TOKENIZER}
+    return limits.get(name, MAX_CONFIG)
+
+
 def read_json(path: Path, most: int = MAX_CONFIG) -> dict:
     """A JSON object from a file of at most `most` bytes.
 
