@@ -35,8 +35,8 @@ class Models:
     Args:
         names: folders or Hub ids that may be chosen; the first is the default.
         any_model: visitors may name other repositories on the Hub.
-        largest_guest: bytes at most of such a repository's files and of its weights in memory, asked for before
-            any weights come; the disk keeps as much room again.
+        largest_guest: bytes at most of such a repository's files and of its weights in memory, asked for
+            before any weights come; the disk keeps as much room again.
         device, dtype: as for `open_checkpoint`.
         closed: called with a checkpoint that is kept no longer.
     """
@@ -143,8 +143,8 @@ class Models:
         files = describe(name, found.commit)
         if nanovlm.recognises(files.config) and "tokenizer.json" not in found.sizes:
             raise RequestError(
-                f"model: expected a tokenizer.json beside the weights, {name} takes its tokenizer from another "
-                f"repository, which is not downloaded for a visitor"
+                f"model: expected a tokenizer.json beside the weights, {name} takes its tokenizer from "
+                f"another repository, which is not downloaded for a visitor"
             )
         self._check_memory(name, files)
         return found.commit
@@ -155,6 +155,6 @@ class Models:
         needed = 0 if headers is None else headers.numbers * dtype.itemsize
         if needed > self.largest_guest:
             raise RequestError(
-                f"model: expected at most {self.largest_guest / 1e9:.3g} GB of weights in memory, {name} takes "
-                f"{needed / 1e9:.3g} GB as {str(dtype).removeprefix('torch.')}"
+                f"model: expected at most {self.largest_guest / 1e9:.3g} GB of weights in memory, {name} "
+                f"takes {needed / 1e9:.3g} GB as {str(dtype).removeprefix('torch.')}"
             )

@@ -63,8 +63,8 @@ def _listed(repo: str) -> Measured:
     sizes = {file.path: file.size for file in files if _is_needed(file.path)}
     if not sizes or not all(isinstance(size, int) and size >= 0 for size in sizes.values()):
         raise CheckpointError(
-            f"{constants.ENDPOINT} lists no files of a checkpoint for repository {repo}: expected config.json "
-            f"and safetensors with their sizes"
+            f"{constants.ENDPOINT} lists no files of a checkpoint for repository {repo}: expected "
+            f"config.json and safetensors with their sizes"
         )
     absent = [
         name for name in sizes if not isinstance(try_to_load_from_cache(repo, name, revision=commit), str)
