@@ -25,7 +25,7 @@ def check_files(folder: Path) -> None:
     """Hold them against the limits. Vocabularies are measured only: of two values all readers take the last.
 
     Raises:
-        PromptError: a file is too large; its JSON is no object, is nested too deeply or gives a key two values.
+        PromptError: a file is too large; its JSON is no object, nested too deeply or ambiguous.
     """
     for name in _CONFIGS:
         read_object(folder / name)
