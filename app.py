@@ -47,8 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--any-model", action=argparse.BooleanOptionalAction, default=False,
         help="visitors may name any repository on the Hub, which is then downloaded")  # fmt: skip
     add("--largest-model", type=positive, default=8, metavar="GB",
-        help="with --any-model: of files that are downloaded for a visitor, and kept free on the disk "
-        "(default 8)")  # fmt: skip
+        help="with --any-model: of files that are downloaded for a visitor, of their weights in memory, and "
+        "kept free on the disk (default 8)")  # fmt: skip
     add("--device", default="auto", help="auto (default: the best one here), cpu, cuda, mps")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16", "int8"),
         help="of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the checkpoint's "

@@ -6,7 +6,6 @@ without torchvision and num2words.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 from data.chat import Message
 from data.errors import PromptError
+from data.file_limits import check_files, read_object, read_template
 
 IMAGE, FAKE, GLOBAL = "<image>", "<fake_token_around_image>", "<global-img>"
 
@@ -92,18 +92,22 @@ class IdeficsPictures:
 
 
 def open_idefics(folder: Path) -> tuple[IdeficsPictures, str | None]:
-    """The processor of a checkpoint folder, in today's layout or the older one, and its chat template."""
+    """The processor of a checkpoint folder, in today's layout or the older one, and its chat template.
+
+    Raises:
+        PromptError: see `check_files`; no tokens for pictures.
+    """
+    check_files(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     absent = [token for token in (IMAGE, FAKE) if token not in tokenizer.get_added_vocab()]
     if absent:  # Idefics3Processor would add them, with ids that the model has no embeddings for
         raise PromptError(f"tokenizer: expected the special tokens {IMAGE} and {FAKE}, {absent} are absent")
     image_processor = Idefics3ImageProcessorPil.from_pretrained(folder, local_files_only=True)
-    settings = _read_json(folder / "processor_config.json")
+    settings = read_object(folder / "processor_config.json")
     template = settings.get("chat_template") or tokenizer.chat_template
-    if (folder / "chat_template.json").is_file():
-        template = _read_json(folder / "chat_template.json").get("chat_template", template)
-    if (folder / "chat_template.jinja").is_file():
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    template = read_object(folder / "chat_template.json").get("chat_template", template)
+    written = read_template(folder)
+    template = template if written is None else written
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}
     if isinstance(template, dict):
@@ -143,7 +147,3 @@ def new_idefics(
         image_processor, tokenizer, image_seq_len=image_seq_len, chat_template=chat_template
     )
     return IdeficsPictures(processor)
-
-
-def _read_json(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

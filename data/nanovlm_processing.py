@@ -12,7 +12,6 @@ Values are pixel / 255 with no mean or deviation, so a black tile is zero: tiles
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -27,6 +26,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data.chat import Message
 from data.errors import PromptError
+from data.file_limits import check_files, read_object
 
 CHATML_TEMPLATE = (
     "{% for message in messages %}"
@@ -165,6 +165,8 @@ def open_nanovlm(
     inside = folder / named
     if (folder / "tokenizer.json").is_file():
         inside = folder
+    for place in {folder, inside}:
+        check_files(place)
     tokenizer = AutoTokenizer.from_pretrained(inside if inside.is_dir() else named, trust_remote_code=False)
     extra = config.get("vlm_extra_tokens") or {}
     absent = [token for token in extra.values() if token not in tokenizer.get_vocab()]
@@ -182,9 +184,8 @@ def is_nanovlm(config: dict[str, Any]) -> bool:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json, or {} where there is none."""
-    path = folder / "config.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """config.json, or {} where there is none. Raises PromptError: see `read_object`."""
+    return read_object(folder / "config.json")
 
 
 def _to_tensor(image: Image.Image) -> Tensor:

@@ -84,12 +84,10 @@ def open_checkpoint(
     """
     chosen = pick_device(device)
     began = time.perf_counter()
-    if dtype == "auto":
-        dtype = AUTO_DTYPE.get(chosen.type, "auto")
     if dtype == "int8" and chosen.type != "cpu":
         raise RequestError(f"dtype int8: expected device cpu, got {chosen}; use bfloat16 there")
-    stored = "auto" if dtype == "int8" else dtype
-    model = VisionLanguageModel.from_pretrained(source, revision=revision, dtype=stored, device=chosen)
+    loaded = loading_dtype(chosen, dtype)
+    model = VisionLanguageModel.from_pretrained(source, revision=revision, dtype=loaded, device=chosen)
     assert model.origin is not None, "a loaded model knows where it came from"
     # The commit of the weights: a branch may have moved on meanwhile.
     folder = snapshot(source, model.origin.commit or revision)
@@ -98,6 +96,14 @@ def open_checkpoint(
     if dtype == "int8" or (name == "bfloat16" and chosen.type == "cpu" and not has_fast_bfloat16()):
         set_precision(model, name)
     return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
+
+
+def loading_dtype(device: torch.device, dtype: str) -> str:
+    """What the weights are loaded in where `open_checkpoint` is asked for `dtype`: the name of a dtype, or
+    auto for the checkpoint's own."""
+    if dtype == "auto":
+        return AUTO_DTYPE.get(device.type, "auto")
+    return "auto" if dtype == "int8" else dtype
 
 
 def pick_device(name: str) -> torch.device:

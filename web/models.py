@@ -6,6 +6,7 @@ checkpoint = models.open("HuggingFaceTB/SmolVLM-256M-Instruct")
 
 from __future__ import annotations
 
+import gc
 import re
 import shutil
 import threading
@@ -15,11 +16,15 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from inference.checkpoint import Checkpoint, RequestError, open_checkpoint
-from models.checkpoints.headers import download_bytes
+from inference.checkpoint import Checkpoint, RequestError, loading_dtype, open_checkpoint, pick_device
+from models.checkpoints import nanovlm
+from models.checkpoints.headers import read_headers
+from models.checkpoints.load import resolve_dtype
+from models.checkpoints.locate import CheckpointFiles, describe
+from models.checkpoints.measure import measure
 
 GUESTS = 1  # models that visitors named themselves, kept open at a time
-LARGEST_GUEST = 8 * 10**9  # bytes of the files of one
+LARGEST_GUEST = 8 * 10**9  # bytes of the files of one, and of its weights in memory
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
@@ -30,8 +35,8 @@ class Models:
     Args:
         names: folders or Hub ids that may be chosen; the first is the default.
         any_model: visitors may name other repositories on the Hub.
-        largest_guest: bytes of such a repository's files at most, asked for before any comes; the disk keeps
-            as much room again.
+        largest_guest: bytes at most of such a repository's files and of its weights in memory, asked for
+            before any weights come; the disk keeps as much room again.
         device, dtype: as for `open_checkpoint`.
         closed: called with a checkpoint that is kept no longer.
     """
@@ -87,10 +92,17 @@ class Models:
             with self._changing:
                 kept = self._open if name in self.names else self._guests
                 kept[name] = checkpoint
-                surplus = [self._guests.popitem(last=False)[1] for _ in range(len(self._guests) - GUESTS)]
-            for other in surplus:
-                self.closed(other)
+            self._drop_guests(GUESTS)
             return checkpoint
+
+    def _drop_guests(self, most: int) -> None:
+        """All but the `most` that were asked last."""
+        with self._changing:
+            surplus = [self._guests.popitem(last=False)[1] for _ in range(len(self._guests) - most)]
+        if surplus:
+            while surplus:
+                self.closed(surplus.pop())
+            gc.collect()  # a model and its decode step may hold each other
 
     def check(self, name: str) -> None:
         """Raises RequestError for a name that may not be chosen here; no folder may but those of `names`."""
@@ -102,20 +114,47 @@ class Models:
             raise RequestError(f"model: expected an id on the Hub such as owner/name, got {name[:100]!r}")
 
     def _load(self, name: str) -> Checkpoint:
+        commit = None
         if name not in self.names:
-            self._check_size(name)
-        return open_checkpoint(name, device=self._device, dtype=self._dtype).compiled()
+            commit = self._measured(name)
+            self._drop_guests(GUESTS - 1)  # two at once need not fit into memory
+        return open_checkpoint(name, commit, device=self._device, dtype=self._dtype).compiled()
 
-    def _check_size(self, name: str) -> None:
-        size, most = download_bytes(name), self.largest_guest
-        if size > most:
+    def _measured(self, name: str) -> str:
+        """The commit of a guest that fits: nothing but its configs has been downloaded.
+
+        Raises:
+            RequestError: too large for the disk or for memory; a tokenizer of another repository.
+            CheckpointError: see `measure`.
+        """
+        found, most = measure(name), self.largest_guest
+        if found.total > most:
             raise RequestError(
-                f"model: expected files of at most {most / 1e9:.3g} GB, {name} has {size / 1e9:.3g} GB"
+                f"model: expected files of at most {most / 1e9:.3g} GB, {name} has {found.total / 1e9:.3g} GB"
             )
         cache = Path(constants.HF_HUB_CACHE).resolve()
         cache = next(folder for folder in (cache, *cache.parents) if folder.exists())
-        if (free := shutil.disk_usage(cache).free) < size + most:
+        free = shutil.disk_usage(cache).free
+        if found.missing and free < found.missing + most:
             raise RequestError(
-                f"model: the disk has no room for the {size / 1e9:.3g} GB of {name} "
+                f"model: the disk has no room for the {found.missing / 1e9:.3g} GB of {name} "
                 f"({free / 1e9:.3g} GB are free, and {most / 1e9:.3g} GB are to stay so)"
+            )
+        files = describe(name, found.commit)
+        if nanovlm.recognises(files.config) and "tokenizer.json" not in found.sizes:
+            raise RequestError(
+                f"model: expected a tokenizer.json beside the weights, {name} takes its tokenizer from "
+                f"another repository, which is not downloaded for a visitor"
+            )
+        self._check_memory(name, files)
+        return found.commit
+
+    def _check_memory(self, name: str, files: CheckpointFiles) -> None:
+        dtype = resolve_dtype(loading_dtype(pick_device(self._device), self._dtype), files.config)
+        headers = read_headers(files)
+        needed = 0 if headers is None else headers.numbers * dtype.itemsize
+        if needed > self.largest_guest:
+            raise RequestError(
+                f"model: expected at most {self.largest_guest / 1e9:.3g} GB of weights in memory, {name} "
+                f"takes {needed / 1e9:.3g} GB as {str(dtype).removeprefix('torch.')}"
             )

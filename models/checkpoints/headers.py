@@ -1,4 +1,4 @@
-"""What tensors a checkpoint stores, from the headers of its safetensors files alone; what it is to download.
+"""What tensors a checkpoint stores, from the headers of its safetensors files alone.
 
 A folder's headers are read from the files, and so are a repository's that was downloaded; of others they come
 by range requests, at most the first 100 kB of a file unless its header is longer, and nothing is kept.
@@ -10,14 +10,13 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi
 from huggingface_hub.errors import NotASafetensorsRepoError, OfflineModeIsEnabled, SafetensorsParsingError
-from huggingface_hub.hf_api import RepoFile
 
 from models.checkpoints.errors import CheckpointError
-from models.checkpoints.hub import HUB_ERRORS, hub_sentence
+from models.checkpoints.hub import one_sentence
 from models.checkpoints.load import stored_entries
-from models.checkpoints.locate import PROCESSOR_FILES, CheckpointFiles
+from models.checkpoints.locate import CheckpointFiles
 
 _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}  # one for all others
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -63,6 +62,11 @@ def read_headers(files: CheckpointFiles) -> Headers | None:
     repo, commit = files.source, files.origin.commit
     if commit is None:
         return None
+    with one_sentence(repo, commit, "the header of the weights"):
+        return _read_remote(repo, commit)
+
+
+def _read_remote(repo: str, commit: str) -> Headers:
     try:
         metadata = HfApi().get_safetensors_metadata(repo, revision=commit)
     except NotASafetensorsRepoError:
@@ -76,31 +80,9 @@ def read_headers(files: CheckpointFiles) -> Headers | None:
             f"the weights of {repo} at {commit[:12]} are not all in the local cache: reading their headers "
             f"needs a network, and HF_HUB_OFFLINE is set"
         ) from None
-    except HUB_ERRORS as error:
-        raise CheckpointError(hub_sentence(error, repo, commit, "the header of the weights")) from error
     tensors = {name: info for file in metadata.files_metadata.values() for name, info in file.tensors.items()}
     return Headers(
         {name: tuple(info.shape) for name, info in tensors.items()},
         {name: info.dtype for name, info in tensors.items()},
         len(metadata.files_metadata),
-    )
-
-
-def download_bytes(repo: str) -> int:
-    """What opening a repository downloads at most, as the Hub tells the sizes of its files: each safetensors
-    file beside its config, and the processor's. None of it where HF_HUB_OFFLINE is set: 0.
-
-    Raises:
-        CheckpointError: the Hub does not tell.
-    """
-    if constants.HF_HUB_OFFLINE:
-        return 0
-    try:
-        entries = [entry for entry in HfApi().list_repo_tree(repo) if isinstance(entry, RepoFile)]
-    except HUB_ERRORS as error:
-        raise CheckpointError(hub_sentence(error, repo, None, "the list of files")) from error
-    return sum(
-        entry.size
-        for entry in entries
-        if entry.path.endswith(".safetensors") or entry.path in PROCESSOR_FILES
     )

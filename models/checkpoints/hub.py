@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from huggingface_hub import constants
@@ -18,9 +19,24 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import httpx
 
+from models.checkpoints.errors import CheckpointError
+
 # OSError covers the client's own HTTP errors, its offline mode, and a full disk. Where a connection fails
 # while it uploads, what its HTTP library raises comes through.
 HUB_ERRORS = (OSError, HFValidationError, HfHubHTTPError, EntryNotFoundError, httpx.HTTPError)
+
+
+@contextmanager
+def one_sentence(repo: str, revision: str | None, what: str) -> Iterator[None]:
+    """Whatever the Hub's client raises inside, as a CheckpointError: it takes any answer with status 200 for
+    one of the Hub's, and other bytes (a proxy's page) end in KeyError, TypeError or JSONDecodeError.
+    """
+    try:
+        yield
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointError(hub_sentence(error, repo, revision, what)) from error
 
 
 def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -> str:
@@ -46,6 +62,11 @@ def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -
     if isinstance(error, HFValidationError):
         return f"{repo!r} is neither a folder here nor a valid repository id such as owner/name"
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if not isinstance(error, HUB_ERRORS):
+        return (
+            f"{what} of {repo}: {constants.ENDPOINT} answered with something other than a Hub does "
+            f"({type(error).__name__}: {first_line}): check HF_ENDPOINT and the proxy, and try again"
+        )
     return f"{what} of {repo} failed ({constants.ENDPOINT}): {first_line}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,7 @@ def load(
 
     Raises:
         CheckpointError: one sentence for anything that does not fit.
+        MemoryError: the weights take more than there is.
     """
     files = locate(source, revision, check=choose_reader)  # no weights are fetched for nothing
     reader = choose_reader(files.config, files.source)
@@ -212,12 +214,26 @@ def fill(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Replace the (meta) parameters `names` of a module by stored tensors, one at a time."""
-    for name, shape in names.items():
-        source = stored_tensor(name)
-        tensor = read_tensor(entries[source.name], source.part, source.parts, shape, dtype, device)
-        owner, leaf = name.rsplit(".", 1)
-        setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor))
+    """Replace the (meta) parameters `names` of a module by stored tensors, one at a time.
+
+    Raises:
+        MemoryError: they take more memory than there is.
+    """
+    try:
+        for name, shape in names.items():
+            source = stored_tensor(name)
+            tensor = read_tensor(entries[source.name], source.part, source.parts, shape, dtype, device)
+            owner, leaf = name.rsplit(".", 1)
+            setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor))
+    except (RuntimeError, MemoryError) as error:
+        # On a CPU PyTorch raises a bare RuntimeError.
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+            needed = sum(math.prod(shape) for shape in names.values()) * dtype.itemsize
+            kind = str(dtype).removeprefix("torch.")
+            raise MemoryError(
+                f"the weights take {needed / 1e9:.3g} GB as {kind}, more memory than {device} has left"
+            ) from error
+        raise
 
 
 def resolve_dtype(dtype: torch.dtype | str | None, config: Mapping) -> torch.dtype:

@@ -15,11 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from huggingface_hub import constants, hf_hub_download, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+)
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import httpx
 
 from models.checkpoints.errors import CheckpointError, some
-from models.checkpoints.hub import HUB_ERRORS, fetched, hub_sentence
+from models.checkpoints.hub import fetched, one_sentence
 from models.checkpoints.strict_json import MAX_INDEX, read_json
 
 # What a processor, a tokenizer and a chat template may consist of, today's files and older ones.
@@ -105,7 +112,7 @@ def describe(source: str | Path, revision: str | None = None) -> CheckpointFiles
     if isinstance(fetch, _Folder) and any((fetch.path / name).is_file() for name in (WEIGHTS, INDEX)):
         weights, weight_map = _weights(fetch)
         return replace(described, weights=weights, weight_map=weight_map)
-    if isinstance(fetch, _Hub) and (cache := _Cache(fetch)).has_weights():
+    if isinstance(fetch, _Hub) and (cache := _Cache(fetch.repo, fetch.commit)).has_weights():
         weights, weight_map = _weights(cache)
         return replace(described, weights=weights, weight_map=weight_map)
     return described
@@ -143,15 +150,47 @@ def snapshot(
             if (folder / name).is_file():
                 _check_inside(folder, folder / name)
         return folder
-    began = time.time()
-    try:
-        wanted = {"revision": revision, "allow_patterns": list(patterns)}
-        folder = Path(fetched(snapshot_download, str(source), **wanted))
+    repo, began = str(source), time.time()
+    with one_sentence(repo, revision, "the processor's files"):
+        cached_only = not _is_listed(repo, revision)
+        wanted = {"revision": revision, "allow_patterns": list(patterns), "local_files_only": cached_only}
+        folder = Path(fetched(snapshot_download, repo, **wanted))
         for path in folder.iterdir():
-            _check_download(path, began, str(source))
+            _check_download(path, began, repo)
         return folder
-    except HUB_ERRORS as error:
-        raise CheckpointError(hub_sentence(error, str(source), revision, "the processor's files")) from error
+
+
+def _is_listed(repo: str, revision: str | None) -> bool:
+    """Whether the Hub, or the client's memory of it, lists files of a repository; False if out of reach.
+
+    Raises:
+        CheckpointError: for a list of none, which the client would remember for good.
+    """
+    if revision and (cache_folder(repo) / "trees" / f"{revision}.json").is_file():
+        return True
+    try:
+        listed = next(iter(HfApi().list_repo_tree(repo, revision=revision)), None)
+    except (OfflineModeIsEnabled, httpx.ConnectError, httpx.TimeoutException):
+        return False
+    except HfHubHTTPError:
+        return True  # whether the cache will do is the client's to say
+    if listed is None:
+        raise CheckpointError(
+            f"{constants.ENDPOINT} lists no files of repository {repo}: check HF_ENDPOINT and the proxy, and "
+            f"try again"
+        )
+    return True
+
+
+def cache_folder(repo: str) -> Path:
+    """Where the client keeps what it has of a repository."""
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+
+
+def is_cached(repo: str, commit: str) -> bool:
+    """Whether config.json and all weights of a commit are in the client's cache."""
+    cache = _Cache(repo, commit)
+    return cache.file("config.json") is not None and cache.has_weights()
 
 
 def _is_folder(source: str | Path) -> bool:
@@ -243,28 +282,31 @@ class _Hub:
                 return Path(known)
             if known is not None:  # the Hub said before that this commit has no such file
                 return None
+        with one_sentence(self.repo, self.revision, name):
+            path = self._download(name)
+        if path is not None and self.commit is None and path.parent.parent.name == "snapshots":
+            self.commit = path.parent.name
+        return path
+
+    def _download(self, name: str) -> Path | None:
         began = time.time()
         try:
             path = Path(fetched(hf_hub_download, self.repo, name, revision=self.commit or self.revision))
-            _check_download(path, began, self.repo)
-        except LocalEntryNotFoundError as error:
+        except LocalEntryNotFoundError:
             if self.commit is not None and constants.HF_HUB_OFFLINE:
                 return None  # the cache has this commit without the file: as good as absent
-            raise CheckpointError(hub_sentence(error, self.repo, self.revision, name)) from error
+            raise
         except EntryNotFoundError:
             return None
-        except HUB_ERRORS as error:
-            raise CheckpointError(hub_sentence(error, self.repo, self.revision, name)) from error
-        if self.commit is None and path.parent.parent.name == "snapshots":
-            self.commit = path.parent.name
+        _check_download(path, began, self.repo)
         return path
 
 
 class _Cache:
     """Files of a repository's commit that are on this machine already; nothing is fetched."""
 
-    def __init__(self, hub: _Hub):
-        self.repo, self.commit, self.name = hub.repo, hub.commit, hub.name
+    def __init__(self, repo: str, commit: str | None):
+        self.repo, self.commit, self.name = repo, commit, f"repository {repo}"
 
     def file(self, name: str) -> Path | None:
         known = try_to_load_from_cache(self.repo, name, revision=self.commit)
@@ -275,7 +317,7 @@ class _Cache:
         index = self.file(INDEX)
         if index is None or self.file(WEIGHTS) is not None:
             return self.file(WEIGHTS) is not None
-        shards = read_json(index).get("weight_map")
+        shards = read_json(index, MAX_INDEX).get("weight_map")
         return isinstance(shards, dict) and all(self.file(str(name)) for name in shards.values())
 
 

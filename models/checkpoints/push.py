@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from huggingface_hub import HfApi
 
 from models.checkpoints.card import model_card
-from models.checkpoints.errors import CheckpointError
-from models.checkpoints.hub import HUB_ERRORS, hub_sentence
+from models.checkpoints.hub import one_sentence
 from models.checkpoints.save import CARD, MAX_SHARD_BYTES, save
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def push(
     with tempfile.TemporaryDirectory() as scratch:
         folder = save(model, Path(scratch) / "model", processor, card, max_shard_bytes)
         api = HfApi()
-        try:
+        with one_sentence(repo_id, revision, "the upload"):
             api.create_repo(repo_id, private=private, exist_ok=True)
             if revision is not None and not revision.startswith("refs/"):
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -60,8 +59,6 @@ def push(
             commit = api.upload_folder(
                 repo_id=repo_id, folder_path=folder, revision=revision, commit_message=commit_message
             )
-        except HUB_ERRORS as error:
-            raise CheckpointError(hub_sentence(error, repo_id, revision, "the upload")) from error
     return commit.commit_url
 
 

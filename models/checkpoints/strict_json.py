@@ -1,7 +1,8 @@
 """JSON of a checkpoint, read as what it is: someone else's words.
 
-A file's size is known before it is read, since Python's objects take some twenty times its bytes; and a key
-that is given twice with different values is refused, for each reader would make another model of it.
+A file's size is known before it is read, and its values are counted before they are parsed, since Python's
+objects take some twenty times its bytes; and a key that is given twice with different values is refused, for
+each reader would make another model of it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,16 @@ from typing import Any
 from models.checkpoints.errors import CheckpointError
 
 # The largest config files are lists of a tokenizer's added tokens, a megabyte; an index lists at most the
-# tensors of a thousand layers; tokenizer.json holds vocabulary and merges.
-MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 64 * 2**20
+# tensors of a thousand layers; tokenizer.json holds vocabulary and merges (Gemma's are 33 MB with two million
+# values). `data.file_limits` has the same.
+MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 32 * 2**20  # bytes
+MOST_VALUES = 2_500_000  # of one file: commas and opening brackets
+
+
+def most_bytes(name: str) -> int:
+    """What a checkpoint's JSON file of that name may have."""
+    limits = {"model.safetensors.index.json": MAX_INDEX, "tokenizer.json": MAX_TOKENIZER}
+    return limits.get(name, MAX_CONFIG)
 
 
 def read_json(path: Path, most: int = MAX_CONFIG) -> dict:
@@ -26,8 +35,11 @@ def read_json(path: Path, most: int = MAX_CONFIG) -> dict:
     size = path.stat().st_size
     if size > most:
         raise CheckpointError(f"{path}: expected at most {most} bytes of JSON, got {size}")
+    raw = path.read_bytes()
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise CheckpointError(f"{path}: expected at most {MOST_VALUES} values of JSON, got more")
     try:
-        value = parse_json(path.read_bytes())
+        value = parse_json(raw)
     except ValueError as error:
         raise CheckpointError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(value, dict):

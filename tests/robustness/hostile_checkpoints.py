@@ -1,13 +1,16 @@
 """Checkpoints that were made to do harm, each as a change to a good one; and a process that opens them.
 
     python -m tests.robustness.hostile_checkpoints FOLDER...     # one line of JSON for each
+    python -m tests.robustness.hostile_checkpoints --processor GOOD FOLDER...     # as processors, GOOD first
 
-The process may take 256 MiB more than it has once everything is imported, and five seconds for each.
+The process may take 256 MiB more than it has once everything is imported, and five seconds for each; for
+processors, twice as much more than for a good one, and five seconds of processor time.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import signal
@@ -105,6 +108,24 @@ def sparse(folder: Path) -> None:
         file.truncate(10 * 2**40)
 
 
+def larger_than_memory(folder: Path) -> None:
+    """A vocabulary that config and header agree on, in a file that takes no place on the disk."""
+    words = 3_000_000  # times 48 numbers of 4 bytes: 576 MB
+    with_number("text_config.vocab_size", str(words))(folder)
+    raw = (folder / WEIGHTS).read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    end = 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            if name.endswith(("embed_tokens.weight", "lm_head.weight")):
+                entry["shape"][0] = words
+            begin, end = end, end + 4 * math.prod(entry["shape"])
+            entry["data_offsets"] = [begin, end]
+    write_weights(folder, json.dumps(header).encode())
+    with (folder / WEIGHTS).open("r+b") as file:
+        file.truncate(file.seek(0, os.SEEK_END) + end)
+
+
 def many_tensors(folder: Path) -> None:
     entries = (b'"a%d":{"dtype":"F32","shape":[],"data_offsets":[0,4]}' % i for i in range(200_000))
     write_weights(folder, b"{" + b",".join(entries) + b"}", bytes(4))
@@ -198,24 +219,71 @@ CASES: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 
 
+def _list(count: int, of: bytes = b"{},") -> bytes:
+    return b'{"x": [' + of * count + b"1]}"
+
+
+def second_value(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).write_text('{"a": 1, ' + (folder / name).read_text().strip()[1:-1] + ', "a": 2}')
+
+    return change
+
+
+_CONFIGS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+PROCESSOR_CASES: dict[str, Callable[[Path], None]] = {
+    **{f"{name} with a key twice": second_value(name) for name in _CONFIGS},
+    **{f"{name} of 15 MB": with_file(name, LARGE) for name in (*_CONFIGS, "chat_template.json")},
+    "a template of 5 MB": with_file("chat_template.jinja", b"x" * 5_000_000),
+    "chat_template.json of brackets": with_file("chat_template.json", b"[" * 3_000_000),
+    "tokenizer.json of 33 MiB": with_file("tokenizer.json", b" " * 33 * 2**20),
+    "tokenizer.json of many values": with_file("tokenizer.json", _list(1_300_000)),
+    "vocab.json of many values": with_file("vocab.json", _list(1_300_000)),
+}
+# Just below the limits: whatever becomes of them, it comes in time.
+JUST_BELOW: dict[str, Callable[[Path], None]] = {
+    "chat_template.json": with_file("chat_template.json", _list(1_398_000)),
+    "processor_config.json": with_file("processor_config.json", _list(1_398_000)),
+    "tokenizer.json": with_file("tokenizer.json", _list(1_240_000)),
+    "tokenizer.json of blanks": with_file("tokenizer.json", _list(8) + b" " * (32 * 2**20 - 100)),
+}
+
+
+class Hang(BaseException):
+    """The seconds are over; no `except Exception` or `except OSError` makes a refusal of it."""
+
+
 def _hang(*_: object) -> None:
-    raise TimeoutError
+    raise Hang
 
 
-def main(folders: list[str]) -> None:
-    from models import VisionLanguageModel
+def main(arguments: list[str]) -> None:
+    if arguments[0] == "--processor":
+        from data.processor import Processor
 
+        _judge(
+            Processor.from_pretrained, arguments[1:2], 2**40, signal.ITIMER_PROF
+        )  # transformers imports late
+        _judge(Processor.from_pretrained, arguments[2:], 2 * MEMORY, signal.ITIMER_PROF)
+    else:
+        from models import VisionLanguageModel
+
+        _judge(VisionLanguageModel.from_pretrained, arguments, MEMORY, signal.ITIMER_REAL)
+
+
+def _judge(opens: Callable[[str], object], folders: list[str], memory: int, timer: int) -> None:
     own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (own + MEMORY, own + MEMORY))
-    signal.signal(signal.SIGALRM, _hang)
+    resource.setrlimit(resource.RLIMIT_AS, (own + memory, resource.RLIM_INFINITY))
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, _hang)
     for folder in folders:
-        signal.alarm(SECONDS)
+        signal.setitimer(timer, SECONDS)
         try:
-            VisionLanguageModel.from_pretrained(folder)
+            opens(folder)
             kind, text = "loaded", ""
-        except Exception as error:  # whatever comes is the result
+        except (Exception, Hang) as error:  # whatever comes is the result
             kind, text = type(error).__name__, str(error)
-        signal.alarm(0)
+        signal.setitimer(timer, 0)
         print(json.dumps([kind, text]), flush=True)
 
 

@@ -6,19 +6,30 @@ import ast
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 
+from data import file_limits
 from data.processor import ProcessorError
 from inference.checkpoint import open_checkpoint
+from inference.mistakes import MISTAKES
 from models import VisionLanguageModel
-from models.checkpoints import CheckpointError
+from models.checkpoints import CheckpointError, strict_json
 from tests import tiny
-from tests.robustness.hostile_checkpoints import CASES, linked
+from tests.robustness.hostile_checkpoints import (
+    CASES,
+    JUST_BELOW,
+    PROCESSOR_CASES,
+    larger_than_memory,
+    linked,
+)
 from tests.test_architecture import MODULES, ROOT, imports
+
+LARGER = "weights larger than memory"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +38,7 @@ def verdicts(tmp_path_factory) -> dict[str, tuple[str, str]]:
     root = tmp_path_factory.mktemp("hostile")
     good = tiny.save(tiny.hf_model("idefics3-1-tile"), root / "good")
     folders = [good]
-    for number, change in enumerate(CASES.values()):
+    for number, change in enumerate((*CASES.values(), larger_than_memory)):
         folders.append(root / "cases" / str(number) / "checkpoint")
         shutil.copytree(good, folders[-1])
         change(folders[-1])
@@ -37,11 +48,17 @@ def verdicts(tmp_path_factory) -> dict[str, tuple[str, str]]:
     shutil.rmtree(root / "cases")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == len(folders), done.stderr[-2000:]
-    return {name: (kind, text) for name, (kind, text) in zip(["good", *CASES], lines, strict=True)}
+    return {name: (kind, text) for name, (kind, text) in zip(["good", *CASES, LARGER], lines, strict=True)}
 
 
 def test_the_process_opens_a_good_one(verdicts):
     assert verdicts["good"] == ("loaded", "")
+
+
+def test_weights_larger_than_memory(verdicts):
+    kind, text = verdicts[LARGER]
+    assert kind == "MemoryError" and kind in {error.__name__ for error in MISTAKES}
+    assert re.fullmatch(r"the weights take 1\.15 GB as float32, more memory than cpu has left", text)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -49,6 +66,46 @@ def test_refused_in_one_sentence(verdicts, name):
     kind, text = verdicts[name]
     assert kind == "CheckpointError", text
     assert 20 < len(text) <= 1000 and text.isprintable()
+
+
+@pytest.fixture(scope="module")
+def processor_verdicts(model_folder, tmp_path_factory) -> dict[str, tuple[str, str]]:
+    """The same of a process that opens processors."""
+    cases = PROCESSOR_CASES | {f"below: {name}": change for name, change in JUST_BELOW.items()}
+    root, folders = tmp_path_factory.mktemp("processors"), [model_folder]
+    for number, change in enumerate(cases.values()):
+        folders.append(root / str(number))
+        shutil.copytree(model_folder, folders[-1])
+        change(folders[-1])
+    command = [sys.executable, "-m", "tests.robustness.hostile_checkpoints", "--processor"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*command, *map(str, folders)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
+    )
+    shutil.rmtree(root)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == len(folders), done.stderr[-2000:]
+    return {name: (kind, text) for name, (kind, text) in zip(["good", *cases], lines, strict=True)}
+
+
+@pytest.mark.parametrize("name", PROCESSOR_CASES)
+def test_a_processor_is_refused_before_it_is_opened(processor_verdicts, name):
+    kind, text = processor_verdicts[name]
+    assert processor_verdicts["good"] == ("loaded", "")
+    assert kind == "ProcessorError" and text.isprintable(), text
+    assert any(said in text for said in ("expected at most", "stands twice", "nested too deeply")), text
+
+
+@pytest.mark.parametrize("name", JUST_BELOW)
+def test_a_processor_just_below_the_limits_takes_no_time(processor_verdicts, name):
+    kind, text = processor_verdicts[f"below: {name}"]
+    assert kind in ("loaded", "ProcessorError") and "MemoryError" not in text, (kind, text)
+    assert "expected at most" not in text
+
+
+def test_the_limits_are_the_same_in_both_rooms():
+    for name in ("MAX_CONFIG", "MAX_TOKENIZER", "MOST_VALUES"):
+        assert getattr(file_limits, name) == getattr(strict_json, name)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from models.checkpoints.atomic_folder import replace_folder
+from models.checkpoints.locate import snapshot
+from models.checkpoints.measure import measure
 from tests.hub_server import HubServer, etag, point_client_at
 
 REPO, WEIGHTS = "owner/tiny", "model.safetensors"
@@ -144,6 +146,29 @@ def test_other_bytes_of_the_same_length(hub, model_folder):
 def test_a_page_of_a_proxy_instead_of_a_file(hub, model_folder):
     hub.fault = times(10**6, body(model_folder, lambda whole: b"<html>".ljust(len(whole))), of="config.json")
     assert "config.json: not valid JSON" in complaint()
+
+
+BODIES = {"a page": b"<html>", "a list": b"[1,2]", "null": b"null", "nothing": b"{}"}
+
+
+@pytest.mark.parametrize("what", BODIES)
+@pytest.mark.parametrize("kind", ["", "/tree/"])
+def test_other_bytes_instead_of_an_answer(hub, model_folder, what, kind):
+    """Of the Hub's API, with status 200: once for the list of files, once for all it has."""
+
+    def answer(request: BaseHTTPRequestHandler, path: str) -> bool:
+        if not path.startswith("/api/") or kind not in path:
+            return False
+        HubServer._send(request, 200, BODIES[what], {"Content-Type": "application/json"})
+        return True
+
+    hub.fault = answer
+    for ask in (measure, snapshot, lambda repo: open_checkpoint(repo, device="cpu")):
+        with pytest.raises(CheckpointError) as caught:
+            ask(REPO)
+        text = str(caught.value)
+        assert hub.url in text and REPO in text and "\n" not in text and len(text) < 500
+    assert_recovers(hub, model_folder)
 
 
 def test_bytes_that_come_slowly(hub, model_folder):
