@@ -293,13 +293,15 @@ def answer_batch(settings: argparse.Namespace) -> None:
 
 def run(settings: argparse.Namespace) -> int:
     """Do what was asked. What people get wrong, and what the machine lacks, ends in one sentence."""
+    from inference.locks import only_writer
     from inference.mistakes import MISTAKES, sentence
 
     try:
         if settings.chat:
             return chat(settings)
         if settings.batch is not None:
-            answer_batch(settings)
+            with only_writer(settings.out, "--out"):
+                answer_batch(settings)
         else:
             answer_questions(settings)
     except BrokenPipeError:

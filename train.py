@@ -18,6 +18,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from data.errors import DatasetError, ProcessorError
 from data.packing import Batch
 from eval.in_run import held_out_tasks, score_in_run
 from inference.checkpoint import RequestError, pick_device
+from inference.locks import only_writer
 from models.checkpoints.atomic_folder import check_replaceable
 from models.checkpoints.errors import CheckpointError
 from models.vision_language_model import VisionLanguageModel
@@ -65,7 +67,8 @@ def main(arguments: list[str] | None = None) -> None:
             print(describe(config, asked))
             return
         ranks = Ranks(pick_device(config.device))
-        with ranks.watching():
+        output = check_replaceable(Path(config.output))
+        with ranks.watching(), only_writer(output, parents=True) if ranks.is_first else nullcontext():
             train(config, ranks)
     except REFUSALS as error:
         reason = error if ranks is None else ranks.reason(error)

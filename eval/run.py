@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from eval.records import Records
 from eval.report import write_report
 from eval.results import describe_model, environment, summarise
 from eval.tasks import Sample, Task, TaskError
-from inference.checkpoint import Checkpoint
+from inference.checkpoint import Checkpoint, RequestError
 from inference.files import replacing
+from inference.locks import only_writer
 from training.distributed import Ranks
 
 RUN, SAMPLES, BLIND = "run.json", "samples.jsonl", "samples-blind.jsonl"
@@ -57,37 +59,50 @@ def evaluate(
         tell: gets one line about the caches' memory before any work.
 
     Raises:
-        TaskError: samples that cannot be scored, a folder of another run.
+        TaskError: samples that cannot be scored, a folder of another run or that another process writes to.
         RequestError: not enough memory for so many answers at a time.
         OSError: the folder cannot be written.
     """
     ranks = Ranks(checkpoint.model.device) if ranks is None else ranks
     described = {"task": task.definition(), "model": describe_model(checkpoint)}
     files = {False: Records(output / SAMPLES)} | ({True: Records(output / BLIND)} if controls else {})
-    if problem := ranks.gather(_begin(task, output, described, files) if ranks.is_first else "")[0]:
-        raise TaskError(problem)
-    speeds = {
-        blank: _answer(checkpoint, task, records, blank, batch_size, ranks, progress, tell)
-        for blank, records in files.items()
-    }
-    ranks.sum()  # the others have written what they have
-    results: dict[str, Any] = {}
-    if ranks.is_first:
-        for records in files.values():
-            records.fold(again=False)
-        seen, blind = files[False].read(), files[True].read() if controls else None
-        results = described | summarise(task, seen, controls, blind)
-        results |= _speed(output, speeds[False]) | {"batch_size": batch_size, "ranks": ranks.world_size}
-        results |= environment(checkpoint)
-        _write_json(output / RESULTS, results)
-        write_report(output / REPORT, task, results, seen, blind)
-    return ranks.gather(results)[0]
+    with ExitStack() as held:  # the first rank holds the folder for all
+        problem = _begin(task, output, described, files, held) if ranks.is_first else ""
+        if problem := ranks.gather(problem)[0]:
+            raise TaskError(problem)
+        speeds = {
+            blank: _answer(checkpoint, task, records, blank, batch_size, ranks, progress, tell)
+            for blank, records in files.items()
+        }
+        ranks.sum()  # the others have written what they have
+        results: dict[str, Any] = {}
+        if ranks.is_first:
+            for records in files.values():
+                records.fold(again=False)
+            seen, blind = files[False].read(), files[True].read() if controls else None
+            results = described | summarise(task, seen, controls, blind)
+            results |= _speed(output, speeds[False]) | {"batch_size": batch_size, "ranks": ranks.world_size}
+            results |= environment(checkpoint)
+            _write_json(output / RESULTS, results)
+            write_report(output / REPORT, task, results, seen, blind)
+        return ranks.gather(results)[0]
 
 
-def _begin(task: Task, output: Path, described: Mapping[str, Any], files: Mapping[bool, Records]) -> str:
-    """Make the folder, or see that it is this run's, and mend its files; what is wrong, or ""."""
+def _begin(
+    task: Task,
+    output: Path,
+    described: Mapping[str, Any],
+    files: Mapping[bool, Records],
+    held: ExitStack,
+) -> str:
+    """Make the folder, or see that it is this run's, and mend its files; what is wrong, or "".
+
+    Args:
+        held: until it ends no other run gets the folder.
+    """
     try:
         task.check()
+        held.enter_context(only_writer(output, parents=True))
         output.mkdir(parents=True, exist_ok=True)
         if (output / RUN).exists():
             _check_same(output, described)
@@ -101,7 +116,7 @@ def _begin(task: Task, output: Path, described: Mapping[str, Any], files: Mappin
                 raise TaskError(f"{records.path}: has answers to questions of another task: {foreign[0]}")
             with records.appending():  # a place that cannot be written to shows now
                 pass
-    except TaskError as error:
+    except (TaskError, RequestError) as error:
         return str(error)
     except OSError as error:
         return f"{error.filename or output}: {error.strerror or error}"

@@ -26,6 +26,8 @@ from training.metrics import METRICS
 from training.state import FOLDER, states
 
 STYLES = ("map", "streaming", "ranks")
+DEADLINE = 120  # seconds to wait for a moment
+MORE_ROUNDS = 5  # than kills, of work that ended before its kills were used up
 
 
 @dataclass(frozen=True)
@@ -57,53 +59,76 @@ def settings_of(folder: Path, style: str, name: str) -> dict:
 
 
 def kill_and_compare(folder: Path, style: str, kills: int, seed: int = 0) -> Outcome:
-    """Kill a run `kills` times, let it end, and compare it; `folder` is for its files."""
+    """Kill runs until that was done `kills` times, let each end, and compare it; `folder` is for their files.
+
+    A run that ended before its kills were used up is followed by a new one.
+    """
     if not (folder / "tiny").exists():
         tiny_checkpoint(folder / "tiny")
         write_rows(folder / "rows.jsonl")
-    rng, steps = random.Random(f"{style}:{seed}"), 12 + 8 * kills
-    settings = settings_of(folder, style, f"killed-{style}") | {"steps": steps}
-    output, killed, saving, at = Path(settings["output"]), 0, 0, []
+    rng, steps = random.Random(f"{style}:{seed}"), {"steps": 12 + 8 * kills}
+    whole = settings_of(folder, style, f"whole-{style}") | steps
+    train.main(flags(**(SETTINGS | whole)))
+    theirs, weights = curve(Path(whole["output"])), Path(whole["output"], "model.safetensors").read_bytes()
+    at, saving, samples, same, differs, rounds = [], 0, True, True, 0.0, 0
+    while len(at) < kills and rounds < kills + MORE_ROUNDS:
+        settings = settings_of(folder, style, f"killed-{style}-{rounds}") | steps
+        reached, in_saving = kill_again_and_again(rng, style, settings, kills - len(at))
+        at, saving, rounds = at + reached, saving + in_saving, rounds + 1
+        train.main(flags(**(SETTINGS | settings)))
+        ours = curve(Path(settings["output"]))
+        samples &= [(step, ids) for step, _, ids in ours] == [(step, ids) for step, _, ids in theirs]
+        same &= Path(settings["output"], "model.safetensors").read_bytes() == weights
+        differs = max(differs, *(abs(a - b) for (_, a, _), (_, b, _) in zip(ours, theirs)))
+    return Outcome(style, len(at), saving, at, samples, same, differs)
+
+
+def kill_again_and_again(rng: random.Random, style: str, settings: dict, kills: int) -> tuple[list[int], int]:
+    """Kill a run, and again what goes on with it, `kills` times or until it has ended: the steps that it had
+    reached, and how often it was saving.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    output, saving, at = Path(settings["output"]), 0, []
     for number in range(kills):
         ranks = (2, 1)[number % 2] if style == "ranks" else 1
         before = left_by(output)
         processes = start(ranks, **settings)
-        wait_for_moment(rng, output, processes[0], before, in_saving=number % 2 == 0)
-        ended = any(process.exitcode is not None for process in processes)
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join()
-        if ended:  # before its moment came
+        try:
+            wait_for_moment(rng, output, processes[0], before, in_saving=number % 2 == 0)
+        finally:
+            ended = [process.exitcode for process in processes]
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join()
+        if any(ended):
+            raise RuntimeError(f"expected runs that go on or end with status 0, got {ended}")
+        if 0 in ended:  # before its moment came
             break
-        killed, saving = killed + 1, saving + bool(halves(output) - before)
+        saving += bool(halves(output) - before)
         at.append(last_step(output))
-    train.main(flags(**(SETTINGS | settings)))
-    whole = settings_of(folder, style, f"whole-{style}") | {"steps": steps}
-    train.main(flags(**(SETTINGS | whole)))
-    ours, theirs = curve(output), curve(Path(whole["output"]))
-    weights = [Path(run["output"], "model.safetensors").read_bytes() for run in (settings, whole)]
-    return Outcome(
-        style,
-        killed,
-        saving,
-        at,
-        [(step, samples) for step, _, samples in ours] == [(step, samples) for step, _, samples in theirs],
-        weights[0] == weights[1],
-        max(abs(a - b) for (_, a, _), (_, b, _) in zip(ours, theirs)),
-    )
+    return at, saving
 
 
 def wait_for_moment(rng: random.Random, output: Path, process, before: set, in_saving: bool) -> None:
     """Until a random moment: in one of the next three saves, or up to six steps behind the last save, which
-    includes moments before the run has begun. `before` is what the last run left."""
+    includes moments before the run has begun. `before` is what the last run left.
+
+    Raises:
+        RuntimeError: it did not come within `DEADLINE` seconds.
+    """
     begin, saves, steps = last_save(output), rng.randint(0, 2), rng.randint(0, 6)
+    until = time.monotonic() + DEADLINE
     while process.exitcode is None:
         now = left_by(output) - before
         if in_saving and now & halves(output) and last_save(output) >= begin + 2 * saves:
             break
         if not in_saving and (steps == 0 or (now and last_step(output) >= begin + steps)):
             break
+        if time.monotonic() > until:
+            raise RuntimeError(f"expected steps and saves within {DEADLINE} seconds, got none or too few")
         time.sleep(0.001)
     time.sleep(rng.uniform(0, 0.02) if in_saving or steps else rng.uniform(0, 1))
 

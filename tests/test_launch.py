@@ -15,6 +15,7 @@ import yaml
 from tests.runs import SETTINGS, curve, free_port, tiny_checkpoint, write_rows
 
 ROOT = Path(__file__).resolve().parent.parent
+LEFT_WITHIN = 60  # seconds from the death of a rank: what is promised
 SLURM, SKY = ROOT / "configs/launch/slurm.sh", ROOT / "configs/launch/sky.yaml"
 
 
@@ -39,9 +40,21 @@ def here(tmp_path_factory):
 def start(folder: Path, command: list[str], **env: str) -> subprocess.Popen:
     env = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())} | env
     env["PATH"] = f"{folder / 'bin'}:{env['PATH']}"
-    return subprocess.Popen(
-        command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    said = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, **said)
+
+
+def end_of(process: subprocess.Popen, seconds: float) -> str:
+    """What all its processes said, once they have ended by themselves.
+
+    Raises:
+        subprocess.TimeoutExpired: they had not after so long, and were killed.
+    """
+    try:
+        return process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
 
 
 def pid_of_rank(rank: int, port: str) -> int:
@@ -64,7 +77,7 @@ def test_slurm(here):
         ["bash", str(SLURM), *flags],
         **{"SLURM_JOB_NODELIST": "here", "SLURM_JOB_ID": "1", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"},
     )
-    said, _ = process.communicate()
+    said = end_of(process, 300)
     assert process.returncode == 0, said
     assert "on 2 x cpu" in said and len(curve(here / "runs/slurm")) == 3
 
@@ -83,7 +96,7 @@ def test_sky_and_a_rank_that_dies(here):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
     os.kill(pid_of_rank(1, port), signal.SIGKILL)
-    said, _ = process.communicate()
+    said = end_of(process, LEFT_WITHIN)
     assert process.returncode != 0
     assert "train.py: error: rank 0 of 2: another rank has left" in said
     cause = said[said.index("Root Cause") :]

@@ -42,6 +42,7 @@ EMBEDDED = str(ROOT / "checkpoints" / "ocelli-shapes")
 FAMILIES = ("colour", "shape", "count", "position", "word", "digit", "describe")
 PICTURES = 2  # of each client
 WAITING = "…"  # what the page shows in the place of an answer that has not begun
+TOO_LARGE = 15 * 2**20  # bytes, of an upload: the page takes 10 MiB
 KINDS = {"asked": 0.7, "broken off": 0.15, "garbage": 0.15}
 
 
@@ -90,14 +91,18 @@ class Visitor(threading.Thread):
         self.web = httpx.Client(timeout=300)
 
     def run(self) -> None:
+        self._do("too large")  # each once for certain
         while time.monotonic() < self.until:
             (kind,) = self.rng.choices(list(KINDS), weights=list(KINDS.values()))
-            try:
-                getattr(self, kind.replace(" ", "_"))()
-            except Exception as error:  # one client's trouble is told, and the others go on
-                self.told.errors.append(f"{kind}: {type(error).__name__}: {error}"[:300])
-            self.told.kinds[kind] += 1
+            self._do(kind)
         self.web.close()
+
+    def _do(self, kind: str) -> None:
+        try:
+            getattr(self, kind.replace(" ", "_"))()
+        except Exception as error:  # one client's trouble is told, and the others go on
+            self.told.errors.append(f"{kind}: {type(error).__name__}: {error}"[:300])
+        self.told.kinds[kind] += 1
 
     def asked(self) -> None:
         question = self.rng.choice(self.questions)
@@ -124,7 +129,7 @@ class Visitor(threading.Thread):
         noise = self.rng.randbytes(self.rng.choice((1, 100, 100_000)))
         send = (
             lambda: self.web.post(self.api + "upload", files={"files": ("a.png", noise)}),
-            lambda: self.web.post(self.api + "upload", files={"files": ("a.png", bytes(15 * 2**20))}),
+            self.too_large,
             lambda: self.web.post(self.api + "queue/join", content=noise),
             lambda: self.web.post(self.api + "queue/join", json={"data": [1], "fn_index": 999}),
             lambda: self._broken_picture(noise),
@@ -132,6 +137,12 @@ class Visitor(threading.Thread):
         answer = self.rng.choice(send)()
         if answer is not None and answer.status_code >= 500:
             self.told.errors.append(f"garbage: status {answer.status_code}: {answer.text[:200]}")
+
+    def too_large(self) -> None:
+        """An upload that must be refused."""
+        answer = self.web.post(self.api + "upload", files={"files": ("a.png", bytes(TOO_LARGE))})
+        if not 400 <= answer.status_code < 500:
+            self.told.errors.append(f"an upload of {TOO_LARGE:,} bytes: status {answer.status_code}")
 
     def _broken_picture(self, noise: bytes) -> None:
         """Must be told, and not answered."""
@@ -226,7 +237,7 @@ def run(clients: int, seconds: float) -> dict:
     return {
         "clients": clients,
         "minutes": round(seconds / 60, 2),
-        **{kind: told.kinds[kind] for kind in KINDS},
+        **{kind: told.kinds[kind] for kind in (*KINDS, "too large")},
         "wrong": len(told.wrong),
         "wrong_examples": told.wrong[:5],
         "errors": len(told.errors),
