@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from data.errors import DatasetError, ProcessorError
+from data.errors import DatasetError, ProcessorError, printable
 from data.packing import Batch
 from eval.in_run import held_out_tasks, score_in_run
 from inference.checkpoint import RequestError, pick_device
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
             train(config, ranks)
     except REFUSALS as error:
         reason = error if ranks is None else ranks.reason(error)
-        print(f"train.py: error: {reason}", file=sys.stderr)
+        print(f"train.py: error: {printable(reason)}", file=sys.stderr)
         sys.exit(2)  # torchrun ends the other ranks
     finally:
         if ranks is not None:

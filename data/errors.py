@@ -5,14 +5,19 @@ from __future__ import annotations
 _LONGEST = 2000  # characters of a sentence that quotes a file
 
 
+def printable(message: object) -> str:
+    """One line of printable characters and of bounded length, whatever a message quotes."""
+    shown = str(message)
+    shown = shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "…"
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+    return shown if len(shown) <= _LONGEST + 1 else shown[:_LONGEST] + "…"
+
+
 class OneSentence(ValueError):
-    """One line of printable characters and of bounded length, whatever it quotes."""
+    """Its message is `printable`."""
 
     def __init__(self, message: object):
-        shown = str(message)
-        shown = shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "…"
-        shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
-        super().__init__(shown if len(shown) <= _LONGEST + 1 else shown[:_LONGEST] + "…")
+        super().__init__(printable(message))
 
 
 class ImageError(OneSentence):

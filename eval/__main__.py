@@ -23,6 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from data.errors import printable
 from inference.command_line import Parser, positive
 
 # What imports torch is imported inside functions: --help and a mistyped option answer at once.
@@ -293,7 +294,7 @@ def sentence(error: Exception) -> str:
     said = str(error)
     if isinstance(error, OSError) and error.filename is not None:
         said = f"{error.filename}: {error.strerror}"
-    return " ".join(said.split())
+    return printable(" ".join(said.split()))
 
 
 def expected(error: Exception) -> bool:

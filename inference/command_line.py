@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from data.errors import printable
+
 
 class Parser(argparse.ArgumentParser):
     """Mistakes on the command line read like every other mistake: one sentence, exit status 2."""
 
     def error(self, message: str):
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the options)\n")
+        self.exit(2, f"{self.prog}: error: {printable(message)} (--help lists the options)\n")
 
 
 def positive(text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import OutOfMemoryError
 
-from data.errors import ImageError, ProcessorError, PromptError
+from data.errors import ImageError, ProcessorError, PromptError, printable
 from generation.decoding import NotFiniteError
 from generation.memory import CacheMemoryError
 from inference.checkpoint import RequestError
@@ -30,4 +30,4 @@ def sentence(error: BaseException, more_memory: str) -> str:
         said = f"{what or 'out of memory'}: {more_memory}"
     if isinstance(error, OSError) and error.filename is not None:
         said = f"{error.filename}: {error.strerror}"
-    return " ".join(said.split())
+    return printable(" ".join(said.split()))

@@ -180,3 +180,12 @@ def test_a_recipe_that_the_yaml_library_stumbles_over(recipe, said, tmp_path, ca
         parse_config([str(path)])
     sentence = capsys.readouterr().err
     assert stop.value.code == 2 and said in sentence and sentence.count("\n") == 1
+
+
+def test_a_refusal_of_a_recipe_prints_no_control_characters(tmp_path, capsys):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text('curriculum_pictures: "\\e]0;owned\\a\\0"\n')
+    with pytest.raises(SystemExit):
+        parse_config([str(recipe)])
+    said = capsys.readouterr().err
+    assert said[:-1].isprintable() and r"\x1b]0;owned\x07\x00" in said
