@@ -52,9 +52,10 @@ def parse_arguments(
     try:
         settings = read_recipe(recipe)
         parser = _parser(description)
-        parser.parse_object(settings)  # refuses values of the wrong type, as it does those of flags
-        parser.set_defaults(**settings)
-        parsed = parser.parse_args(arguments).as_dict()
+        parsed = parser.parse_object(settings)  # refuses values of the wrong type, as it does those of flags
+        if arguments:
+            parser.set_defaults(**settings)
+            parsed = parser.parse_args(arguments)
         config = TrainConfig(**{name: parsed[name] for name in flags})
         return config, PlanOptions(**{name: parsed[name] for name in plan})
     except (ValueError, KeyError, ArgumentError) as error:
