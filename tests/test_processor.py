@@ -165,7 +165,7 @@ def test_broken_folders_give_one_sentence(tmp_path):
     broken("bare", "found neither", processor_config__json=None)
     broken("wordless", "chat template", chat_template__jinja=None)
     broken("cut", "cannot be opened", tokenizer__json='{"version": "1.0", "added')
-    broken("noise", "cannot be opened", processor_config__json="hello")
+    broken("noise", "processor_config.json: not valid JSON", processor_config__json="hello")
     broken("tokenless", "cannot be opened", tokenizer__json=None)
     broken("nanovlm", "lm_tokenizer", config__json=json.dumps(nano_config(lm_tokenizer="../../etc")))
 
