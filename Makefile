@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/requirements.installed
 
 export IMAGE QUESTION
 
-.PHONY: answer demo test train clean
+.PHONY: answer demo test types tests-of-training other-tests train clean
 
 answer: $(INSTALLED)
 	@$(PY) generate.py $${IMAGE:+"$$IMAGE"} $${QUESTION:+-q "$$QUESTION"}
@@ -21,11 +21,22 @@ answer: $(INSTALLED)
 demo: $(INSTALLED)
 	@$(PY) app.py
 
+# Two at a time: what trains and evaluates, and everything else.
+TRAINING := $(wildcard tests/test_train*.py tests/test_eval*.py tests/test_l*.py tests/test_finetune.py)
+
 test: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	@$(MAKE) --no-print-directory -j2 types tests-of-training other-tests
+
+types:
 	$(PY) -m mypy
-	$(PY) -m pytest
+
+tests-of-training:
+	MAKEFLAGS= $(PY) -m pytest $(TRAINING)
+
+other-tests:
+	MAKEFLAGS= $(PY) -m pytest $(addprefix --ignore=,$(TRAINING))
 
 train: $(INSTALLED)
 	$(PY) train.py
