@@ -9,6 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
 from data.errors import PromptError
 
 MAX_CONFIG, MAX_TOKENIZER = 4 * 2**20, 32 * 2**20  # bytes
@@ -25,10 +28,11 @@ def check_files(folder: Path) -> None:
     """Hold them against the limits. Vocabularies are measured only: of two values all readers take the last.
 
     Raises:
-        PromptError: a file is too large; its JSON is no object, nested too deeply or ambiguous.
+        PromptError: a file is too large; its JSON is no object, nested too deeply or ambiguous; a
+            `tokenizer_class` that is none.
     """
     for name in _CONFIGS:
-        read_object(folder / name)
+        _check_tokenizer_class(name, read_object(folder / name).get("tokenizer_class"))
     read_template(folder)
     for name in _VOCABULARIES:
         path = folder / name
@@ -70,6 +74,17 @@ def read_template(folder: Path) -> str | None:
         return None
     _check_size(path, MAX_CONFIG)
     return path.read_text(encoding="utf-8")
+
+
+def _check_tokenizer_class(file: str, name: Any) -> None:
+    """transformers calls `from_pretrained` of whatever class of its own has that name: a processor's asks for
+    its tokenizer, and so for ever."""
+    if not isinstance(name, str):
+        return
+    for known in {name, name.removesuffix("Fast"), f"{name}Fast"}:
+        found = tokenizer_class_from_name(known)
+        if found is not None and not (isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)):
+            raise PromptError(f"{file}: expected tokenizer_class to name a tokenizer, got {name[:80]!r}")
 
 
 def _check_size(path: Path, most: int) -> None:

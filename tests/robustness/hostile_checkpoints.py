@@ -239,6 +239,13 @@ PROCESSOR_CASES: dict[str, Callable[[Path], None]] = {
     "tokenizer.json of 33 MiB": with_file("tokenizer.json", b" " * 33 * 2**20),
     "tokenizer.json of many values": with_file("tokenizer.json", _list(1_300_000)),
     "vocab.json of many values": with_file("vocab.json", _list(1_300_000)),
+    **{
+        f"{named} as the tokenizer of {name}": with_file(
+            name, json.dumps({"tokenizer_class": named}).encode()
+        )
+        for name in ("tokenizer_config.json", "config.json")
+        for named in ("Idefics3Processor", "AutoTokenizer", "pipeline")
+    },
 }
 # Just below the limits: whatever becomes of them, it comes in time.
 JUST_BELOW: dict[str, Callable[[Path], None]] = {
