@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from data.errors import printable
+from data.errors import one_line
 from inference.command_line import Parser, positive
 
 # Everything that imports torch or gradio is imported inside functions: --help and a mistake answer at once.
@@ -143,7 +143,7 @@ def serve_until_interrupted(settings: argparse.Namespace) -> int:
         # Of what people get wrong the names are known once torch is there, and without it nothing was opened.
         if not isinstance(error, StartError | ValueError | OSError):
             raise
-        note("error: " + printable(" ".join(str(error).split())))
+        note(f"error: {one_line(error)}")
         return 2
     note(f"{url} (Ctrl-C ends it)")
     try:

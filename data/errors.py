@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from models.untrusted import escaped
+
 _LONGEST = 2000  # characters of a sentence that quotes a file
 
 
@@ -9,8 +11,16 @@ def printable(message: object) -> str:
     """One line of printable characters and of bounded length, whatever a message quotes."""
     shown = str(message)
     shown = shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "…"
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+    shown = escaped(shown)
     return shown if len(shown) <= _LONGEST + 1 else shown[:_LONGEST] + "…"
+
+
+def one_line(said: object) -> str:
+    """A message or an error as `printable` text whose white space is single blanks; an error of the system's
+    is its file and what is wrong with it."""
+    if isinstance(said, OSError) and said.filename is not None:
+        said = f"{said.filename}: {said.strerror}"
+    return printable(" ".join(str(said).split()))
 
 
 class OneSentence(ValueError):

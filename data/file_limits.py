@@ -1,11 +1,9 @@
-"""The files of a processor, held against limits before transformers and tokenizers open them.
-
-The rules are those of `models.checkpoints.strict_json`, which this package may not import.
-"""
+"""The files of a processor, held against limits before transformers and tokenizers open them."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from data.errors import PromptError
+from models import untrusted
+from models.untrusted import MAX_CONFIG, MAX_TOKENIZER, check_size, check_values
 
-MAX_CONFIG, MAX_TOKENIZER = 4 * 2**20, 32 * 2**20  # bytes
-MOST_VALUES = 2_500_000  # of tokenizer.json: commas and opening brackets
 _CONFIGS = (
     "config.json", "processor_config.json", "preprocessor_config.json", "chat_template.json",
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -37,10 +35,10 @@ def check_files(folder: Path) -> None:
     for name in _VOCABULARIES:
         path = folder / name
         if path.is_file():
-            _check_size(path, MAX_TOKENIZER)
-            raw = path.read_bytes() if name.endswith(".json") else b""
-            if sum(map(raw.count, (b",", b"[", b"{"))) > MOST_VALUES:
-                raise PromptError(f"{name}: expected at most {MOST_VALUES} values, got more")
+            with _named(path):
+                check_size(path, MAX_TOKENIZER)
+                if name.endswith(".json"):
+                    check_values(path.read_bytes())
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -51,29 +49,22 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
-    _check_size(path, MAX_CONFIG)
-    try:
-        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_unambiguous)
-    except ValueError as error:
-        raise PromptError(f"{path.name}: not valid JSON ({error})") from None
-    except RecursionError:
-        raise PromptError(f"{path.name}: not valid JSON (nested too deeply)") from None
-    if not isinstance(value, dict):
-        raise PromptError(f"{path.name}: expected a JSON object, got {type(value).__name__}")
-    return value
+    with _named(path):
+        return untrusted.read_object(path)
 
 
 def read_template(folder: Path) -> str | None:
     """chat_template.jinja, None where there is none.
 
     Raises:
-        PromptError: too large.
+        PromptError: too large, or not UTF-8.
     """
     path = folder / _TEMPLATE
     if not path.is_file():
         return None
-    _check_size(path, MAX_CONFIG)
-    return path.read_text(encoding="utf-8")
+    with _named(path):
+        check_size(path, MAX_CONFIG)
+        return path.read_text(encoding="utf-8")
 
 
 def _check_tokenizer_class(file: str, name: Any) -> None:
@@ -87,16 +78,10 @@ def _check_tokenizer_class(file: str, name: Any) -> None:
             raise PromptError(f"{file}: expected tokenizer_class to name a tokenizer, got {name[:80]!r}")
 
 
-def _check_size(path: Path, most: int) -> None:
-    size = path.stat().st_size
-    if size > most:
-        raise PromptError(f"{path.name}: expected at most {most} bytes, got {size}")
-
-
-def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        for name, value in pairs:
-            if found[name] != value:
-                raise ValueError(f"the key {name[:80]!r} stands twice, with different values")
-    return found
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What is wrong with a file, with its name."""
+    try:
+        yield
+    except ValueError as error:
+        raise PromptError(f"{path.name}: {error}") from None

@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data.errors import printable
+from data.errors import one_line
 from inference.command_line import Parser, positive
 
 # What imports torch is imported inside functions: --help and a mistyped option answer at once.
@@ -178,7 +178,7 @@ def run_tasks(settings: argparse.Namespace) -> None:
         from eval.tasks import TaskError
 
         # OSError's own text is no sentence; what says that another rank is gone stays what it is.
-        plain = TaskError(sentence(error)) if getattr(error, "filename", None) is not None else error
+        plain = TaskError(one_line(error)) if getattr(error, "filename", None) is not None else error
         raise TaskError(ranks.reason(plain)) from error
     finally:
         ranks.close()
@@ -284,17 +284,9 @@ def guarded(program: str, work, again: str = "") -> int:
     except REFUSALS as error:
         if not expected(error):
             raise
-        print(f"{program}: error: {sentence(error)}", file=sys.stderr)
+        print(f"{program}: error: {one_line(error)}", file=sys.stderr)
         return 2
     return 0
-
-
-def sentence(error: Exception) -> str:
-    """What an error says, on one line."""
-    said = str(error)
-    if isinstance(error, OSError) and error.filename is not None:
-        said = f"{error.filename}: {error.strerror}"
-    return printable(" ".join(said.split()))
 
 
 def expected(error: Exception) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import OutOfMemoryError
 
-from data.errors import ImageError, ProcessorError, PromptError, printable
+from data.errors import ImageError, ProcessorError, PromptError, one_line
 from generation.decoding import NotFiniteError
 from generation.memory import CacheMemoryError
 from inference.checkpoint import RequestError
@@ -24,10 +24,7 @@ def sentence(error: BaseException, more_memory: str) -> str:
     Args:
         more_memory: what to do where memory did not suffice.
     """
-    said = str(error)
     if isinstance(error, OutOfMemoryError | MemoryError):
-        what = ". ".join(said.split(". ")[:2]).rstrip(".")  # without the advice for programmers
-        said = f"{what or 'out of memory'}: {more_memory}"
-    if isinstance(error, OSError) and error.filename is not None:
-        said = f"{error.filename}: {error.strerror}"
-    return printable(" ".join(said.split()))
+        what = ". ".join(str(error).split(". ")[:2]).rstrip(".")  # without the advice for programmers
+        return one_line(f"{what or 'out of memory'}: {more_memory}")
+    return one_line(error)

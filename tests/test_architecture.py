@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "models.checkpoints": {"models"},
     "models": {"models"},
     "generation": {"generation"},
-    "data": {"data", "models.config"},
+    "data": {"data", "models.config", "models.untrusted"},
     "training": {"training", "models", "data"},
     "inference": {"inference", "models", "generation", "data"},
     "web": {"web", "inference", "models", "generation", "data"},

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser
 
-from data.errors import printable
+from data.errors import one_line
 from training.config import TrainConfig, flag
 from training.run_plan import PlanOptions
 
@@ -59,7 +59,7 @@ def parse_arguments(
         config = TrainConfig(**{name: parsed[name] for name in flags})
         return config, PlanOptions(**{name: parsed[name] for name in plan})
     except (ValueError, KeyError, ArgumentError) as error:
-        _leave(printable(" ".join(str(error).split())))
+        _leave(one_line(error))
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import OutOfMemoryError
 
-from data.errors import ImageError, ProcessorError, PromptError
+from data.errors import ImageError, ProcessorError, PromptError, one_line
 from data.images import load_image
 from data.inputs import TiledPicture
 from generation.decoding import GenerationOptions, NotFiniteError
@@ -309,4 +309,4 @@ def sentence(error: Exception) -> str:
     if not isinstance(error, MISTAKES):
         traceback.print_exception(error)
         return "Something broke here that should not have. Others are not affected; ask again."
-    return " ".join(str(error).split())
+    return one_line(error)

@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data.errors import printable
+from data.errors import one_line
 from inference.command_line import Parser
 
 # What reads pictures and tokenizers is imported inside functions: a mistyped option answers at once.
@@ -209,8 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         (run_inspect if settings.command == "inspect" else run_convert)(settings)
     except (CheckpointError, ImageError, ProcessorError, PromptError, OSError, MemoryError) as error:
-        said = printable(" ".join(str(error).split())) or type(error).__name__
-        note(f"python -m models.checkpoints: error: {said}")
+        note(f"python -m models.checkpoints: error: {one_line(error) or type(error).__name__}")
         return 2
     except KeyboardInterrupt:
         note("\npython -m models.checkpoints: interrupted")

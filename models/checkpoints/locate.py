@@ -27,7 +27,8 @@ from huggingface_hub.utils import httpx
 
 from models.checkpoints.errors import CheckpointError, some
 from models.checkpoints.hub import fetched, one_sentence
-from models.checkpoints.strict_json import MAX_INDEX, read_json
+from models.checkpoints.strict_json import read_json
+from models.untrusted import MAX_INDEX
 
 # What a processor, a tokenizer and a chat template may consist of, today's files and older ones.
 PROCESSOR_FILES = (

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from models.checkpoints.errors import CheckpointError
-from models.checkpoints.strict_json import parse_json
+from models.untrusted import parse_json
 
 _DTYPES = {
     "F64": torch.float64,

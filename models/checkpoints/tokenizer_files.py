@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from models.checkpoints.locate import CheckpointFiles
-from models.checkpoints.strict_json import MAX_TOKENIZER, read_json
+from models.checkpoints.strict_json import read_json
+from models.untrusted import MAX_TOKENIZER
 
 _RELATIVE = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*")
 
