@@ -22,20 +22,21 @@ demo: $(INSTALLED)
 	@$(PY) app.py
 
 # Two at a time: what trains and evaluates, and everything else.
-TRAINING := $(wildcard tests/test_train*.py tests/test_eval*.py tests/test_l*.py tests/test_finetune.py)
+TRAINING := $(sort $(wildcard tests/test_train*.py tests/test_eval*.py)) \
+    tests/test_finetune.py tests/test_launch.py tests/test_loader.py tests/test_locks.py
 
 test: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	@$(MAKE) --no-print-directory -j2 types tests-of-training other-tests
 
-types:
+types: $(INSTALLED)
 	$(PY) -m mypy
 
-tests-of-training:
+tests-of-training: $(INSTALLED)
 	MAKEFLAGS= $(PY) -m pytest $(TRAINING)
 
-other-tests:
+other-tests: $(INSTALLED)
 	MAKEFLAGS= $(PY) -m pytest $(addprefix --ignore=,$(TRAINING))
 
 train: $(INSTALLED)

@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
         ranks = Ranks(pick_device(config.device))
         output = check_replaceable(Path(config.output))
         with ranks.watching(), only_writer(output, parents=True) if ranks.is_first else nullcontext():
-            train(config, ranks)
+            train(config, ranks, output)
     except REFUSALS as error:
         reason = error if ranks is None else ranks.reason(error)
         print(f"train.py: error: {printable(reason)}", file=sys.stderr)
@@ -79,12 +79,11 @@ def main(arguments: list[str] | None = None) -> None:
             ranks.close()
 
 
-def train(config: TrainConfig, ranks: Ranks) -> None:
+def train(config: TrainConfig, ranks: Ranks, output: Path) -> None:
     """Build or load everything that a run needs, then run it."""
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    output = check_replaceable(Path(config.output))
     task = open_task(config, ranks)
     ask = questions_to_ask(config, task, ranks)
     dtype = compute_dtype(config, ranks.device)

@@ -92,6 +92,20 @@ def write_rows(path: Path, count: int = 60, every: int = 4) -> Path:
     return path
 
 
+def prepared(folder: Path) -> Path:
+    """The folder, with a checkpoint and rows for `settings_in`."""
+    tiny_checkpoint(folder / "tiny")
+    write_rows(folder / "rows.jsonl")
+    return folder
+
+
+def settings_in(folder: Path, output: str, streaming: bool = False, **more) -> dict:
+    """Of a run on what `prepared` made."""
+    data = [{"path": str(folder / "rows.jsonl"), "name": "rows", "streaming": streaming}]
+    made = {"init_from": str(folder / "tiny"), "data": data, "output": str(folder / output)}
+    return SETTINGS | made | more
+
+
 def flags(**settings) -> list[str]:
     made = []
     for name, value in settings.items():

@@ -60,10 +60,6 @@ def needs_compiler():
         build.find_compiler()
     except build.NoCompiler:
         pytest.skip("no C compiler on this machine")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a step waits for all its threads many times: cores that are busy cost seconds
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -13,7 +13,7 @@ import pytest
 import train
 from data.lanes import DropCount, Dropped, Produced
 from tests.rows import png
-from tests.runs import SETTINGS, curve, flags, start, tiny_checkpoint, write_rows
+from tests.runs import curve, flags, prepared, settings_in, start, write_rows
 from training.state import FOLDER, states
 
 STEPS = 60
@@ -21,16 +21,11 @@ STEPS = 60
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lost")
-    tiny_checkpoint(folder / "tiny")
-    write_rows(folder / "rows.jsonl")
-    return folder
+    return prepared(tmp_path_factory.mktemp("lost"))
 
 
 def settings(folder, output: str, **more) -> dict:
-    data = [{"path": str(folder / "rows.jsonl"), "name": "rows"}]
-    made = {"init_from": str(folder / "tiny"), "data": data, "output": str(folder / output), "steps": STEPS}
-    return SETTINGS | made | {"save_every": STEPS} | more
+    return settings_in(folder, output, **({"steps": STEPS, "save_every": STEPS} | more))
 
 
 @pytest.mark.parametrize("ranks, workers", [(1, 0), (1, 2), (2, 0)])

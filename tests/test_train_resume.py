@@ -12,27 +12,18 @@ import pytest
 
 import train
 from tests.kills import STYLES, kill_and_compare
-from tests.runs import SETTINGS, curve, flags, start, tiny_checkpoint, write_rows
+from tests.runs import curve, flags, prepared, settings_in, start
 from training.state import FOLDER, RunState, states
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("resume")
-    tiny_checkpoint(folder / "tiny")
-    write_rows(folder / "rows.jsonl")
-    return folder
+    return prepared(tmp_path_factory.mktemp("resume"))
 
 
-def settings(folder, output: str, streaming: bool = False, **more) -> dict:
-    data = [{"path": str(folder / "rows.jsonl"), "name": "rows", "streaming": streaming}]
-    made = {
-        "init_from": str(folder / "tiny"),
-        "data": data,
-        "output": str(folder / output),
-        "shuffle_buffer": 5,
-    }
-    return SETTINGS | made | {"save_every": 2, "muon": "language", "ema": 0.9} | more
+def settings(folder, output: str, **more) -> dict:
+    usual = {"shuffle_buffer": 5, "save_every": 2, "muon": "language", "ema": 0.9}
+    return settings_in(folder, output, **(usual | more))
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.robustness.cache import KINDS, profile
 
@@ -15,14 +14,6 @@ OPERATIONS = {
     "sessions": {"answer", "fork", "grow", "rewind", "reset"},
     "batches": {"requests", "decode steps", "positions shared"},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("kind", KINDS)
