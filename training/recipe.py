@@ -66,7 +66,8 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     """A recipe's keys and values, the keys known.
 
     Raises:
-        ValueError: no such file, not YAML, an unknown key or one without a value: one sentence.
+        ValueError: no such file, not YAML, an unknown key or one without a value, a date or another value
+            that only YAML has: one sentence.
     """
     try:
         recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
@@ -78,6 +79,12 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"recipe {path} is no YAML: {error}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
+    for key, value in recipe.items():
+        if (odd := _odd_value([key, value])) is not None:
+            raise ValueError(
+                f"recipe {path}: {str(key)[:80]}: expected text, numbers, true, false, lists, and keys with "
+                f"values, got a {type(odd).__name__}; put text that looks like one into quotes"
+            )
     if recipe.get("resume") == "auto":
         recipe["resume"] = True
     known = {item.name for item in dataclasses.fields(TrainConfig)}
@@ -88,6 +95,22 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
             f"recipe {path}: no value for {', '.join(empty)}; leave out what is to be its default"
         )
     return recipe
+
+
+def _odd_value(recipe: list[Any]) -> Any:
+    """A date, set, tuple or bytes that YAML's tags made, which run.yaml would bring back as another value;
+    None where there is none."""
+    waiting: list[Any] = [recipe]
+    seen = set()  # a list may hold itself, or another one a billion times
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            if id(value) not in seen:
+                seen.add(id(value))
+                waiting += [*value, *value.values()] if isinstance(value, dict) else value
+        elif value is not None and not isinstance(value, str | int | float):
+            return value
+    return None
 
 
 def _without_auto(arguments: list[str]) -> list[str]:

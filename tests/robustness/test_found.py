@@ -170,6 +170,11 @@ def test_a_token_id_that_nobody_can_count_up_to():
         ("steps: !!timestamp x", "is no YAML"),
         ("steps: 2001-99-99", "is no YAML"),
         ("steps:\nlr: 0.1", "no value for steps"),
+        ("data:\n- path: a\n  subset: !!omap [a: 1]", "data: expected text, numbers"),
+        ("data:\n- path: a\n  subset: 2026-01-31", "got a date; put text that looks like one into quotes"),
+        ("? !!python/tuple [1]\n: 1", "is no YAML"),
+        ("? 2026-01-31\n: 1", "2026-01-31: expected text"),
+        (f"data: &a [!!set {{a, b}}, *a, {'x' * 9000}]", "got a set"),
         ("data: " + "[" * 5000 + "]" * 5000, "is nested too deeply"),
     ],
 )
