@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from models.untrusted import escaped
-
 _LONGEST = 2000  # characters of a sentence that quotes a file
 
 
@@ -11,16 +9,22 @@ def printable(message: object) -> str:
     """One line of printable characters and of bounded length, whatever a message quotes."""
     shown = str(message)
     shown = shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "…"
-    shown = escaped(shown)
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
     return shown if len(shown) <= _LONGEST + 1 else shown[:_LONGEST] + "…"
 
 
-def one_line(said: object) -> str:
-    """A message or an error as `printable` text whose white space is single blanks; an error of the system's
-    is its file and what is wrong with it."""
-    if isinstance(said, OSError) and said.filename is not None:
-        said = f"{said.filename}: {said.strerror}"
-    return printable(" ".join(str(said).split()))
+def one_line(said: object, most: int = _LONGEST) -> str:
+    """A message or an error as `printable` text of at most `most` characters, its white space single blanks.
+
+    The system's error about one file is that file and what is wrong with it; an error without words is its
+    type's name.
+    """
+    text = " ".join(str(said).split())
+    if isinstance(said, OSError) and said.strerror and said.filename is not None and said.filename2 is None:
+        text = f"{said.filename}: {said.strerror}"
+    elif isinstance(said, BaseException):
+        text = text or type(said).__name__
+    return printable(text)[:most]
 
 
 class OneSentence(ValueError):

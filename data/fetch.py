@@ -9,7 +9,7 @@ import urllib.request
 from urllib.parse import quote, urlsplit
 
 from data.addresses import Deadline, PrivateAddressError, handlers, private_allowed
-from data.errors import FetchError
+from data.errors import FetchError, one_line
 
 _CHUNK = 64 * 1024
 _MAX_REDIRECTS = 5
@@ -88,14 +88,12 @@ def _told(error: Exception) -> FetchError:
     if isinstance(error, FetchError):
         return error
     if isinstance(error, urllib.error.HTTPError):
-        return FetchError(f"expected a picture, the server answered {error.code} {_one_line(error.reason)}")
+        return FetchError(
+            f"expected a picture, the server answered {error.code} {one_line(error.reason, 200)}"
+        )
     if isinstance(error, OSError | http.client.HTTPException):  # URLError and timeouts are OSErrors
         reason = getattr(error, "reason", None) or error
         if isinstance(reason, PrivateAddressError):
             return FetchError(str(reason))
-        return FetchError(f"the download failed ({_one_line(reason) or type(error).__name__})")
-    return FetchError(f"not a usable address ({_one_line(error)})")  # one that does not parse
-
-
-def _one_line(reason: object) -> str:
-    return " ".join(str(reason).split())[:200]
+        return FetchError(f"the download failed ({one_line(reason, 200) or type(error).__name__})")
+    return FetchError(f"not a usable address ({one_line(error, 200)})")  # one that does not parse

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+from transformers.utils import DummyObject
 
 from data.errors import PromptError
 from models import untrusted
@@ -19,19 +20,31 @@ _CONFIGS = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
-_TEMPLATE = "chat_template.jinja"
+_TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+PROCESSOR_FILES = (*_CONFIGS, *_VOCABULARIES, _TEMPLATE)
+# Keys under which transformers finds the names of further files, which it then reads in place of these.
+_POINTERS = ("configuration_files", "fast_tokenizer_files")
 
 
 def check_files(folder: Path) -> None:
     """Hold them against the limits. Vocabularies are measured only: of two values all readers take the last.
 
     Raises:
-        PromptError: a file is too large; its JSON is no object, nested too deeply or ambiguous; a
-            `tokenizer_class` that is none.
+        PromptError: a file is too large; its JSON is no object, nested too deeply, ambiguous or leads to
+            other files; a `tokenizer_class` that is none.
     """
-    for name in _CONFIGS:
-        _check_tokenizer_class(name, read_object(folder / name).get("tokenizer_class"))
+    configs = {name: read_object(folder / name) for name in _CONFIGS}
+    for name, config in configs.items():
+        if lead := [key for key in _POINTERS if key in config]:
+            raise PromptError(f"{name}: expected no {lead[0]}, which lead to files of other names; remove it")
+    for name in ("tokenizer_config.json", "config.json"):  # the second counts where the first has none
+        if configs[name].get("tokenizer_class") is not None:
+            _check_tokenizer_class(name, configs[name]["tokenizer_class"])
+            break
     read_template(folder)
+    for path in sorted((folder / _MORE_TEMPLATES).glob("*")):
+        with _named(path):
+            check_size(path, MAX_CONFIG)
     for name in _VOCABULARIES:
         path = folder / name
         if path.is_file():
@@ -74,7 +87,9 @@ def _check_tokenizer_class(file: str, name: Any) -> None:
         return
     for known in {name, name.removesuffix("Fast"), f"{name}Fast"}:
         found = tokenizer_class_from_name(known)
-        if found is not None and not (isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)):
+        if found is None or isinstance(found, DummyObject):  # of a library that transformers says is missing
+            continue
+        if not (isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)):
             raise PromptError(f"{file}: expected tokenizer_class to name a tokenizer, got {name[:80]!r}")
 
 

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from data.errors import ImageError
+from data.errors import ImageError, one_line
 from data.exif import orientation
 from data.fetch import FetchError, fetch
-from data.picture_header import check_decoder, one_line, open_header
+from data.picture_header import check_decoder, open_header
 
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -159,7 +159,7 @@ def _read_path(source: str | os.PathLike, limits: ImageLimits, name: str) -> byt
     except ImageError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: NUL in the path; RuntimeError: no home
-        raise ImageError(f"{name}: the file cannot be read ({one_line(error)})") from error
+        raise ImageError(f"{name}: the file cannot be read ({one_line(error, 200)})") from error
 
 
 def _read_data_url(source: str, limits: ImageLimits, name: str) -> bytes:
@@ -171,7 +171,7 @@ def _read_data_url(source: str, limits: ImageLimits, name: str) -> bytes:
     try:
         data = base64.b64decode(body, validate=True) if is_base64 else urllib.parse.unquote_to_bytes(body)
     except (binascii.Error, ValueError) as error:
-        raise ImageError(f"{name}: expected base64 after the comma ({one_line(error)})") from error
+        raise ImageError(f"{name}: expected base64 after the comma ({one_line(error, 200)})") from error
     _check_bytes(len(data), limits, name)
     return data
 
@@ -223,7 +223,7 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
         image.load()
     except Exception as error:  # see open_header
         raise ImageError(
-            f"{name}: the picture is damaged or cut off ({one_line(error)}); get a whole copy of it"
+            f"{name}: the picture is damaged or cut off ({one_line(error, 200)}); get a whole copy of it"
         ) from error
     return _flatten(image if turn is None else image.transpose(turn), name)
 
@@ -250,7 +250,7 @@ def _flatten(image: Image.Image, name: str) -> Image.Image:
         raise
     except Exception as error:  # see open_header; also a mode Pillow cannot convert, such as LAB
         raise ImageError(
-            f"{name}: a picture in mode {image.mode} cannot be made RGB ({one_line(error)})"
+            f"{name}: a picture in mode {image.mode} cannot be made RGB ({one_line(error, 200)})"
         ) from error
     rgb.info = {}  # so that a second load does not turn it again by the same EXIF
     return rgb

@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from huggingface_hub import snapshot_download
 from PIL import Image
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data.chat import Message
 from data.errors import PromptError
-from data.file_limits import check_files, read_object
+from data.file_limits import PROCESSOR_FILES, check_files, read_object
 
 CHATML_TEMPLATE = (
     "{% for message in messages %}"
@@ -162,12 +163,12 @@ def open_nanovlm(
         raise PromptError(
             f"config.json: expected lm_tokenizer to be a folder or repository name, got {named!r}"
         )
-    inside = folder / named
-    if (folder / "tokenizer.json").is_file():
-        inside = folder
-    for place in {folder, inside}:
-        check_files(place)
-    tokenizer = AutoTokenizer.from_pretrained(inside if inside.is_dir() else named, trust_remote_code=False)
+    place = folder if (folder / "tokenizer.json").is_file() else folder / named
+    if not place.is_dir():
+        place = Path(snapshot_download(named, allow_patterns=list(PROCESSOR_FILES)))
+    for holds in {folder, place}:
+        check_files(holds)
+    tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
     extra = config.get("vlm_extra_tokens") or {}
     absent = [token for token in extra.values() if token not in tokenizer.get_vocab()]
     if absent:

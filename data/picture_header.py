@@ -13,7 +13,7 @@ from itertools import islice
 
 from PIL import Image, UnidentifiedImageError
 
-from data.errors import ImageError
+from data.errors import ImageError, one_line
 from data.exif import PIECES, SOS, find_exif, jpeg_markers, without_exif
 from data.tiff_directory import plain_tiff
 
@@ -63,10 +63,10 @@ def open_header(data: bytes, name: str, max_pixels: int) -> Image.Image:
         ) from error
     except Image.DecompressionBombError as error:  # Pillow's guard, at 179 million pixels
         raise ImageError(
-            f"{name}: expected at most {max_pixels:,} pixels, got far more ({one_line(error)})"
+            f"{name}: expected at most {max_pixels:,} pixels, got far more ({one_line(error, 200)})"
         ) from error
     except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
-        raise ImageError(f"{name}: the picture's header is damaged ({one_line(error)})") from error
+        raise ImageError(f"{name}: the picture's header is damaged ({one_line(error, 200)})") from error
 
 
 def check_decoder(image: Image.Image, data: bytes, name: str) -> None:
@@ -91,7 +91,3 @@ def check_decoder(image: Image.Image, data: bytes, name: str) -> None:
                 f"{name}: expected a JPEG of at most {most} scans of {pixels:,} pixels, got {scans}; "
                 "save it again"
             )
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data.chat import ChatEncoder, Message, check_text, read_conversation
 from data.cutting import check_sizes, cut
-from data.errors import ImageError, ProcessorError, PromptError
+from data.errors import ImageError, ProcessorError, PromptError, one_line
 from data.idefics_processing import (
     SMOLVLM_CHAT_TEMPLATE,
     IdeficsPictures,
@@ -118,7 +118,7 @@ class Processor:
         except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
             raise ProcessorError(
                 f"{folder}: its tokenizer or processor cannot be opened "
-                f"({type(error).__name__}: {' '.join(str(error).split())[:300]})"
+                f"({type(error).__name__}: {one_line(error, 300)})"
             ) from error
 
     @property

@@ -17,7 +17,7 @@ import datasets
 import numpy as np
 from datasets.features import Image, LargeList, List
 
-from data.errors import DatasetError
+from data.errors import DatasetError, one_line
 from data.order import Rows
 
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
@@ -176,7 +176,7 @@ def _from_disk(folder: Path, split: str, streaming: bool):
     try:
         rows = datasets.load_from_disk(str(folder))
     except Exception as error:  # damaged Arrow files end in many kinds
-        raise DatasetError(f"{folder}: cannot be read ({_one_line(error)})") from error
+        raise DatasetError(f"{folder}: cannot be read ({one_line(error, 300)})") from error
     if isinstance(rows, datasets.DatasetDict):
         if name not in rows:
             raise DatasetError(f"{folder}: no split {name!r}; it has {', '.join(rows)}")
@@ -224,7 +224,7 @@ def _slice(split: str, rows: int, where: str) -> tuple[int, int]:
     try:
         (part,) = datasets.ReadInstruction.from_spec(split).to_absolute({name: rows})
     except (ValueError, AssertionError) as error:
-        raise DatasetError(f"{where}: split {split!r}: {_one_line(error)}") from error
+        raise DatasetError(f"{where}: split {split!r}: {one_line(error, 300)}") from error
     start, end = part.from_ or 0, rows if part.to is None else part.to
     return start, end
 
@@ -234,7 +234,7 @@ def _load(builder: str, where: str, subset: str | None, split: str, streaming: b
         rows = datasets.load_dataset(builder, subset, split=split, streaming=streaming, **options)
     except Exception as error:  # the library, the network and the files raise anything
         raise DatasetError(
-            f"{where}: cannot be opened ({type(error).__name__}: {_one_line(error)})"
+            f"{where}: cannot be opened ({type(error).__name__}: {one_line(error, 300)})"
         ) from error
     rows = _undecoded(rows)
     return HubStream(rows) if streaming else rows
@@ -269,7 +269,3 @@ def _common_folder(files: list[Path], path: str) -> Path:
             "list them as datasets of their own"
         )
     return files[0].parent
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from PIL import Image
 
+from data.errors import one_line
 from data.images import image_size
 from data.inputs import TiledPicture
 from eval.tasks import Sample
@@ -107,7 +108,7 @@ def answers(
     )
     for done in scheduler.run(requests):
         if done.error is not None:
-            yield done.key, Answer("", error=" ".join(str(done.error).split()))
+            yield done.key, Answer("", error=one_line(done.error))
         else:
             yield done.key, Answer(answer_text(checkpoint, done.token_ids), len(done.token_ids))
 

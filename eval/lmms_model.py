@@ -17,6 +17,7 @@ from lmms_eval.api.model import lmms
 from lmms_eval.protocol import ChatMessages
 from tqdm import tqdm
 
+from data.errors import one_line
 from eval.lmms_settings import cut, read_settings
 from generation.batching import Scheduler
 from generation.decoding import GenerationOptions
@@ -81,7 +82,7 @@ class Ocelli(lmms):
                     results[done.key] = GenerationResult(text, TokenCounts(output_tokens=len(done.token_ids)))
                 else:
                     _, _, _, document, task, _ = requests[done.key].args
-                    self.errors.append((task, document, " ".join(str(done.error).split())))
+                    self.errors.append((task, document, one_line(done.error)))
                 bar.update()
         self.seconds += time.perf_counter() - began
         return results

@@ -23,6 +23,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from data.errors import one_line
 from data.inputs import EncodedConversation
 from generation.batching import Scheduler
 from generation.decoding import GenerationOptions
@@ -300,7 +301,7 @@ class Question:
         """The line of the results."""
         begin = {"line": self.number, **carried(self.value)}
         if self.error is not None:
-            return begin | {"error": " ".join(str(self.error).split())}
+            return begin | {"error": one_line(self.error)}
         assert self.line is not None and self._row is not None, "without an error there is a question"
         asked = {"model": model, "images": self.line.images, "question": self.line.question}
         return begin | asked | answers_of(checkpoint, self._row, self._ids)

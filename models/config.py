@@ -21,10 +21,14 @@ def _check_range(owner: str, name: str, value, low: int, high: int) -> None:
         raise ValueError(f"{owner}.{name}: expected an integer from {low} to {high}, got {value!r}")
 
 
-def _check_positive(owner: str, name: str, value) -> None:
-    # Within what float32 holds: beyond it eps would be none, and a frequency infinite.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-38 <= value <= 1e38:
-        raise ValueError(f"{owner}.{name}: expected a positive number, got {value!r}")
+def _make_positive(config, *names: str) -> None:
+    """Floats, of whole numbers too: 10**30 is saved as the float that it is used as."""
+    for name in names:
+        value = getattr(config, name)
+        # Within what float32 holds: beyond it eps would be none, and a frequency infinite.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-38 <= value <= 1e38:
+            raise ValueError(f"{type(config).__name__}.{name}: expected a positive number, got {value!r}")
+        object.__setattr__(config, name, float(value))
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class VisionConfig:
         _check_range("VisionConfig", "num_attention_heads", self.num_attention_heads, 1, self.hidden_size)
         _check_range("VisionConfig", "num_channels", self.num_channels, 1, 16)
         _check_range("VisionConfig", "patch_size", self.patch_size, 1, self.image_size)
-        _check_positive("VisionConfig", "layer_norm_eps", self.layer_norm_eps)
+        _make_positive(self, "layer_norm_eps")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"VisionConfig.hidden_size ({self.hidden_size}) must be a multiple of "
@@ -85,8 +89,7 @@ class RopeScaling:
     def __post_init__(self):
         if self.rope_type not in ("linear", "llama3"):
             raise ValueError(f"RopeScaling.rope_type: expected linear or llama3, got {self.rope_type!r}")
-        for name in ("factor", "low_freq_factor", "high_freq_factor"):
-            _check_positive("RopeScaling", name, getattr(self, name))
+        _make_positive(self, "factor", "low_freq_factor", "high_freq_factor")
         _check_range(
             "RopeScaling",
             "original_max_position_embeddings",
@@ -132,8 +135,7 @@ class TextConfig:
         _check_range("TextConfig", "vocab_size", self.vocab_size, 1, _MAX_VOCAB)
         _check_range("TextConfig", "num_hidden_layers", self.num_hidden_layers, 1, _MAX_LAYERS)
         _check_range("TextConfig", "max_position_embeddings", self.max_position_embeddings, 1, _MAX_POSITIONS)
-        _check_positive("TextConfig", "rms_norm_eps", self.rms_norm_eps)
-        _check_positive("TextConfig", "rope_theta", self.rope_theta)
+        _make_positive(self, "rms_norm_eps", "rope_theta")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"TextConfig.num_attention_heads ({self.num_attention_heads}) must be a multiple of "

@@ -1,4 +1,4 @@
-"""Files that someone else wrote: their JSON, read as what it is, and their words, fit to be shown.
+"""JSON that someone else wrote, read as what it is.
 
 A file's size is known before it is read, and its values are counted before they are parsed, since Python's
 objects take some twenty times its bytes; and a key that is given twice with different values is refused, for
@@ -64,8 +64,3 @@ def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             if found[name] != value:
                 raise ValueError(f"the key {name[:80]!r} stands twice, with different values")
     return found
-
-
-def escaped(text: str) -> str:
-    """The text with what does not print (line ends, a terminal's commands) written as Python writes it."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

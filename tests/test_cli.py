@@ -339,8 +339,15 @@ def test_process_answers_from_any_folder(model_folder, tmp_path):
     assert done.stderr == f"generate.py: assets/example.png: {generate.DEFAULT_QUESTION}\n"
 
 
-def test_help_needs_no_torch():
+@pytest.mark.parametrize(
+    "module, option", [("generate", "--max-new-tokens"), ("app", "--any-model"), ("eval.__main__", "--tasks")]
+)
+def test_help_and_mistyped_options_need_no_torch(module, option):
     # None stands for a module that cannot be imported.
-    code = "import sys, generate; sys.modules['torch'] = None; generate.main(['--help'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=generate.ROOT)
-    assert done.returncode == 0 and "--max-new-tokens" in done.stdout and not done.stderr
+    begin = f"import sys; sys.modules['torch'] = None; from {module} import main; "
+    for argument, status in (("--help", 0), ("--no-such-option", 2)):
+        code = f"{begin}sys.exit(main(['{argument}']))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=generate.ROOT)
+        said = done.stderr if status else done.stdout
+        assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+        assert (argument if status else option) in said

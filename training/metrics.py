@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from data.errors import one_line
 from training.config import TrainConfig
 from training.samples import Answered, write_samples
 from training.trackers import Tracker, open_tracker
@@ -99,8 +100,7 @@ class Metrics:
             act(self.tracker)
         except Exception as error:  # of a network, a disk, a server: trackers raise anything
             self.tracker = None
-            said = " ".join(str(error).split())[:200]
-            self.say(f"the tracker fails and is left, the run goes on: {said or type(error).__name__}")
+            self.say(f"the tracker fails and is left, the run goes on: {one_line(error, 200)}")
 
     def say(self, text: str) -> None:
         if self.active:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import typing
+from argparse import ArgumentTypeError
+from datetime import date
 from pathlib import Path
 from types import UnionType
 from typing import Any, NoReturn
@@ -16,11 +18,12 @@ import yaml
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser
 
 from data.errors import one_line
-from training.config import TrainConfig, flag
+from training.config import Data, TrainConfig, flag
 from training.run_plan import PlanOptions
 
 DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shapes.yaml"
 RUN_FILE = "run.yaml"
+_MOST_VALUES = 10_000  # of a recipe
 # Beside YAMLError: what PyYAML lets through where dates, numbers or tags are none, `!!timestamp x` for one.
 _CONSTRUCTORS_RAISE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
@@ -66,25 +69,21 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     """A recipe's keys and values, the keys known.
 
     Raises:
-        ValueError: no such file, not YAML, an unknown key or one without a value, a date or another value
-            that only YAML has: one sentence.
+        ValueError: no such file, not YAML, too many values, an unknown key or one without a value: one
+            sentence.
     """
     try:
-        recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        recipe = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader) or {}
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"recipe {path} cannot be read: {error}") from None
     except RecursionError:
         raise ValueError(f"recipe {path} is nested too deeply") from None
+    except _TooManyValues as error:
+        raise ValueError(f"recipe {path}: {error}") from None
     except (yaml.YAMLError, *_CONSTRUCTORS_RAISE) as error:
         raise ValueError(f"recipe {path} is no YAML: {error}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
-    for key, value in recipe.items():
-        if (odd := _odd_value([key, value])) is not None:
-            raise ValueError(
-                f"recipe {path}: {str(key)[:80]}: expected text, numbers, true, false, lists, and keys with "
-                f"values, got a {type(odd).__name__}; put text that looks like one into quotes"
-            )
     if recipe.get("resume") == "auto":
         recipe["resume"] = True
     known = {item.name for item in dataclasses.fields(TrainConfig)}
@@ -97,20 +96,78 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     return recipe
 
 
-def _odd_value(recipe: list[Any]) -> Any:
-    """A date, set, tuple or bytes that YAML's tags made, which run.yaml would bring back as another value;
-    None where there is none."""
-    waiting: list[Any] = [recipe]
-    seen = set()  # a list may hold itself, or another one a billion times
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict | list):
-            if id(value) not in seen:
-                seen.add(id(value))
-                waiting += [*value, *value.values()] if isinstance(value, dict) else value
-        elif value is not None and not isinstance(value, str | int | float):
+class _TooManyValues(Exception):
+    """Of a recipe, its aliases written out."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Counts values before any is made: a few hundred bytes of aliases, of merged keys too, can stand for
+    billions.
+
+    Raises:
+        _TooManyValues: more than `_MOST_VALUES`, or a value that holds itself.
+    """
+
+    def __init__(self, stream: str):
+        super().__init__(stream)
+        self._sizes: dict[int, int] = {}  # id of a node that is whole → its values, aliases written out
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        if is_alias or node is None:
+            if node is not None and id(node) not in self._sizes:
+                raise _TooManyValues("expected values that do not hold themselves")
+            return node
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        inside = [one for part in parts for one in (part if isinstance(part, tuple) else [part])]
+        self._sizes[id(node)] = size = 1 + sum(self._sizes[id(one)] for one in inside)
+        if max(size, len(self._sizes)) > _MOST_VALUES:
+            raise _TooManyValues(f"expected at most {_MOST_VALUES} values, got more")
+        return node
+
+
+class _WrongData(ArgumentTypeError, ValueError):
+    """What is wrong with --data or --eval-data, from the command line or from a recipe."""
+
+
+class PathOrList:
+    """The type of --data and --eval-data: a path, or a list of datasets as keys and values, which on the
+    command line is YAML.
+
+    Raises:
+        _WrongData: it is neither, or has dates, sets, pairs or bytes, which only YAML has and run.yaml would
+            bring back as other values.
+    """
+
+    def __call__(self, value: Any) -> Data:
+        if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+            try:
+                value = yaml.load(value, _Loader)
+            except (yaml.YAMLError, _TooManyValues, RecursionError, *_CONSTRUCTORS_RAISE) as error:
+                raise _WrongData(f"expected a path, or a list in YAML: {one_line(error)}") from None
+        if isinstance(value, str):
             return value
-    return None
+        if not (isinstance(value, list) and all(isinstance(entry, dict) for entry in value)):
+            raise _WrongData(
+                f"expected a path, or a list of datasets with keys and values, got {value!r:.80}"
+            )
+        waiting: list[Any] = [*value]
+        while waiting:
+            one = waiting.pop()
+            if isinstance(one, dict):
+                waiting += [*one, *one.values()]
+            elif isinstance(one, list):
+                waiting += one
+            elif one is not None and not isinstance(one, str | int | float):
+                advice = "; put it into quotes to have it as text" if isinstance(one, date) else ""
+                raise _WrongData(
+                    f"expected text, numbers, true and false, got a {type(one).__name__}{advice}"
+                )
+        return value
+
+    def __repr__(self) -> str:  # as --help names it
+        return "str | list[dict[str, Any]]"
 
 
 def _without_auto(arguments: list[str]) -> list[str]:
@@ -139,7 +196,9 @@ def _parser(description: str) -> ArgumentParser:
         for item in dataclasses.fields(described):
             kind: type | UnionType = types[item.name]
             name, options = flag(item.name), {"default": item.default, "help": item.metadata["help"]}
-            if kind is bool:
+            if kind == Data:  # jsonargparse's own check copies the whole list for each of its entries
+                parser.add_argument(name, type=PathOrList(), **options)
+            elif kind is bool:
                 parser.add_argument(name, action=ActionYesNo(yes_prefix="", no_prefix="no-"), **options)
             else:
                 parser.add_argument(name, type=kind, **options)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from data.errors import one_line
 from training.config import TrainConfig
 from training.samples import Answered, small
 
@@ -92,5 +93,5 @@ def open_tracker(config: TrainConfig) -> Tracker | None:
         ) from None
     except Exception as error:  # trackers raise anything when they want a login or a network
         login = "log in with `wandb login`" if name == "wandb" else "see its documentation"
-        said = " ".join(str(error).split())[:200]
+        said = one_line(error, 200)
         raise TrackerError(f"--tracker {name} cannot be used ({said}); {login}, or {left}") from error

@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         (run_inspect if settings.command == "inspect" else run_convert)(settings)
     except (CheckpointError, ImageError, ProcessorError, PromptError, OSError, MemoryError) as error:
-        note(f"python -m models.checkpoints: error: {one_line(error) or type(error).__name__}")
+        note(f"python -m models.checkpoints: error: {one_line(error)}")
         return 2
     except KeyboardInterrupt:
         note("\npython -m models.checkpoints: interrupted")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from models.untrusted import escaped
-
 _LONGEST = 1_000  # characters of a message: whatever a checkpoint put into it, a person can read it
 
 
@@ -18,7 +16,7 @@ class CheckpointError(ValueError):
     def __init__(self, message: str):
         if len(message) > _LONGEST:
             message = f"{message[: _LONGEST - 200]} … {message[-197:]}"
-        super().__init__(escaped(message))
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
 
 
 def some(names: Collection[str], limit: int = 3) -> str:

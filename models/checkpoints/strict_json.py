@@ -1,4 +1,4 @@
-"""JSON of a checkpoint, read as what it is: someone else's words."""
+"""JSON of a checkpoint: `models.untrusted` with the checkpoint's own error and the file's path."""
 
 from __future__ import annotations
 

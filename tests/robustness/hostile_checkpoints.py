@@ -165,6 +165,10 @@ def head(**changes: object) -> Callable[[Path], None]:
     return with_header(lambda header: header["lm_head.weight"].update(changes))
 
 
+def _list(count: int, of: bytes = b"{},") -> bytes:
+    return b'{"x": [' + of * count + b"1]}"
+
+
 CASES: dict[str, Callable[[Path], None]] = {
     **{f"{path} {kind}": with_number(path, text) for path in FIELDS for kind, text in NUMBERS.items()},
     **{f"{name} 5000 digits": with_number(name, "9" * 5000) for name in ("pad_token_id", "eos_token_id")},
@@ -175,6 +179,7 @@ CASES: dict[str, Callable[[Path], None]] = {
     "a key twice": twice,
     "config of 15 MB": with_file("config.json", LARGE),
     "generation_config of 15 MB": with_file("generation_config.json", LARGE),
+    "config of many values": with_file("config.json", _list(1_390_000)),
     "config of brackets": with_file("config.json", b"[" * 3_000_000),
     "config a pipe": fifo("config.json"),
     "weights a pipe": fifo(WEIGHTS),
@@ -219,8 +224,15 @@ CASES: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 
 
-def _list(count: int, of: bytes = b"{},") -> bytes:
-    return b'{"x": [' + of * count + b"1]}"
+def leads(name: str, key: str, other: str, content: bytes) -> Callable[[Path], None]:
+    """To a file of another name, which transformers would read in place of the one that is looked at."""
+
+    def change(folder: Path) -> None:
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(config | {key: [other]}))
+        (folder / other).write_bytes(content)
+
+    return change
 
 
 def second_value(name: str) -> Callable[[Path], None]:
@@ -230,22 +242,45 @@ def second_value(name: str) -> Callable[[Path], None]:
     return change
 
 
+def both_without_class(folder: Path) -> None:
+    """config.json's class counts where tokenizer_config.json has none."""
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "config.json").write_text('{"model_type": "idefics3", "tokenizer_class": "Idefics3Processor"}')
+
+
 _CONFIGS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
-PROCESSOR_CASES: dict[str, Callable[[Path], None]] = {
-    **{f"{name} with a key twice": second_value(name) for name in _CONFIGS},
-    **{f"{name} of 15 MB": with_file(name, LARGE) for name in (*_CONFIGS, "chat_template.json")},
-    "a template of 5 MB": with_file("chat_template.jinja", b"x" * 5_000_000),
-    "chat_template.json of brackets": with_file("chat_template.json", b"[" * 3_000_000),
-    "tokenizer.json of 33 MiB": with_file("tokenizer.json", b" " * 33 * 2**20),
-    "tokenizer.json of many values": with_file("tokenizer.json", _list(1_300_000)),
-    "vocab.json of many values": with_file("vocab.json", _list(1_300_000)),
+_SIZE, _VALUES, _CLASS = (
+    "bytes, got",
+    "values of JSON, got more",
+    "expected tokenizer_class to name a tokenizer",
+)
+# name → what is done to the folder, and what the refusal says
+PROCESSOR_CASES: dict[str, tuple[Callable[[Path], None], str]] = {
+    **{f"{name} with a key twice": (second_value(name), "stands twice") for name in _CONFIGS},
+    **{f"{name} of 15 MB": (with_file(name, LARGE), _SIZE) for name in (*_CONFIGS, "chat_template.json")},
+    "a template of 5 MB": (with_file("chat_template.jinja", b"x" * 5_000_000), _SIZE),
+    "chat_template.json of brackets": (with_file("chat_template.json", b"[" * 3_000_000), _VALUES),
+    "chat_template.json of some brackets": (with_file("chat_template.json", b"[" * 100_000), "too deeply"),
+    "processor_config.json of many values": (with_file("processor_config.json", _list(1_390_000)), _VALUES),
+    "tokenizer.json of 33 MiB": (with_file("tokenizer.json", b" " * 33 * 2**20), _SIZE),
+    "tokenizer.json of many values": (with_file("tokenizer.json", _list(1_300_000)), _VALUES),
+    "vocab.json of many values": (with_file("vocab.json", _list(1_300_000)), _VALUES),
     **{
-        f"{named} as the tokenizer of {name}": with_file(
-            name, json.dumps({"tokenizer_class": named}).encode()
+        f"{named} as the tokenizer": (
+            with_file("tokenizer_config.json", json.dumps({"tokenizer_class": named}).encode()),
+            _CLASS,
         )
-        for name in ("tokenizer_config.json", "config.json")
         for named in ("Idefics3Processor", "AutoTokenizer", "pipeline")
     },
+    "config.json asks for a processor": (both_without_class, _CLASS),
+    "config.json of another name": (
+        leads("config.json", "configuration_files", "config.5.0.0.json", LARGE),
+        "expected no configuration_files",
+    ),
+    "tokenizer.json of another name": (
+        leads("tokenizer_config.json", "fast_tokenizer_files", "tokenizer.5.0.0.json", LARGE),
+        "expected no fast_tokenizer_files",
+    ),
 }
 # Just below the limits: whatever becomes of them, it comes in time.
 JUST_BELOW: dict[str, Callable[[Path], None]] = {

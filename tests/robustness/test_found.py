@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import struct
 import tracemalloc
 import zlib
+from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -15,15 +17,17 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from data.datasets import DatasetConfig, open_datasets, source_of
-from data.errors import BadRow, DatasetError, FetchError, ImageError, ProcessorError, PromptError
+from data.errors import BadRow, DatasetError, FetchError, ImageError, ProcessorError, PromptError, one_line
 from data.images import image_size, load_image
 from data.private_tokenizer import private_tokenizer
 from data.processor import Processor
 from inference.checkpoint import RequestError
 from models.checkpoints import CheckpointError
 from models.checkpoints.safetensors_io import read_header
+from models.config import TextConfig
 from tests.processors import embedded
-from training.recipe import parse_config
+from training.config import TrainConfig
+from training.recipe import parse_config, write_run
 
 
 def png_chunk(name: bytes, body: bytes) -> bytes:
@@ -164,17 +168,30 @@ def test_a_token_id_that_nobody_can_count_up_to():
         private_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), "0")
 
 
+def doubling(twice: str) -> str:
+    """Known keys, each twice the one before: a few hundred bytes that stand for more than memory holds."""
+    lines = ["steps: &a0 {a: 1, b: 2}"]
+    for number, name in enumerate(list(TrainConfig.__dataclass_fields__)[:40]):
+        lines.append(f"{name}: &a{number + 1} {twice.replace('*a', f'*a{number}')}")
+    return "\n".join(lines)
+
+
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [
         ("steps: !!timestamp x", "is no YAML"),
         ("steps: 2001-99-99", "is no YAML"),
         ("steps:\nlr: 0.1", "no value for steps"),
-        ("data:\n- path: a\n  subset: !!omap [a: 1]", "data: expected text, numbers"),
-        ("data:\n- path: a\n  subset: 2026-01-31", "got a date; put text that looks like one into quotes"),
+        ("data:\n- path: a\n  subset: !!omap [a: 1]", "expected text, numbers, true and false, got a tuple"),
+        ("data:\n- path: a\n  subset: 2026-01-31", "got a date; put it into quotes to have it as text"),
         ("? !!python/tuple [1]\n: 1", "is no YAML"),
-        ("? 2026-01-31\n: 1", "2026-01-31: expected text"),
-        (f"data: &a [!!set {{a, b}}, *a, {'x' * 9000}]", "got a set"),
+        ("? 2026-01-31\n: 1", "unknown key 2026-01-31"),
+        ("data: [!!set {a, b}]", "expected a path, or a list of datasets with keys and values, got [{"),
+        ("data: &a [*a]", "expected values that do not hold themselves"),
+        ("data: &a {k: [1, *a]}", "expected values that do not hold themselves"),
+        (doubling("[*a, *a]"), "expected at most 10000 values, got more"),
+        (doubling("{<<: [*a, *a]}"), "expected at most 10000 values, got more"),
+        ("data: [" + "1," * 10_000 + "]", "expected at most 10000 values, got more"),
         ("data: " + "[" * 5000 + "]" * 5000, "is nested too deeply"),
     ],
 )
@@ -185,6 +202,46 @@ def test_a_recipe_that_the_yaml_library_stumbles_over(recipe, said, tmp_path, ca
         parse_config([str(path)])
     sentence = capsys.readouterr().err
     assert stop.value.code == 2 and said in sentence and sentence.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("[{path: a, subset: !!set {b}}]", "--data: expected text, numbers, true and false, got a set"),
+        ("[{path: a, subset: !!binary YQ==}]", "got a bytes"),
+        ("{path: a}", "expected a path, or a list of datasets with keys and values, got {'path': 'a'}"),
+        ("[{path: a}", "expected a path, or a list in YAML"),
+        ("[" + "{path: a}, " * 5_000 + "]", "expected at most 10000 values, got more"),
+    ],
+)
+def test_datasets_of_the_command_line_are_held_to_the_same(data, said, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse_config(["--init-from", "x", "--data", data])
+    sentence = capsys.readouterr().err
+    assert stop.value.code == 2 and said in sentence and sentence.count("\n") == 1
+
+
+def test_a_thousand_datasets_are_read_once(tmp_path):
+    """The library's own check copied the list for each of its entries: 3,300 took 50 s."""
+    entries = [{"path": f"a{number}"} for number in range(3_000)]
+    config = parse_config(["--init-from", "x", "--data", json.dumps(entries)])
+    assert config.data == entries
+    write_run(config, tmp_path)
+    assert parse_config([str(tmp_path / "run.yaml")]) == config
+
+
+def test_whole_numbers_of_a_config_are_the_floats_they_are_used_as():
+    """A rope_theta of 10**30 was saved and came back as another number."""
+    assert repr(TextConfig(rope_theta=10**30).rope_theta) == "1e+30"
+
+
+def test_the_systems_errors_on_one_line():
+    """With both of two files, and never without a reason."""
+    moved = OSError(18, "Invalid cross-device link", "/a", None, "/b")
+    assert one_line(FileNotFoundError(2, "No such file", "a b")) == "a b: No such file"
+    assert "/a" in one_line(moved) and "/b" in one_line(moved)
+    assert one_line(HTTPError("http://x", 404, None, None, None)) == "HTTP Error 404: None"
+    assert one_line(KeyError()) == "KeyError" and one_line("a\n  b\x1b", 4) == "a b\\"
 
 
 def test_a_refusal_of_a_recipe_prints_no_control_characters(tmp_path, capsys):
