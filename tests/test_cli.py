@@ -337,17 +337,3 @@ def test_process_answers_from_any_folder(model_folder, tmp_path):
     done = process("--model", model_folder, "--max-new-tokens", 3, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.strip()
     assert done.stderr == f"generate.py: assets/example.png: {generate.DEFAULT_QUESTION}\n"
-
-
-@pytest.mark.parametrize(
-    "module, option", [("generate", "--max-new-tokens"), ("app", "--any-model"), ("eval.__main__", "--tasks")]
-)
-def test_help_and_mistyped_options_need_no_torch(module, option):
-    # None stands for a module that cannot be imported.
-    begin = f"import sys; sys.modules['torch'] = None; from {module} import main; "
-    for argument, status in (("--help", 0), ("--no-such-option", 2)):
-        code = f"{begin}sys.exit(main(['{argument}']))"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=generate.ROOT)
-        said = done.stderr if status else done.stdout
-        assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
-        assert (argument if status else option) in said
