@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 
 import PIL
 import pytest
@@ -11,9 +12,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from data.errors import ProcessorError
 from data.nanovlm_processing import NanoVLMPictures, is_nanovlm, resized_size
 from data.processor import Processor, PromptError
 from models.checkpoints import nanovlm
+from tests.hub_server import HubServer, point_client_at
 from tests.processors import GOLDEN, assert_same, nano_config, nanovlm_base, picture, processor
 
 resize = Image.Image.resize
@@ -187,3 +190,25 @@ def test_absent_keys_are_those_of_the_model():
         nanovlm.read_config(config, {}),
     )
     assert (pictures.tile_size, pictures.tokens_per_tile) == (model.vision.image_size, model.tokens_per_tile)
+
+
+def test_a_tokenizer_of_another_repository(tmp_path, monkeypatch):
+    """As nanoVLM's checkpoints on the Hub have it; its files are held against the same limits."""
+    expected = Processor.from_pretrained(GOLDEN / "nanovlm-current")
+    folder = shutil.copytree(GOLDEN / "nanovlm-current", tmp_path / "model")
+    words = tmp_path / "words"
+    (folder / "tokenizer").rename(words)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"lm_tokenizer": "owner/words"}))
+    question = [{"role": "user", "content": "What is 2 + 2?"}]
+    with HubServer({"owner/words": words}) as hub:
+        for offline in (False, True):
+            point_client_at(monkeypatch, hub.url, tmp_path / "cache", offline)
+            opened = Processor.from_pretrained(folder)
+            assert_same(opened.prepare(question), expected.prepare(question))
+        settings = json.loads((words / "tokenizer_config.json").read_text())
+        settings["tokenizer_class"] = "Idefics3Processor"
+        (words / "tokenizer_config.json").write_text(json.dumps(settings))
+        point_client_at(monkeypatch, hub.url, tmp_path / "cache")
+        with pytest.raises(ProcessorError, match="expected tokenizer_class to name a tokenizer"):
+            Processor.from_pretrained(folder)
