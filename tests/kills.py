@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import train
-from tests.runs import SETTINGS, curve, flags, start, tiny_checkpoint, write_rows
+from tests.runs import SETTINGS, curve, flags, named, start, tiny_checkpoint, write_rows
 from training.metrics import METRICS
 from training.state import FOLDER, states
 
@@ -52,8 +52,8 @@ class Outcome:
 
 def settings_of(folder: Path, style: str, name: str) -> dict:
     """Settings of a run that saves every second step."""
-    data = {"path": str(folder / "rows.jsonl"), "name": "rows", "streaming": style == "streaming"}
-    made = {"init_from": str(folder / "tiny"), "output": str(folder / name), "data": [data]}
+    data = named(folder / "rows.jsonl", streaming=style == "streaming")
+    made = {"init_from": str(folder / "tiny"), "output": str(folder / name), "data": data}
     made |= {"save_every": 2, "ema": 0.9, "shuffle_buffer": 5, "micro_batch_size": 2}
     return made | {"muon": "none" if style == "ranks" else "language"}
 

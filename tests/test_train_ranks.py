@@ -12,7 +12,7 @@ import torch
 import train
 from data.shapes import heldout_questions, render
 from eval.tasks import DEFAULT_MODEL
-from tests.runs import SETTINGS, curve, flags, run, start, tiny_checkpoint, write_rows
+from tests.runs import SETTINGS, curve, flags, named, run, start, tiny_checkpoint, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     settings = {
         "init_from": str(tiny_checkpoint(folder / "tiny")),
-        "data": str(write_rows(folder / "r.jsonl")),
+        "data": named(write_rows(folder / "r.jsonl")),
     }
     train.main(flags(**(SETTINGS | settings | {"output": str(folder / "whole")})))
     return folder, settings, curve(folder / "whole")
@@ -72,7 +72,7 @@ def test_a_rank_without_held_out_rows_takes_part(base):
     """Three rows are the first rank's: the second scores padding, and the loss is that of one rank."""
     folder, settings, _ = base
     held_out = write_rows(folder / "three.jsonl", count=3)
-    settings = settings | {"eval_data": str(held_out), "steps": 2, "eval_every": 1, "batch_size": 16}
+    settings = settings | {"eval_data": named(held_out), "steps": 2, "eval_every": 1, "batch_size": 16}
     losses = []
     for ranks in (1, 2):
         run(ranks, **settings, output=str(folder / f"three{ranks}"))
@@ -84,7 +84,7 @@ def test_a_rank_without_held_out_rows_takes_part(base):
 def test_fewer_rows_than_ranks_have_room_for(base, capfd):
     """A rank without a row trains along; no row on any rank is said."""
     folder, settings, _ = base
-    few = settings | {"data": str(write_rows(folder / "few.jsonl", count=3)), "epochs": 1, "batch_size": 16}
+    few = settings | {"data": named(write_rows(folder / "few.jsonl", count=3)), "epochs": 1, "batch_size": 16}
     run(2, **few, output=str(folder / "few"))
     assert [tuple(sample) for _, _, rows in curve(folder / "few") for row in rows for sample in row]
     (folder / "empty.jsonl").write_text('{"question": "what", "answer": ""}\n' * 3)

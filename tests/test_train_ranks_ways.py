@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import train
-from tests.runs import SETTINGS, curve, flags, free_port, run, tiny_checkpoint, write_rows
+from tests.runs import SETTINGS, curve, flags, free_port, named, run, tiny_checkpoint, write_rows
 from tests.test_train import SMALL
 from tests.test_train_ranks import same
 from training.distributed import LostRankError, Ranks
@@ -28,7 +28,7 @@ def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ways")
     tiny = tiny_checkpoint(folder / "tiny")
     rows = write_rows(folder / "rows.jsonl", every=12)
-    return {"init_from": str(tiny), "data": str(rows), "micro_batch_size": 1, "decay_fraction": 1e-9}
+    return {"init_from": str(tiny), "data": named(rows), "micro_batch_size": 1, "decay_fraction": 1e-9}
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -36,6 +36,7 @@ def alone(request, base, tmp_path_factory):
     """Six steps of one rank: the settings, and the run's folder."""
     settings, output = base | WAYS[request.param] | {"steps": 6}, tmp_path_factory.mktemp(request.param)
     train.main(flags(**(SETTINGS | settings | {"output": str(output)})))
+    assert len(curve(output)) == 6 and (output / "model.safetensors").exists()
     return settings, output
 
 

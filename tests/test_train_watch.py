@@ -19,7 +19,7 @@ import train
 from models import losses
 from models.vision_language_model import IGNORE_INDEX
 from tests.prompts import Picture, inputs_of, tiny_vlm, words
-from tests.runs import SETTINGS, curve, flags, run, tiny_checkpoint, write_rows
+from tests.runs import SETTINGS, curve, flags, named, run, tiny_checkpoint, write_rows
 from training import plot
 from training.config import TrainConfig
 from training.devices import known_peak, measured_peak
@@ -125,8 +125,9 @@ def test_answers_and_scores_change_nothing(base, watched):
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_ranks_are_looked_at_as_one_is(base, parallel):
     """The same losses, scores, answers and best model, whether the first rank has the weights or a share."""
-    more = {"init_from": str(base / "tiny"), "data": str(base / "rows.jsonl"), "batch_size": 4, "steps": 4}
-    more |= {"eval_data": str(base / "rows.jsonl"), "eval_every": 2, "eval_samples": 5, "save_every": 2}
+    rows = named(base / "rows.jsonl")
+    more = {"init_from": str(base / "tiny"), "data": rows, "batch_size": 4, "steps": 4}
+    more |= {"eval_data": rows, "eval_every": 2, "eval_samples": 5, "save_every": 2}
     more["ema"] = 0.9
     train.main(flags(**(SETTINGS | more | {"output": str(base / f"{parallel}1")})))
     watched = base / f"{parallel}1"
