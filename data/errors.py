@@ -24,7 +24,8 @@ def one_line(said: object, most: int = _LONGEST) -> str:
         text = f"{said.filename}: {said.strerror}"
     elif isinstance(said, BaseException):
         text = text or type(said).__name__
-    return printable(text)[:most]
+    text = printable(text)
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 class OneSentence(ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +20,11 @@ _CONFIGS = (
     "config.json", "processor_config.json", "preprocessor_config.json", "chat_template.json",
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
-_VOCABULARIES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
+_VOCABULARY = re.compile(
+    r".*\.(txt|bpe|codes|spm|tiktoken)|.*\.model(\..*)?|(tokenizer|tekken|.*vocab.*)\.json"
+)
 _TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
-PROCESSOR_FILES = (*_CONFIGS, *_VOCABULARIES, _TEMPLATE)
+MOST_LINES = 1_000_000  # of a vocabulary that is no JSON
 # Keys under which transformers finds the names of further files, which it then reads in place of these.
 _POINTERS = ("configuration_files", "fast_tokenizer_files")
 
@@ -35,7 +38,7 @@ def check_files(folder: Path) -> None:
     """
     configs = {name: read_object(folder / name) for name in _CONFIGS}
     for name, config in configs.items():
-        if lead := [key for key in _POINTERS if key in config]:
+        if lead := [key for key in _POINTERS if config.get(key)]:
             raise PromptError(f"{name}: expected no {lead[0]}, which lead to files of other names; remove it")
     for name in ("tokenizer_config.json", "config.json"):  # the second counts where the first has none
         if configs[name].get("tokenizer_class") is not None:
@@ -45,13 +48,14 @@ def check_files(folder: Path) -> None:
     for path in sorted((folder / _MORE_TEMPLATES).glob("*")):
         with _named(path):
             check_size(path, MAX_CONFIG)
-    for name in _VOCABULARIES:
-        path = folder / name
-        if path.is_file():
+    for path in sorted(folder.iterdir() if folder.is_dir() else ()):
+        if path.is_file() and _VOCABULARY.fullmatch(path.name) and path.name not in _CONFIGS:
             with _named(path):
                 check_size(path, MAX_TOKENIZER)
-                if name.endswith(".json"):
+                if path.suffix == ".json":
                     check_values(path.read_bytes())
+                elif path.read_bytes().count(b"\n") > MOST_LINES:
+                    raise ValueError(f"expected at most {MOST_LINES} lines, got more")
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -20,14 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
 from PIL import Image
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data.chat import Message
 from data.errors import PromptError
-from data.file_limits import PROCESSOR_FILES, check_files, read_object
+from data.file_limits import check_files, read_object
 
 CHATML_TEMPLATE = (
     "{% for message in messages %}"
@@ -38,6 +39,10 @@ V01_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'Question: ' + message['content'] +"
     " ' Answer:' }}{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "tokenizer.model", "chat_template.jinja", "config.json",
+)  # fmt: skip
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -165,7 +170,7 @@ def open_nanovlm(
         )
     place = folder if (folder / "tokenizer.json").is_file() else folder / named
     if not place.is_dir():
-        place = Path(snapshot_download(named, allow_patterns=list(PROCESSOR_FILES)))
+        place = _tokenizer_of(named)
     for holds in {folder, place}:
         check_files(holds)
     tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
@@ -177,6 +182,28 @@ def open_nanovlm(
         return NanoVLMPictures(config, tokenizer), tokenizer, V01_TEMPLATE
     template = config.get("lm_chat_template") or tokenizer.chat_template or CHATML_TEMPLATE
     return NanoVLMPictures(config, tokenizer), tokenizer, template
+
+
+def _tokenizer_of(repo: str) -> Path:
+    """The folder of a repository's tokenizer in the client's cache: file by file, as transformers fetches
+    them, so that what it has put there serves without a network.
+
+    Raises:
+        PromptError: it has none, or the Hub is out of reach and the cache has none.
+        HfHubHTTPError: no such repository, say.
+    """
+    folder, commit = None, None
+    for name in _TOKENIZER_FILES:
+        try:
+            folder = Path(hf_hub_download(repo, name, revision=commit)).parent
+        except EntryNotFoundError:  # not in it, or neither within reach nor in the cache
+            continue
+        commit = folder.name
+    if folder is None:
+        raise PromptError(
+            f"config.json: lm_tokenizer {repo!r} is no folder here, nor has the Hub or its cache a tokenizer"
+        )
+    return folder
 
 
 def is_nanovlm(config: dict[str, Any]) -> bool:

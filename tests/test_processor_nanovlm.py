@@ -206,6 +206,12 @@ def test_a_tokenizer_of_another_repository(tmp_path, monkeypatch):
             point_client_at(monkeypatch, hub.url, tmp_path / "cache", offline)
             opened = Processor.from_pretrained(folder)
             assert_same(opened.prepare(question), expected.prepare(question))
+        (words / "tokenizer.json").unlink()
+        (words / "tokenizer_config.json").rename(words / "kept")
+        point_client_at(monkeypatch, hub.url, tmp_path / "other")
+        with pytest.raises(ProcessorError, match="'owner/words' is no folder here, nor has the Hub"):
+            Processor.from_pretrained(folder)
+        (words / "kept").rename(words / "tokenizer_config.json")
         settings = json.loads((words / "tokenizer_config.json").read_text())
         settings["tokenizer_class"] = "Idefics3Processor"
         (words / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -6,10 +6,9 @@ config = parse_config(["configs/shapes.yaml", "--pictures", "2000"])
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import typing
-from argparse import ArgumentTypeError
-from datetime import date
 from pathlib import Path
 from types import UnionType
 from typing import Any, NoReturn
@@ -18,12 +17,15 @@ import yaml
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser
 
 from data.errors import one_line
-from training.config import Data, TrainConfig, flag
+from training.config import TrainConfig, flag
 from training.run_plan import PlanOptions
 
 DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shapes.yaml"
 RUN_FILE = "run.yaml"
 _MOST_VALUES = 10_000  # of a recipe
+_LARGEST = 2**63 - 1
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_DATA = ("data", "eval_data")
 # Beside YAMLError: what PyYAML lets through where dates, numbers or tags are none, `!!timestamp x` for one.
 _CONSTRUCTORS_RAISE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
@@ -54,12 +56,20 @@ def parse_arguments(
         _leave(f"unknown flag {', '.join(unknown)}; --help lists them all")
     try:
         settings = read_recipe(recipe)
+        # jsonargparse would copy a whole list once for each of its entries, and once more for what is in it.
+        listed = {name: settings.pop(name) for name in _DATA if isinstance(settings.get(name), list)}
         parser = _parser(description)
         parsed = parser.parse_object(settings)  # refuses values of the wrong type, as it does those of flags
         if arguments:
             parser.set_defaults(**settings)
             parsed = parser.parse_args(arguments)
-        config = TrainConfig(**{name: parsed[name] for name in flags})
+        values = {name: parsed[name] for name in flags}
+        values |= {name: datasets for name, datasets in listed.items() if flag(name) not in given}
+        if sum(_check_values(flag(name), values[name]) for name in _DATA) > _MOST_VALUES - 10 * len(flags):
+            raise ValueError(
+                f"--data, --eval-data: expected at most {_MOST_VALUES} values with all others, got more"
+            )
+        config = TrainConfig(**values)
         return config, PlanOptions(**{name: parsed[name] for name in plan})
     except (ValueError, KeyError, ArgumentError) as error:
         _leave(one_line(error))
@@ -69,8 +79,8 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     """A recipe's keys and values, the keys known.
 
     Raises:
-        ValueError: no such file, not YAML, too many values, an unknown key or one without a value: one
-            sentence.
+        ValueError: no such file, not YAML, too many values, an unknown key or one without a value, a value
+            that only YAML has: one sentence.
     """
     try:
         recipe = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader) or {}
@@ -78,7 +88,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"recipe {path} cannot be read: {error}") from None
     except RecursionError:
         raise ValueError(f"recipe {path} is nested too deeply") from None
-    except _TooManyValues as error:
+    except _Refused as error:
         raise ValueError(f"recipe {path}: {error}") from None
     except (yaml.YAMLError, *_CONSTRUCTORS_RAISE) as error:
         raise ValueError(f"recipe {path} is no YAML: {error}") from None
@@ -93,20 +103,49 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"recipe {path}: no value for {', '.join(empty)}; leave out what is to be its default"
         )
+    for key, value in recipe.items():
+        _check_values(f"recipe {path}: {key}", value)
+    for key in _DATA:
+        value = recipe.get(key, "")
+        if not (
+            isinstance(value, str) or (isinstance(value, list) and all(isinstance(v, dict) for v in value))
+        ):
+            raise ValueError(
+                f"recipe {path}: {key}: expected a path, or a list of datasets with keys and values, "
+                f"got {value!r:.80}"
+            )
     return recipe
 
 
-class _TooManyValues(Exception):
-    """Of a recipe, its aliases written out."""
+class _Refused(Exception):
+    """What is wrong with a recipe that is YAML."""
+
+
+def _resolvers(dates: bool) -> dict[str, list[tuple[str, re.Pattern]]]:
+    """YAML's rules of what plain text is, with 1e-3 and 1e5 as the numbers that they are to everyone else."""
+    made = {}
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items():
+        made[first] = [rule for rule in rules if dates or rule[0] != "tag:yaml.org,2002:timestamp"]
+    for first in "-+.0123456789":
+        made[first] = [("tag:yaml.org,2002:float", _EXPONENT), *made.get(first, [])]
+    return made
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes round text that would be read as a number or as a date."""
+
+    yaml_implicit_resolvers = _resolvers(dates=True)
 
 
 class _Loader(yaml.SafeLoader):
     """Counts values before any is made: a few hundred bytes of aliases, of merged keys too, can stand for
-    billions.
+    billions. Dates are text, as they are on the command line.
 
     Raises:
-        _TooManyValues: more than `_MOST_VALUES`, or a value that holds itself.
+        _Refused: more than `_MOST_VALUES`, aliases written out, or a value that holds itself.
     """
+
+    yaml_implicit_resolvers = _resolvers(dates=False)
 
     def __init__(self, stream: str):
         super().__init__(stream)
@@ -115,59 +154,51 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
-        if is_alias or node is None:
-            if node is not None and id(node) not in self._sizes:
-                raise _TooManyValues("expected values that do not hold themselves")
+        if is_alias:
+            if id(node) not in self._sizes:
+                raise _Refused("expected values that do not hold themselves")
             return node
-        parts = node.value if isinstance(node, yaml.CollectionNode) else []
-        inside = [one for part in parts for one in (part if isinstance(part, tuple) else [part])]
-        self._sizes[id(node)] = size = 1 + sum(self._sizes[id(one)] for one in inside)
+        if isinstance(node, yaml.CollectionNode):
+            inside = [one for part in node.value for one in (part if isinstance(part, tuple) else [part])]
+            size = 1 + sum(self._sizes[id(one)] for one in inside)
+        else:  # long text counts as many
+            size = 1 + len(node.value) // 64
+        self._sizes[id(node)] = size
         if max(size, len(self._sizes)) > _MOST_VALUES:
-            raise _TooManyValues(f"expected at most {_MOST_VALUES} values, got more")
+            raise _Refused(f"expected at most {_MOST_VALUES} values, got more")
         return node
 
 
-class _WrongData(ArgumentTypeError, ValueError):
-    """What is wrong with --data or --eval-data, from the command line or from a recipe."""
-
-
-class PathOrList:
-    """The type of --data and --eval-data: a path, or a list of datasets as keys and values, which on the
-    command line is YAML.
+def _check_values(name: str, value: Any) -> int:
+    """How many there are.
 
     Raises:
-        _WrongData: it is neither, or has dates, sets, pairs or bytes, which only YAML has and run.yaml would
-            bring back as other values.
+        ValueError: for what run.yaml would bring back as another value, or not at all: sets, pairs, bytes and
+            dates of YAML's tags, huge numbers, keys that are no text.
     """
-
-    def __call__(self, value: Any) -> Data:
-        if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-            try:
-                value = yaml.load(value, _Loader)
-            except (yaml.YAMLError, _TooManyValues, RecursionError, *_CONSTRUCTORS_RAISE) as error:
-                raise _WrongData(f"expected a path, or a list in YAML: {one_line(error)}") from None
-        if isinstance(value, str):
-            return value
-        if not (isinstance(value, list) and all(isinstance(entry, dict) for entry in value)):
-            raise _WrongData(
-                f"expected a path, or a list of datasets with keys and values, got {value!r:.80}"
-            )
-        waiting: list[Any] = [*value]
-        while waiting:
-            one = waiting.pop()
-            if isinstance(one, dict):
-                waiting += [*one, *one.values()]
-            elif isinstance(one, list):
-                waiting += one
-            elif one is not None and not isinstance(one, str | int | float):
-                advice = "; put it into quotes to have it as text" if isinstance(one, date) else ""
-                raise _WrongData(
-                    f"expected text, numbers, true and false, got a {type(one).__name__}{advice}"
+    waiting, count = [value], 0
+    while waiting:
+        one = waiting.pop()
+        count += 1
+        if isinstance(one, list):
+            waiting += one
+        elif isinstance(one, dict):
+            if odd := [key for key in one if not isinstance(key, str)]:
+                raise ValueError(
+                    f"{name}: expected text as keys, got {type(odd[0]).__name__}; put it into quotes"
                 )
-        return value
-
-    def __repr__(self) -> str:  # as --help names it
-        return "str | list[dict[str, Any]]"
+            waiting += one.values()
+            count += len(one)
+        elif isinstance(one, int) and not -_LARGEST <= one <= _LARGEST:
+            raise ValueError(f"{name}: expected whole numbers of at most 64 bits, got a larger one")
+        elif one is not None and not isinstance(one, str | int | float):
+            raise ValueError(
+                f"{name}: expected text, numbers, true, false, lists, and keys with values, "
+                f"got {type(one).__name__}"
+            )
+        elif isinstance(one, str):
+            count += len(one) // 64
+    return count
 
 
 def _without_auto(arguments: list[str]) -> list[str]:
@@ -178,7 +209,7 @@ def _without_auto(arguments: list[str]) -> list[str]:
 
 def write_run(config: TrainConfig, folder: Path) -> None:
     """The resolved configuration as a recipe, run.yaml: `python train.py folder/run.yaml` is the same run."""
-    text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+    text = yaml.dump(config.to_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     temporary = folder / f".{RUN_FILE}.tmp"
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(folder / RUN_FILE)
@@ -196,9 +227,7 @@ def _parser(description: str) -> ArgumentParser:
         for item in dataclasses.fields(described):
             kind: type | UnionType = types[item.name]
             name, options = flag(item.name), {"default": item.default, "help": item.metadata["help"]}
-            if kind == Data:  # jsonargparse's own check copies the whole list for each of its entries
-                parser.add_argument(name, type=PathOrList(), **options)
-            elif kind is bool:
+            if kind is bool:
                 parser.add_argument(name, action=ActionYesNo(yes_prefix="", no_prefix="no-"), **options)
             else:
                 parser.add_argument(name, type=kind, **options)

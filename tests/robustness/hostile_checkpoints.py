@@ -265,6 +265,8 @@ PROCESSOR_CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "tokenizer.json of 33 MiB": (with_file("tokenizer.json", b" " * 33 * 2**20), _SIZE),
     "tokenizer.json of many values": (with_file("tokenizer.json", _list(1_300_000)), _VALUES),
     "vocab.json of many values": (with_file("vocab.json", _list(1_300_000)), _VALUES),
+    "vocab.txt of many lines": (with_file("vocab.txt", b"a\n" * 1_000_001), "lines, got more"),
+    "tokenizer.model.v3 of 33 MiB": (with_file("tokenizer.model.v3", b" " * 33 * 2**20), _SIZE),
     **{
         f"{named} as the tokenizer": (
             with_file("tokenizer_config.json", json.dumps({"tokenizer_class": named}).encode()),
