@@ -155,7 +155,7 @@ class TestNanoVLMToTransformers:
         (source / "config.json").write_text(json.dumps(config))
         (source / "model.safetensors").write_bytes((GOLDEN / OLD / "model.safetensors").read_bytes())
         status, _, err = command("convert", source, tmp_path / "to")
-        assert status == 2 and "'nobody/nothing' is no folder here, nor has the Hub" in err and "--no-processor" in err
+        assert status == 2 and "'nobody/nothing' is no folder here, nor" in err and "--no-processor" in err
         assert not (tmp_path / "to").exists()
         status, _, err = command("convert", source, tmp_path / "to", "--no-processor")
         assert status == 0 and "has no processor" in err
