@@ -21,7 +21,7 @@ _CONFIGS = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
 _VOCABULARY = re.compile(
-    r".*\.(txt|bpe|codes|spm|tiktoken)|.*\.model(\..*)?|(tokenizer|tekken|.*vocab.*)\.json"
+    r".*\.(txt|bpe|codes|spm|tiktoken|model)|tokenizer\.model\..*|(tokenizer|tekken|.*vocab.*)\.json"
 )
 _TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 MOST_LINES = 1_000_000  # of a vocabulary that is no JSON
