@@ -20,7 +20,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from data.errors import PromptError
+from data.errors import PromptError, one_line
 from data.private_tokenizer import private_tokenizer
 from data.templates import TemplateProcess, TemplateRefused
 
@@ -231,7 +231,7 @@ class ChatEncoder:
             return self._template_process.render(variables)
         except (TemplateError, TypeError, LookupError, ArithmeticError, TemplateRefused) as error:
             raise PromptError(
-                f"{where}: the checkpoint's chat template refuses it ({' '.join(str(error).split())[:200]})"
+                f"{where}: the checkpoint's chat template refuses it ({one_line(error, 200)})"
             ) from error
 
     def _as_string(self, parts: list[dict]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PIL import Image
 
-from data.errors import ImageError, ProcessorError
+from data.errors import ImageError, ProcessorError, one_line
 from data.idefics_processing import IdeficsPictures
 from data.inputs import TiledPicture
 from data.nanovlm_processing import NanoVLMPictures
@@ -86,5 +86,5 @@ def cut(pictures: Pictures, image: Image.Image, name: str, most: int) -> TiledPi
 def _unusable(name: str, error: Exception) -> ProcessorError:
     return ProcessorError(
         f"{name}: the checkpoint's picture settings cannot be used ({type(error).__name__}: "
-        f"{' '.join(str(error).split())[:200]})"
+        f"{one_line(error, 200)})"
     )

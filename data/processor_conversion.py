@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-from data.errors import ProcessorError, PromptError
+from data.errors import ProcessorError, PromptError, one_line
 from data.idefics_processing import FAKE, GLOBAL, IMAGE, open_idefics
 from data.nanovlm_processing import NanoVLMPictures, open_nanovlm, read_config
 
@@ -79,7 +79,7 @@ def as_idefics(folder: str | Path) -> Idefics3Processor:
     except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
         raise ProcessorError(
             f"{folder}: its tokenizer {described.get('lm_tokenizer')!r} cannot be opened "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            f"({type(error).__name__}: {one_line(error, 200)})"
         ) from error
     names = {
         theirs: ours
@@ -178,7 +178,7 @@ def as_nanovlm(folder: str | Path) -> tuple[PreTrainedTokenizerBase, dict[str, A
     except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
         raise ProcessorError(
             f"{folder}: nanoVLM's config names tokens, and the tokenizer or processor here cannot be opened "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            f"({type(error).__name__}: {one_line(error, 200)})"
         ) from error
     settings, tokenizer = pictures.hf_processor.image_processor, pictures.hf_processor.tokenizer
     vocab, grid = tokenizer.get_vocab(), 1

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from data.errors import one_line
 from eval.results import describe_model, environment
 from eval.statistics import bootstrap_interval
 from inference.checkpoint import Checkpoint, RequestError
@@ -172,7 +173,7 @@ def _load(asked: Sequence[str | Mapping[str, Any]], manager) -> list:
             found = manager.load_task_or_group(task if isinstance(task, str) else [dict(task)], "chat")
         except Exception as error:  # datasets and the Hub raise anything
             cause = error.__cause__ or error  # lmms-eval tries again, and then says no more than that it did
-            reason = f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}"
+            reason = f"{type(cause).__name__}: {one_line(cause, 300)}"
             raise LmmsError(f"task {_name(task)}: its data cannot be loaded ({reason})") from error
         tasks += _leaves(found)
     if first and dist.is_initialized():
