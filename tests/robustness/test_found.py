@@ -232,7 +232,7 @@ def test_datasets_of_the_command_line_are_held_to_the_same(data, said, capsys):
 
 
 def test_a_recipe_of_many_datasets_is_not_copied_for_each(tmp_path, monkeypatch):
-    """3,000 took 50 s: lists go past the library, which is shown the rest."""
+    """3,300 took 52 s: lists go past the library, which is shown the rest."""
     shown, parse = [], ArgumentParser.parse_object
     monkeypatch.setattr(
         ArgumentParser,
