@@ -19,6 +19,8 @@ from tests.pages import full, make_desk, never_stopping, served, wait_for
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 ASSETS = app.ROOT / "assets"
 PATIENCE = 120_000  # milliseconds
+sync_api.expect.set_options(timeout=PATIENCE)
+ANIMATION_FRAMES = 20
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +81,25 @@ class Visit:
             self.page.fill("#question textarea", question)
         self.page.click("#ask")
 
+    def open(self, way: sync_api.Locator, until: sync_api.Locator) -> None:
+        """Show what was hidden so far. Gradio writes its first values into it an animation frame after it is
+        there: what a program fills in before that is lost, so this waits for some frames."""
+        way.click()
+        until.wait_for()
+        self.page.evaluate(
+            """frames => new Promise(done => {
+                const next = left => left ? requestAnimationFrame(() => next(left - 1)) : done();
+                next(frames);
+            })""",
+            ANIMATION_FRAMES,
+        )
+
     def answers(self) -> list[str]:
         return [text.strip() for text in self.page.locator("#chat .bot.message").all_inner_texts()]
+
+    def has_answers(self, number: int) -> None:
+        """Wait until the conversation has so many."""
+        sync_api.expect(self.page.locator("#chat .bot.message")).to_have_count(number)
 
     def shows(self, text: str) -> None:
         """Wait until the conversation shows a text."""
@@ -151,7 +170,7 @@ def test_uploads_several_pictures_and_examples(visit, tmp_path):
     visit.upload(ASSETS / "wolf.png", ASSETS / "cup.png")
     visit.page.wait_for_function("document.querySelectorAll('#pictures .thumbnail-item img').length == 2")
     visit.ask("What is the printed word?")
-    visit.page.wait_for_function("document.querySelectorAll('#chat .bot.message').length == 2")
+    visit.has_answers(2)
     visit.ended()
     assert len(visit.answers()) == 2 and all(answer not in ("", "…") for answer in visit.answers())
     assert visit.page.locator("#notice [role=alert]").count() == 0
@@ -179,16 +198,18 @@ def test_four_people_at_once_are_answered_each_its_own(browser, house):
 
 
 def test_several_answers_at_once(visit):
-    visit.page.locator("#sampling > button").click()
-    visit.page.locator("#sampling").get_by_label("number input for Answers at once").fill("4")
-    visit.page.locator("#sampling").get_by_label("number input for Temperature").fill("1.2")
+    sampling = visit.page.locator("#sampling")
+    visit.open(sampling.locator("> button"), until=sampling.get_by_label("Remember the conversation"))
+    sampling.get_by_label("number input for Answers at once").fill("4")
+    sampling.get_by_label("number input for Temperature").fill("1.2")
+    sampling.get_by_label("Seed").fill("7")
     visit.ask("Describe the picture.")
-    visit.page.wait_for_function("document.querySelectorAll('#chat .bot.message').length == 4")
+    visit.has_answers(4)
     visit.ended()
     answers = visit.answers()
     assert len(answers) == 4 and all(answers) and len(set(answers)) > 1
     visit.page.click("#undo")
-    visit.page.wait_for_function("document.querySelectorAll('#chat .bot.message').length == 0")
+    visit.has_answers(0)
     assert visit.page.input_value("#question textarea") == "Describe the picture."
 
 
@@ -239,9 +260,9 @@ def test_stop_ends_the_answer_and_the_next_question_is_answered(browser, slow_ho
     visit.ended()
     assert len(visit.answers()) == 1
     visit.ask("And now?")
-    visit.page.wait_for_function("document.querySelectorAll('#chat .bot.message').length == 2")
+    visit.has_answers(2)
     visit.page.click("#clear")
-    visit.page.wait_for_function("document.querySelectorAll('#chat .bot.message').length == 0")
+    visit.has_answers(0)
     visit.ended()
     visit.context.close()
 
@@ -285,11 +306,12 @@ def test_it_fits_a_phone(browser, house):
 def test_where_it_looked(browser, house, width, method):
     visit = Visit(browser, house.url, width=width)
     page = visit.page
-    page.get_by_role("tab", name="Where did it look").click()
+    visit.open(page.get_by_role("tab", name="Where did it look"), until=page.get_by_label(method))
     page.get_by_label(method).check()
     page.click("#look")
     page.wait_for_selector("#where-sheet img")
     page.wait_for_function("!document.querySelector('#look').disabled")
+    assert page.get_by_label(method).is_checked()
     assert page.locator("#where-answer textarea").input_value() == "blue"
     field, picture = (page.locator(f"#where-pictures{part}").bounding_box() for part in ("", " img"))
     sheet, label = (page.locator(f"#where-sheet {part}").first.bounding_box() for part in ("img", "label"))
