@@ -19,7 +19,6 @@ from tests.pages import full, make_desk, never_stopping, served, wait_for
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 ASSETS = app.ROOT / "assets"
 PATIENCE = 120_000  # milliseconds
-sync_api.expect.set_options(timeout=PATIENCE)
 ANIMATION_FRAMES = 20
 
 
@@ -99,7 +98,7 @@ class Visit:
 
     def has_answers(self, number: int) -> None:
         """Wait until the conversation has so many."""
-        sync_api.expect(self.page.locator("#chat .bot.message")).to_have_count(number)
+        sync_api.expect(self.page.locator("#chat .bot.message")).to_have_count(number, timeout=PATIENCE)
 
     def shows(self, text: str) -> None:
         """Wait until the conversation shows a text."""
