@@ -21,8 +21,9 @@ answer: $(INSTALLED)
 demo: $(INSTALLED)
 	@$(PY) app.py
 
-# Two at a time: what trains and evaluates, and everything else.
-TRAINING := $(sort $(wildcard tests/test_train*.py tests/test_eval*.py)) \
+# Two at a time, of about the same length: what trains and evaluates with the commands of the docs, and
+# everything else.
+TRAINING := $(sort $(wildcard tests/test_train*.py tests/test_eval*.py)) tests/test_docs_commands.py \
     tests/test_finetune.py tests/test_launch.py tests/test_loader.py tests/test_locks.py
 
 test: $(INSTALLED)
