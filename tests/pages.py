@@ -9,11 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 import torch
+from gradio import http_server, networking
+from gradio_client import Client
 
 import app
 from generation.decoding import eager_step
 from inference.checkpoint import Checkpoint, open_checkpoint
+from tests.runs import free_port
 from web.asking import Desk
 from web.limits import PageLimits
 from web.model_thread import ModelThread
@@ -22,7 +26,8 @@ from web.page import build, serve
 from web.visitors import Visitors
 
 EMBEDDED = str(app.DEFAULT_MODEL)
-STEP = 0.02  # seconds that a slow model's decode step takes at least
+STEP = 0.2  # seconds that a slow model's decode step takes at least: 51 for the 256 tokens of an answer
+PATIENCE = 240.0  # seconds: of a loaded machine
 
 
 class SlowModels(Models):
@@ -60,11 +65,29 @@ def served(desk: Desk) -> Iterator[Served]:
     """Serve a page for as long as the block lasts."""
     desk.models.open(desk.models.default)
     page = build(desk)
-    url = serve(page, desk, "127.0.0.1", app.free_port("127.0.0.1", None))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(http_server.Server, "run_in_thread", run_in_thread)
+        patch.setattr(networking, "url_ok", lambda url: True)  # it gives up after three seconds
+        # Not of the ports that app.py tries: one that is being started beside these tests counts on its own.
+        url = serve(page, desk, "127.0.0.1", free_port())
     try:
         yield Served(url, desk)
     finally:
         page.close(verbose=False)
+
+
+def run_in_thread(server: http_server.Server) -> None:
+    """Gradio's own, which gives up after five seconds, without a limit."""
+    server.thread = threading.Thread(target=server.run, daemon=True)
+    server.thread.start()
+    while not server.started:
+        assert server.thread.is_alive(), "the page's server ended as it began"
+        time.sleep(0.001)
+
+
+def client_of(page: Served) -> Client:
+    """A new visitor, who waits."""
+    return Client(page.url, verbose=False, httpx_kwargs={"timeout": PATIENCE})
 
 
 @contextmanager
@@ -74,16 +97,16 @@ def full(thread: ModelThread) -> Iterator[None]:
 
     def waits():
         began.set()
-        gate.wait(60)
+        gate.wait(PATIENCE)
         yield
 
     task = thread.begin(waits)
-    assert began.wait(60)
+    assert began.wait(PATIENCE)
     try:
         yield
     finally:
         gate.set()
-        task.wait(60)
+        task.wait(PATIENCE)
 
 
 def never_stopping(folder: Path) -> Path:
@@ -98,7 +121,7 @@ def never_stopping(folder: Path) -> Path:
     return checkpoint.model.save_pretrained(folder, processor=checkpoint.processor)
 
 
-def wait_for(condition, seconds: float = 60.0) -> bool:
+def wait_for(condition, seconds: float = PATIENCE) -> bool:
     """Whether something came about in time; looked at often."""
     end = time.monotonic() + seconds
     while not condition():

@@ -14,7 +14,7 @@ from PIL import Image
 
 import app
 from inference.checkpoint import open_checkpoint
-from tests.pages import EMBEDDED, full, make_desk, never_stopping, wait_for
+from tests.pages import EMBEDDED, PATIENCE, full, make_desk, never_stopping, wait_for
 from web.asking import Asked, Desk
 from web.limits import PageLimits
 from web.model_thread import ModelThread
@@ -68,7 +68,7 @@ def test_answers_take_turns_and_the_next_waits():
     first = thread.begin(lambda: iter_then(gate))
     tasks = [thread.begin(lambda name=name: counting(name)) for name in "abc"]
     gate.set()
-    assert all(task.wait(10) for task in (first, *tasks))
+    assert all(task.wait(PATIENCE) for task in (first, *tasks))
     assert [task.result() for task in tasks] == list("abc") and tasks[0].take() == [0, 1, 2]
     places = {name: [order.index((name, step)) for step in range(3)] for name in "abc"}
     assert places["c"][0] > min(places["a"][2], places["b"][2])  # two at once
@@ -77,7 +77,7 @@ def test_answers_take_turns_and_the_next_waits():
 
 
 def iter_then(gate: threading.Event):
-    gate.wait(10)
+    gate.wait(PATIENCE)
     yield
 
 
@@ -110,8 +110,8 @@ def test_a_cancelled_task_is_closed_and_let_go_and_an_error_is_its_own():
     never.cancel()
     assert never.ended and never.result() is None
     task.cancel()
-    assert task.wait(10) and closed.is_set() and task.result() is None
-    assert waiting.wait(10) and waiting.take() == [1]
+    assert task.wait(PATIENCE) and closed.is_set() and task.result() is None
+    assert waiting.wait(PATIENCE) and waiting.take() == [1]
     with pytest.raises(ValueError, match="mine"):
         waiting.result()
     assert wait_for(lambda: gc.collect() is not None and gone() is None)
@@ -307,7 +307,7 @@ class GatedModels(Models):
     def _load(self, name):
         if name == "far":
             self.opened.set()
-            assert self.gate.wait(60)
+            assert self.gate.wait(PATIENCE)
         return replace(self.checkpoint)
 
 
@@ -317,11 +317,11 @@ def test_an_open_model_answers_while_another_one_is_being_opened():
     far = threading.Thread(target=models.open, args=("far",))
     far.start()
     try:
-        assert models.opened.wait(10) and models.held("far") is None
+        assert models.opened.wait(PATIENCE) and models.held("far") is None
         got = []
         asking = threading.Thread(target=lambda: got.append(models.open("near")), daemon=True)
         asking.start()
-        asking.join(10)
+        asking.join(PATIENCE)
         assert got and got[0] is near and models.held("near") is near
     finally:
         models.gate.set()

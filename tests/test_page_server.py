@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from PIL import Image
 
 import app
-from tests.pages import EMBEDDED, make_desk, never_stopping, served, wait_for
+from tests.pages import EMBEDDED, PATIENCE, client_of, make_desk, never_stopping, served, wait_for
 
 ASSETS = app.ROOT / "assets"
 EXAMPLE, CUP, WOLF = (str(ASSETS / f"{name}.png") for name in ("example", "cup", "wolf"))
@@ -59,7 +59,7 @@ def ask(client: Client, picture: str, question: str) -> tuple:
 
 
 def test_a_crowd_is_answered_each_its_own(page):
-    clients = [Client(page.url, verbose=False) for _ in CROWD]
+    clients = [client_of(page) for _ in CROWD]
     answers: dict[int, list] = {}
 
     def one(number):
@@ -77,7 +77,7 @@ def test_a_crowd_is_answered_each_its_own(page):
 
 
 def test_stop_undo_and_clear_over_the_wire(page):
-    client = Client(page.url, verbose=False)
+    client = client_of(page)
     ask(client, EXAMPLE, "What colour is the star?")
     assert ask(client, EXAMPLE, "What word do you see?")[0][-1] == "tree"
     client.predict(api_name="/stop")
@@ -93,25 +93,27 @@ def test_what_the_server_refuses(page, tmp_path):
     """Too large an upload, too large a body, URLs and server paths as pictures; and the page goes on."""
     url = page.url + "gradio_api/"
     upload = httpx.post(
-        url + "upload", files={"files": ("big.png", io.BytesIO(bytes(60 * 2**20)))}, timeout=60
+        url + "upload", files={"files": ("big.png", io.BytesIO(bytes(60 * 2**20)))}, timeout=PATIENCE
     )
     assert upload.status_code == 413 and "maximum allowed size" in upload.text
     flood = httpx.post(
-        url + "upload", files={"files": ("all.png", io.BytesIO(bytes(90 * 2**20)))}, timeout=60
+        url + "upload", files={"files": ("all.png", io.BytesIO(bytes(90 * 2**20)))}, timeout=PATIENCE
     )
     assert flood.status_code == 413 and "expected at most" in flood.json()["detail"]
-    body = httpx.post(url + "queue/join", content=b"[" * 2**21)
+    body = httpx.post(url + "queue/join", content=b"[" * 2**21, timeout=PATIENCE)
     assert body.status_code == 413
     for garbage in (b"\xde\xad", b"[" * 99_999, b"{"):
-        answer = httpx.post(url + "queue/join", content=garbage)
+        answer = httpx.post(url + "queue/join", content=garbage, timeout=PATIENCE)
         assert answer.status_code == 400 and "expected JSON" in answer.json()["detail"]
     for path in ("http://example.org/x.png", "HTTPS://example.org/x.png", "file:///etc/passwd"):
         data = [[{"image": {"path": path, "meta": {"_type": "gradio.FileData"}}, "caption": None}], "Hm?"]
-        answer = httpx.post(url + "queue/join", json={"data": data, "fn_index": 0, "session_hash": "s"})
+        answer = httpx.post(
+            url + "queue/join", json={"data": data, "fn_index": 0, "session_hash": "s"}, timeout=PATIENCE
+        )
         assert answer.status_code == 400 and "switched off" in answer.json()["detail"]
     secret = tmp_path / "secret.png"
     Image.new("RGB", (9, 9)).save(secret)
-    client = Client(page.url, verbose=False)
+    client = client_of(page)
     stolen = {"image": {"path": str(secret)}, "caption": None}
     chat, _, notice, *_ = client.predict([stolen], "What is it?", EMBEDDED, api_name="/ask")
     assert "expected uploads" in notice and chat == {"__type__": "update"}  # which is none
@@ -120,7 +122,7 @@ def test_what_the_server_refuses(page, tmp_path):
 
 def test_a_model_that_does_not_exist_is_told(page, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # nobody waits for a network
-    client = Client(page.url, verbose=False)
+    client = client_of(page)
     chat, _, notice, *_ = client.predict([], "Hello?", "nobody/nothing-here", api_name="/ask")
     assert "nobody/nothing-here" in notice and 'role="alert"' in notice and chat == []
     assert ask(client, EXAMPLE, "What colour is the star?")[0][-1] == "blue"
@@ -132,18 +134,18 @@ def test_who_goes_away_stops_the_answer_and_leaves_no_memory(slow_desk):
         name, session = slow_desk.models.default, "gone"
         url = page.url + "gradio_api/"
         data = [[], "What is it?", name, 1, 0, 1, 0, 0, 1000, -1, False]
-        alive = httpx.Client(timeout=60)
+        alive = httpx.Client(timeout=PATIENCE)
         with alive.stream("GET", url + f"heartbeat/{session}") as heartbeat:
             beats = heartbeat.iter_lines()
             next(beats)
             function = next(
                 one["id"]
-                for one in httpx.get(page.url + "config").json()["dependencies"]
+                for one in alive.get(page.url + "config").json()["dependencies"]
                 if one["api_name"] == "ask"
             )
             body = {"data": data, "fn_index": function, "session_hash": session}
-            assert httpx.post(url + "queue/join", json=body).status_code == 200
-            with httpx.stream("GET", url + f"queue/data?session_hash={session}", timeout=60) as stream:
+            assert alive.post(url + "queue/join", json=body).status_code == 200
+            with httpx.stream("GET", url + f"queue/data?session_hash={session}", timeout=PATIENCE) as stream:
                 for line in stream.iter_lines():
                     if "process_generating" in line and len(json.loads(line[5:])["output"]["data"]) > 0:
                         visitor = slow_desk.visitors.get(session)
@@ -172,13 +174,14 @@ def test_a_start_that_fails_is_one_sentence(capsys, monkeypatch, arguments, expe
     assert said.startswith("app.py: error: ") and expected in said and said.count("\n") == 1
 
 
-def test_a_port_in_use_is_told_and_another_one_found(page, capsys):
+def test_a_port_in_use_is_told_and_another_one_found(page, capsys, monkeypatch):
     port = int(page.url.rstrip("/").rsplit(":", 1)[1])
+    monkeypatch.setattr(app, "FIRST_PORT", port)
     assert app.main(["--port", str(port)]) == 2
     assert capsys.readouterr().err == (
         f"app.py: error: port {port} is in use on 127.0.0.1: give another --port\n"
     )
-    assert app.free_port("127.0.0.1", None) != port
+    assert port < app.free_port("127.0.0.1", None) < port + app.PORTS
 
 
 def test_the_readme_says_what_a_space_needs():

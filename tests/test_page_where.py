@@ -7,7 +7,7 @@ from gradio_client import Client, handle_file
 from PIL import Image
 
 import app
-from tests.pages import full, make_desk, served, wait_for
+from tests.pages import PATIENCE, client_of, full, make_desk, served, wait_for
 
 EXAMPLE, CUP = (str(app.ROOT / "assets" / f"{name}.png") for name in ("example", "cup"))
 
@@ -31,7 +31,7 @@ def begin(
 ):
     """A look that has been asked for."""
     gallery = [{"image": handle_file(picture), "caption": None} for picture in pictures]
-    client = client or Client(page.url, verbose=False)
+    client = client or client_of(page)
     return client.submit(gallery, question, method, page.desk.models.default, api_name="/look")
 
 
@@ -76,10 +76,10 @@ def test_a_broken_picture_is_named(page, tmp_path):
 
 def test_a_look_can_be_stopped(page):
     with full(page.desk.thread):
-        client = Client(page.url, verbose=False)
+        client = client_of(page)
         looking = begin(page, EXAMPLE, client=client)
         assert wait_for(looking.outputs)
         client.predict(api_name="/stop_looking")
-        _, sheet, notice = looking.result(60)
+        _, sheet, notice = looking.result(PATIENCE)
         assert "Stopped before there was anything to see" in notice and sheet is None
     assert look(page, EXAMPLE)[0] == "blue"
