@@ -18,7 +18,7 @@ from tests.pages import full, make_desk, never_stopping, served, wait_for
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 ASSETS = app.ROOT / "assets"
-PATIENCE = 120_000  # milliseconds
+PATIENCE = 240_000  # milliseconds
 ANIMATION_FRAMES = 20
 
 
@@ -74,6 +74,7 @@ class Visit:
         self.page.goto(url)
         self.page.wait_for_selector("#ask")
         self.page.wait_for_selector("#pictures img")
+        self.settles()
 
     def ask(self, question: str | None = None) -> None:
         if question is not None:
@@ -81,10 +82,14 @@ class Visit:
         self.page.click("#ask")
 
     def open(self, way: sync_api.Locator, until: sync_api.Locator) -> None:
-        """Show what was hidden so far. Gradio writes its first values into it an animation frame after it is
-        there: what a program fills in before that is lost, so this waits for some frames."""
+        """Show what was hidden so far."""
         way.click()
         until.wait_for()
+        self.settles()
+
+    def settles(self) -> None:
+        """Wait for some animation frames: Gradio writes first values into what it shows one after it is
+        there, and what a program fills in before that is lost."""
         self.page.evaluate(
             """frames => new Promise(done => {
                 const next = left => left ? requestAnimationFrame(() => next(left - 1)) : done();
