@@ -136,7 +136,12 @@ class Supervisor:
             if cpu is None or (cpu - at_first <= self.seconds and looks < MOST_LOOKS):
                 continue
             os.kill(pid, signal.SIGUSR1)  # it says where it is
-            time.sleep(LOOK_EVERY)
+            told = 0
+            for _ in range(MOST_LOOKS):
+                time.sleep(LOOK_EVERY)
+                before, told = told, log.stat().st_size
+                if told and told == before:
+                    break
             os.kill(pid, signal.SIGKILL)
             self._note(Outcome("finding", "hang", f"more than {self.seconds} s\n{log.read_text()}"), current)
             return False
