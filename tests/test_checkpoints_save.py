@@ -101,7 +101,7 @@ class TestWholeFolders:
 
         child = multiprocessing.get_context("fork").Process(target=save_and_die)
         child.start()
-        child.join(60)
+        child.join(600)
         assert child.exitcode == 9
         assert content(folder) == before
         assert (tmp_path / ".saved.saving" / "model.safetensors").exists()

@@ -330,7 +330,7 @@ def test_ctrl_c(cli, monkeypatch):
 # ------------------------------------------------------------------------------------------- a real process
 def process(*arguments, **options) -> subprocess.CompletedProcess:
     command = [sys.executable, str(generate.ROOT / "generate.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
 
 
 def test_process_answers_from_any_folder(model_folder, tmp_path):

@@ -15,7 +15,8 @@ def test_it_runs(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(NOTEBOOKS / "ocelli.ipynb", as_version=4)
     resources = {"metadata": {"path": str(NOTEBOOKS)}}
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+    patience = {"timeout": 1200, "startup_timeout": 600}  # seconds a cell, and to begin: of a loaded machine
+    NotebookClient(notebook, kernel_name="python3", resources=resources, **patience).execute()
     printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
     assert "What colour is the star? -> blue" in printed and "step 10: loss" in printed
 

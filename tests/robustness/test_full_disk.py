@@ -25,7 +25,7 @@ def limited(work, size: int, told) -> None:
 def run(work, size: int, told) -> int | None:
     process = FORK.Process(target=limited, args=(work, size, told))
     process.start()
-    process.join(240)
+    process.join(600)
     return process.exitcode
 
 
