@@ -69,12 +69,16 @@ class Deadline:
         self._timer = threading.Timer(seconds, self._end)
         self._timer.daemon = True
         self._watched: list[socket.socket] = []
-        self.over = False
+        self._ended = False
 
     @property
     def left(self) -> float:
         """Seconds."""
         return self._end_at - time.monotonic()
+
+    @property
+    def over(self) -> bool:
+        return self._ended or self.left <= 0  # the timer may be late
 
     def watch(self, connection: socket.socket) -> None:
         self._watched.append(connection)
@@ -82,7 +86,7 @@ class Deadline:
             self._end()
 
     def _end(self) -> None:
-        self.over = True
+        self._ended = True
         for connection in self._watched:
             with suppress(OSError):  # it has ended by itself
                 connection.shutdown(socket.SHUT_RDWR)
