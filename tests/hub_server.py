@@ -23,6 +23,8 @@ from typing import Any
 
 from huggingface_hub import constants
 
+PATIENCE = 240  # seconds: of a loaded machine
+
 
 class HubServer:
     """Serves folders as repositories; every request's "METHOD path" is kept in `requests`, what was asked for
@@ -247,5 +249,7 @@ def point_client_at(monkeypatch, url: str, cache: Path, offline: bool = False) -
     )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    for kind in ("ETAG", "DOWNLOAD"):
+        monkeypatch.setattr(constants, f"HF_HUB_{kind}_TIMEOUT", PATIENCE)
     # A server that is down is tried again for 23 seconds a file: not here.
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
