@@ -136,7 +136,7 @@ def test_packed_native_equals_packed_eager(precision, tied):
     expected, _ = walk(eager_step(lm), lm, 2, 20, torch.float32)
     got, _ = walk(NativeStep(lm), lm, 2, 20, torch.float32)
     # int8 weights meet activations rounded to 16 bits: hundreds of times finer than the weights.
-    torch.testing.assert_close(got, expected, atol=2e-5 if precision == "bfloat16" else 2e-4, rtol=1e-5)
+    torch.testing.assert_close(got, expected, atol=2e-5 if precision == "bfloat16" else 6e-4, rtol=1e-5)
     assert 0 < (expected - exact).abs().mean() < 0.02 * exact.abs().mean() * 5
 
 
