@@ -101,7 +101,7 @@ def start(settings: argparse.Namespace):
         StartError: no port.
         CheckpointError, ProcessorError, RequestError: the model cannot be opened.
     """
-    port = free_port(settings.host, settings.port)  # before seconds go into anything else
+    free_port(settings.host, settings.port)  # or it is said before seconds go into anything else
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     from web.asking import Desk
     from web.limits import PageLimits
@@ -126,6 +126,7 @@ def start(settings: argparse.Namespace):
     # The embedded model answers one question at a time: behind others it is wrong every other time.
     page = build(desk, remember=Path(models.default) != DEFAULT_MODEL)
     browser = has_screen() if settings.browser is None else settings.browser
+    port = free_port(settings.host, settings.port)  # another page may have begun meanwhile
     return page, thread, serve(page, desk, settings.host, port, settings.share, browser)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import threading
 
 import gradio
@@ -16,6 +17,8 @@ from PIL import Image
 
 import app
 from tests.pages import EMBEDDED, PATIENCE, client_of, make_desk, never_stopping, served, wait_for
+from tests.runs import free_port
+from web.models import Models
 
 ASSETS = app.ROOT / "assets"
 EXAMPLE, CUP, WOLF = (str(ASSETS / f"{name}.png") for name in ("example", "cup", "wolf"))
@@ -182,6 +185,25 @@ def test_a_port_in_use_is_told_and_another_one_found(page, capsys, monkeypatch):
         f"app.py: error: port {port} is in use on 127.0.0.1: give another --port\n"
     )
     assert port < app.free_port("127.0.0.1", None) < port + app.PORTS
+
+
+def test_a_port_that_is_taken_while_the_model_is_loaded(monkeypatch):
+    """Two pages that are started at once: the second one goes elsewhere."""
+    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
+    monkeypatch.setattr(app, "FIRST_PORT", free_port())
+    monkeypatch.setattr("web.page.serve", lambda page, desk, host, port, *more: port)
+    load = Models.open
+    with socket.socket() as other:
+
+        def open_slowly(models, name):
+            other.bind(("127.0.0.1", app.FIRST_PORT))
+            other.listen()
+            return load(models, name)
+
+        monkeypatch.setattr(Models, "open", open_slowly)
+        _, thread, port = app.start(app.build_parser().parse_args(["--no-browser"]))
+        thread.close()
+    assert app.FIRST_PORT < port < app.FIRST_PORT + app.PORTS
 
 
 def test_the_readme_says_what_a_space_needs():
