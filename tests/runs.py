@@ -20,6 +20,7 @@ from tests.processors import embedded
 from tests.rows import WORDS, png
 
 FORK = multiprocessing.get_context("fork")
+DEADLINE = 240  # seconds to wait for what takes a few here: machines are slower, or busy with something else
 # What every run here has in common: float32, small, nothing at random but the seed.
 SETTINGS = {
     "device": "cpu",
@@ -145,7 +146,7 @@ def run(ranks: int = 1, **settings) -> None:
     """Train to the end."""
     processes = start(ranks, **settings)
     for process in processes:
-        process.join(240)
+        process.join(DEADLINE)
     assert [process.exitcode for process in processes] == [0] * ranks
 
 
