@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -151,9 +152,12 @@ def run(ranks: int = 1, **settings) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """Of those that no system gives to whoever asks for any one: so many others do, until it is used."""
+    drawn = random.SystemRandom()
+    while True:
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", drawn.randint(10_000, 32_000)))
+            return sock.getsockname()[1]
 
 
 def curve(folder: Path) -> list[tuple]:
