@@ -21,12 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import train
-from tests.runs import SETTINGS, curve, flags, named, start, tiny_checkpoint, write_rows
+from tests.runs import DEADLINE, SETTINGS, curve, flags, named, start, tiny_checkpoint, write_rows
 from training.metrics import METRICS
 from training.state import FOLDER, states
 
 STYLES = ("map", "streaming", "ranks")
-DEADLINE = 120  # seconds to wait for a moment
 MORE_ROUNDS = 5  # than kills, of work that ended before its kills were used up
 
 

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from tests.processors import embedded
 from tests.rows import WORDS, png
 
 FORK = multiprocessing.get_context("fork")
+DEADLINE = 240  # seconds to wait for what takes a few here: machines are slower, or busy with something else
 # What every run here has in common: float32, small, nothing at random but the seed.
 SETTINGS = {
     "device": "cpu",
@@ -145,14 +147,17 @@ def run(ranks: int = 1, **settings) -> None:
     """Train to the end."""
     processes = start(ranks, **settings)
     for process in processes:
-        process.join(240)
+        process.join(DEADLINE)
     assert [process.exitcode for process in processes] == [0] * ranks
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """Of those that no system gives to whoever asks for any one: so many others do, until it is used."""
+    drawn = random.SystemRandom()
+    while True:
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", drawn.randint(10_000, 32_000)))
+            return sock.getsockname()[1]
 
 
 def curve(folder: Path) -> list[tuple]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 
 from data.images import load_image
-from eval import answering
+from eval import answering, records
 from eval.__main__ import main
 from eval.answering import answers, by_picture, share
 from eval.metrics import find_metric
@@ -24,6 +23,7 @@ from generation.decoding import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from tests.evaluations import FORK, answered, results_of, run, run_ranks, samples_of, save_rows, write_rows
+from tests.runs import DEADLINE
 
 
 @pytest.fixture(scope="module")
@@ -105,36 +105,27 @@ def test_killed_half_way_every_question_is_answered_exactly_once(alone, tmp_path
     folder, told = alone
     output = tmp_path / "out"
     arguments = ["--data", str(folder / "rows.jsonl"), "--output", str(output), "--compile", "off"]
-    process = FORK.Process(target=_slowly, args=([*arguments, "--batch-size", "2"],))
-    process.start()
-    path = output / "samples.jsonl"
-    while not (path.exists() and path.read_bytes().count(b"\n") >= 5):
-        assert process.is_alive()
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+    path, write = output / "samples.jsonl", records._write
+
+    def last(file, line):  # it ends itself: it could be done before anybody has looked
+        write(file, line)
+        if path.read_bytes().count(b"\n") == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "_write", last)
+        process = FORK.Process(target=main, args=([*arguments, "--batch-size", "2"],))
+        process.start()
+    process.join(DEADLINE)
+    assert process.exitcode == -signal.SIGKILL
     before = samples_of(output)
-    assert 5 <= len(before) < 24 and not (output / "results.json").exists()
+    assert len(before) == 7 and not (output / "results.json").exists()
     with path.open("ab") as file:  # the line that it was writing
         file.write(b'{"id": "0-1", "question": "Wh')
     assert main(arguments) == 0
     assert {name: answer for name, (answer, _) in answered(output).items()} == told
     assert samples_of(output)[: len(before)] == before
     assert results_of(output)["answered"] == 24 - len(before)
-
-
-def _slowly(arguments: list[str]) -> None:
-    """The run, with time between two records to be killed in."""
-    from eval import records
-
-    write = records._write
-
-    def slow(file, line):
-        write(file, line)
-        time.sleep(0.05)
-
-    records._write = slow
-    main(arguments)
 
 
 def test_a_killed_rank_leaves_its_part_to_the_next_start(alone, tmp_path):

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.runs import SETTINGS, curve, free_port, tiny_checkpoint, write_rows
+from tests.runs import DEADLINE, SETTINGS, curve, free_port, tiny_checkpoint, write_rows
 
 ROOT = Path(__file__).resolve().parent.parent
-LEFT_WITHIN = 60  # seconds from the death of a rank: what is promised
+LEFT_WITHIN = DEADLINE  # from the death of a rank; a minute is promised, where nothing else holds up the rest
 SLURM, SKY = ROOT / "configs/launch/slurm.sh", ROOT / "configs/launch/sky.yaml"
 
 
@@ -77,7 +77,7 @@ def test_slurm(here):
         ["bash", str(SLURM), *flags],
         **{"SLURM_JOB_NODELIST": "here", "SLURM_JOB_ID": "1", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"},
     )
-    said = end_of(process, 300)
+    said = end_of(process, 2 * DEADLINE)
     assert process.returncode == 0, said
     assert "on 2 x cpu" in said and len(curve(here / "runs/slurm")) == 3
 

@@ -15,32 +15,45 @@ import pytest
 
 import generate
 import train
+from eval import records
 from eval.__main__ import main as evaluate
-from inference import locks
+from inference import batch, locks
 from inference.checkpoint import RequestError
 from inference.locks import only_writer
 from tests.evaluations import FORK, answered, exits_of_ranks, write_rows
 from tests.kills import last_step
-from tests.runs import SETTINGS, curve, flags, start, tiny_checkpoint
+from tests.runs import DEADLINE, SETTINGS, curve, flags, start, tiny_checkpoint
 from tests.runs import write_rows as write_training_rows
+from training.metrics import Metrics
 
 
 @contextmanager
-def stopped(work, there):
-    """`work` in a process that stands still, with all it has open, once `there()` is true; it goes on behind
-    the block."""
-    process = FORK.Process(target=work)
-    process.start()
-    until = time.monotonic() + 120
-    while not there():
-        assert process.is_alive() and time.monotonic() < until
-        time.sleep(0.001)
-    os.kill(process.pid, signal.SIGSTOP)
+def stopped(work, owner, name: str, there):
+    """`work` in a process that stands still, with all it has open, behind the first call of `owner.name`
+    after which `there()` is true; it goes on behind the block. It stops itself: it could have ended before
+    anybody has looked."""
+    act, stops = getattr(owner, name), [signal.SIGSTOP]
+
+    def acting(*arguments):
+        done = act(*arguments)
+        if stops and there():
+            os.kill(os.getpid(), stops.pop())
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, acting)
+        process = FORK.Process(target=work)
+        process.start()
+    state, until = None, time.monotonic() + DEADLINE
+    while state is None and time.monotonic() < until:
+        time.sleep(0.01)
+        state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
     try:
+        assert state is not None and state.si_code == os.CLD_STOPPED
         yield process
     finally:
         os.kill(process.pid, signal.SIGCONT)
-        process.join(120)
+        process.join(DEADLINE)
 
 
 def files_of(folder) -> dict:
@@ -67,11 +80,11 @@ def test_two_trainings(tmp_path, capfd, ranks):
     def first() -> None:
         train.main(flags(**run))
 
-    with stopped(first, lambda: last_step(output) > 5) as process:
+    with stopped(first, Metrics, "write", lambda: last_step(output) > 5) as process:
         before = files_of(output)
         others = start(ranks, **run)
         for other in others:
-            other.join(120)
+            other.join(DEADLINE)
         said = capfd.readouterr().err
         assert [other.exitcode for other in others] == [2] * ranks
         asked = f"{output} is being written by another process (pid {process.pid}): wait for it, or give"
@@ -87,7 +100,12 @@ def test_two_trainings(tmp_path, capfd, ranks):
 def test_two_batches(tmp_path, capfd):
     rows, out = write_rows(tmp_path, 4, 6), tmp_path / "out.jsonl"
     command = ["--batch", str(rows), "--out", str(out), "--compile", "off", "--batch-size", "4"]
-    with stopped(lambda: sys.exit(generate.main(command)), lambda: lines(out) > 3) as process:
+
+    def first() -> None:
+        sys.exit(generate.main(command))
+
+    # Each line is flushed before the next record is made.
+    with stopped(first, batch, "to_json", lambda: lines(out) > 3) as process:
         before = out.read_bytes()
         assert generate.main(command) == 2
         said = capfd.readouterr().err.splitlines()[-1]
@@ -102,7 +120,11 @@ def test_two_evaluations(tmp_path, capfd):
     """The second one has two ranks, each of which would write to a file of its own."""
     rows, output = write_rows(tmp_path, 4, 6), tmp_path / "evals" / "out"
     command = ["--data", str(rows), "--output", str(output), "--compile", "off", "--batch-size", "4"]
-    with stopped(lambda: sys.exit(evaluate(command)), lambda: lines(output / "samples.jsonl") > 3) as process:
+
+    def first() -> None:
+        sys.exit(evaluate(command))
+
+    with stopped(first, records, "_write", lambda: lines(output / "samples.jsonl") > 3) as process:
         before = files_of(output)
         assert exits_of_ranks([command] * 2) == [2, 2]
         said = capfd.readouterr().err
@@ -134,7 +156,7 @@ def test_two_names_of_one_output(tmp_path):
     with only_writer(tmp_path / "run"):
         process = FORK.Process(target=second)
         process.start()
-        process.join(60)
+        process.join(DEADLINE)
     assert process.exitcode == 0
 
 
@@ -146,7 +168,7 @@ def test_a_fork_does_not_hold_on_to_it(tmp_path):
     try:
         second = FORK.Process(target=only_writer(tmp_path / "run").__enter__)
         second.start()
-        second.join(60)
+        second.join(DEADLINE)
         assert second.exitcode == 0
     finally:
         worker.kill()

@@ -13,7 +13,8 @@ import pytest
 import train
 from data.lanes import DropCount, Dropped, Produced
 from tests.rows import png
-from tests.runs import curve, flags, prepared, settings_in, start, write_rows
+from tests.runs import DEADLINE, curve, flags, prepared, settings_in, start, write_rows
+from training.metrics import Metrics
 from training.state import FOLDER, states
 
 STEPS = 60
@@ -28,21 +29,40 @@ def settings(folder, output: str, **more) -> dict:
     return settings_in(folder, output, **({"steps": STEPS, "save_every": STEPS} | more))
 
 
+def lose(path: Path, ranks: int, made: dict, there) -> list:
+    """The exits of ranks whose `path` is moved away once `there` is true of what metrics.jsonl holds. They
+    wait for that: they could have ended before anybody has looked."""
+    lines, write = Path(made["output"], "metrics.jsonl"), Metrics.write
+
+    def reached() -> bool:
+        return lines.exists() and there(lines.read_bytes())
+
+    def waiting(self, row):
+        write(self, row)
+        until = time.monotonic() + DEADLINE
+        while reached() and path.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Metrics, "write", waiting)
+        processes = start(ranks, **made)
+    while not reached():
+        time.sleep(0.01)
+        assert all(process.is_alive() for process in processes)
+    away = path.rename(path.with_name("away.jsonl"))
+    for process in processes:
+        process.join(DEADLINE)
+    away.rename(path)
+    return [process.exitcode for process in processes]
+
+
 @pytest.mark.parametrize("ranks, workers", [(1, 0), (1, 2), (2, 0)])
 def test_a_dataset_that_disappears(folder, capfd, ranks, workers):
     """The run saves and leaves; the same command goes on, and is as one that was never disturbed."""
-    name, rows, away = f"lost-{ranks}-{workers}", folder / "rows.jsonl", folder / "away.jsonl"
-    processes = start(ranks, **settings(folder, name, workers=workers))
-    lines = folder / name / "metrics.jsonl"
-    while not (lines.exists() and lines.read_bytes().count(b"\n") > 5):
-        time.sleep(0.001)
-        assert all(process.is_alive() for process in processes)
-    rows.rename(away)
-    for process in processes:
-        process.join(120)
-    away.rename(rows)
+    name, made = f"lost-{ranks}-{workers}", settings(folder, f"lost-{ranks}-{workers}", workers=workers)
+    exits = lose(folder / "rows.jsonl", ranks, made, lambda lines: lines.count(b"\n") > 5)
     said = capfd.readouterr()
-    assert [process.exitcode for process in processes] == [2] * ranks, said.err
+    assert exits == [2] * ranks, said.err
     assert "Traceback" not in said.err
     assert "the data can be read no longer: [Errno 2] No such file or directory" in said.err
     assert "the same command goes on from here" in said.out
@@ -58,19 +78,11 @@ def test_a_dataset_that_disappears(folder, capfd, ranks, workers):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_held_out_data_that_disappear(folder, capfd, ranks):
     """Found out when they are looked at: what was trained is saved."""
-    name, held, away = f"held-{ranks}", folder / "held.jsonl", folder / "held-away.jsonl"
-    write_rows(held, 8)
+    name, held = f"held-{ranks}", write_rows(folder / "held.jsonl", 8)
     more = {"eval_data": [{"path": str(held), "name": "held"}], "eval_pictures": 8, "eval_every": 10}
-    processes = start(ranks, **settings(folder, name, **more))
-    lines = folder / name / "metrics.jsonl"
-    while not (lines.exists() and b"eval_loss" in lines.read_bytes()):
-        time.sleep(0.001)
-        assert all(process.is_alive() for process in processes)
-    held.rename(away)
-    for process in processes:
-        process.join(120)
+    exits = lose(held, ranks, settings(folder, name, **more), lambda lines: b"eval_loss" in lines)
     said = capfd.readouterr()
-    assert [process.exitcode for process in processes] == [2] * ranks, said.err
+    assert exits == [2] * ranks, said.err
     assert "Traceback" not in said.err and "the data can be read no longer" in said.err
     done = curve(folder / name)[-1][0]
     (state,) = states(folder / name / FOLDER)
@@ -103,7 +115,7 @@ def test_pictures_that_disappear(folder, tmp_path, capfd, workers):
         time.sleep(0.001)
         assert process.is_alive()
     pictures.rename(tmp_path / "away")
-    process.join(120)
+    process.join(DEADLINE)
     said = capfd.readouterr()
     assert process.exitcode == 2 and "Traceback" not in said.err, said.err
     sentence = said.err.splitlines()[-1]

@@ -98,3 +98,21 @@ def test_why_a_rank_leaves(tmp_path, monkeypatch):
             raise RuntimeError("shapes cannot be multiplied")
     finally:
         ranks.close()
+
+
+def test_a_rank_that_leaves_before_all_have_met(monkeypatch):
+    """The one that is slower here says the same as later on; a port that is taken is nobody's leaving."""
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    said = {
+        "Failed to recv, got 0 bytes": (LostRankError, "rank 1 of 2: another rank has left"),
+        "The server socket has failed to listen": (torch.distributed.DistNetworkError, "failed to listen"),
+    }
+    for text, (kind, sentence) in said.items():
+
+        def fails(backend, text=text):
+            raise torch.distributed.DistNetworkError(text)
+
+        monkeypatch.setattr(torch.distributed, "init_process_group", fails)
+        with pytest.raises(kind, match=sentence):
+            Ranks(torch.device("cpu"))

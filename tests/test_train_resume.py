@@ -7,12 +7,14 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 import train
 from tests.kills import STYLES, kill_and_compare
-from tests.runs import curve, flags, prepared, settings_in, start
+from tests.runs import DEADLINE, curve, flags, prepared, settings_in, start
 from training.state import FOLDER, RunState, states
 
 
@@ -24,6 +26,17 @@ def folder(tmp_path_factory):
 def settings(folder, output: str, **more) -> dict:
     usual = {"shuffle_buffer": 5, "save_every": 2, "muon": "language", "ema": 0.9}
     return settings_in(folder, output, **(usual | more))
+
+
+@contextmanager
+def no_file_beyond(room: int) -> Iterator[None]:
+    """For processes that are started inside."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -48,7 +61,7 @@ def test_killed_while_saving(folder, moment, monkeypatch):
 
     monkeypatch.setattr(RunState, moment, killed)
     (process,) = start(**settings(folder, output, steps=6))
-    process.join(120)
+    process.join(DEADLINE)
     assert process.exitcode == -signal.SIGKILL
     monkeypatch.undo()
     assert [path.name for path in states(folder / output / FOLDER)] == ["step-00000002"]
@@ -67,7 +80,7 @@ def test_a_signal_to_all_its_processes_saves_and_leaves(folder, number):
         time.sleep(0.05)
         assert process.is_alive()
     os.killpg(process.pid, number)
-    process.join(60)
+    process.join(DEADLINE)
     assert process.exitcode == 0
     (state,) = states(folder / name / FOLDER)
     assert state.name == f"step-{curve(folder / name)[-1][0]:08d}"
@@ -79,7 +92,7 @@ def test_sigterm_saves_and_leaves(folder):
         time.sleep(0.05)
         assert process.is_alive()
     process.terminate()
-    process.join(60)
+    process.join(DEADLINE)
     assert process.exitcode == 0
     (state,) = states(folder / "stopped" / FOLDER)
     done = curve(folder / "stopped")[-1][0]
@@ -91,13 +104,17 @@ def test_sigterm_saves_and_leaves(folder):
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on(folder, capfd):
-    """From some moment on no file may grow past 32 KB. What was saved before stays, and is gone on from."""
-    (process,) = start(**settings(folder, "full", steps=30))
-    while not states(folder / "full" / FOLDER):
-        time.sleep(0.001)
-        assert process.is_alive()
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (32_768, 32_768))
-    process.join()
+    """Behind the first save no file may grow past 32 KB. What was saved stays, and is gone on from."""
+    finish = RunState._finish
+
+    def last(self, *arguments):  # in the run itself, which may be quicker than whoever watches it
+        finish(self, *arguments)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (32_768, 32_768))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunState, "_finish", last)
+        (process,) = start(**settings(folder, "full", steps=30))
+    process.join(DEADLINE)
     said = capfd.readouterr()
     assert process.exitcode == 0 and "Traceback" not in said.err
     assert "the model could not be saved, the run goes on" in said.out
@@ -116,14 +133,10 @@ def test_a_full_disk_is_said_and_the_run_goes_on(folder, capfd):
 def test_a_full_disk_with_no_state_on_it(folder, capfd, room, ranks, more):
     """Too small for the least of a state's files, or for its tensors only: the system's reason is said."""
     output = f"none{room}-{ranks}"
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
-    try:
+    with no_file_beyond(room):
         processes = start(ranks, **settings(folder, output, steps=2, log_every=100, muon="none", **more))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     for process in processes:
-        process.join(120)
+        process.join(DEADLINE)
     said = capfd.readouterr().out
     assert [process.exitcode for process in processes] == [0] * ranks
     assert said.count("the training state could not be saved") == 1, said
@@ -140,9 +153,9 @@ def test_a_disk_that_has_no_room_for_the_adapter(folder, capfd):
     limit = pair[0].stat().st_size + 8192
     assert pair[1].stat().st_size > limit
     before = [path.read_bytes() for path in pair]
-    (process,) = start(**settings(folder, "small", steps=4, **lora))
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
-    process.join(120)
+    with no_file_beyond(limit):
+        (process,) = start(**settings(folder, "small", steps=4, **lora))
+    process.join(DEADLINE)
     said = capfd.readouterr()
     assert process.exitcode == 0 and "Traceback" not in said.err
     assert "step 4: the model could not be saved, the run goes on" in said.out

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 _FAILED_EXCHANGE = re.compile(r"gloo|nccl|connection (closed|reset|refused)", re.IGNORECASE)
+_OWN_PORT = "failed to listen"  # of the first rank, on a port that is taken: nobody has left
 _FOUND_OUT_SECONDS = 5.0  # in which torchrun sees which rank ended first
 
 
@@ -32,7 +33,11 @@ class LostRankError(ConnectionError):
 
 
 class Ranks:
-    """This process among the others; alone without torchrun."""
+    """This process among the others; alone without torchrun.
+
+    Raises:
+        LostRankError: another rank has left before all had met.
+    """
 
     def __init__(self, device: torch.device):
         self.rank = int(os.environ.get("RANK", "0"))
@@ -44,8 +49,13 @@ class Ranks:
             torch.cuda.set_device(device)
         self.device = device
         if self.together and not dist.is_initialized():
-            # What ranks agree on are a few numbers of the CPU's: gloo, so that no step waits for the device.
-            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+            try:
+                with self.watching():
+                    # What ranks agree on are a few numbers of the CPU's: gloo, so that no step waits for the
+                    # device.
+                    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+            except LostRankError as error:  # the other one was done here first, and has left since
+                raise LostRankError(self.reason(error)) from error
 
     @property
     def is_first(self) -> bool:
@@ -74,7 +84,7 @@ class Ranks:
             yield
         except RuntimeError as error:
             exchange = isinstance(error, dist.DistError) or _FAILED_EXCHANGE.search(str(error))
-            if not (self.together and exchange):
+            if not (self.together and exchange) or _OWN_PORT in str(error):
                 raise
             # The rank that ended first is the one to name: this one does not end before torchrun knows.
             if "TORCHELASTIC_RUN_ID" in os.environ:
