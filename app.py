@@ -17,6 +17,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,6 +29,7 @@ from inference.command_line import Parser, positive
 ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 FIRST_PORT, PORTS = 7860, 100
+ATTEMPTS = 3  # to begin the server
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -101,7 +103,7 @@ def start(settings: argparse.Namespace):
         StartError: no port.
         CheckpointError, ProcessorError, RequestError: the model cannot be opened.
     """
-    free_port(settings.host, settings.port)  # or it is said before seconds go into anything else
+    free_port(settings.host, settings.port)  # that there is none is said before seconds go into a model
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     from web.asking import Desk
     from web.limits import PageLimits
@@ -126,8 +128,16 @@ def start(settings: argparse.Namespace):
     # The embedded model answers one question at a time: behind others it is wrong every other time.
     page = build(desk, remember=Path(models.default) != DEFAULT_MODEL)
     browser = has_screen() if settings.browser is None else settings.browser
-    port = free_port(settings.host, settings.port)  # another page may have begun meanwhile
-    return page, thread, serve(page, desk, settings.host, port, settings.share, browser)
+    try:
+        for _ in range(ATTEMPTS):
+            port = free_port(settings.host, settings.port)  # another page may have begun meanwhile
+            with suppress(OSError):  # or begin in the blink between looking and listening
+                return page, thread, serve(page, desk, settings.host, port, settings.share, browser)
+        place = f"{settings.host}, port {port}"
+        raise StartError(f"the server did not begin to listen on {place}: try again, or give another --port")
+    except BaseException:
+        thread.close()
+        raise
 
 
 def run(settings: argparse.Namespace) -> int:

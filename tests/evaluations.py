@@ -12,7 +12,7 @@ from PIL import Image
 
 from data.shapes import ask, render, sample_scene
 from eval.__main__ import main
-from tests.runs import DEADLINE, free_port
+from tests.waiting import PATIENCE, free_port
 
 FORK = multiprocessing.get_context("fork")
 ASKED = ("count", "colour", "shape", "exists", "position", "size", "describe")
@@ -79,7 +79,7 @@ def exits_of_ranks(each: list[tuple]) -> list[int | None]:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(DEADLINE)
+        process.join(PATIENCE)
     return [process.exitcode for process in processes]
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from huggingface_hub import constants
 
-PATIENCE = 240  # seconds: of a loaded machine
+from tests.waiting import PATIENCE
 
 
 class HubServer:

@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import train
-from tests.runs import DEADLINE, SETTINGS, curve, flags, named, start, tiny_checkpoint, write_rows
+from tests.runs import SETTINGS, curve, flags, named, start, tiny_checkpoint, write_rows
+from tests.waiting import PATIENCE
 from training.metrics import METRICS
 from training.state import FOLDER, states
 
@@ -116,10 +117,10 @@ def wait_for_moment(rng: random.Random, output: Path, process, before: set, in_s
     includes moments before the run has begun. `before` is what the last run left.
 
     Raises:
-        RuntimeError: it did not come within `DEADLINE` seconds.
+        RuntimeError: it did not come within `PATIENCE` seconds.
     """
     begin, saves, steps = last_save(output), rng.randint(0, 2), rng.randint(0, 6)
-    until = time.monotonic() + DEADLINE
+    until = time.monotonic() + PATIENCE
     while process.exitcode is None:
         now = left_by(output) - before
         if in_saving and now & halves(output) and last_save(output) >= begin + 2 * saves:
@@ -127,7 +128,7 @@ def wait_for_moment(rng: random.Random, output: Path, process, before: set, in_s
         if not in_saving and (steps == 0 or (now and last_step(output) >= begin + steps)):
             break
         if time.monotonic() > until:
-            raise RuntimeError(f"expected steps and saves within {DEADLINE} seconds, got none or too few")
+            raise RuntimeError(f"expected steps and saves within {PATIENCE} seconds, got none or too few")
         time.sleep(0.001)
     time.sleep(rng.uniform(0, 0.02) if in_saving or steps else rng.uniform(0, 1))
 

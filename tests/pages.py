@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from gradio import http_server, networking
+from gradio import http_server
 from gradio_client import Client
 
 import app
 from generation.decoding import eager_step
 from inference.checkpoint import Checkpoint, open_checkpoint
-from tests.runs import free_port
+from tests.waiting import PATIENCE, free_port, wait_for
 from web.asking import Desk
 from web.limits import PageLimits
 from web.model_thread import ModelThread
@@ -27,7 +27,6 @@ from web.visitors import Visitors
 
 EMBEDDED = str(app.DEFAULT_MODEL)
 STEP = 0.2  # seconds that a slow model's decode step takes at least: 51 for the 256 tokens of an answer
-PATIENCE = 240.0  # seconds: of a loaded machine
 
 
 class SlowModels(Models):
@@ -67,7 +66,6 @@ def served(desk: Desk) -> Iterator[Served]:
     page = build(desk)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(http_server.Server, "run_in_thread", run_in_thread)
-        patch.setattr(networking, "url_ok", lambda url: True)  # it gives up after three seconds
         # Not of the ports that app.py tries: one that is being started beside these tests counts on its own.
         url = serve(page, desk, "127.0.0.1", free_port())
     try:
@@ -77,12 +75,11 @@ def served(desk: Desk) -> Iterator[Served]:
 
 
 def run_in_thread(server: http_server.Server) -> None:
-    """Gradio's own, which gives up after five seconds, without a limit."""
+    """Gradio's own, which gives up after five seconds, with more patience."""
     server.thread = threading.Thread(target=server.run, daemon=True)
     server.thread.start()
-    while not server.started:
-        assert server.thread.is_alive(), "the page's server ended as it began"
-        time.sleep(0.001)
+    wait_for(lambda: server.started or not server.thread.is_alive())
+    assert server.started, "the page's server did not begin"
 
 
 def client_of(page: Served) -> Client:
@@ -119,13 +116,3 @@ def never_stopping(folder: Path) -> Path:
             head[first] + head[second]
         ) / 2  # below the larger of the two
     return checkpoint.model.save_pretrained(folder, processor=checkpoint.processor)
-
-
-def wait_for(condition, seconds: float = PATIENCE) -> bool:
-    """Whether something came about in time; looked at often."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True

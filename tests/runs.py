@@ -8,8 +8,6 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -19,9 +17,9 @@ from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import embedded
 from tests.rows import WORDS, png
+from tests.waiting import PATIENCE, free_port
 
 FORK = multiprocessing.get_context("fork")
-DEADLINE = 240  # seconds to wait for what takes a few here: machines are slower, or busy with something else
 # What every run here has in common: float32, small, nothing at random but the seed.
 SETTINGS = {
     "device": "cpu",
@@ -147,17 +145,8 @@ def run(ranks: int = 1, **settings) -> None:
     """Train to the end."""
     processes = start(ranks, **settings)
     for process in processes:
-        process.join(DEADLINE)
+        process.join(PATIENCE)
     assert [process.exitcode for process in processes] == [0] * ranks
-
-
-def free_port() -> int:
-    """Of those that no system gives to whoever asks for any one: so many others do, until it is used."""
-    drawn = random.SystemRandom()
-    while True:
-        with socket.socket() as sock, suppress(OSError):
-            sock.bind(("127.0.0.1", drawn.randint(10_000, 32_000)))
-            return sock.getsockname()[1]
 
 
 def curve(folder: Path) -> list[tuple]:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import generate
+from tests.waiting import PATIENCE
 
-PATIENCE = 240.0  # seconds: of a loaded machine
 UP, CTRL_A, CTRL_C, CTRL_D = "\x1b[A", "\x01", "\x03", "\x04"
 PROMPT = "\x1b[?2004h"  # "bracketed paste on": what prompt_toolkit begins to read a line with
 # Makes the terminal on stdin the controlling one, so that Ctrl-C typed there is a signal.

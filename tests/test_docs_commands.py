@@ -35,7 +35,7 @@ from tests.documents import (
     prose,
     shell_commands,
 )
-from tests.runs import DEADLINE
+from tests.waiting import PATIENCE
 
 # Commands that another test runs, in full or as a reader would make them small.
 RUN_ELSEWHERE = {
@@ -206,18 +206,18 @@ def test_the_page_of_make_demo(here):
     process = subprocess.Popen(
         ["make", "demo"], cwd=here, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    watchdog = threading.Timer(2 * DEADLINE, os.killpg, (process.pid, signal.SIGKILL))
+    watchdog = threading.Timer(2 * PATIENCE, os.killpg, (process.pid, signal.SIGKILL))
     watchdog.start()
     try:
         said = next((line for line in process.stderr if "http://" in line or "error" in line), "nothing")
         address = re.search(r"http://\S+", said)
         assert address, said
-        with urllib.request.urlopen(address[0], timeout=DEADLINE) as answer:
+        with urllib.request.urlopen(address[0], timeout=PATIENCE) as answer:
             assert answer.status == 200 and b"Ocelli" in answer.read()
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
-        _, rest = process.communicate(timeout=DEADLINE)
+        _, rest = process.communicate(timeout=PATIENCE)
         watchdog.cancel()
     # make itself ends by the signal; of a program that ends with a status it says "*** [...] Error".
     assert process.returncode in (0, -signal.SIGINT)

@@ -23,7 +23,7 @@ from generation.decoding import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from tests.evaluations import FORK, answered, results_of, run, run_ranks, samples_of, save_rows, write_rows
-from tests.runs import DEADLINE
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_killed_half_way_every_question_is_answered_exactly_once(alone, tmp_path
         patch.setattr(records, "_write", last)
         process = FORK.Process(target=main, args=([*arguments, "--batch-size", "2"],))
         process.start()
-    process.join(DEADLINE)
+    process.join(PATIENCE)
     assert process.exitcode == -signal.SIGKILL
     before = samples_of(output)
     assert len(before) == 7 and not (output / "results.json").exists()

@@ -15,9 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
-from data.addresses import Deadline
 from data.images import ImageError, ImageLimits, load_image
 from tests.processors import picture
+from tests.waiting import hasten_downloads
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
@@ -292,5 +292,5 @@ def test_urls(server: str, monkeypatch):
     refused(f"{server}/a.png", "at most 20 bytes", max_bytes=20)
     refused("http://127.0.0.1:1/a.png", "download failed")
     refused("http://[bad/a.png", "not a usable address|download failed")
-    monkeypatch.setattr("data.fetch.Deadline", lambda seconds: Deadline(seconds / 50))
-    refused(f"{server}/drip.png", "within 30 s")  # in a fiftieth of that, each wait as patient as ever
+    hasten_downloads(monkeypatch)
+    refused(f"{server}/drip.png", "within 30 s")

@@ -22,8 +22,9 @@ from inference.checkpoint import RequestError
 from inference.locks import only_writer
 from tests.evaluations import FORK, answered, exits_of_ranks, write_rows
 from tests.kills import last_step
-from tests.runs import DEADLINE, SETTINGS, curve, flags, start, tiny_checkpoint
+from tests.runs import SETTINGS, curve, flags, start, tiny_checkpoint
 from tests.runs import write_rows as write_training_rows
+from tests.waiting import PATIENCE
 from training.metrics import Metrics
 
 
@@ -44,7 +45,7 @@ def stopped(work, owner, name: str, there):
         patch.setattr(owner, name, acting)
         process = FORK.Process(target=work)
         process.start()
-    state, until = None, time.monotonic() + DEADLINE
+    state, until = None, time.monotonic() + PATIENCE
     while state is None and time.monotonic() < until:
         time.sleep(0.01)
         state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -53,7 +54,7 @@ def stopped(work, owner, name: str, there):
         yield process
     finally:
         os.kill(process.pid, signal.SIGCONT)
-        process.join(DEADLINE)
+        process.join(PATIENCE)
 
 
 def files_of(folder) -> dict:
@@ -84,7 +85,7 @@ def test_two_trainings(tmp_path, capfd, ranks):
         before = files_of(output)
         others = start(ranks, **run)
         for other in others:
-            other.join(DEADLINE)
+            other.join(PATIENCE)
         said = capfd.readouterr().err
         assert [other.exitcode for other in others] == [2] * ranks
         asked = f"{output} is being written by another process (pid {process.pid}): wait for it, or give"
@@ -156,7 +157,7 @@ def test_two_names_of_one_output(tmp_path):
     with only_writer(tmp_path / "run"):
         process = FORK.Process(target=second)
         process.start()
-        process.join(DEADLINE)
+        process.join(PATIENCE)
     assert process.exitcode == 0
 
 
@@ -168,7 +169,7 @@ def test_a_fork_does_not_hold_on_to_it(tmp_path):
     try:
         second = FORK.Process(target=only_writer(tmp_path / "run").__enter__)
         second.start()
-        second.join(DEADLINE)
+        second.join(PATIENCE)
         assert second.exitcode == 0
     finally:
         worker.kill()

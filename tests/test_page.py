@@ -14,7 +14,8 @@ from PIL import Image
 
 import app
 from inference.checkpoint import open_checkpoint
-from tests.pages import EMBEDDED, PATIENCE, full, make_desk, never_stopping, wait_for
+from tests.pages import EMBEDDED, full, make_desk, never_stopping
+from tests.waiting import PATIENCE, wait_for
 from web.asking import Asked, Desk
 from web.limits import PageLimits
 from web.model_thread import ModelThread

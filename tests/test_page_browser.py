@@ -14,12 +14,12 @@ from huggingface_hub import constants
 from PIL import Image
 
 import app
-from tests.pages import full, make_desk, never_stopping, served, wait_for
+from tests.pages import full, make_desk, never_stopping, served
+from tests.waiting import PATIENCE, wait_for
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 ASSETS = app.ROOT / "assets"
-PATIENCE = 240_000  # milliseconds
-ANIMATION_FRAMES = 20
+ANIMATION_FRAMES = 20  # a third of a second: the first is the one that counts
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ class Visit:
         self.url, self.asked, self.said = url, [], []
         self.context = browser.new_context(viewport={"width": width, "height": height})
         self.page = self.context.new_page()
-        self.page.set_default_timeout(PATIENCE)
+        self.page.set_default_timeout(1000 * PATIENCE)
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.goto(url)
@@ -88,22 +88,25 @@ class Visit:
         self.settles()
 
     def settles(self) -> None:
-        """Wait for some animation frames: Gradio writes first values into what it shows one after it is
-        there, and what a program fills in before that is lost."""
+        """Gradio writes a field's first value one animation frame after the field is there, over what a
+        program has filled in by then: wait for some more frames."""
         self.page.evaluate(
-            """frames => new Promise(done => {
-                const next = left => left ? requestAnimationFrame(() => next(left - 1)) : done();
-                next(frames);
-            })""",
+            """left => {
+                window.settled = false;
+                const next = () => left-- ? requestAnimationFrame(next) : (window.settled = true);
+                next();
+            }""",
             ANIMATION_FRAMES,
         )
+        self.page.wait_for_function("window.settled")
 
     def answers(self) -> list[str]:
         return [text.strip() for text in self.page.locator("#chat .bot.message").all_inner_texts()]
 
     def has_answers(self, number: int) -> None:
         """Wait until the conversation has so many."""
-        sync_api.expect(self.page.locator("#chat .bot.message")).to_have_count(number, timeout=PATIENCE)
+        answers = self.page.locator("#chat .bot.message")
+        sync_api.expect(answers).to_have_count(number, timeout=1000 * PATIENCE)
 
     def shows(self, text: str) -> None:
         """Wait until the conversation shows a text."""
@@ -290,9 +293,12 @@ def test_a_closed_tab_stops_the_answer_and_gives_its_memory_back(browser, slow_h
     visit.ask()
     visit.speaks()
     assert len(people) == 1 and people.kept_bytes > 0
+    [person] = people._known.values()
+    exchange = person.log[-1]
     visit.page.close()
     assert wait_for(lambda: len(people) == 0 and people.kept_bytes == 0)
-    assert wait_for(lambda: slow_house.desk.thread.idle)
+    assert wait_for(lambda: slow_house.desk.thread.idle and exchange.ended)
+    assert exchange.ended == ["stopped"]  # it would have gone on for a minute
     visit.context.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import socket
 import threading
 
@@ -16,8 +17,8 @@ from huggingface_hub import constants
 from PIL import Image
 
 import app
-from tests.pages import EMBEDDED, PATIENCE, client_of, make_desk, never_stopping, served, wait_for
-from tests.runs import free_port
+from tests.pages import EMBEDDED, client_of, make_desk, never_stopping, served
+from tests.waiting import PATIENCE, free_port, wait_for
 from web.models import Models
 
 ASSETS = app.ROOT / "assets"
@@ -154,9 +155,11 @@ def test_who_goes_away_stops_the_answer_and_leaves_no_memory(slow_desk):
                         visitor = slow_desk.visitors.get(session)
                         task = visitor.task
                         if task is not None and visitor.log and visitor.log[-1].answers[0]:
+                            exchange = visitor.log[-1]
                             break
         alive.close()
-        assert task is not None and wait_for(lambda: task.ended)
+        assert wait_for(lambda: task.ended and exchange.ended)
+        assert exchange.ended == ["stopped"]  # an answer of 1000 tokens ends by itself, after 200 seconds
         assert wait_for(lambda: slow_desk.visitors.kept_bytes == 0 and len(slow_desk.visitors) == 0)
 
 
@@ -188,11 +191,18 @@ def test_a_port_in_use_is_told_and_another_one_found(page, capsys, monkeypatch):
 
 
 def test_a_port_that_is_taken_while_the_model_is_loaded(monkeypatch):
-    """Two pages that are started at once: the second one goes elsewhere."""
+    """Two pages that are started at once: the second one goes elsewhere, whenever it loses its port."""
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
     monkeypatch.setattr(app, "FIRST_PORT", free_port())
-    monkeypatch.setattr("web.page.serve", lambda page, desk, host, port, *more: port)
-    load = Models.open
+    load, tried = Models.open, []
+
+    def serve(page, desk, host, port, *more):
+        tried.append(port)
+        if len(tried) == 1:
+            raise OSError("Cannot find empty port")  # it was free a moment ago
+        return port
+
+    monkeypatch.setattr("web.page.serve", serve)
     with socket.socket() as other:
 
         def open_slowly(models, name):
@@ -203,7 +213,32 @@ def test_a_port_that_is_taken_while_the_model_is_loaded(monkeypatch):
         monkeypatch.setattr(Models, "open", open_slowly)
         _, thread, port = app.start(app.build_parser().parse_args(["--no-browser"]))
         thread.close()
-    assert app.FIRST_PORT < port < app.FIRST_PORT + app.PORTS
+    assert app.FIRST_PORT < port < app.FIRST_PORT + app.PORTS and tried == [port, port]
+
+
+def test_a_server_that_never_begins_is_told(capsys, monkeypatch):
+    def serve(*arguments):
+        raise OSError("Cannot find empty port")
+
+    monkeypatch.setattr("web.page.serve", serve)
+    assert app.main(["--no-browser"]) == 2
+    said = capsys.readouterr().err
+    assert "the server did not begin to listen on 127.0.0.1, port " in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("others", [None, "example.org"])
+def test_a_proxy_is_not_asked_for_the_page(monkeypatch, others):
+    desk = make_desk()
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody is
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    if others:
+        monkeypatch.setenv("NO_PROXY", others)
+    with served(desk) as page:
+        assert httpx.get(page.url, timeout=PATIENCE, trust_env=False).status_code == 200
+    assert os.environ.get("NO_PROXY") == others and "no_proxy" not in os.environ
+    desk.thread.close()
 
 
 def test_the_readme_says_what_a_space_needs():

@@ -7,7 +7,8 @@ from gradio_client import Client, handle_file
 from PIL import Image
 
 import app
-from tests.pages import PATIENCE, client_of, full, make_desk, served, wait_for
+from tests.pages import client_of, full, make_desk, served
+from tests.waiting import PATIENCE, wait_for
 
 EXAMPLE, CUP = (str(app.ROOT / "assets" / f"{name}.png") for name in ("example", "cup"))
 

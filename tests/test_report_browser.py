@@ -12,10 +12,10 @@ import shutil
 import pytest
 
 from tests.evaluations import report_of
+from tests.waiting import PATIENCE
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
-PATIENCE = 240_000  # milliseconds: of a loaded machine
 NATURAL = "images => images.map(image => image.complete && image.naturalWidth > 0)"
 NAMES = "rows => rows.map(row => row.cells[0].textContent.trim())"
 SCORES = "rows => rows.map(row => parseFloat(row.cells[2].textContent))"
@@ -44,7 +44,7 @@ def page(browser, report):
     """The report, opened offline; `page.asked` are its requests, `page.said` what it complained about."""
     context = browser.new_context(viewport={"width": 1100, "height": 800}, offline=True)
     page = context.new_page()
-    page.set_default_timeout(PATIENCE)
+    page.set_default_timeout(1000 * PATIENCE)
     page.asked, page.said = [], []
     page.on("request", lambda request: page.asked.append(request.url))
     page.on("console", lambda message: page.said.append(message.text))
@@ -91,7 +91,7 @@ def test_it_fits_a_phone_in_both_schemes(page, scheme):
 def test_it_works_without_scripts(browser, report):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
-    page.set_default_timeout(PATIENCE)
+    page.set_default_timeout(1000 * PATIENCE)
     page.goto(report.as_uri())
     assert page.locator("table.sortable tbody tr").count() > 2
     context.close()

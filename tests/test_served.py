@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from tests.documents import ROOT, python_blocks, shell_commands
-from tests.runs import free_port
+from tests.waiting import free_port
 
 FOLDER = "checkpoints/ocelli-shapes"
 EXAMPLE = "assets/example.png"

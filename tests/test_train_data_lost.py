@@ -13,7 +13,8 @@ import pytest
 import train
 from data.lanes import DropCount, Dropped, Produced
 from tests.rows import png
-from tests.runs import DEADLINE, curve, flags, prepared, settings_in, start, write_rows
+from tests.runs import curve, flags, prepared, settings_in, start, write_rows
+from tests.waiting import PATIENCE, wait_for
 from training.metrics import Metrics
 from training.state import FOLDER, states
 
@@ -39,19 +40,17 @@ def lose(path: Path, ranks: int, made: dict, there) -> list:
 
     def waiting(self, row):
         write(self, row)
-        until = time.monotonic() + DEADLINE
+        until = time.monotonic() + PATIENCE
         while reached() and path.exists() and time.monotonic() < until:
             time.sleep(0.01)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Metrics, "write", waiting)
         processes = start(ranks, **made)
-    while not reached():
-        time.sleep(0.01)
-        assert all(process.is_alive() for process in processes)
+    assert wait_for(lambda: reached() or not all(process.is_alive() for process in processes)) and reached()
     away = path.rename(path.with_name("away.jsonl"))
     for process in processes:
-        process.join(DEADLINE)
+        process.join(PATIENCE)
     away.rename(path)
     return [process.exitcode for process in processes]
 
@@ -115,7 +114,7 @@ def test_pictures_that_disappear(folder, tmp_path, capfd, workers):
         time.sleep(0.001)
         assert process.is_alive()
     pictures.rename(tmp_path / "away")
-    process.join(DEADLINE)
+    process.join(PATIENCE)
     said = capfd.readouterr()
     assert process.exitcode == 2 and "Traceback" not in said.err, said.err
     sentence = said.err.splitlines()[-1]

@@ -16,7 +16,8 @@ import train
 from models import VisionLanguageModel
 from tests.hub_server import HubServer, point_client_at
 from tests.rows import png
-from tests.runs import DEADLINE, SETTINGS, curve, flags, tiny_checkpoint, write_rows
+from tests.runs import SETTINGS, curve, flags, tiny_checkpoint, write_rows
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -73,7 +74,7 @@ def test_a_dataset_by_its_hub_id(base, tmp_path):
     with HubServer({"datasets/owner/rows": repo}) as hub:
         env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
         # The client gives up after ten seconds, in which this process may not get to answer it.
-        env |= {"HF_HUB_ETAG_TIMEOUT": str(DEADLINE), "HF_HUB_DOWNLOAD_TIMEOUT": str(DEADLINE)}
+        env |= {"HF_HUB_ETAG_TIMEOUT": str(PATIENCE), "HF_HUB_DOWNLOAD_TIMEOUT": str(PATIENCE)}
         env |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0"}
         done = subprocess.run(
             [sys.executable, "train.py", *settings(base, tmp_path / "run", data=data)],

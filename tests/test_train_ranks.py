@@ -12,7 +12,8 @@ import torch
 import train
 from data.shapes import heldout_questions, render
 from eval.tasks import DEFAULT_MODEL
-from tests.runs import DEADLINE, SETTINGS, curve, flags, named, run, start, tiny_checkpoint, write_rows
+from tests.runs import SETTINGS, curve, flags, named, run, start, tiny_checkpoint, write_rows
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_fewer_rows_than_ranks_have_room_for(base, capfd):
     (folder / "empty.jsonl").write_text('{"question": "what", "answer": ""}\n' * 3)
     processes = start(2, **(few | {"data": str(folder / "empty.jsonl")}), output=str(folder / "none"))
     for process in processes:
-        process.join(DEADLINE)
+        process.join(PATIENCE)
     assert [process.exitcode for process in processes] == [2, 2]
     assert "no row can be trained on, on any of 2 ranks" in capfd.readouterr().err
 
@@ -128,7 +129,7 @@ def test_a_state_that_one_rank_cannot_read(base, monkeypatch, capfd):
     processes = start(2, **settings)
     try:
         for process in processes:
-            process.join(DEADLINE)
+            process.join(PATIENCE)
         assert [process.exitcode for process in processes] == [0, 0]
     finally:
         for process in processes:

@@ -14,7 +14,8 @@ import pytest
 
 import train
 from tests.kills import STYLES, kill_and_compare
-from tests.runs import DEADLINE, curve, flags, prepared, settings_in, start
+from tests.runs import curve, flags, prepared, settings_in, start
+from tests.waiting import PATIENCE
 from training.state import FOLDER, RunState, states
 
 
@@ -61,7 +62,7 @@ def test_killed_while_saving(folder, moment, monkeypatch):
 
     monkeypatch.setattr(RunState, moment, killed)
     (process,) = start(**settings(folder, output, steps=6))
-    process.join(DEADLINE)
+    process.join(PATIENCE)
     assert process.exitcode == -signal.SIGKILL
     monkeypatch.undo()
     assert [path.name for path in states(folder / output / FOLDER)] == ["step-00000002"]
@@ -80,7 +81,7 @@ def test_a_signal_to_all_its_processes_saves_and_leaves(folder, number):
         time.sleep(0.05)
         assert process.is_alive()
     os.killpg(process.pid, number)
-    process.join(DEADLINE)
+    process.join(PATIENCE)
     assert process.exitcode == 0
     (state,) = states(folder / name / FOLDER)
     assert state.name == f"step-{curve(folder / name)[-1][0]:08d}"
@@ -92,7 +93,7 @@ def test_sigterm_saves_and_leaves(folder):
         time.sleep(0.05)
         assert process.is_alive()
     process.terminate()
-    process.join(DEADLINE)
+    process.join(PATIENCE)
     assert process.exitcode == 0
     (state,) = states(folder / "stopped" / FOLDER)
     done = curve(folder / "stopped")[-1][0]
@@ -114,7 +115,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on(folder, capfd):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunState, "_finish", last)
         (process,) = start(**settings(folder, "full", steps=30))
-    process.join(DEADLINE)
+    process.join(PATIENCE)
     said = capfd.readouterr()
     assert process.exitcode == 0 and "Traceback" not in said.err
     assert "the model could not be saved, the run goes on" in said.out
@@ -136,7 +137,7 @@ def test_a_full_disk_with_no_state_on_it(folder, capfd, room, ranks, more):
     with no_file_beyond(room):
         processes = start(ranks, **settings(folder, output, steps=2, log_every=100, muon="none", **more))
     for process in processes:
-        process.join(DEADLINE)
+        process.join(PATIENCE)
     said = capfd.readouterr().out
     assert [process.exitcode for process in processes] == [0] * ranks
     assert said.count("the training state could not be saved") == 1, said
@@ -155,7 +156,7 @@ def test_a_disk_that_has_no_room_for_the_adapter(folder, capfd):
     before = [path.read_bytes() for path in pair]
     with no_file_beyond(limit):
         (process,) = start(**settings(folder, "small", steps=4, **lora))
-    process.join(DEADLINE)
+    process.join(PATIENCE)
     said = capfd.readouterr()
     assert process.exitcode == 0 and "Traceback" not in said.err
     assert "step 4: the model could not be saved, the run goes on" in said.out

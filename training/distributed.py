@@ -23,9 +23,18 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from data.errors import one_line
+
 _FAILED_EXCHANGE = re.compile(r"gloo|nccl|connection (closed|reset|refused)", re.IGNORECASE)
-_OWN_PORT = "failed to listen"  # of the first rank, on a port that is taken: nobody has left
+_HUNG_UP = re.compile(
+    r"connection( was likely)? (closed|reset)|failed to (recv|send)|broken pipe", re.IGNORECASE
+)
 _FOUND_OUT_SECONDS = 5.0  # in which torchrun sees which rank ended first
+
+
+def _first_line(error: RuntimeError) -> str:
+    """Without where in C++ it was raised."""
+    return one_line(str(error).split("\n")[0])
 
 
 class LostRankError(ConnectionError):
@@ -36,7 +45,8 @@ class Ranks:
     """This process among the others; alone without torchrun.
 
     Raises:
-        LostRankError: another rank has left before all had met.
+        LostRankError: another rank was there and has left before all had met.
+        ConnectionError: the ranks cannot meet, or not over this device.
     """
 
     def __init__(self, device: torch.device):
@@ -49,13 +59,20 @@ class Ranks:
             torch.cuda.set_device(device)
         self.device = device
         if self.together and not dist.is_initialized():
-            try:
-                with self.watching():
-                    # What ranks agree on are a few numbers of the CPU's: gloo, so that no step waits for the
-                    # device.
-                    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-            except LostRankError as error:  # the other one was done here first, and has left since
-                raise LostRankError(self.reason(error)) from error
+            self._meet()
+
+    def _meet(self) -> None:
+        # What ranks agree on are a few numbers of the CPU's: gloo, so that no step waits for the device.
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        try:
+            dist.init_process_group(backend)
+        except RuntimeError as error:
+            if _HUNG_UP.search(str(error)):  # by one that was done here first
+                lost = self._lost(error)
+                raise LostRankError(self.reason(lost)) from error
+            place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+            failed = ConnectionError(f"the ranks cannot meet at {place} ({backend}): {_first_line(error)}")
+            raise ConnectionError(self.reason(failed)) from error
 
     @property
     def is_first(self) -> bool:
@@ -84,15 +101,18 @@ class Ranks:
             yield
         except RuntimeError as error:
             exchange = isinstance(error, dist.DistError) or _FAILED_EXCHANGE.search(str(error))
-            if not (self.together and exchange) or _OWN_PORT in str(error):
+            if not (self.together and exchange):
                 raise
-            # The rank that ended first is the one to name: this one does not end before torchrun knows.
-            if "TORCHELASTIC_RUN_ID" in os.environ:
-                time.sleep(_FOUND_OUT_SECONDS)
-            raise LostRankError(
-                "another rank has left, or cannot be reached any more; the rank that left first has said why "
-                "or was killed (torchrun names it)"
-            ) from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: RuntimeError) -> LostRankError:
+        # The rank that ended first is the one to name: this one does not end before torchrun knows.
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            time.sleep(_FOUND_OUT_SECONDS)
+        return LostRankError(
+            "another rank has left, or cannot be reached any more; the rank that left first has said why "
+            f"or was killed (torchrun names it); here: {_first_line(error)}"
+        )
 
     def reason(self, error: Exception) -> str:
         """Why this rank leaves, as a sentence that names it among others; torchrun is told as well."""

@@ -8,6 +8,8 @@ serve(page, desk, host="127.0.0.1", port=7860)     # its URL; nothing is asked o
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import gradio as gr
@@ -59,30 +61,49 @@ def serve(
         browser: open one.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is taken, or the server took more than five seconds to begin.
     """
     limits = desk.limits
     uploads = limits.max_pictures * (limits.max_file_bytes + 2**16)
-    _, url, shared = page.launch(
-        server_name=host,
-        server_port=port,
-        share=share,
-        inbrowser=browser,
-        prevent_thread_lock=True,
-        quiet=True,
-        show_error=True,
-        max_file_size=limits.max_file_bytes,
-        state_session_capacity=SESSIONS,
-        run_history=False,
-        enable_monitoring=False,
-        footer_links=[],
-        ssr_mode=False,
-        mcp_server=False,
-        pwa=False,
-        theme=gr.themes.Default(
-            primary_hue="indigo", neutral_hue="slate", font=["sans-serif"], font_mono=["monospace"]
-        ),
-        css_paths=[CSS],
-        app_kwargs={"middleware": [Middleware(Guard, max_upload=uploads)]},
-    )
+    with no_proxy_to("localhost", "127.0.0.1", "::1", host):
+        _, url, shared = page.launch(
+            server_name=host,
+            server_port=port,
+            share=share,
+            inbrowser=browser,
+            prevent_thread_lock=True,
+            quiet=True,
+            show_error=True,
+            max_file_size=limits.max_file_bytes,
+            state_session_capacity=SESSIONS,
+            run_history=False,
+            enable_monitoring=False,
+            footer_links=[],
+            ssr_mode=False,
+            mcp_server=False,
+            pwa=False,
+            theme=gr.themes.Default(
+                primary_hue="indigo", neutral_hue="slate", font=["sans-serif"], font_mono=["monospace"]
+            ),
+            css_paths=[CSS],
+            app_kwargs={"middleware": [Middleware(Guard, max_upload=uploads)]},
+            # Without a second look whether it answers, which gives up after three seconds: it has just been
+            # asked for its start-up events.
+            _frontend=False,
+        )
     return shared or url
+
+
+@contextmanager
+def no_proxy_to(*hosts: str) -> Iterator[None]:
+    """Inside, this process asks these hosts itself, where the environment names a proxy for all others."""
+    names = ("no_proxy", "NO_PROXY")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    direct = ",".join([*before.values(), *hosts])
+    os.environ.update(dict.fromkeys(names, direct))
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
+        os.environ.update(before)

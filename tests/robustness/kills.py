@@ -34,9 +34,10 @@ import generate
 from eval.__main__ import main as evaluate
 from models.vision_language_model import VisionLanguageModel
 from tests.evaluations import FORK, answered, write_rows
-from tests.kills import DEADLINE, MORE_ROUNDS, kill_and_compare
+from tests.kills import MORE_ROUNDS, kill_and_compare
 from tests.processors import embedded
 from tests.runs import tiny_checkpoint
+from tests.waiting import PATIENCE
 
 SHARES = {"training": 0.5, "evaluation": 0.15, "batch": 0.2, "saving": 0.15}  # of all kills
 STYLES = {"map": 0.4, "streaming": 0.4, "ranks": 0.2}  # of those in training
@@ -154,12 +155,12 @@ def kill_again_and_again(
     at most: with none, while it opens its files.
 
     Raises:
-        RuntimeError: it failed, or nothing came of it for `DEADLINE` seconds.
+        RuntimeError: it failed, or nothing came of it for `PATIENCE` seconds.
     """
     reached: list[int] = []
     for _ in range(kills):
         process = FORK.Process(target=silenced, args=(work,))
-        begin, goal, until = progress(), rng.randint(0, span), time.monotonic() + DEADLINE
+        begin, goal, until = progress(), rng.randint(0, span), time.monotonic() + PATIENCE
         process.start()
         while process.exitcode is None and progress() < begin + goal and time.monotonic() < until:
             time.sleep(0.001)
@@ -169,7 +170,7 @@ def kill_again_and_again(
         process.kill()
         process.join()
         if late:
-            raise RuntimeError(f"expected {goal} steps of progress in {DEADLINE} seconds, got fewer")
+            raise RuntimeError(f"expected {goal} steps of progress in {PATIENCE} seconds, got fewer")
         if ended == 0:
             break
         if ended is not None:

@@ -18,7 +18,6 @@ import json
 import os
 import random
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from data.shapes import render, sample_scene
 from generation.decoding import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
+from tests.waiting import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = str(ROOT / "checkpoints" / "ocelli-shapes")
@@ -188,11 +188,8 @@ def answer_in(event: dict) -> str:
 
 # ---------------------------------------------------------------------------------------------- the page
 def start_page() -> tuple[subprocess.Popen, str]:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(ROOT / "app.py"), "--port", str(port), "--no-browser"]
+    command = [sys.executable, str(ROOT / "app.py"), "--port", str(free_port()), "--no-browser"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
     for line in process.stderr:

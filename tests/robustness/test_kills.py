@@ -55,7 +55,7 @@ def test_work_that_ends_before_its_kills_are_used_up_is_begun_anew(tmp_path):
 def test_work_that_fails_or_stands_still_is_said(monkeypatch):
     with pytest.raises(RuntimeError, match="ends with status 0, got 7"):
         kill_again_and_again(lambda: 7, lambda: 0, 3, random.Random(0))
-    monkeypatch.setattr(kills, "DEADLINE", 0.1)
+    monkeypatch.setattr(kills, "PATIENCE", 0.1)
     with pytest.raises(RuntimeError, match=r"steps of progress in 0\.1 seconds"):
         kill_again_and_again(lambda: time.sleep(600), lambda: 0, 3, random.Random(0))
 

@@ -15,9 +15,9 @@ from models.vision_language_model import VisionLanguageModel
 from tests.evaluations import FORK, write_rows
 from tests.runs import SETTINGS, curve, flags, tiny_checkpoint
 from tests.runs import write_rows as write_training_rows
+from tests.waiting import PATIENCE
 from training.state import FOLDER, states
 
-PATIENCE = 600  # seconds: of a loaded machine
 _VERSION_3 = 0x20080522  # of capset(2)
 
 

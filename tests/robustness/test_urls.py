@@ -15,6 +15,7 @@ from data.datasets import DatasetConfig
 from data.images import ImageError, ImageLimits, load_image
 from eval.rows import DataConfig
 from tests.processors import picture
+from tests.waiting import hasten_downloads
 
 PRIVATE = [
     "127.0.0.1", "127.9.9.9", "0.0.0.0", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1",
@@ -188,19 +189,14 @@ def test_behind_a_proxy(names, server, monkeypatch):
     assert server.asked == [("http://public.example/big", "public.example")]
     refused("http://inside.example/a.png", r"inside\.example is 10\.0\.0\.1")
     assert len(server.asked) == 1
-    hasten(monkeypatch)
+    hasten_downloads(monkeypatch)
     refused("http://public.example/drip", "within 30 s, got 0 bytes")
-
-
-def hasten(monkeypatch) -> None:
-    """A download has a fiftieth of its time, 0.6 s; each wait in it is as patient as ever."""
-    monkeypatch.setattr("data.fetch.Deadline", lambda seconds: addresses.Deadline(seconds / 50))
 
 
 def test_size_and_time(names, monkeypatch):
     names["public.example"] = [["8.8.8.8"]]
     refused("http://public.example/big", "at most 1,000,000 bytes", max_bytes=1_000_000)
-    hasten(monkeypatch)
+    hasten_downloads(monkeypatch)
     refused("http://public.example/drip", "within 30 s, got 0 bytes")
 
 
