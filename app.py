@@ -6,7 +6,7 @@
     python app.py --any-model --host 0.0.0.0                  # anybody here, any model of the Hub
 
 Works without a network; nothing is sent anywhere. Exit status: 0 after Ctrl-C, or 2 with one sentence on what
-was wrong. As a Hugging Face Space it runs as it is: the README's header says how.
+was wrong; SIGTERM ends it like Ctrl-C. As a Hugging Face Space it runs as it is: the README's header says how.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import signal
 import socket
 import sys
 import time
@@ -126,7 +127,7 @@ def start(settings: argparse.Namespace):
     thread = ModelThread()
     desk = Desk(models, thread, visitors, PageLimits())
     # The embedded model answers one question at a time: behind others it is wrong every other time.
-    page = build(desk, remember=Path(models.default) != DEFAULT_MODEL)
+    page = build(desk, remember=Path(models.default).resolve() != DEFAULT_MODEL)
     browser = has_screen() if settings.browser is None else settings.browser
     try:
         for _ in range(ATTEMPTS):
@@ -177,4 +178,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: uploads are taken along
     sys.exit(main())

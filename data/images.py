@@ -78,7 +78,7 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     """
     name = name or describe(source)
     if isinstance(source, np.ndarray | torch.Tensor):
-        _check_size(*_array_size(source, name), limits, name)
+        check_size(*_array_size(source, name), limits, name)
         return _flatten(_from_array(source, name), name)
     return _decode(_header(source, limits, name), name)
 
@@ -185,7 +185,8 @@ def _check_bytes(got: int, limits: ImageLimits, name: str) -> None:
         )
 
 
-def _check_size(width: int, height: int, limits: ImageLimits, name: str) -> None:
+def check_size(width: int, height: int, limits: ImageLimits, name: str) -> None:
+    """Raises ImageError: a picture of so many pixels is over a limit."""
     if width < 1 or height < 1:
         raise ImageError(f"{name}: expected at least one pixel, got {width} x {height}")
     if width * height > limits.max_pixels:
@@ -205,13 +206,13 @@ def _check_size(width: int, height: int, limits: ImageLimits, name: str) -> None
 def _header(source: Any, limits: ImageLimits, name: str) -> Image.Image:
     """A picture held against the limits, not decoded yet unless it came decoded."""
     if isinstance(source, Image.Image):
-        _check_size(source.width, source.height, limits, name)
+        check_size(source.width, source.height, limits, name)
         return source
     data = _read(source, limits, name)
     if not data:
         raise ImageError(f"{name}: expected a picture, got 0 bytes; the file is empty")
     image = open_header(data, name, limits.max_pixels)
-    _check_size(image.width, image.height, limits, name)
+    check_size(image.width, image.height, limits, name)
     check_decoder(image, data, name)
     return image
 

@@ -111,7 +111,7 @@ class Conversation:
         prompt, context = prompt_tokens(self.checkpoint, row), self.checkpoint.context
         if prompt < context:
             return context - prompt
-        way_out = "undo some turns, or reset and begin anew" if self._turns else "ask less, or show less"
+        way_out = "undo some turns, or begin anew" if self._turns else "ask less, or show less"
         raise ContextFullError(
             f"context full: expected fewer than {context} tokens, got {prompt} of conversation and question "
             f"({row.image_tokens} of them picture); {way_out}"

@@ -159,6 +159,10 @@ class TrainConfig:
                 f"got {self.vision_pictures}"
             )
         self._check_combinations()
+        if self.push_to_hub:
+            from models.checkpoints.hub import check_repo_id
+
+            check_repo_id(self.push_to_hub)
 
     def _check_range(self, least: float, most: float, *names: str) -> None:
         for name in names:

@@ -120,7 +120,7 @@ class AskTab:
         self.chat = gr.Chatbot(
             label="Answers",
             height=440,
-            render_markdown=False,  # what is typed and answered is shown as it is, and loads nothing
+            render_markdown=False,  # but HTML, which `view.messages` escapes
             layout="bubble",
             buttons=[],
             group_consecutive_messages=False,

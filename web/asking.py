@@ -10,6 +10,7 @@ Every mistake ends in a view with one sentence; the desk goes on.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 import traceback
@@ -38,6 +39,7 @@ POLL = 0.02  # seconds between looks at what has been made
 REDRAW = 0.1  # at most so often is an answer drawn anew, after its first words
 ALIVE = 1.0  # at least so often a view is given, so that it shows when nobody takes it any more
 STOPPED = "Stopped before the first word."
+_FOR_PROGRAMS = re.compile(r" or raise ImageLimits\.\w+")
 MISTAKES = (
     CheckpointError, ImageError, ProcessorError, PromptError, RequestError, NotFiniteError, CacheMemoryError
 )  # fmt: skip
@@ -301,7 +303,8 @@ def waiting(task: Task) -> str:
 
 
 def sentence(error: Exception) -> str:
-    """A mistake in words. One of our own is not explained to visitors: its traceback goes to the terminal."""
+    """A mistake in words. One of our own is not explained to visitors: its traceback goes to the terminal.
+    Nor are they told of limits that only a program can change."""
     if isinstance(error, OutOfMemoryError | MemoryError):
         return (
             "There is not enough memory for this: ask for fewer or shorter answers, or show smaller pictures."
@@ -309,4 +312,4 @@ def sentence(error: Exception) -> str:
     if not isinstance(error, MISTAKES):
         traceback.print_exception(error)
         return "Something broke here that should not have. Others are not affected; ask again."
-    return one_line(error)
+    return _FOR_PROGRAMS.sub("", one_line(error))

@@ -16,14 +16,19 @@ _ENDED = {
 
 
 def messages(log: Sequence[Exchange]) -> list[dict[str, Any]]:
-    """Questions and answers in the form of `gr.Chatbot`, whose text is shown as it is."""
+    """Questions and answers in the form of `gr.Chatbot`, which takes text for HTML: escaped, to be read as it
+    was typed and answered."""
     shown: list[dict[str, Any]] = []
     for exchange in log:
         content = [{"path": picture, "alt_text": "picture"} for picture in exchange.pictures]
-        shown += [{"role": "user", "content": part} for part in (*content, exchange.question)]
+        shown += [{"role": "user", "content": part} for part in (*content, _as_text(exchange.question))]
         for number, answer in enumerate(exchange.answers):
-            shown.append({"role": "assistant", "content": _with_ending(exchange, number, answer)})
+            shown.append({"role": "assistant", "content": _as_text(_with_ending(exchange, number, answer))})
     return shown
+
+
+def _as_text(text: str) -> str:
+    return escape(text, quote=False)
 
 
 def _with_ending(exchange: Exchange, number: int, answer: str) -> str:

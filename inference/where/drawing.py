@@ -113,7 +113,8 @@ def _sheet(
     head += [(line, 33, _SAID, 43) for line in _lines(answer, 33, inner, most=4)]
     top = _MARGIN + sum(step for *_, step in head) + _GAP
     foot = top + -(-len(cards) // columns) * (cards[0].height + _GAP) + 8
-    sheet = Image.new("RGB", (inner + 2 * _MARGIN, foot + 82 + _MARGIN), _PAPER)
+    said = _reading(found, inner)
+    sheet = Image.new("RGB", (inner + 2 * _MARGIN, foot + 26 + 28 * len(said) + _MARGIN), _PAPER)
     draw, y = ImageDraw.Draw(sheet), _MARGIN
     for line, size, colour, step in head:
         draw.text((_MARGIN, y), line, colour, _font(size, line))
@@ -121,11 +122,20 @@ def _sheet(
     for number, card in enumerate(cards):
         row, column = divmod(number, columns)
         sheet.paste(card, (_MARGIN + column * (card.width + _GAP), top + row * (card.height + _GAP)))
-    _legend(sheet, found, foot, inner)
+    _legend(sheet, found, foot)
+    for row, line in enumerate(said, 1):
+        draw.text((_MARGIN, foot + 28 * row), line, _QUIET, _font(16, line))
     return sheet
 
 
-def _legend(sheet: Image.Image, found: Maps, top: int, inner: int) -> None:
+def _reading(found: Maps, inner: int) -> list[str]:
+    """Lines on how the sheet was made and is to be read."""
+    legend = "under a word: its probability, and with the worst window greyed; "
+    setting = legend * isinstance(found, OcclusionMaps) + found.setting
+    return [line for text in (setting, _NOTES[type(found)]) for line in _lines(text, 16, inner, most=3)]
+
+
+def _legend(sheet: Image.Image, found: Maps, top: int) -> None:
     occlusion = isinstance(found, OcclusionMaps)
     low = "probability stays" if occlusion else "no attention"
     high = f"{'falls' if occlusion else 'has'} most, for this word"
@@ -135,9 +145,6 @@ def _legend(sheet: Image.Image, found: Maps, top: int, inner: int) -> None:
     bar = _colours(np.tile(np.linspace(0, 1, 240), (14, 1))).astype(np.uint8)
     sheet.paste(Image.fromarray(bar), (x, top + 4))
     draw.text((x + 252, top), high, _QUIET, font)
-    reading = "under a word: its probability, and with the worst window greyed; " if occlusion else ""
-    for row, line in enumerate((reading + found.setting, _NOTES[type(found)]), 1):
-        draw.text((_MARGIN, top + 28 * row), _shorten(line, 16, inner), _QUIET, _font(16, line))
 
 
 def _card(pictures: list[Image.Image], title: str, line: str, width: int, side: int) -> Image.Image:

@@ -84,7 +84,10 @@ def write_sheet(sheet: Image.Image, path: Path) -> None:
     """Write a PNG that `--show-attention` knows again, whole or not at all. Raises OSError."""
     signed = PngInfo()
     signed.add_text("Software", SIGNATURE)
-    handle, temporary = tempfile.mkstemp(suffix=".png", prefix=f".{path.stem}-", dir=path.parent)
+    try:
+        handle, temporary = tempfile.mkstemp(suffix=".png", prefix=f".{path.stem}-", dir=path.parent)
+    except OSError as error:  # which would name a file that nobody has asked for
+        raise OSError(error.errno, error.strerror, str(path)) from error
     try:
         with os.fdopen(handle, "wb") as file:
             sheet.save(file, "PNG", pnginfo=signed, optimize=True)

@@ -115,7 +115,8 @@ def picture(settings: argparse.Namespace, report: dict[str, Any]) -> dict[str, A
     from data.images import load_image
     from data.picture_cost import picture_cost
     from data.processor import Processor
-    from models.checkpoints.locate import snapshot
+    from models.checkpoints.locate import describe, snapshot
+    from models.checkpoints.registry import choose_reader
 
     match = re.fullmatch(r"(\d{1,9})[xX](\d{1,9})", settings.image)
     if match is not None:
@@ -125,18 +126,22 @@ def picture(settings: argparse.Namespace, report: dict[str, Any]) -> dict[str, A
     if report["tile"] is None or "tokens" not in report["tile"]:
         raise ProcessorError(f"{settings.source} is a bare backbone: only a whole model has prompts to count")
     folder = snapshot(settings.source, report["commit"])
-    cost = asdict(
-        picture_cost(Processor.from_pretrained(folder), width, height, settings.question or QUESTION)
-    )
+    files = describe(str(folder))
+    config = choose_reader(files.config, files.source).read_config(files.config, files.generation_config)
+    processor = Processor.from_pretrained(folder, config=config)  # refused where it is not this model's
+    cost = asdict(picture_cost(processor, width, height, settings.question or QUESTION))
     return cost | {"left": report["context"] - cost["prompt_tokens"]}
 
 
 # ------------------------------------------------------------------------------------------------- convert
 def run_convert(settings: argparse.Namespace) -> None:
     from models.checkpoints.convert import Request, convert, upload
+    from models.checkpoints.hub import check_repo_id
     from models.checkpoints.save import MAX_SHARD_BYTES
 
     refuse_without_effect(settings)
+    if settings.push:
+        check_repo_id(settings.push)
     shard = settings.max_shard_size or MAX_SHARD_BYTES
     request = Request(
         source=settings.source,

@@ -69,7 +69,7 @@ def replace_folder(folder: Path, is_ours: Callable[[str], bool]) -> Iterator[Pat
                 "save to another folder"
             ) from None
         except OSError as error:
-            raise CheckpointError(f"{folder} could not be written: {error}") from error
+            raise CheckpointError(f"{folder} could not be written: {error.strerror or error}") from error
         yield from _replace(folder, target, new, old, is_ours, held)
 
 

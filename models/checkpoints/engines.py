@@ -15,14 +15,14 @@ _IDEFICS = {
     TRANSFORMERS: "yes: AutoModelForImageTextToText",
     VLLM: "yes: vllm serve",
     SGLANG: "not by a model of its own; at most through its transformers backend",
-    LLAMA_CPP: "yes, as two GGUF files: convert_hf_to_gguf.py, and once more with --mmproj",
+    LLAMA_CPP: "if it knows the tokenizer, as two GGUF files: convert_hf_to_gguf.py, and once more with --mmproj",
     MLX: "yes: mlx-vlm",
 }
 _LLAMA = {
     TRANSFORMERS: "yes: AutoModelForCausalLM",
     VLLM: "yes: vllm serve",
     SGLANG: "yes",
-    LLAMA_CPP: "yes, as GGUF: convert_hf_to_gguf.py",
+    LLAMA_CPP: "if it knows the tokenizer, as GGUF: convert_hf_to_gguf.py",
     MLX: "yes: mlx-lm",
 }
 _SIGLIP = {

@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import httpx
+from huggingface_hub.utils import httpx, validate_repo_id
 
 from models.checkpoints.errors import CheckpointError
 
@@ -37,6 +37,14 @@ def one_sentence(repo: str, revision: str | None, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise CheckpointError(hub_sentence(error, repo, revision, what)) from error
+
+
+def check_repo_id(name: str) -> None:
+    """Raises CheckpointError: the Hub takes no repository of that name."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise CheckpointError(f"expected a repository's name such as owner/name, got {name!r}") from error
 
 
 def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -> str:
