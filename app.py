@@ -5,8 +5,8 @@
     python app.py --model checkpoints/ocelli-shapes --model runs/mine
     python app.py --any-model --host 0.0.0.0                  # anybody here, any model of the Hub
 
-Works without a network; nothing is sent anywhere. Exit status: 0 after Ctrl-C, or 2 with one sentence on what
-was wrong; SIGTERM ends it like Ctrl-C. As a Hugging Face Space it runs as it is: the README's header says how.
+Works without a network; nothing is sent anywhere. Exit status: 0 after Ctrl-C or SIGTERM, or 2 with one
+sentence on what was wrong. As a Hugging Face Space it runs as it is: the README's header says how.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from data.errors import DatasetError, ProcessorError, printable
+from data.errors import DatasetError, ProcessorError, one_line
 from data.packing import Batch
 from eval.in_run import held_out_tasks, score_in_run
 from inference.checkpoint import RequestError, pick_device
@@ -43,7 +43,7 @@ from training.distributed import (
     wrap,
 )
 from training.evaluation import Evaluation
-from training.export import ADAPTER, export, run_card, whole_tensors
+from training.export import ADAPTER, export, push, run_card, whole_tensors
 from training.metrics import Metrics
 from training.optim import build_optimizers, freeze, schedule, set_rates, update_average
 from training.recipe import parse_arguments, write_run
@@ -71,9 +71,12 @@ def main(arguments: list[str] | None = None) -> None:
         with ranks.watching(), only_writer(output, parents=True) if ranks.is_first else nullcontext():
             train(config, ranks, output)
     except REFUSALS as error:
-        reason = error if ranks is None else ranks.reason(error)
-        print(f"train.py: error: {printable(reason)}", file=sys.stderr)
+        reason = one_line(error) if ranks is None else ranks.reason(error)
+        print(f"train.py: error: {reason}", file=sys.stderr)
         sys.exit(2)  # torchrun ends the other ranks
+    except KeyboardInterrupt:  # before there was anything to save, or a second time
+        print("train.py: interrupted", file=sys.stderr)
+        sys.exit(130)
     finally:
         if ranks is not None:
             ranks.close()
@@ -153,7 +156,7 @@ def run(
     config, ranks, task: Task, ask, wrapped, optimizers, average, state, metrics, first: int, dtype
 ) -> None:
     """The loop: one step; now and then a line of metrics, a look at held-out data, and a checkpoint."""
-    stop, skipped, scores, done, saved_at = StopSignal(), 0, {}, first, first
+    stop, skipped, scores, done, saved_at, lost = StopSignal(), 0, {}, first, first, None
     evaluation = Evaluation(config, ranks, task, ask, average, metrics, dtype, first)
     speed = Throughput(task, ranks, dtype, first)
     parameters = [p for p in task.module.parameters() if p.requires_grad]
@@ -187,7 +190,7 @@ def run(
                     stop.failed = error
         if done % config.save_every == 0:
             with speed.aside():
-                save(config, ranks, task, average, state, metrics, done, scores)
+                lost = save(config, ranks, task, average, state, metrics, done, scores)
             saved_at = done
         if stop.failed is not None:
             break
@@ -197,15 +200,19 @@ def run(
         if done % config.eval_every:
             scores, saved_at = evaluation.run(wrapped, done), first  # the card tells these scores
     if done > saved_at:  # the end of the steps, of the data, or a signal
-        save(config, ranks, task, average, state, metrics, done, scores)
+        lost = save(config, ranks, task, average, state, metrics, done, scores)
     if (problem := state.wait()) is not None:
         metrics.say(f"the training state could not be saved: {problem}")
     if stop.failed is not None:
         if done > first and any(path.name == f"step-{done:08d}" for path in states(state.folder)):
             metrics.say(f"step {done}: the data cannot be gone on with; the same command goes on from here")
         raise stop.failed
-    if config.push_to_hub and not (stop.asked or stop.agreed) and ranks.is_first:
-        push(config)
+    if (lost := ranks.gather(lost)[0]) is not None:
+        raise CheckpointError(f"what was trained last is not saved: {lost}")
+    if not (stop.asked or stop.agreed):
+        task.check_rows()
+        if config.push_to_hub and ranks.is_first:
+            push(config)
 
 
 def agreed_steps(
@@ -304,8 +311,10 @@ def report_not_finite(step, norm, skipped: int, batches, ranks, config, metrics)
     metrics.say(f"{message}; skipped ({skipped} of {config.max_skipped})")
 
 
-def save(config, ranks, task: Task, average, state: RunState, metrics, step: int, scores: dict) -> None:
-    """The model, then the training state; what cannot be written is said, and the run goes on."""
+def save(config, ranks, task: Task, average, state, metrics, step: int, scores: dict) -> Exception | None:
+    """The model, then the training state; what cannot be written is said, and the run goes on. On the first
+    rank: what kept the model from being written."""
+    lost = None
     problem = state.wait()  # the folder is replaced as a whole: nothing may be writing into it
     tensors = whole_tensors(task.model, average, ranks)
     if ranks.is_first:
@@ -313,21 +322,13 @@ def save(config, ranks, task: Task, average, state: RunState, metrics, step: int
             card = run_card(task, config, step, scores)
             export(task.model, tensors, task.processor, config, card, Path(config.output))
         except (CheckpointError, OSError) as error:
+            lost = error
             metrics.say(f"step {step}: the model could not be saved, the run goes on: {error}")
     problem = state.save(step, task.state_dict(), config.to_dict()) or problem
     if problem is not None:
         kept = "the one before is kept, " if states(state.folder) else ""
         metrics.say(f"step {step}: the training state could not be saved, {kept}the run goes on: {problem}")
-
-
-def push(config: TrainConfig) -> None:
-    """Upload what was written; it stays in the output folder whatever becomes of this."""
-    from data.processor import Processor
-
-    model = VisionLanguageModel.from_pretrained(config.output)
-    processor = Processor.from_pretrained(config.output, config=model.config)
-    card = (Path(config.output) / "README.md").read_text(encoding="utf-8")
-    print(model.push_to_hub(config.push_to_hub, processor, card))
+    return lost
 
 
 def sample_ids(batches) -> list[list]:

@@ -7,6 +7,7 @@ read once more. Pixels are never part of it.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -192,16 +193,22 @@ class Lane:
         return produced
 
 
+_LEAST = 20  # rows of which some may be too many
+
+
 @dataclass
 class DropCount:
     """Rows read and left out so far, and the rates at which that stops a run.
+
+    Some rows in, there may by chance be more bad ones among them than among all: what stops a run before its
+    end is four standard deviations more than `max_rate`. Whether all of them are within it, `exceeded` tells.
 
     Late in a long run, `max_rate` of all its rows may be more than there are in a dataset whose pictures have
     gone. So it also stops where fewer of the latest rows are good than a quarter of what should be.
 
     Args:
         max_rate: of all rows read.
-        after: rows that must have been read before the rate counts, and the least that are "the latest".
+        after: the least that are "the latest".
     """
 
     max_rate: float = 0.05
@@ -234,7 +241,10 @@ class DropCount:
                 )
         used = self.read - self.filtered
         total = self.dropped.total()
-        if produced.dropped and used >= self.after and (total > self.max_rate * used or total == used):
+        spread = 4 * math.sqrt(self.max_rate * (1 - self.max_rate) * used)
+        enough = used >= (_LEAST if self.max_rate else 1)
+        none = used >= self.after and total == used
+        if produced.dropped and (none or (enough and total > self.max_rate * used + spread)):
             self._stop(f"{total} of {used}", self.max_rate, produced.dropped[-1])
         now = (produced.read - produced.filtered, len(produced.dropped))
         used, total = (was + more for was, more in zip(self._latest, now))
@@ -243,6 +253,16 @@ class DropCount:
         if produced.dropped and used >= window and total > most * used:
             self._stop(f"{total} of the latest {used}", most, produced.dropped[-1])
         self._latest = (used, total) if used < window else (used // 2, total // 2)
+
+    def exceeded(self, read: float, filtered: float, dropped: float) -> str:
+        """What is wrong with these numbers of all the rows there are; empty where nothing is."""
+        used = read - filtered
+        if dropped <= self.max_rate * used:
+            return ""
+        return (
+            f"{dropped:.0f} of {used:.0f} rows cannot be used ({self.summary()}), more than "
+            f"{self.max_rate:.1%}; correct the data or raise max_drop_rate"
+        )
 
     def _stop(self, share: str, rate: float, last: Dropped) -> None:
         raise DatasetError(

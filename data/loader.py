@@ -54,7 +54,7 @@ class LoaderConfig:
         epochs: after how often each row the data end; None goes on.
         workers: processes that read and decode on this rank; 0 does so in this one.
         prefetch: rows that each worker prepares in advance.
-        max_drop_rate: share of bad rows that stops the run, once `drop_rate_after` rows were read.
+        max_drop_rate, drop_rate_after: of bad rows that stop the run; see `DropCount`.
         pixel_dtype: of pixel_values; bfloat16 halves what passes between processes.
     """
 

@@ -177,9 +177,7 @@ def run_tasks(settings: argparse.Namespace) -> None:
             raise
         from eval.tasks import TaskError
 
-        # OSError's own text is no sentence; what says that another rank is gone stays what it is.
-        plain = TaskError(one_line(error)) if getattr(error, "filename", None) is not None else error
-        raise TaskError(ranks.reason(plain)) from error
+        raise TaskError(ranks.reason(error)) from error
     finally:
         ranks.close()
 

@@ -26,10 +26,10 @@ import numpy as np
 import torch.distributed as dist
 
 from data.errors import one_line
+from data.files import replacing
 from eval.results import describe_model, environment
 from eval.statistics import bootstrap_interval
 from inference.checkpoint import Checkpoint, RequestError
-from inference.files import replacing
 
 NAME = "ocelli"
 # Tasks whose definitions, prompts and scorers are tried here; every other one of lmms-eval's that generates

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from data.files import naming, replacing
 from eval.tasks import TaskError
-from inference.files import naming, replacing
 from inference.results import KEPT, to_json
 
 _BEGINNING = b'{"id": '  # of every line

@@ -11,10 +11,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from data.files import replacing
 from data.images import load_image
 from eval.results import OVERALL
 from eval.tasks import Sample, Task
-from inference.files import replacing
 
 TEMPLATE = "report.html.jinja"
 SHOWN = 12  # samples of each kind

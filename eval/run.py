@@ -24,13 +24,13 @@ from typing import Any
 
 from tqdm import tqdm
 
+from data.files import replacing
 from eval.answering import Answer, answers, by_picture, share
 from eval.records import Records
 from eval.report import write_report
 from eval.results import describe_model, environment, summarise
 from eval.tasks import Sample, Task, TaskError
 from inference.checkpoint import Checkpoint, RequestError
-from inference.files import replacing
 from inference.locks import only_writer
 from training.distributed import Ranks
 

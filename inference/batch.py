@@ -24,13 +24,13 @@ from typing import Any
 from tqdm import tqdm
 
 from data.errors import one_line
+from data.files import naming
 from data.inputs import EncodedConversation
 from generation.batching import Scheduler
 from generation.decoding import GenerationOptions
 from generation.requests import Completed, Deferred, Request
 from inference.answer import answers_of, check_context, encode, requests_for
 from inference.checkpoint import Checkpoint, RequestError
-from inference.files import naming
 from inference.results import KEPT, fingerprint, keep_answers, read_results, to_json
 
 KEYS = ("image", "images", "question", "id", "system", "max_new_tokens")

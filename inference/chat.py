@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from data.files import expanded
 from data.inputs import TiledPicture
 from generation.decoding import GenerationOptions
 from generation.sampling import MAX_SEED
 from inference.checkpoint import RequestError
 from inference.conversation import Conversation, TurnReply
-from inference.files import expanded
 from inference.mistakes import MISTAKES, sentence
 from inference.stats import as_table, stats_rows
 from inference.transcript import save_transcript

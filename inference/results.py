@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.files import replacing
 from inference.checkpoint import RequestError
-from inference.files import replacing
 
 KEPT = "what has been answered is kept, and the same command goes on from there"
 _BEGINNING = b'{"line": '  # of every result

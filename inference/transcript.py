@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from data.files import expanded, naming
 from data.inputs import TiledPicture
 from inference.checkpoint import RequestError
 from inference.conversation import Conversation
-from inference.files import expanded, naming
 from inference.results import to_json
 
 

@@ -13,7 +13,7 @@ import pytest
 import train
 from data.lanes import DropCount, Dropped, Produced
 from tests.rows import png
-from tests.runs import curve, flags, prepared, settings_in, start, write_rows
+from tests.runs import curve, flags, named, prepared, settings_in, start, write_rows
 from tests.waiting import PATIENCE, wait_for
 from training.metrics import Metrics
 from training.state import FOLDER, states
@@ -137,6 +137,33 @@ def test_pictures_that_disappear_late_stop_the_run():
     with pytest.raises(ValueError, match=r"\d+ of the latest \d+ rows cannot be used .* more than 76.2%"):
         for _ in range(10):
             counts.add(Produced(None, {}, 50, 0, tuple(gone)))
+
+
+@pytest.mark.parametrize(
+    "rows, bad, message",
+    [
+        (100, range(60), r"\d+ of \d+ rows cannot be used"),  # seen early on
+        (40, (5, 17, 30), "3 of 40 rows cannot be used"),  # more than allowed, which only all of them show
+        (250, range(12), None),  # 4.8 %, and more among the first ones
+        (250, range(100, 113), "13 of 250 rows cannot be used"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_rate_is_that_of_all_rows(folder, tmp_path, capfd, rows, bad, message, ranks):
+    """Also of a few, and on several ranks; what was trained on the others is kept."""
+    write_rows(tmp_path / "rows.jsonl", rows)
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+    for number in bad:
+        lines[number] = json.dumps(json.loads(lines[number]) | {"answer": ""})
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    made = settings_in(folder, "unused") | {"data": named(tmp_path / "rows.jsonl"), "steps": 0, "epochs": 1}
+    processes = start(ranks, **made | {"output": str(tmp_path / "out"), "max_drop_rate": 0.05})
+    for process in processes:
+        process.join(PATIENCE)
+    said = capfd.readouterr().err
+    assert [process.exitcode for process in processes] == [2 if message else 0] * ranks, said
+    assert message is None or re.search(message, said)
+    assert (tmp_path / "out/model.safetensors").exists() or len(bad) > 20
 
 
 def test_as_many_bad_rows_as_are_allowed_do_not_stop_it():

@@ -15,7 +15,7 @@ import pytest
 import train
 from tests.kills import STYLES, kill_and_compare
 from tests.runs import curve, flags, prepared, settings_in, start
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 from training.state import FOLDER, RunState, states
 
 
@@ -87,6 +87,30 @@ def test_a_signal_to_all_its_processes_saves_and_leaves(folder, number):
     assert state.name == f"step-{curve(folder / name)[-1][0]:08d}"
 
 
+def test_a_second_ctrl_c_ends_it_at_once(folder, capfd, monkeypatch):
+    """As does one before there is anything to save; either is told in a word."""
+
+    def impatient(*arguments) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(train, "save", impatient)
+    (process,) = start(**settings(folder, "impatient", steps=100_000, save_every=100_000))
+    assert wait_for(lambda: (folder / "impatient/metrics.jsonl").exists() or not process.is_alive())
+    os.kill(process.pid, signal.SIGINT)
+    process.join(PATIENCE)
+    said = capfd.readouterr().err
+    assert process.exitcode == 130 and "train.py: interrupted" in said and "Traceback" not in said
+
+
+def test_a_disk_that_is_full_before_the_first_step(folder, capfd):
+    with no_file_beyond(1000):
+        (process,) = start(**settings(folder, "none", steps=2))
+    process.join(PATIENCE)
+    said = capfd.readouterr().err
+    assert process.exitcode == 2 and f"error: {folder / 'none' / 'run.yaml'}: {os.strerror(27)}" in said
+    assert list((folder / "none").iterdir()) == []
+
+
 def test_sigterm_saves_and_leaves(folder):
     (process,) = start(**settings(folder, "stopped", steps=100_000, save_every=100_000, decay_fraction=1e-9))
     while not (folder / "stopped" / "metrics.jsonl").exists():
@@ -117,7 +141,8 @@ def test_a_full_disk_is_said_and_the_run_goes_on(folder, capfd):
         (process,) = start(**settings(folder, "full", steps=30))
     process.join(PATIENCE)
     said = capfd.readouterr()
-    assert process.exitcode == 0 and "Traceback" not in said.err
+    assert process.exitcode == 2 and "Traceback" not in said.err
+    assert "error: what was trained last is not saved: " in said.err
     assert "the model could not be saved, the run goes on" in said.out
     kept = "the training state could not be saved, the one before is kept, the run goes on: OSError"
     assert f"{kept}: [Errno 27] {os.strerror(27)}" in said.out
@@ -139,7 +164,7 @@ def test_a_full_disk_with_no_state_on_it(folder, capfd, room, ranks, more):
     for process in processes:
         process.join(PATIENCE)
     said = capfd.readouterr().out
-    assert [process.exitcode for process in processes] == [0] * ranks
+    assert [process.exitcode for process in processes] == [2] * ranks
     assert said.count("the training state could not be saved") == 1, said
     assert f": OSError: [Errno 27] {os.strerror(27)}" in said and "before is kept" not in said
     assert list((folder / output / FOLDER).iterdir()) == []
@@ -158,7 +183,7 @@ def test_a_disk_that_has_no_room_for_the_adapter(folder, capfd):
         (process,) = start(**settings(folder, "small", steps=4, **lora))
     process.join(PATIENCE)
     said = capfd.readouterr()
-    assert process.exitcode == 0 and "Traceback" not in said.err
+    assert process.exitcode == 2 and "Traceback" not in said.err
     assert "step 4: the model could not be saved, the run goes on" in said.out
     assert [path.read_bytes() for path in pair] == before
     train.main(flags(**settings(folder, "small", steps=2, resume=False)))

@@ -117,8 +117,8 @@ class Ranks:
     def reason(self, error: Exception) -> str:
         """Why this rank leaves, as a sentence that names it among others; torchrun is told as well."""
         if not self.together:
-            return str(error)
-        sentence = f"rank {self.rank} of {self.world_size}: {error}"
+            return one_line(error)
+        sentence = f"rank {self.rank} of {self.world_size}: {one_line(error)}"
         file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if file and not isinstance(error, LostRankError):
             told = {"message": sentence, "timestamp": int(time.time())}

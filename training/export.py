@@ -95,3 +95,13 @@ def run_card(task, config: TrainConfig, step: int, scores: dict[str, float]) -> 
         evaluation=rows or None,
         **extra,
     )
+
+
+def push(config: TrainConfig) -> None:
+    """Upload what was written; it stays in the output folder whatever becomes of this."""
+    from data.processor import Processor
+
+    model = VisionLanguageModel.from_pretrained(config.output)
+    processor = Processor.from_pretrained(config.output, config=model.config)
+    card = (Path(config.output) / "README.md").read_text(encoding="utf-8")
+    print(model.push_to_hub(config.push_to_hub, processor, card))

@@ -10,6 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from data.errors import one_line
+from data.files import replacing
 from training.config import TrainConfig
 from training.samples import Answered, write_samples
 from training.trackers import Tracker, open_tracker
@@ -62,9 +63,8 @@ class Metrics:
 
     def _go_on_from(self, step: int) -> None:
         kept = [row for row in read_metrics(self.path) if row.get("step", 0) <= step]
-        temporary = self.path.with_name(f".{METRICS}.tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        temporary.replace(self.path)
+        with replacing(self.path) as temporary:
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
         """One line; a disk that is full is said, and the run goes on."""

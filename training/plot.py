@@ -16,6 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from data.files import replacing
 from training.metrics import METRICS, read_metrics
 
 PLOT = "plot.svg"
@@ -117,9 +118,9 @@ def write_plot(output: Path) -> Path:
     Raises:
         OSError: there are none, or the picture cannot be written.
     """
-    temporary = output / f".{PLOT}.tmp"
-    temporary.write_text(draw(read_metrics(output / METRICS), output.name), encoding="utf-8")
-    return temporary.replace(output / PLOT)
+    with replacing(output / PLOT) as temporary:
+        temporary.write_text(draw(read_metrics(output / METRICS), output.name), encoding="utf-8")
+    return output / PLOT
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -17,6 +17,7 @@ import yaml
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser
 
 from data.errors import one_line
+from data.files import replacing
 from training.config import TrainConfig, flag
 from training.run_plan import PlanOptions
 
@@ -210,9 +211,8 @@ def _without_auto(arguments: list[str]) -> list[str]:
 def write_run(config: TrainConfig, folder: Path) -> None:
     """The resolved configuration as a recipe, run.yaml: `python train.py folder/run.yaml` is the same run."""
     text = yaml.dump(config.to_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    temporary = folder / f".{RUN_FILE}.tmp"
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(folder / RUN_FILE)
+    with replacing(folder / RUN_FILE) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _parser(description: str) -> ArgumentParser:

@@ -146,6 +146,15 @@ class RowsTask:
     def load_state_dict(self, states: list[dict], step: int) -> None:
         self.loader.load_state_dict(merge_states(states))
 
+    def check_rows(self) -> None:
+        place, drops = self.loader.place, self.loader.place.drops
+        here = (drops.read, drops.filtered, drops.dropped.total(), len(place.ended) == len(self.loader.lanes))
+        read, filtered, dropped, ended = self.ranks.sum(*here)
+        known = sum(source.num_rows or math.inf for source in self.mixture.sources)
+        everything = ended == self.ranks.world_size or read >= known
+        if everything and (wrong := drops.exceeded(read, filtered, dropped)):
+            raise DatasetError(f"{wrong}; {self.config.output} holds a model trained without them")
+
     # --------------------------------------------------------------------------------------- to look at
     def seen(self, step: int) -> dict[str, int]:
         return {}

@@ -68,6 +68,13 @@ class Task(Protocol):
     def load_state_dict(self, states: list[dict[str, Any]], step: int) -> None:
         """Go on behind `step` finished steps, from the states of all the ranks that there were."""
 
+    def check_rows(self) -> None:
+        """Called by all ranks at the end of a run.
+
+        Raises:
+            DatasetError: too many of its rows could not be used; on all ranks.
+        """
+
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
         """Scores on held-out data; all ranks call it."""
 

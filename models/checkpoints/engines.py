@@ -15,7 +15,7 @@ _IDEFICS = {
     TRANSFORMERS: "yes: AutoModelForImageTextToText",
     VLLM: "yes: vllm serve",
     SGLANG: "not by a model of its own; at most through its transformers backend",
-    LLAMA_CPP: "if it knows the tokenizer, as two GGUF files: convert_hf_to_gguf.py, and once more with --mmproj",
+    LLAMA_CPP: "if it knows the tokenizer, as two GGUF files: convert_hf_to_gguf.py, again with --mmproj",
     MLX: "yes: mlx-vlm",
 }
 _LLAMA = {

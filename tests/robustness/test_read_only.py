@@ -87,10 +87,11 @@ def test_a_disk_that_becomes_so_in_mid_run(tmp_path):
     output, steps = tmp_path / "run", {"steps": 40, "save_every": 4}
     folders, save = [tmp_path, output, output / FOLDER], train.save
 
-    def saved_once(*arguments) -> None:
-        save(*arguments)
+    def saved_once(*arguments):
+        lost = save(*arguments)
         for folder in folders:
             os.chmod(folder, 0o555)
+        return lost
 
     def work() -> None:
         train.save = saved_once
@@ -101,7 +102,8 @@ def test_a_disk_that_becomes_so_in_mid_run(tmp_path):
     for folder in folders:
         os.chmod(folder, 0o755)
     said = (tmp_path / "told").read_text()
-    assert process.exitcode == 0 and "Traceback" not in said, said
+    assert process.exitcode == 2 and "Traceback" not in said, said
+    assert "error: what was trained last is not saved: " in said
     assert "the model could not be saved, the run goes on" in said
     assert "the training state could not be saved, the one before is kept, the run goes on" in said
     assert "Permission denied" in said
