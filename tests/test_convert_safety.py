@@ -268,6 +268,7 @@ class TestTheTarget:
         (("convert", "a", "b", "--to", "nanovlm", "--no-processor"), "nanoVLM's layout has its tokenizer"),
         (("convert", "a", "b", "--to", "nanovlm", "--max-shard-size", "1GB"), "is one file of weights"),
         (("convert", "a", "b", "--private"), "expected it with --push"),
+        (("convert", "a", "b", "--push", "no name"), "expected a repository's name such as owner/name"),
         (("inspect", "a", "--question", "how many?"), "expected it with --image"),
         (("convert", "./nothing", "b"), "there is no folder ./nothing"),
     ],

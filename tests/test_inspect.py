@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,12 @@ def test_what_is_wrong_is_one_sentence(complaint, tmp_path, monkeypatch):
     assert "unsupported architecture (model_type 'qwen3')" in complaint(tmp_path)
     assert "gone.png" in complaint(EMBEDDED, "--image", tmp_path / "gone.png")
     assert "expected sides of 1 to 100000 pixels" in complaint(EMBEDDED, "--image", "0x5")
+    assert "expected sides within 200:1 of each other" in complaint(EMBEDDED, "--image", "20000x2")
+    other = tmp_path / "other"
+    shutil.copytree(EMBEDDED, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"scale_factor": 2}))
+    assert "tokens per tile: the model expects 16" in complaint(other, "--image", "5x5")
     siglip(tmp_path / "siglip", alone=True)
     assert "is a bare backbone" in complaint(tmp_path / "siglip", "--image", "5x5")
     point_client_at(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache")

@@ -191,7 +191,8 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(desk, changes, expected):
 def test_a_picture_is_refused_by_its_header(desk, tmp_path):
     huge = tmp_path / "huge.png"
     Image.new("1", (6000, 6000)).save(huge)
-    assert "at most 24,000,000 pixels" in views(desk, changed(STAR, pictures=(str(huge),)))[-1].notice
+    said = views(desk, changed(STAR, pictures=(str(huge),)))[-1].notice
+    assert "at most 24,000,000 pixels" in said and said.endswith("shrink the picture")
 
 
 def test_an_answer_that_is_stopped_stays_as_far_as_it_went(slow_desk):

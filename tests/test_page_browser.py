@@ -16,6 +16,7 @@ from PIL import Image
 import app
 from tests.pages import full, make_desk, never_stopping, served
 from tests.waiting import PATIENCE, wait_for
+from web.visitors import Exchange
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 ASSETS = app.ROOT / "assets"
@@ -166,6 +167,25 @@ def test_one_click_answers_and_nothing_is_asked_of_other_hosts(visit):
     assert 0 < int(reused[1]) < int(reused[2])
     foreign = [url for url in visit.asked if not url.startswith((visit.url, "data:", "blob:"))]
     assert foreign == [] and visit.said == []
+
+
+def test_questions_and_answers_are_text(browser, house, monkeypatch):
+    """Nothing that is typed, or that a model says, becomes a part of the page."""
+    said = (
+        "<b>a</b> <picture>b</picture> <img src='/none.png'> <form><input></form> <loc_5> &lt; & <!-- c -->"
+    )
+    # What the model says comes behind that.
+    monkeypatch.setattr("web.asking.Exchange", lambda *parts: Exchange(*parts[:3], [f"{said} "]))
+    visit = Visit(browser, house.url)
+    visit.ask(said)
+    visit.shows("c -->")
+    visit.ended()
+    texts = [text.strip() for text in visit.page.locator("#chat .message").all_inner_texts()]
+    assert said in texts and any(text.startswith(f"{said} ") for text in texts), texts
+    chat = visit.page.locator("#chat .message")
+    assert chat.locator("b, form, input, picture, img[src*=none]").count() == 0
+    assert not [url for url in visit.asked if "none.png" in url]
+    visit.context.close()
 
 
 def test_uploads_several_pictures_and_examples(visit, tmp_path):

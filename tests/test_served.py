@@ -11,9 +11,12 @@ import time
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import openai
 import pytest
+from PIL import Image
 
+from data.images import load_image
 from tests.documents import ROOT, python_blocks, shell_commands
 from tests.waiting import free_port
 
@@ -83,12 +86,12 @@ def ask(port):
     return ask
 
 
-def message(question: str, *pictures: str) -> dict:
+def message(question: str, *pictures: str | Path) -> dict:
     content = [{"type": "image_url", "image_url": {"url": data_url(name)}} for name in pictures]
     return {"role": "user", "content": [*content, {"type": "text", "text": question}]}
 
 
-def data_url(name: str) -> str:
+def data_url(name: str | Path) -> str:
     return "data:image/png;base64," + base64.b64encode((ROOT / name).read_bytes()).decode()
 
 
@@ -103,6 +106,21 @@ def ours(as_json, *arguments) -> tuple[str, str, int]:
 def test_a_picture(ask, as_json, question, stream):
     text, *rest = ask([message(question, EXAMPLE)], stream)
     expected, *same = ours(as_json, ROOT / EXAMPLE, "-q", question)
+    assert text.removeprefix(" ") == expected and rest == same
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "I;16"])
+def test_a_picture_that_is_not_rgb(ask, as_json, tmp_path, mode):
+    """As `load_image` makes it, which the page says to send."""
+    picture = Image.open(ROOT / EXAMPLE).convert("RGB")
+    if mode == "RGBA":
+        picture.putalpha(Image.linear_gradient("L").resize(picture.size))
+    else:
+        picture = Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 257)
+    picture.save(tmp_path / "odd.png")
+    load_image(tmp_path / "odd.png").save(tmp_path / "sent.png", "PNG")
+    text, *rest = ask([message("Describe the picture.", tmp_path / "sent.png")])
+    expected, *same = ours(as_json, tmp_path / "odd.png", "-q", "Describe the picture.")
     assert text.removeprefix(" ") == expected and rest == same
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from inference.where.drawing import MOST_WORDS, draw_maps, overlay
+from inference.where.drawing import _NOTES, MOST_WORDS, _reading, draw_maps, overlay
 from inference.where.maps import AttentionMaps, OcclusionMaps, Region
+from inference.where.show import write_sheet
 from inference.where.words import Word
 from tests.processors import picture
 
@@ -41,6 +45,18 @@ def test_a_sheet_has_room_for_all(sizes, words):
     sheet = draw_maps(found, named, "how many? " * 40)
     assert sheet.mode == "RGB" and 900 <= sheet.width <= 2000 and sheet.height < 12_000
     assert np.asarray(sheet)[-20:].min() > 200  # nothing hangs over the edge
+
+
+def test_what_a_sheet_says_of_itself_is_said_to_its_end():
+    """Also below one narrow card: broken into lines, not cut."""
+    (found, named), least = attention([picture(40, 30)], 1), 0
+    for setting in ("all layers", "layers 1, 2, 3, 4, 5, 6, 7 and 8, heads 0, 1 and 2 of " * 4):
+        found = replace(found, setting=setting)
+        said = _reading(found, 600)
+        assert " ".join(said) == f"{' '.join(setting.split())} {_NOTES[AttentionMaps]}"
+        height = draw_maps(found, named).height
+        assert height > least
+        least = height
 
 
 def test_every_word_has_its_card_up_to_a_limit():
@@ -141,6 +157,11 @@ def test_an_answer_without_a_word(cli, photo, tmp_path, monkeypatch):
     monkeypatch.setattr("inference.where.show.answer_words", lambda *_: [])
     status, _, err = cli(photo, *ASK, "--show-attention", tmp_path / "where.png")
     assert status == 2 and "has no word to draw" in err and err.count("\n") == 1
+
+
+def test_a_folder_that_takes_no_file_is_named():
+    with pytest.raises(OSError, match=r"^\[Errno 2\] No such file or directory: '/proc/where.png'$"):
+        write_sheet(picture(4, 4), Path("/proc/where.png"))
 
 
 def test_a_full_disk_leaves_what_was_there(cli, photo, tmp_path, monkeypatch):

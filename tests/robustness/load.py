@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 
@@ -187,8 +188,9 @@ def answer_in(event: dict) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- the page
-def start_page() -> tuple[subprocess.Popen, str]:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+def start_page(folder: str) -> tuple[subprocess.Popen, str]:
+    """In a process of its own, whose temporary files are in `folder`."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TMPDIR": folder}
     command = [sys.executable, str(ROOT / "app.py"), "--port", str(free_port()), "--no-browser"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
@@ -215,7 +217,14 @@ def run(clients: int, seconds: float) -> dict:
     """Load the page for so long; what came of it."""
     checkpoint = open_checkpoint(EMBEDDED, device="cpu", dtype="float32")
     questions = [questions_of(number, checkpoint) for number in range(clients)]
-    process, url = start_page()
+    with TemporaryDirectory() as folder:
+        process, url = start_page(folder)
+        return load(process, url, questions, seconds) | {"files_left": os.listdir(folder)}
+
+
+def load(process: subprocess.Popen, url: str, questions: list, seconds: float) -> dict:
+    """As many clients as lists of questions; the page is then ended."""
+    clients = len(questions)
     try:
         config = httpx.get(url + "config", timeout=300).json()
         ask_id = next(one["id"] for one in config["dependencies"] if one["api_name"] == "ask")
@@ -238,6 +247,7 @@ def run(clients: int, seconds: float) -> dict:
     return {
         "clients": clients,
         "minutes": round(seconds / 60, 2),
+        "exit_status": process.returncode,
         **{kind: told.kinds[kind] for kind in (*KINDS, "too large")},
         "wrong": len(told.wrong),
         "wrong_examples": told.wrong[:5],
