@@ -120,7 +120,7 @@ class Source:
         self, key: int, lane: int, lanes: int, epochs: int | None, block: int
     ) -> MapReader | StreamReader:
         if self.streaming:
-            return StreamReader(self.rows, key, lane, lanes, epochs, block)
+            return StreamReader(self.rows, key, lane, lanes, epochs, block, self.name)
         return MapReader(self.rows, key, lane, lanes, epochs)
 
 
