@@ -135,11 +135,11 @@ def open_rows(path: str, subset: str | None, split: str, streaming: bool, revisi
     return _load(path, path, subset, split, streaming, revision=revision), None
 
 
-def columns_of(rows: Any) -> list[str]:
+def columns_of(rows: Any, where: str) -> list[str]:
     """Names of the columns; [] where there is no row.
 
     Raises:
-        DatasetError: of many lines of JSON, the first of all, none can be read.
+        DatasetError: the first lines of JSON lines are all no JSON, or too long.
     """
     if isinstance(rows, datasets.Dataset):
         return list(rows.column_names)
@@ -155,7 +155,7 @@ def columns_of(rows: Any) -> list[str]:
         names |= dict.fromkeys(row if isinstance(row, Mapping) else ())
         unread = unread or (row if isinstance(row, str) else None)
     if unread and not names:
-        raise DatasetError(f"no row can be read: {unread}")
+        raise DatasetError(f"{where}: no row can be read: {unread}")
     return list(names)
 
 

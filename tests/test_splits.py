@@ -158,7 +158,7 @@ def test_a_line_without_end_is_never_held(tmp_path, short, streaming):
         file.truncate(64 * 2**20)  # of nothing, and sparse
     tracemalloc.start()
     try:
-        with pytest.raises(DatasetError, match=r"no row can be read: rows.jsonl: a line longer than"):
+        with pytest.raises(DatasetError, match=r"rows.jsonl: no row can be read: .*: a line longer than"):
             open_datasets([{"path": str(path), "streaming": streaming}])
         _, peak = tracemalloc.get_traced_memory()
     finally:
