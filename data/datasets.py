@@ -120,7 +120,7 @@ class Source:
         self, key: int, lane: int, lanes: int, epochs: int | None, block: int
     ) -> MapReader | StreamReader:
         if self.streaming:
-            return StreamReader(self.rows, key, lane, lanes, epochs, block)
+            return StreamReader(self.rows, key, lane, lanes, epochs, block, self.name)
         return MapReader(self.rows, key, lane, lanes, epochs)
 
 
@@ -173,7 +173,7 @@ def source_of(rows: Any, config: DatasetConfig) -> Source:
 def _source(config: DatasetConfig, rows: Any, folder, alone: bool) -> Source:
     if is_empty(rows):
         raise DatasetError(f"{config.name}: split {config.split!r} has no rows")
-    columns, renamed = columns_of(rows), dict(config.columns)
+    columns, renamed = columns_of(rows, config.name), dict(config.columns)
     if "file_name" in columns and not {"image", "images"} & ({*columns, *renamed}):
         renamed["image"] = "file_name"  # an image folder's metadata
     layout = Layout(

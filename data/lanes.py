@@ -272,3 +272,8 @@ class DropCount:
 
     def summary(self) -> str:
         return ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
+
+    def left_out(self) -> str:
+        """Why rows were read and not trained on, the bad ones and those that are none."""
+        below = f"{self.filtered} below min_ratings" if self.filtered else ""
+        return ", ".join(part for part in (below, self.summary()) if part)

@@ -2,15 +2,17 @@
 
 | columns | known from |
 |---|---|
-| `messages` (or `prompt` and `completion`), `images` | TRL; {"type": "image"} parts take `images` in order |
+| `messages`, `images` | TRL; {"type": "image"} parts take `images` in order |
+| `prompt` and `completion`, `images` | TRL; messages as above, or what a user and an assistant say as text |
 | `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
 | `question`, `answer`, `image` or `images` | everything else |
 
-A row without pictures is text.
+A row without pictures is text. Numbers are written out where a text is wanted; NaN and infinity are none.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ BAD_RATING = "bad rating"
 
 COLUMNS = ("messages", "prompt", "completion", "texts", "question", "answer", "images", "image")
 _NEEDED = (("messages",), ("prompt", "completion"), ("texts",), ("question", "answer"))
+_SAID_BY = {"prompt": "user", "completion": "assistant"}  # where the column is text
 
 
 @dataclass(frozen=True)
@@ -136,10 +139,13 @@ class Layout:
         given: list[Any] = []
         for name in self.kind:
             value = self._get(row, name)
+            if name in _SAID_BY and isinstance(value, str | int | float):
+                value = {"role": _SAID_BY[name], "content": _text(value)}
             if isinstance(value, Mapping):
                 value = [value]
             if not isinstance(value, Sequence) or isinstance(value, str):
-                raise BadRow(BAD_CONVERSATION, f"{name}: expected a list of messages, got {_kind(value)}")
+                either = "text or a list" if name in _SAID_BY else "a list"
+                raise BadRow(BAD_CONVERSATION, f"{name}: expected {either} of messages, got {_kind(value)}")
             given += value
         if not all(isinstance(message, Mapping) for message in given):
             raise BadRow(BAD_CONVERSATION, "expected messages with role and content")
@@ -221,7 +227,7 @@ def _turns(texts: Any, kept: list[bool]) -> list[dict[str, Any]]:
 
 def _check_turn(user: Any, assistant: Any) -> None:
     for name, text in (("question", user), ("answer", assistant)):
-        if text is None or (isinstance(text, str) and not text.strip()):
+        if text is None or isinstance(text, float) or (isinstance(text, str) and not text.strip()):
             raise BadRow(EMPTY_TEXT, f"{name}: expected some text, got {text!r}")
 
 
@@ -254,10 +260,13 @@ def _said(role: Any, text: Any) -> dict[str, Any]:
 
 
 def _text(value: Any) -> Any:
-    """A text column's value: numbers are written out, of several answers the first counts."""
+    """A text column's value: numbers are written out, of several answers the first counts.
+
+    Of floats only NaN and infinities come back as they are: a gap in a table, and no answer.
+    """
     if isinstance(value, list | tuple):
         value = value[0] if value else None
-    return str(value) if isinstance(value, int) else value
+    return str(value) if isinstance(value, int | float) and math.isfinite(value) else value
 
 
 def _reaches(rating: Any, least: float) -> bool:

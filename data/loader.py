@@ -165,7 +165,7 @@ class Loader:
                 break
         self.place = replace(ahead, rows=self.place.rows)
         if self.place.rows == 0 and self.world_size == 1:  # of several ranks, another may have some
-            raise DatasetError(f"no row can be trained on: {ahead.drops.summary() or 'none was read'}")
+            raise DatasetError(f"no row can be trained on: {ahead.drops.left_out() or 'none was read'}")
         while self.place.rows % self.rows_per_step:
             yield self._batch([None] * micro)
 

@@ -122,12 +122,25 @@ class StreamReader:
     block never reaches over the end of an epoch. Its state is where the block began and how many of its rows
     are taken: on resume the block is read once more.
 
+    Where a stream has fewer rows than lanes, a lane without a row of its own reads another's, in each epoch
+    another one; with `epochs` it has none, so that every row is read equally often.
+
     Args:
         block: rows that are shuffled together, all held in memory.
+        name: what messages call the stream.
     """
 
-    def __init__(self, stream: Stream, key: int, lane: int, lanes: int, epochs: int | None, block: int):
-        self.stream, self.key, self.epochs, self.block = stream, key, epochs, block
+    def __init__(
+        self,
+        stream: Stream,
+        key: int,
+        lane: int,
+        lanes: int,
+        epochs: int | None,
+        block: int,
+        name: str = "a stream",
+    ):
+        self.stream, self.key, self.epochs, self.block, self.name = stream, key, epochs, block, name
         shares = math.gcd(stream.num_files, lanes)
         self.share, self.stride, self.offset = lane % shares, lanes // shares, lane // shares
         self.files = range(self.share, stream.num_files, shares)
@@ -148,22 +161,41 @@ class StreamReader:
     def _read_on(self, epoch: int, position: int, start: int) -> Iterator[RowRead | None]:
         """This lane's rows from a place on, None at each end of an epoch."""
         while self.epochs is None or epoch < self.epochs:
-            order, found = self._order(epoch), bool(position or start)
-            while position < len(order):
-                file = order[position]
-                first = start + (self.offset - start) % self.stride
-                rows = islice(self.stream.open(file, first), 0, None, self.stride)
-                for at, row in enumerate(rows):
-                    found, number = True, first + at * self.stride
-                    yield RowRead([epoch, position, number], number * self.stream.num_files + file, row)
-                position, start = position + 1, 0
-            if not found:
-                raise DatasetError(
-                    f"a stream has no row for lane {self.lane}: it is too small to be streamed; "
-                    "leave streaming off"
-                )
+            # Behind a row that it had, a lane goes on with that row's turn, its own or a borrowed one.
+            turn, found = (start - 1) % self.stride if start else self.offset, bool(start)
+            for row in self._of_epoch(epoch, position, start, turn):
+                found = True
+                yield row
+            if not found and self.epochs is None:
+                yield from self._of_epoch(epoch, 0, 0, self._borrowed(epoch))
             yield None
-            epoch, position = epoch + 1, 0
+            epoch, position, start = epoch + 1, 0, 0
+
+    def _of_epoch(self, epoch: int, position: int, start: int, turn: int) -> Iterator[RowRead]:
+        """One epoch's rows from a place on, those whose turn it is: every `stride`th of a file."""
+        order = self._order(epoch)
+        while position < len(order):
+            file = order[position]
+            first = start + (turn - start) % self.stride
+            rows = islice(self.stream.open(file, first), 0, None, self.stride)
+            for at, row in enumerate(rows):
+                number = first + at * self.stride
+                yield RowRead([epoch, position, number], number * self.stream.num_files + file, row)
+            position, start = position + 1, 0
+
+    def _borrowed(self, epoch: int) -> int:
+        """The turn of a lane that no file has a row for.
+
+        Raises:
+            DatasetError: there is no row at all.
+        """
+        most = max(sum(1 for _ in islice(self.stream.open(file, 0), self.offset)) for file in self.files)
+        if not most:
+            raise DatasetError(
+                f"{self.name}: no row for lane {self.lane}, all of whose {len(self.files)} files are empty; "
+                "remove empty files or leave streaming off"
+            )
+        return (self.offset + epoch) % most
 
     def next(self) -> RowRead | None:
         """The next row; None at the end."""

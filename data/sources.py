@@ -18,29 +18,27 @@ import numpy as np
 from datasets.features import Image, LargeList, List
 
 from data.errors import DatasetError, one_line
+from data.lines import TOO_LONG, is_too_long, line_at, lines_of, parse_line
 from data.order import Rows
+from data.splits import METADATA, check_only_train, chosen, files_by_split, name_of
 
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
-_METADATA = "metadata.jsonl"
+_MAX_LIST = 512 * 2**20  # bytes of a file that is one list of rows, which is read as a whole
 _LOOKED_AT = 100  # rows of JSON lines whose keys are taken to be the columns
 
 
 class JsonLines:
     """The objects of JSON-lines files, each read when it is asked for.
 
-    A line that is no JSON object comes as a string that says so, to be counted with the other bad rows.
+    A line that is too long or no JSON comes as a string that says so, to be counted with the other bad rows.
     """
 
     def __init__(self, paths: Sequence[Path]):
         self.paths = list(paths)
         self._places: list[np.ndarray] = []  # of each file, the first byte of every line that is not blank
         for path in self.paths:
-            starts, at = [], 0
             with path.open("rb") as file:
-                for line in file:
-                    if line.strip():
-                        starts.append(at)
-                    at += len(line)
+                starts = [place for place, line in lines_of(file) if line.strip()]
             self._places.append(np.array(starts, dtype=np.int64))
         self._ends = np.cumsum([len(starts) for starts in self._places])
 
@@ -53,8 +51,7 @@ class JsonLines:
         which = int(np.searchsorted(self._ends, index, side="right"))
         within = index - (int(self._ends[which - 1]) if which else 0)
         with self.paths[which].open("rb") as file:
-            file.seek(int(self._places[which][within]))
-            return _parsed(file.readline(), self.paths[which])
+            return _parsed(line_at(file, int(self._places[which][within])), self.paths[which])
 
 
 class Selected:
@@ -82,7 +79,7 @@ class JsonLinesStream:
     def open(self, file: int, start: int) -> Iterator[Any]:
         path = self.paths[file]
         with path.open("rb") as lines:
-            for line in islice((line for line in lines if line.strip()), start, None):
+            for line in islice((line for _, line in lines_of(lines) if line.strip()), start, None):
                 yield _parsed(line, path)
 
 
@@ -101,9 +98,11 @@ class HubStream:
 
 
 def _parsed(line: bytes, path: Path) -> Any:
+    if is_too_long(line):
+        return f"{path.name}: a line {TOO_LONG}"
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
+        return parse_line(line)
+    except ValueError as error:
         return f"{path.name}: a line that is no JSON ({error})"
 
 
@@ -115,18 +114,19 @@ def open_rows(path: str, subset: str | None, split: str, streaming: bool, revisi
         path: a `save_to_disk` folder, an image folder, a folder of Parquet or JSON-lines files, one such file
             or a pattern like "rows/*.parquet", or a Hub id.
         subset: which of a Hub dataset's configurations.
-        split: as in `datasets`, with slices such as "train[:90%]" where not streaming.
+        split: as in `datasets`, with slices such as "train[:90%]" where not streaming; see `data.splits` for
+            which of a folder's files it is. Files that are named one by one are all train.
 
     Returns:
         (rows, folder): a sequence or a `Stream`, and the folder that relative picture paths start from, None
         for what is on the Hub.
 
     Raises:
-        DatasetError: nothing there, or not readable.
+        DatasetError: nothing there, no such split, or not readable.
     """
     local = Path(path).expanduser()
     if local.is_dir():
-        return _open_folder(local, subset, split, streaming), local
+        return _open_folder(local, subset, split, streaming)
     files = [local] if local.is_file() else sorted(map(Path, glob.glob(str(local), recursive=True)))
     if files:
         return _open_files(files, path, split, streaming), _common_folder(files, path)
@@ -135,8 +135,12 @@ def open_rows(path: str, subset: str | None, split: str, streaming: bool, revisi
     return _load(path, path, subset, split, streaming, revision=revision), None
 
 
-def columns_of(rows: Any) -> list[str]:
-    """Names of the columns; [] where there is no row."""
+def columns_of(rows: Any, where: str) -> list[str]:
+    """Names of the columns; [] where there is no row.
+
+    Raises:
+        DatasetError: the first lines of JSON lines are all no JSON, or too long.
+    """
     if isinstance(rows, datasets.Dataset):
         return list(rows.column_names)
     if isinstance(rows, HubStream) and rows.dataset.column_names:
@@ -146,8 +150,12 @@ def columns_of(rows: Any) -> list[str]:
     else:
         first = (rows[i] for i in range(min(len(rows), _LOOKED_AT)))
     names: dict[str, None] = {}
+    unread = None
     for row in islice(first, _LOOKED_AT):
         names |= dict.fromkeys(row if isinstance(row, Mapping) else ())
+        unread = unread or (row if isinstance(row, str) else None)
+    if unread and not names:
+        raise DatasetError(f"{where}: no row can be read: {unread}")
     return list(names)
 
 
@@ -158,17 +166,18 @@ def is_empty(rows: Any) -> bool:
 
 
 def _open_folder(folder: Path, subset: str | None, split: str, streaming: bool):
+    """(rows, the folder that relative picture paths start from)."""
     if any((folder / name).is_file() for name in _SAVED):
-        return _from_disk(folder, split, streaming)
-    inside = folder / split if (folder / split).is_dir() else folder
-    if (inside / _METADATA).is_file():
-        return _json_lines(
-            [inside / _METADATA], str(inside), split if inside == folder else "train", streaming
-        )
-    lines = sorted(inside.glob("*.jsonl"))
-    if lines and not any(folder.rglob("*.parquet")):
-        return _json_lines(lines, str(inside), split if inside == folder else "train", streaming)
-    return _load(str(folder), str(folder), subset, split, streaming)
+        return _from_disk(folder, split, streaming), folder
+    try:
+        by_split = files_by_split(folder, name_of(split))
+    except OSError as error:
+        raise DatasetError(f"{folder}: cannot be read ({one_line(error, 300)})") from error
+    is_image_folder = any(file.name == METADATA for files in by_split.values() for file in files)
+    if not by_split or (not is_image_folder and any(folder.rglob("*.parquet"))):
+        return _load(str(folder), str(folder), subset, split, streaming), folder
+    files = chosen(by_split, name_of(split), str(folder))
+    return _json_lines(files, str(folder), split, streaming), _common_folder(files, str(folder))
 
 
 def _from_disk(folder: Path, split: str, streaming: bool):
@@ -181,6 +190,8 @@ def _from_disk(folder: Path, split: str, streaming: bool):
         if name not in rows:
             raise DatasetError(f"{folder}: no split {name!r}; it has {', '.join(rows)}")
         rows = rows[name]
+    elif name not in ("train", str(rows.split)):
+        raise DatasetError(f"{folder}: no split {name!r}; it has {rows.split or 'train'}")
     if slice_:
         rows = rows.select(range(*_slice(split, len(rows), str(folder))))
     rows = _undecoded(rows)
@@ -189,9 +200,10 @@ def _from_disk(folder: Path, split: str, streaming: bool):
 
 def _open_files(files: list[Path], path: str, split: str, streaming: bool):
     kinds = {file.suffix for file in files}
-    if kinds == {".json"} and len(files) == 1 and files[0].read_bytes().lstrip()[:1] == b"[":
-        return _json_list(files[0], path, split)
     if kinds <= {".jsonl", ".json"}:
+        check_only_train(split, path)
+        if kinds == {".json"} and len(files) == 1 and _is_list(files[0]):
+            return _json_list(files[0], path, split)
         return _json_lines(files, path, split, streaming)
     if kinds == {".parquet"}:
         return _load("parquet", path, None, split, streaming, data_files=[str(file) for file in files])
@@ -200,8 +212,18 @@ def _open_files(files: list[Path], path: str, split: str, streaming: bool):
     )
 
 
+def _is_list(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2**16).lstrip()[:1] == b"["
+
+
 def _json_list(file: Path, path: str, split: str):
     """A file that is one list of rows."""
+    if (size := file.stat().st_size) > _MAX_LIST:
+        raise DatasetError(
+            f"{path}: expected a list of rows of at most {_MAX_LIST >> 20} MiB, got {size >> 20}; write JSON "
+            "lines, a row in each"
+        )
     try:
         rows = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:

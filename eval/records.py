@@ -12,7 +12,6 @@ first one's at the end, or at the next start.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from data.files import naming, replacing
+from data.lines import is_too_long, lines_of, parse_line
 from eval.tasks import TaskError
 from inference.results import KEPT, to_json
 
@@ -99,10 +99,10 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        for raw in file:
+        for _, raw in lines_of(file):
             try:
-                record = json.loads(raw)
-            except (ValueError, RecursionError):
+                record = None if is_too_long(raw) else parse_line(raw)
+            except ValueError:
                 record = None
             named = isinstance(record, dict) and {"id", "answer", "score", "targets"} <= record.keys()
             yield raw, record if named else None
@@ -113,4 +113,4 @@ def _is_whole(raw: bytes, record: dict[str, Any] | None) -> bool:
 
 
 def _may_be_half(raw: bytes) -> bool:
-    return raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw)
+    return not is_too_long(raw) and (raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw))

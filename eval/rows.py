@@ -103,7 +103,7 @@ class _Reader:
 
     def __init__(self, config: DataConfig, rows: Sequence[Any], folder: Path | None):
         self.config, self.rows = config, rows
-        columns = columns_of(rows)
+        columns = columns_of(rows, config.path)
         _check_columns(config, columns)
         self.names = {name: config.columns.get(name, name) for name in COLUMNS}
         self.have = {name for name in COLUMNS if self.names[name] in columns}

@@ -13,7 +13,6 @@ another, wherever they stand, so that a picture is encoded and prefilled once.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from tqdm import tqdm
 from data.errors import one_line
 from data.files import naming
 from data.inputs import EncodedConversation
+from data.lines import MAX_LINE, is_too_long, line_at, lines_of, parse_line
 from generation.batching import Scheduler
 from generation.decoding import GenerationOptions
 from generation.requests import Completed, Deferred, Request
@@ -66,11 +66,9 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """(number from 1, place in the file, content) of every line that is not blank."""
-    place = 0
+    """(number from 1, place in the file, content) of every line that is not blank; see `data.lines`."""
     with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
-            begin, place = place, place + len(raw)
+        for number, (begin, raw) in enumerate(lines_of(file), 1):
             if number == 1 and raw.startswith(BYTE_ORDER_MARK):
                 raw, begin = raw.removeprefix(BYTE_ORDER_MARK), len(BYTE_ORDER_MARK)
             if raw.strip():
@@ -78,10 +76,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """Raises RequestError where a line is not a JSON object."""
+    """Raises RequestError where a line is too long or not a JSON object."""
+    if is_too_long(raw):
+        raise RequestError(f"expected a line of at most {MAX_LINE >> 20} MiB, got a longer one")
     try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        value = parse_line(raw)
+    except ValueError as error:
         raise RequestError(f"not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise RequestError(f"expected a JSON object, got {type(value).__name__}")
@@ -221,8 +221,7 @@ class BatchJob:
 
         with self.questions.open("rb") as file:
             for number, place in self._by_pictures():
-                file.seek(place)
-                question = Question(number, file.readline(), options.num_return_sequences, prepare)
+                question = Question(number, line_at(file, place), options.num_return_sequences, prepare)
                 for answer in range(options.num_return_sequences):
                     yield Deferred((question, answer), partial(question.request, answer))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data.files import replacing
+from data.lines import is_too_long, lines_of, parse_line
 from inference.checkpoint import RequestError
 
 KEPT = "what has been answered is kept, and the same command goes on from there"
@@ -55,7 +56,7 @@ def read_results(path: Path) -> Earlier:
     answered: dict[int, int] = {}
     needs_cleaning = False
     with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
+        for number, (_, raw) in enumerate(lines_of(file), 1):
             record = _parse(raw)
             if record is None and (raw.endswith(b"\n") or not _may_be_half(raw)):
                 raise RequestError(
@@ -73,7 +74,7 @@ def read_results(path: Path) -> Earlier:
 def keep_answers(path: Path) -> None:
     """Drop errors, to be tried again, and a half-written last line: written beside the file, then renamed."""
     with replacing(path) as temporary, path.open("rb") as old, temporary.open("wb") as new:
-        for raw in old:
+        for _, raw in lines_of(old):
             record = _parse(raw)
             if record is not None and "error" not in record:
                 new.write(raw.rstrip(b"\n") + b"\n")
@@ -84,8 +85,8 @@ def keep_answers(path: Path) -> None:
 def _parse(raw: bytes) -> dict[str, Any] | None:
     """A result, or None for anything else."""
     try:
-        record = json.loads(raw)
-    except (ValueError, RecursionError):
+        record = None if is_too_long(raw) else parse_line(raw)
+    except ValueError:
         return None
     if not isinstance(record, dict) or type(record.get("line")) is not int:
         return None
@@ -98,4 +99,6 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
 
 def _may_be_half(raw: bytes) -> bool:
     """Whether a line is the beginning of a result: what is not must not be thrown away."""
+    if is_too_long(raw):  # of which the end is not known, nor whether it has one
+        return False
     return raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw)

@@ -247,10 +247,33 @@ def test_a_stream_of_the_library_is_read_file_by_file():
     assert [row["question"] for row in stream.open(0, 2)] == seen[2:4]
 
 
-def test_a_stream_too_small_for_its_lanes_says_so():
-    reader = StreamReader(ListStream([{}]), 0, 3, 4, epochs=None, block=2)
-    with pytest.raises(DatasetError, match="too small to be streamed"):
+@pytest.mark.parametrize("files", [(1,), (10,), (3, 7), (2, 0, 3)])
+@pytest.mark.parametrize("block", [1, 2, 8])
+def test_a_lane_without_a_row_of_its_own_borrows_one_and_goes_on_anywhere(files, block):
+    stream = ListStream(*[[{"row": (f, i)} for i in range(count)] for f, count in enumerate(files)])
+    seen = Counter()
+    for lane in range(16):
+        reader, whole = StreamReader(stream, 5, lane, 16, None, block), []
+        for _ in range(20):
+            again = StreamReader(stream, 5, lane, 16, None, block)
+            again.restore(reader.state())
+            read = reader.next()
+            assert read == again.next()
+            whole.append(read)
+        assert reader.again([read.place for read in whole]) == whole
+        seen.update(tuple(read.row["row"]) for read in whole)
+    assert len(seen) == sum(files)
+    lanes = [drain(StreamReader(stream, 5, lane, 16, 3, block)) for lane in range(16)]
+    every = {i * len(files) + f for f, count in enumerate(files) for i in range(count)}
+    assert Counter(n for lane in lanes for n in lane) == dict.fromkeys(every, 3)
+
+
+def test_a_lane_whose_files_are_empty_says_so():
+    empty = ListStream([{}], [])
+    reader = StreamReader(empty, 0, 3, 4, epochs=None, block=2, name="mine")
+    with pytest.raises(DatasetError, match="mine: no row for lane 3, all of whose 1 files are empty; remove"):
         reader.next()
+    assert drain(StreamReader(empty, 0, 3, 4, epochs=2, block=2)) == []
 
 
 def test_mixing_keeps_to_the_weights():

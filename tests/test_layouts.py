@@ -75,6 +75,14 @@ PLAIN_TEXT = [{"role": "user", "content": "what?"}, {"role": "assistant", "conte
             {"images": [PICTURE], "prompt": PLAIN_TEXT[:1], "completion": PLAIN_TEXT[1:]},
         ),
         (
+            Layout(("prompt", "completion")),
+            {"image": PICTURE, "prompt": "what?", "completion": "a star"},
+        ),
+        (
+            Layout(("prompt", "completion")),
+            {"prompt": [said("user", image(PICTURE), text("what?"))], "completion": "a star"},
+        ),
+        (
             Layout(("question", "answer"), {"question": "query", "answer": "label", "image": "png"}),
             {"png": PICTURE, "query": "what?", "label": "a star"},
         ),
@@ -84,11 +92,19 @@ def test_every_layout_is_one_conversation(layout, row):
     assert layout.conversation(row) == EXPECTED
 
 
-def test_rows_without_pictures_and_numbers_as_answers():
-    assert PLAIN.conversation({"question": "how many?", "answer": 3}) == [
-        said("user", text("how many?")),
-        said("assistant", text("3")),
-    ]
+@pytest.mark.parametrize(
+    "number, written", [(3, "3"), (0, "0"), (3.5, "3.5"), (0.0, "0.0"), (-2.0, "-2.0"), ([0.5, 1], "0.5")]
+)
+def test_numbers_as_answers_are_written_out(number, written):
+    expected = [said("user", text("how many?")), said("assistant", text(written))]
+    assert PLAIN.conversation({"question": "how many?", "answer": number}) == expected
+    assert TURNS.conversation({"texts": [{"user": "how many?", "assistant": number}]}) == expected
+    if not isinstance(number, list):  # which would be one of messages
+        pair = Layout(("prompt", "completion"))
+        assert pair.conversation({"prompt": "how many?", "completion": number}) == expected
+
+
+def test_rows_without_pictures():
     assert len(TURNS.conversation({"images": None, "texts": [{"user": "a", "assistant": "b"}] * 3})) == 6
     assert len(TURNS.conversation({"images": [], "texts": [{"user": "a", "assistant": "b"}]})) == 2
 
@@ -98,6 +114,11 @@ def test_rows_without_pictures_and_numbers_as_answers():
     [
         (PLAIN, {"question": " \n", "answer": "b"}, EMPTY_TEXT),
         (PLAIN, {"question": "a", "answer": None}, EMPTY_TEXT),
+        (PLAIN, {"question": "a", "answer": float("nan")}, EMPTY_TEXT),
+        (PLAIN, {"question": "a", "answer": float("-inf")}, EMPTY_TEXT),
+        (Layout(("prompt", "completion")), {"prompt": "a", "completion": " "}, EMPTY_TEXT),
+        (Layout(("prompt", "completion")), {"prompt": "a", "completion": float("nan")}, BAD_CONVERSATION),
+        (Layout(("prompt", "completion")), {"prompt": "a", "completion": None}, BAD_CONVERSATION),
         (PLAIN, {"image": {"bytes": None, "path": None}, "question": "a", "answer": "b"}, BROKEN_IMAGE),
         (PLAIN, {"image": "/etc/passwd", "question": "a", "answer": "b"}, BROKEN_IMAGE),
         (PLAIN, {"image": "https://example.org/a.png", "question": "a", "answer": "b"}, BROKEN_IMAGE),

@@ -241,9 +241,31 @@ def test_no_good_row_at_all_is_no_endless_search(workers):
         next(iter(loader([BAD["empty text"]] * 3, max_drop_rate=1.0, workers=workers)))
     with pytest.raises(DatasetError, match="no row can be trained on: 3 empty text"):
         next(iter(loader([BAD["empty text"]] * 3, epochs=1, workers=workers)))
+    few = mixture([GOOD | {"score": 1}] * 60 + [BAD["empty text"] | {"score": 3}], min_ratings={"score": 2})
+    with pytest.raises(DatasetError, match=r"trained on: 60 below min_ratings, 1 empty text$"):
+        next(iter(loader(few, epochs=1, workers=workers)))
     unrated = mixture([GOOD | {"score": 1}] * 3, min_ratings={"score": 2})
     with pytest.raises(DatasetError, match=r"toy: 4 rows in succession are below min_ratings {'score': 2}"):
         next(iter(loader(unrated, workers=workers)))
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_stream_of_fewer_rows_than_lanes_is_trained_on(packing):
+    """Whole steps without end, and to be gone on with; with a number of epochs, each row so often."""
+    few, config = ListStream(DATA[:6], DATA[6:10]), {"lanes": 16, "packing": packing, "waiting": 2}
+    uninterrupted = steps(ranks(few, 1, **config), 30)
+    assert all(row for step in uninterrupted for row in step)  # none is padding
+    assert {i for step in uninterrupted for row in step for _, i in row} == {
+        *range(0, 12, 2),
+        *range(1, 8, 2),
+    }
+    for before in (1, 3, 7, 18):
+        half = ranks(few, 2, **config)
+        assert steps(half, before) == uninterrupted[:before]
+        state = merge_states([one.state_dict() for one in half])
+        assert steps(ranks(few, 1, state, **config), 30 - before) == uninterrupted[before:]
+    once = Counter(flat(loader(few, epochs=2, **config)))
+    assert set(once.values()) == {2} and len(once) == 10
 
 
 def test_rows_below_the_ratings_are_no_bad_rows():
