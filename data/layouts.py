@@ -266,7 +266,8 @@ def _text(value: Any) -> Any:
     """
     if isinstance(value, list | tuple):
         value = value[0] if value else None
-    return str(value) if isinstance(value, int | float) and math.isfinite(value) else value
+    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return str(value) if is_number else value
 
 
 def _reaches(rating: Any, least: float) -> bool:

@@ -93,7 +93,16 @@ def test_every_layout_is_one_conversation(layout, row):
 
 
 @pytest.mark.parametrize(
-    "number, written", [(3, "3"), (0, "0"), (3.5, "3.5"), (0.0, "0.0"), (-2.0, "-2.0"), ([0.5, 1], "0.5")]
+    "number, written",
+    [
+        (3, "3"),
+        (0, "0"),
+        (10**400, str(10**400)),
+        (3.5, "3.5"),
+        (0.0, "0.0"),
+        (-2.0, "-2.0"),
+        ([0.5, 1], "0.5"),
+    ],
 )
 def test_numbers_as_answers_are_written_out(number, written):
     expected = [said("user", text("how many?")), said("assistant", text(written))]
