@@ -11,7 +11,7 @@ import pytest
 import train
 from data.tokenizer import SPECIAL_TOKENS
 from training.config import TrainConfig, flag
-from training.recipe import parse_arguments, parse_config, read_recipe
+from training.recipe import parse_arguments, parse_config, read_recipe, write_run
 from training.run_plan import PlanOptions
 
 NUMBERS = {
@@ -108,7 +108,7 @@ def test_pictures_that_the_model_does_not_take(arguments, message, tmp_path, cap
         ("<<: {steps: 5}\n<<: {steps: 7}", "expected each key once, got << in line 1, and again in 2"),
         ("steps: 1" + ":1" * 300_000, "expected numbers of at most 5000 characters, got 600001"),
         ("steps: '1" + ":1" * 1_000 + "'", "steps: expected at most 64 characters, got 2001"),
-        ("output: " + "x" * 5_000, "output: expected at most 4096 characters, got 5000"),
+        ("output: " + "x" * 5_000, "--output: expected at most 4096 characters, got 5000"),
         ("# nothing\n" * 200_000, "expected at most 1048576 bytes, got more"),
     ],
 )
@@ -158,7 +158,16 @@ def test_datasets_of_the_command_line(data, said, capsys):
     assert said in refused(["--init-from", "x", "--data", data], capsys)
 
 
-@pytest.mark.parametrize("data", ["[ab].jsonl", "[a]", "[" * 60_000, "{path: a}"])
+@pytest.mark.parametrize("data", ["[ab].jsonl", "[a]", "[" * 4_000, "{path: a}"])
 def test_paths_that_look_like_lists(data):
-    """With the last but one, PyYAML's parser in C overran its stack."""
     assert parse_config(["--init-from", "x", "--data", data]).data == data
+
+
+def test_settings_that_run_yaml_could_not_hold(tmp_path, capsys):
+    """PyYAML's parser in C overran its stack with the first."""
+    said = refused(["--init-from", "x", "--data", "[" * 60_000], capsys)
+    assert "--data: expected at most 4096 characters, got 60000" in said
+    long = TrainConfig(init_from="x", data=[{"path": "ä" * 2**20}])
+    with pytest.raises(ValueError, match=r"run.yaml: expected settings of at most 1048576 bytes, got 2\d{6}"):
+        write_run(long, tmp_path)
+    assert not any(tmp_path.iterdir())

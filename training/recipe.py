@@ -76,6 +76,11 @@ def parse_arguments(
             parsed = parser.parse_args(arguments)
         values = {name: parsed[name] for name in flags}
         values |= {name: value for name, value in past.items() if flag(name) not in given}
+        for name in (*_DATA, *_TEXT):
+            if isinstance(value := values[name], str) and len(value) > _MOST_LETTERS:
+                raise ValueError(
+                    f"{flag(name)}: expected at most {_MOST_LETTERS} characters, got {len(value)}"
+                )
         if sum(_check_values(flag(name), values[name]) for name in _DATA) > _MOST_VALUES - 10 * len(flags):
             raise ValueError(
                 f"--data, --eval-data: expected at most {_MOST_VALUES} values with all others, got more"
@@ -115,9 +120,10 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
             f"recipe {path}: no value for {', '.join(empty)}; leave out what is to be its default"
         )
     for key, value in recipe.items():
-        most = _MOST_LETTERS if key in (*_DATA, *_TEXT) else _MOST_WRITTEN
-        if isinstance(value, str) and len(value) > most:
-            raise ValueError(f"recipe {path}: {key}: expected at most {most} characters, got {len(value)}")
+        if isinstance(value, str) and key not in (*_DATA, *_TEXT) and len(value) > _MOST_WRITTEN:
+            raise ValueError(
+                f"recipe {path}: {key}: expected at most {_MOST_WRITTEN} characters, got {len(value)}"
+            )
         _check_values(f"recipe {path}: {key}", value)
     for key in _DATA:
         value = recipe.get(key, "")
@@ -267,10 +273,16 @@ def _without_auto(arguments: list[str]) -> list[str]:
 
 
 def write_run(config: TrainConfig, folder: Path) -> None:
-    """The resolved configuration as a recipe, run.yaml: `python train.py folder/run.yaml` is the same run."""
-    text = yaml.dump(config.to_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    """The resolved configuration as a recipe, run.yaml: `python train.py folder/run.yaml` is the same run.
+
+    Raises:
+        ValueError: it would be too long to be read again.
+    """
+    raw = yaml.dump(config.to_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode("utf-8")
+    if len(raw) > _MOST_BYTES:
+        raise ValueError(f"{RUN_FILE}: expected settings of at most {_MOST_BYTES} bytes, got {len(raw)}")
     temporary = folder / f".{RUN_FILE}.tmp"
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(raw)
     temporary.replace(folder / RUN_FILE)
 
 
