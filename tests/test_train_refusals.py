@@ -65,6 +65,8 @@ def test_a_recipe_holds_no_number_that_is_not_finite(value, tmp_path, capsys):
         ("--vision-width 130", "--vision-width: expected a multiple of --vision-heads 4, got 130"),
         ("--text-heads 7", "--text-heads: expected a multiple of --text-kv-heads 2, got 7"),
         ("--text-width 18", "--text-width: expected 6 heads (--text-heads) of an even width"),
+        ("--lr 0", "--lr: expected something that learns, got a rate of 0 for all of it"),
+        ("--vision-lr 0", "--vision-lr: expected more than 0, since at first the vision tower trains alone"),
         ("--pictures 0", "--vision-pictures: expected fewer than --pictures (0), got 64000"),
         ("--plan-tiles -3", "--plan-tiles: expected from 0 to 65536, or -1 for a picture of 4:3, got -3.0"),
     ],
@@ -74,6 +76,8 @@ def test_numbers_that_cannot_be(arguments, message, capsys):
 
 
 def test_numbers_at_their_bounds():
+    assert parse_config(["--lr", "0", "--vision-lr", "1e-3"]).rates["vision_model"] == 1e-3
+    assert parse_config(["--vision-lr", "0", "--vision-pictures", "0"]).vision_steps == 0
     assert parse_config(["--seed", str(2**63 - 1), "--threads", "512", "--vision-lr=-1"]).threads == 512
     assert TrainConfig(vocab_size=len(SPECIAL_TOKENS) + 256).vocab_size == 299
     assert TrainConfig(pictures=0, steps=7).shape_steps == 7  # as its help says
@@ -156,6 +160,9 @@ def test_text_is_not_read_as_yaml(tmp_path):
 )
 def test_datasets_of_the_command_line(data, said, capsys):
     assert said in refused(["--init-from", "x", "--data", data], capsys)
+    with pytest.raises(SystemExit):
+        parse_config(["--help"])
+    assert "list of datasets (type: str, or a list of dict" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("data", ["[ab].jsonl", "[a]", "[" * 4_000, "{path: a}"])

@@ -220,6 +220,13 @@ class TrainConfig:
             raise ValueError(
                 "--data: rows need a model to start from: give --init-from, or --vision-from and --text-from"
             )
+        if not (self.lr if self.lora_rank else any(self.rates.values())):
+            raise ValueError("--lr: expected something that learns, got a rate of 0 for all of it")
+        if self.vision_steps and not self.rates["vision_model"]:
+            raise ValueError(
+                "--vision-lr: expected more than 0, since at first the vision tower trains alone, got 0; or "
+                "set --vision-pictures 0"
+            )
         if self.eval_metric and (self.is_shapes or not self.eval_data):
             raise ValueError("--eval-metric: expected rows with --eval-data")
         if self.lora_rank and (self.vision_lr > 0 or self.projector_lr > 0):

@@ -255,15 +255,21 @@ def _check_values(name: str, value: Any) -> int:
     return count
 
 
-def _datasets(text: str) -> Data:
-    """`--data` of the command line: a list of datasets in YAML or JSON, by a recipe's rules; else a path."""
-    try:
-        read = yaml.load(text, _Loader) if text.lstrip().startswith("[") else None
-    except _Refused as error:
-        raise ArgumentTypeError(str(error)) from None
-    except (yaml.YAMLError, RecursionError, *_CONSTRUCTORS_RAISE):
-        return text
-    return read if isinstance(read, list) and all(isinstance(one, dict) for one in read) else text
+class _Datasets:
+    """What `--data` of the command line says: a list of datasets in YAML or JSON, by a recipe's rules; else a
+    path."""
+
+    def __repr__(self) -> str:  # in --help
+        return "str, or a list of dict"
+
+    def __call__(self, text: str) -> Data:
+        try:
+            read = yaml.load(text, _Loader) if text.lstrip().startswith("[") else None
+        except _Refused as error:
+            raise ArgumentTypeError(str(error)) from None
+        except (yaml.YAMLError, RecursionError, *_CONSTRUCTORS_RAISE):
+            return text
+        return read if isinstance(read, list) and all(isinstance(one, dict) for one in read) else text
 
 
 def _without_auto(arguments: list[str]) -> list[str]:
@@ -299,7 +305,7 @@ def _parser(description: str) -> ArgumentParser:
             kind: type | UnionType = types[item.name]
             name, options = flag(item.name), {"default": item.default, "help": item.metadata["help"]}
             if item.name in _DATA:
-                parser.add_argument(name, type=_datasets, **options)
+                parser.add_argument(name, type=_Datasets(), **options)
             elif kind is bool:
                 parser.add_argument(name, action=ActionYesNo(yes_prefix="", no_prefix="no-"), **options)
             else:
