@@ -105,7 +105,7 @@ def test_the_resolved_config_is_a_recipe(base):
         ("a: b: c", [], "is no YAML"),
         ("lr: fast", [], "lr"),
         ("", ["--learning-rate", "1"], "unknown flag --learning-rate"),
-        ("", ["--batch-size", "0"], "--batch-size: expected at least 1, got 0"),
+        ("", ["--batch-size", "0"], "--batch-size: expected from 1 to 65536, got 0"),
         ("", ["--schedule", "step"], "--schedule: expected wsd, cosine, got 'step'"),
         ("", ["--data", "rows.jsonl"], "rows need a model to start from"),
         ("lora_rank: 4", [], "--lora-rank: not for the picture world"),

@@ -3,13 +3,51 @@ and the command line."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 Data = str | list[dict[str, Any]]
 SHAPES = "shapes"  # `data` of the built-in picture world
+
+# What each number may be: bounds that no run comes near, but that memory, time and the libraries stand.
+_ENDLESS = 10**9  # of what is only counted, or passed on the way
+_RANGES = (
+    (0, 2**63 - 1, "seed"),
+    (0, 512, "threads"),  # with more, OpenMP ends the process
+    (0, 128, "workers"),
+    # data
+    (1, 65_536, "batch_size", "vision_batch_size"),
+    (0, 65_536, "micro_batch_size", "max_tiles"),
+    (1, 1_048_576, "sequence_length"),
+    (1, 1_024, "waiting"),
+    (1, 65_536, "shuffle_buffer"),
+    (0, 1, "max_drop_rate"),
+    # length of the run, and what is done now and then
+    (0, _ENDLESS, "steps", "epochs", "pictures", "vision_pictures", "curriculum_pictures"),
+    (0, _ENDLESS, "warmup_steps", "max_skipped"),
+    (1, _ENDLESS, "log_every", "eval_every", "save_every", "keep"),
+    (0, 1_000_000, "eval_pictures"),
+    (0, 20_000, "eval_questions"),  # the picture world's are drawn before the first step
+    (0, 1_000, "eval_samples"),
+    # optimisation
+    (0, 100, "lr", "matrix_lr", "vision_matrix_lr", "weight_decay"),
+    (0, 1_000, "dense_weight", "fact_weight"),
+    (0, 1e9, "grad_clip"),
+    (0, 1_024, "lora_rank"),
+    (1e-6, 1e6, "lora_alpha"),
+    # the network
+    (1, 2_048, "vision_width", "text_width"),
+    (1, 64, "vision_layers", "text_layers"),
+    (1, 128, "vision_heads", "text_heads", "text_kv_heads"),
+    (1, 512, "image_size", "patch_size"),
+    (1, 64, "scale_factor"),
+    (1, 8_192, "text_inner"),
+    (299, 65_536, "vocab_size"),  # 256 bytes and the special tokens
+    (0, 4_096, "longest_edge"),
+)
+_BELOW_ONE = ("beta2", "ema", "lora_dropout")
+_MOST_PATCHES = 64  # a side of a picture of the picture world
 
 
 def _field(default, help_text: str):
@@ -130,46 +168,38 @@ class TrainConfig:
     push_to_hub: str = _field("", "at the end, upload the model to this repository")
 
     def __post_init__(self):
-        self._check_range(1, math.inf, "batch_size", "vision_batch_size", "sequence_length", "waiting")
-        self._check_range(1, math.inf, "shuffle_buffer", "log_every", "eval_every", "save_every", "keep")
-        self._check_range(0, math.inf, "seed", "threads", "workers", "steps", "epochs", "pictures")
-        self._check_range(0, math.inf, "micro_batch_size", "max_tiles", "warmup_steps", "lr", "matrix_lr")
-        self._check_range(0, math.inf, "grad_clip", "max_skipped", "lora_rank", "weight_decay")
-        self._check_range(0, math.inf, "eval_questions", "eval_samples", "eval_pictures")
-        self._check_range(0, 1, "max_drop_rate")
+        for least, most, *names in _RANGES:
+            check_range(self, least, most, *names)
         self._check_choice("muon", "all", "language", "none")
         self._check_choice("schedule", "wsd", "cosine")
         self._check_choice("parallel", "ddp", "fsdp")
         self._check_choice("precision", "auto", "float32", "bfloat16")
         self._check_choice("tracker", "none", "trackio", "wandb", "tensorboard")
         for name in ("vision_lr", "projector_lr"):
-            if (value := getattr(self, name)) < 0 and value != -1:
-                raise ValueError(f"{flag(name)}: expected 0 or more, or -1 for --lr's, got {value}")
+            if (value := getattr(self, name)) != -1 and not 0 <= value <= 100:
+                raise ValueError(f"{flag(name)}: expected from 0 to 100, or -1 for --lr's, got {value}")
         if not 0 < self.decay_fraction <= 1:
             raise ValueError(f"--decay-fraction: expected more than 0, at most 1, got {self.decay_fraction}")
-        if not 0 <= self.ema < 1:
-            raise ValueError(f"--ema: expected 0 or more, less than 1, got {self.ema}")
+        for name in _BELOW_ONE:
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise ValueError(f"{flag(name)}: expected 0 or more, less than 1, got {value}")
         if bool(self.vision_from) != bool(self.text_from):
             raise ValueError("--vision-from and --text-from: expected both or neither")
         if self.init_from and self.vision_from:
             raise ValueError("--init-from and --vision-from: expected one of them")
-        if self.is_shapes and not 0 <= self.vision_pictures < self.pictures:
+        by_steps = self.steps and not self.pictures
+        if self.is_shapes and not by_steps and self.vision_pictures >= self.pictures:
             raise ValueError(
                 f"--vision-pictures: expected fewer than --pictures ({self.pictures}), "
                 f"got {self.vision_pictures}"
             )
         self._check_combinations()
+        if self.is_shapes and not self.init_from:
+            self._check_network()
         if self.push_to_hub:
             from models.checkpoints.hub import check_repo_id
 
             check_repo_id(self.push_to_hub)
-
-    def _check_range(self, least: float, most: float, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if not least <= value <= most:
-                limit = f"at least {least}" if most == math.inf else f"from {least} to {most}"
-                raise ValueError(f"{flag(name)}: expected {limit}, got {value}")
 
     def _check_choice(self, name: str, *choices: str) -> None:
         if getattr(self, name) not in choices:
@@ -190,10 +220,46 @@ class TrainConfig:
             raise ValueError(
                 "--data: rows need a model to start from: give --init-from, or --vision-from and --text-from"
             )
+        if not (self.lr if self.lora_rank else any(self.rates.values())):
+            raise ValueError("--lr: expected something that learns, got a rate of 0 for all of it")
+        if self.vision_steps and not self.rates["vision_model"]:
+            raise ValueError(
+                "--vision-lr: expected more than 0, since at first the vision tower trains alone, got 0; or "
+                "set --vision-pictures 0"
+            )
         if self.eval_metric and (self.is_shapes or not self.eval_data):
             raise ValueError("--eval-metric: expected rows with --eval-data")
         if self.lora_rank and (self.vision_lr > 0 or self.projector_lr > 0):
             raise ValueError("--lora-rank: adapters train in place of all weights; set no --vision-lr")
+
+    def _check_network(self) -> None:
+        """Whether the sizes of a model from nothing go together."""
+        for whole, part in (
+            ("image_size", "patch_size"),
+            ("vision_width", "vision_heads"),
+            ("text_heads", "text_kv_heads"),
+        ):
+            if getattr(self, whole) % getattr(self, part):
+                raise ValueError(
+                    f"{flag(whole)}: expected a multiple of {flag(part)} {getattr(self, part)}, "
+                    f"got {getattr(self, whole)}"
+                )
+        patches, each = self.image_size // self.patch_size, self.text_width // self.text_heads
+        if patches > _MOST_PATCHES:
+            raise ValueError(
+                f"--patch-size: expected at most {_MOST_PATCHES} patches a side of --image-size "
+                f"{self.image_size}, got {patches}"
+            )
+        if patches % self.scale_factor:
+            raise ValueError(
+                f"--scale-factor: expected a divisor of {patches}, the patches a side (--image-size / "
+                f"--patch-size), got {self.scale_factor}"
+            )
+        if each < 2 or each % 2:
+            raise ValueError(
+                f"--text-width: expected {self.text_heads} heads (--text-heads) of an even width, "
+                f"got {self.text_width}, heads of {each}"
+            )
 
     # -------------------------------------------------------------------------------- what follows from it
     @property
@@ -228,6 +294,14 @@ class TrainConfig:
 
     def to_dict(self) -> dict:
         return asdict(self)
+
+
+def check_range(settings: Any, least: float, most: float, *names: str) -> None:
+    """Raises ValueError for the first of these fields that is out of bounds, or no number (NaN)."""
+    for name in names:
+        value = getattr(settings, name)
+        if not least <= value <= most:
+            raise ValueError(f"{flag(name)}: expected from {least} to {most}, got {value}")
 
 
 def flag(name: str) -> str:

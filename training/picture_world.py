@@ -25,7 +25,7 @@ from data.workers import outliving_signals
 from models.checkpoints.locate import snapshot
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
-from training.config import TrainConfig
+from training.config import TrainConfig, flag
 from training.costs import Amounts
 from training.dense import DenseHead, dense_counts, dense_loss
 from training.distributed import Ranks
@@ -179,7 +179,7 @@ class PictureWorldTask:
     def __init__(self, config: TrainConfig, ranks: Ranks):
         for name in ("batch_size", "vision_batch_size"):
             if getattr(config, name) % ranks.world_size:
-                raise ValueError(f"{name}: expected a multiple of {ranks.world_size} ranks")
+                raise ValueError(f"{flag(name)}: expected a multiple of {ranks.world_size} ranks")
         self.config, self.ranks, self.steps = config, ranks, config.shape_steps
         device = ranks.device
         if config.init_from:
@@ -191,6 +191,7 @@ class PictureWorldTask:
         else:
             self.processor = build_processor(config)
             self.model = build_model(config, self.processor.tokenizer)
+        self._check_fit()
         self.module = PictureWorldLoss(self.model, config).to(device)
         self.second_stage = config.vision_steps
         stream = stream_config(config)
@@ -211,6 +212,18 @@ class PictureWorldTask:
             stream, self.processor.tokenizer, pieces, rank=ranks.rank, world_size=ranks.world_size
         )
         self.heldout = ShapesStream(replace(heldout, list_probability=0.0), self.processor.tokenizer, pieces)
+
+    def _check_fit(self) -> None:
+        """Whether what is drawn is what the model takes, which may be one that was trained before."""
+        vision, context = self.model.config.vision, self.model.config.text.max_position_embeddings
+        for name, taken in (("image_size", vision.image_size), ("patch_size", vision.patch_size)):
+            if (drawn := getattr(self.config, name)) != taken:
+                raise ValueError(f"{flag(name)}: expected {taken}, as the model has it, got {drawn}")
+        if self.config.sequence_length > context:
+            raise ValueError(
+                f"--sequence-length: expected at most {context}, the model's context, "
+                f"got {self.config.sequence_length}"
+            )
 
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:

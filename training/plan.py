@@ -198,7 +198,7 @@ class Plan:
             lines.append(f"  {'FLOPs run':<22}{self.run_flops_per_step:>16.3e}")
         lines.append("the run")
         if self.steps is None:
-            lines.append("  no length given")
+            lines.append("  no length given: say how many rows the data have (--plan-rows), or --steps")
         else:
             lines.append(f"  {'steps':<22}{self.steps:>16,}")
             lines.append(f"  {'model FLOPs':<22}{self.total_flops:>16.3e}")

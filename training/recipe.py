@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import stat
 import sys
 import typing
+from argparse import ArgumentTypeError
 from pathlib import Path
 from types import UnionType
 from typing import Any, NoReturn
@@ -18,15 +20,21 @@ from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser
 
 from data.errors import one_line
 from data.files import replacing
-from training.config import TrainConfig, flag
+from training.config import Data, TrainConfig, flag
 from training.run_plan import PlanOptions
 
 DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shapes.yaml"
 RUN_FILE = "run.yaml"
-_MOST_VALUES = 10_000  # of a recipe
+_MOST_BYTES = 2**20  # of a recipe
+_MOST_VALUES = 10_000
+_MOST_DIGITS = 5_000  # of a number: from text to bits takes the square of the time
+_MOST_LETTERS = 4_096  # of a path or other text
+_MOST_WRITTEN = 64  # of a number in quotes: jsonargparse reads it as YAML, aliases and all
 _LARGEST = 2**63 - 1
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _DATA = ("data", "eval_data")
+_TEXT = tuple(item.name for item in dataclasses.fields(TrainConfig) if item.type == "str")
 # Beside YAMLError: what PyYAML lets through where dates, numbers or tags are none, `!!timestamp x` for one.
 _CONSTRUCTORS_RAISE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
@@ -57,15 +65,23 @@ def parse_arguments(
         _leave(f"unknown flag {', '.join(unknown)}; --help lists them all")
     try:
         settings = read_recipe(recipe)
-        # jsonargparse would copy a whole list once for each of its entries, and once more for what is in it.
-        listed = {name: settings.pop(name) for name in _DATA if isinstance(settings.get(name), list)}
+        # jsonargparse would copy a whole list once for each of its entries, and once more for what is in it;
+        # and read text as YAML, aliases of aliases too, to find that it is text.
+        past = {name: settings[name] for name in _DATA if name in settings}
+        past |= {name: settings[name] for name in _TEXT if isinstance(settings.get(name), str)}
+        settings = {name: value for name, value in settings.items() if name not in past}
         parser = _parser(description)
         parsed = parser.parse_object(settings)  # refuses values of the wrong type, as it does those of flags
         if arguments:
             parser.set_defaults(**settings)
             parsed = parser.parse_args(arguments)
         values = {name: parsed[name] for name in flags}
-        values |= {name: datasets for name, datasets in listed.items() if flag(name) not in given}
+        values |= {name: value for name, value in past.items() if flag(name) not in given}
+        for name in (*_DATA, *_TEXT):
+            if isinstance(value := values[name], str) and len(value) > _MOST_LETTERS:
+                raise ValueError(
+                    f"{flag(name)}: expected at most {_MOST_LETTERS} characters, got {len(value)}"
+                )
         if sum(_check_values(flag(name), values[name]) for name in _DATA) > _MOST_VALUES - 10 * len(flags):
             raise ValueError(
                 f"--data, --eval-data: expected at most {_MOST_VALUES} values with all others, got more"
@@ -80,11 +96,11 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     """A recipe's keys and values, the keys known.
 
     Raises:
-        ValueError: no such file, not YAML, too many values, an unknown key or one without a value, a value
-            that only YAML has: one sentence.
+        ValueError: no such file, too large, not YAML, too many values, a key that is unknown, given twice or
+            without a value, a value that only YAML has: one sentence.
     """
     try:
-        recipe = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader) or {}
+        recipe = yaml.load(_text_of(Path(path)), _Loader) or {}
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"recipe {path} cannot be read: {error}") from None
     except RecursionError:
@@ -105,6 +121,10 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
             f"recipe {path}: no value for {', '.join(empty)}; leave out what is to be its default"
         )
     for key, value in recipe.items():
+        if isinstance(value, str) and key not in (*_DATA, *_TEXT) and len(value) > _MOST_WRITTEN:
+            raise ValueError(
+                f"recipe {path}: {key}: expected at most {_MOST_WRITTEN} characters, got {len(value)}"
+            )
         _check_values(f"recipe {path}: {key}", value)
     for key in _DATA:
         value = recipe.get(key, "")
@@ -119,7 +139,20 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
 
 
 class _Refused(Exception):
-    """What is wrong with a recipe that is YAML."""
+    """What is wrong with a recipe that can be read, or that is YAML."""
+
+
+def _text_of(path: Path) -> str:
+    """Raises OSError, UnicodeDecodeError, and _Refused for what has no end or too much of it: a pipe would be
+    waited for, a device read until memory ends."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        kind = "a folder" if path.is_dir() else "a pipe or a device"
+        raise _Refused(f"expected a file, got {kind}; save it as one")
+    with path.open("rb") as file:
+        raw = file.read(_MOST_BYTES + 1)
+    if len(raw) > _MOST_BYTES:
+        raise _Refused(f"expected at most {_MOST_BYTES} bytes, got more")
+    return raw.decode("utf-8")
 
 
 def _resolvers(dates: bool) -> dict[str, list[tuple[str, re.Pattern]]]:
@@ -140,10 +173,12 @@ class _Dumper(yaml.SafeDumper):
 
 class _Loader(yaml.SafeLoader):
     """Counts values before any is made: a few hundred bytes of aliases, of merged keys too, can stand for
-    billions. Dates are text, as they are on the command line.
+    billions. Dates are text, as they are on the command line. A key that is merged (`<<`) gives way to one of
+    the same name, but none is given twice.
 
     Raises:
-        _Refused: more than `_MOST_VALUES`, aliases written out, or a value that holds itself.
+        _Refused: more than `_MOST_VALUES`, aliases written out, a value that holds itself, a number of more
+            than `_MOST_DIGITS`, or a key given twice.
     """
 
     yaml_implicit_resolvers = _resolvers(dates=False)
@@ -159,15 +194,34 @@ class _Loader(yaml.SafeLoader):
             if id(node) not in self._sizes:
                 raise _Refused("expected values that do not hold themselves")
             return node
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node)
         if isinstance(node, yaml.CollectionNode):
             inside = [one for part in node.value for one in (part if isinstance(part, tuple) else [part])]
             size = 1 + sum(self._sizes[id(one)] for one in inside)
         else:  # long text counts as many
             size = 1 + len(node.value) // 64
+            if node.tag in _NUMBERS and len(node.value) > _MOST_DIGITS:
+                raise _Refused(
+                    f"expected numbers of at most {_MOST_DIGITS} characters, got {len(node.value)}"
+                )
         self._sizes[id(node)] = size
         if max(size, len(self._sizes)) > _MOST_VALUES:
             raise _Refused(f"expected at most {_MOST_VALUES} values, got more")
         return node
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    """Raises _Refused for one that is given twice: YAML's libraries take the last."""
+    lines: dict[tuple[str, str], int] = {}
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            name, line = (key.tag, key.value), key.start_mark.line + 1
+            if name in lines:
+                raise _Refused(
+                    f"expected each key once, got {key.value:.80} in line {lines[name]}, and again in {line}"
+                )
+            lines[name] = line
 
 
 def _check_values(name: str, value: Any) -> int:
@@ -202,6 +256,23 @@ def _check_values(name: str, value: Any) -> int:
     return count
 
 
+class _Datasets:
+    """What `--data` of the command line says: a list of datasets in YAML or JSON, by a recipe's rules; else a
+    path."""
+
+    def __repr__(self) -> str:  # in --help
+        return "str, or a list of dict"
+
+    def __call__(self, text: str) -> Data:
+        try:
+            read = yaml.load(text, _Loader) if text.lstrip().startswith("[") else None
+        except _Refused as error:
+            raise ArgumentTypeError(str(error)) from None
+        except (yaml.YAMLError, RecursionError, *_CONSTRUCTORS_RAISE):
+            return text
+        return read if isinstance(read, list) and all(isinstance(one, dict) for one in read) else text
+
+
 def _without_auto(arguments: list[str]) -> list[str]:
     """`--resume auto`, as other trainers have it, as the switch that it is here."""
     plain = ["--resume" if argument == "--resume=auto" else argument for argument in arguments]
@@ -209,10 +280,16 @@ def _without_auto(arguments: list[str]) -> list[str]:
 
 
 def write_run(config: TrainConfig, folder: Path) -> None:
-    """The resolved configuration as a recipe, run.yaml: `python train.py folder/run.yaml` is the same run."""
-    text = yaml.dump(config.to_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    """The resolved configuration as a recipe, run.yaml: `python train.py folder/run.yaml` is the same run.
+
+    Raises:
+        ValueError: it would be too long to be read again.
+    """
+    raw = yaml.dump(config.to_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode("utf-8")
+    if len(raw) > _MOST_BYTES:
+        raise ValueError(f"{RUN_FILE}: expected settings of at most {_MOST_BYTES} bytes, got {len(raw)}")
     with replacing(folder / RUN_FILE) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(raw)
 
 
 def _parser(description: str) -> ArgumentParser:
@@ -227,7 +304,9 @@ def _parser(description: str) -> ArgumentParser:
         for item in dataclasses.fields(described):
             kind: type | UnionType = types[item.name]
             name, options = flag(item.name), {"default": item.default, "help": item.metadata["help"]}
-            if kind is bool:
+            if item.name in _DATA:
+                parser.add_argument(name, type=_Datasets(), **options)
+            elif kind is bool:
                 parser.add_argument(name, action=ActionYesNo(yes_prefix="", no_prefix="no-"), **options)
             else:
                 parser.add_argument(name, type=kind, **options)

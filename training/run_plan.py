@@ -22,7 +22,7 @@ from models.checkpoints.fields import build
 from models.checkpoints.registry import choose_reader
 from models.checkpoints.strict_json import read_json
 from models.config import TextConfig, VLMConfig
-from training.config import TrainConfig, dataset_entries
+from training.config import TrainConfig, check_range, dataset_entries, flag
 from training.costs import Amounts, linear_sizes, training_flops
 from training.devices import PEAKS, known_peak, peak_flops
 from training.picture_world import build_processor, chat_pieces, model_config, stream_config
@@ -64,16 +64,17 @@ class PlanOptions:
                 "by --plan-tflops"
             )
         object.__setattr__(self, "plan_device", devices[self.plan_device.lower()])
-        for name, least in (("plan_ranks", 1), ("plan_tflops", 0), ("plan_text", 1), ("plan_rows", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"--{name.replace('_', '-')}: expected at least {least}, got {getattr(self, name)}"
-                )
+        check_range(self, 1, 1_000_000, "plan_ranks")
+        check_range(self, 0, 1e6, "plan_tflops")
+        check_range(self, 1, 1_000_000, "plan_text")
+        check_range(self, 0, 10**12, "plan_rows")
+        if self.plan_tiles != -1 and not 0 <= self.plan_tiles <= 65_536:
+            raise ValueError(
+                f"--plan-tiles: expected from 0 to 65536, or -1 for a picture of 4:3, got {self.plan_tiles}"
+            )
         for name in ("plan_mfu", "plan_labelled"):
             if not 0 < getattr(self, name) <= 1:
-                raise ValueError(
-                    f"--{name.replace('_', '-')}: expected more than 0, at most 1, got {getattr(self, name)}"
-                )
+                raise ValueError(f"{flag(name)}: expected more than 0, at most 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def workload(
     Raises:
         ValueError: ranks or micro-batches do not divide the batch, or a sample does not fit into a row.
     """
-    tiles = options.plan_tiles if options.plan_tiles >= 0 else _tiles(longest_edge, shape.vision.image_size)
+    tiles = options.plan_tiles if options.plan_tiles != -1 else _tiles(longest_edge, shape.vision.image_size)
     tokens = tiles * (shape.tokens_per_tile + _TAGS) + options.plan_text
     most = config.max_tiles or math.inf
     if tokens > config.sequence_length or tiles > most:

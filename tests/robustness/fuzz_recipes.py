@@ -102,7 +102,10 @@ def opened(folder: Path):
     def run(data: bytes) -> str:
         recipe.write_bytes(data)
         config = parsed(recipe)
-        write_run(config, folder)
+        try:
+            write_run(config, folder)
+        except ValueError as error:  # it would be too long
+            raise Refused(str(error)) from None
         if len(data) % 8 == 0:  # it takes as long as reading the recipe
             again = parsed(folder / "run.yaml")
             if repr(again) != repr(config):
