@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -132,8 +131,11 @@ def start(settings: argparse.Namespace):
     try:
         for _ in range(ATTEMPTS):
             port = free_port(settings.host, settings.port)  # another page may have begun meanwhile
-            with suppress(OSError):  # or begin in the blink between looking and listening
+            try:
                 return page, thread, serve(page, desk, settings.host, port, settings.share, browser)
+            except OSError as error:  # or begin in the blink between looking and listening
+                if error.errno not in (None, errno.EADDRINUSE):
+                    raise
         place = f"{settings.host}, port {port}"
         raise StartError(f"the server did not begin to listen on {place}: try again, or give another --port")
     except BaseException:

@@ -43,7 +43,7 @@ from training.distributed import (
     wrap,
 )
 from training.evaluation import Evaluation
-from training.export import ADAPTER, export, push, run_card, whole_tensors
+from training.export import ADAPTER, push, save_model
 from training.metrics import Metrics
 from training.optim import build_optimizers, freeze, schedule, set_rates, update_average
 from training.recipe import parse_arguments, write_run
@@ -156,7 +156,9 @@ def run(
     config, ranks, task: Task, ask, wrapped, optimizers, average, state, metrics, first: int, dtype
 ) -> None:
     """The loop: one step; now and then a line of metrics, a look at held-out data, and a checkpoint."""
-    stop, skipped, scores, done, saved_at, lost = StopSignal(), 0, {}, first, first, None
+    stop, skipped, scores, done, saved_at, lost = StopSignal(), 0, {}, first, first, ""
+    if not state.model_saved:  # with the state that was gone on from
+        lost = save_model(config, ranks, task, average, metrics, first, scores)
     evaluation = Evaluation(config, ranks, task, ask, average, metrics, dtype, first)
     speed = Throughput(task, ranks, dtype, first)
     parameters = [p for p in task.module.parameters() if p.requires_grad]
@@ -198,7 +200,11 @@ def run(
         if done % config.log_every:
             metrics.write(trained.row(config, ranks, task) | speed.row(done))
         if done % config.eval_every:
-            scores, saved_at = evaluation.run(wrapped, done), first  # the card tells these scores
+            saved_at = first  # the card tells these scores
+            try:
+                scores = evaluation.run(wrapped, done)
+            except DatasetError as error:
+                stop.failed = error
     if done > saved_at:  # the end of the steps, of the data, or a signal
         lost = save(config, ranks, task, average, state, metrics, done, scores)
     if (problem := state.wait()) is not None:
@@ -207,9 +213,9 @@ def run(
         if done > first and any(path.name == f"step-{done:08d}" for path in states(state.folder)):
             metrics.say(f"step {done}: the data cannot be gone on with; the same command goes on from here")
         raise stop.failed
-    if (lost := ranks.gather(lost)[0]) is not None:
+    if lost := ranks.gather(lost)[0]:
         raise CheckpointError(f"what was trained last is not saved: {lost}")
-    if not (stop.asked or stop.agreed):
+    if not (stop.agreed or ranks.sum(stop.asked)[0]):
         task.check_rows()
         if config.push_to_hub and ranks.is_first:
             push(config)
@@ -311,19 +317,12 @@ def report_not_finite(step, norm, skipped: int, batches, ranks, config, metrics)
     metrics.say(f"{message}; skipped ({skipped} of {config.max_skipped})")
 
 
-def save(config, ranks, task: Task, average, state, metrics, step: int, scores: dict) -> Exception | None:
-    """The model, then the training state; what cannot be written is said, and the run goes on. On the first
-    rank: what kept the model from being written."""
-    lost = None
+def save(config, ranks, task: Task, average, state, metrics, step: int, scores: dict) -> str:
+    """The model, then the training state; what cannot be written is said, and the run goes on. What kept the
+    model from being written, on the first rank; empty where nothing did."""
     problem = state.wait()  # the folder is replaced as a whole: nothing may be writing into it
-    tensors = whole_tensors(task.model, average, ranks)
-    if ranks.is_first:
-        try:
-            card = run_card(task, config, step, scores)
-            export(task.model, tensors, task.processor, config, card, Path(config.output))
-        except (CheckpointError, OSError) as error:
-            lost = error
-            metrics.say(f"step {step}: the model could not be saved, the run goes on: {error}")
+    lost = save_model(config, ranks, task, average, metrics, step, scores)
+    state.model_saved = not lost
     problem = state.save(step, task.state_dict(), config.to_dict()) or problem
     if problem is not None:
         kept = "the one before is kept, " if states(state.folder) else ""

@@ -201,7 +201,8 @@ class DropCount:
     """Rows read and left out so far, and the rates at which that stops a run.
 
     Some rows in, there may by chance be more bad ones among them than among all: what stops a run before its
-    end is four standard deviations more than `max_rate`. Whether all of them are within it, `exceeded` tells.
+    end is `max_rate` and, beyond it, four standard deviations and three rows. Whether all rows there are keep
+    to it, `exceeded` tells.
 
     Late in a long run, `max_rate` of all its rows may be more than there are in a dataset whose pictures have
     gone. So it also stops where fewer of the latest rows are good than a quarter of what should be.
@@ -244,7 +245,7 @@ class DropCount:
         spread = 4 * math.sqrt(self.max_rate * (1 - self.max_rate) * used)
         enough = used >= (_LEAST if self.max_rate else 1)
         none = used >= self.after and total == used
-        if produced.dropped and (none or (enough and total > self.max_rate * used + spread)):
+        if produced.dropped and (none or (enough and total > self.max_rate * used + spread + 3)):
             self._stop(f"{total} of {used}", self.max_rate, produced.dropped[-1])
         now = (produced.read - produced.filtered, len(produced.dropped))
         used, total = (was + more for was, more in zip(self._latest, now))
@@ -254,14 +255,14 @@ class DropCount:
             self._stop(f"{total} of the latest {used}", most, produced.dropped[-1])
         self._latest = (used, total) if used < window else (used // 2, total // 2)
 
-    def exceeded(self, read: float, filtered: float, dropped: float) -> str:
-        """What is wrong with these numbers of all the rows there are; empty where nothing is."""
-        used = read - filtered
+    def exceeded(self) -> str:
+        """What is wrong with these numbers, if they are of all the rows there are; empty where nothing is."""
+        used, dropped = self.read - self.filtered, self.dropped.total()
         if dropped <= self.max_rate * used:
             return ""
         return (
-            f"{dropped:.0f} of {used:.0f} rows cannot be used ({self.summary()}), more than "
-            f"{self.max_rate:.1%}; correct the data or raise max_drop_rate"
+            f"{dropped} of {used} rows cannot be used ({self.summary()}), more than {self.max_rate:.1%}; "
+            "correct the data or raise max_drop_rate"
         )
 
     def _stop(self, share: str, rate: float, last: Dropped) -> None:

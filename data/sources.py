@@ -20,7 +20,7 @@ from datasets.features import Image, LargeList, List
 from data.errors import DatasetError, one_line
 from data.lines import TOO_LONG, is_too_long, line_at, lines_of, parse_line
 from data.order import Rows
-from data.splits import METADATA, check_only_train, chosen, files_by_split, name_of
+from data.splits import METADATA, TRAIN, check_only_train, chosen, files_by_split, name_of
 
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
 _MAX_LIST = 512 * 2**20  # bytes of a file that is one list of rows, which is read as a whole
@@ -168,16 +168,16 @@ def is_empty(rows: Any) -> bool:
 def _open_folder(folder: Path, subset: str | None, split: str, streaming: bool):
     """(rows, the folder that relative picture paths start from)."""
     if any((folder / name).is_file() for name in _SAVED):
-        return _from_disk(folder, split, streaming), folder
+        return _from_disk(folder, split or TRAIN, streaming), folder
     try:
         by_split = files_by_split(folder, name_of(split))
     except OSError as error:
         raise DatasetError(f"{folder}: cannot be read ({one_line(error, 300)})") from error
     is_image_folder = any(file.name == METADATA for files in by_split.values() for file in files)
     if not by_split or (not is_image_folder and any(folder.rglob("*.parquet"))):
-        return _load(str(folder), str(folder), subset, split, streaming), folder
+        return _load(str(folder), str(folder), subset, split or TRAIN, streaming), folder
     files = chosen(by_split, name_of(split), str(folder))
-    return _json_lines(files, str(folder), split, streaming), _common_folder(files, str(folder))
+    return _json_lines(files, str(folder), split, streaming), _start_of_paths(files, folder)
 
 
 def _from_disk(folder: Path, split: str, streaming: bool):
@@ -190,8 +190,6 @@ def _from_disk(folder: Path, split: str, streaming: bool):
         if name not in rows:
             raise DatasetError(f"{folder}: no split {name!r}; it has {', '.join(rows)}")
         rows = rows[name]
-    elif name not in ("train", str(rows.split)):
-        raise DatasetError(f"{folder}: no split {name!r}; it has {rows.split or 'train'}")
     if slice_:
         rows = rows.select(range(*_slice(split, len(rows), str(folder))))
     rows = _undecoded(rows)
@@ -281,6 +279,31 @@ def _without_decoding(feature: Any) -> Any:
     if isinstance(feature, dict):
         return {name: _without_decoding(inner) for name, inner in feature.items()}
     return feature
+
+
+def _start_of_paths(files: list[Path], folder: Path) -> Path:
+    """Where relative picture paths start: beside the files or, where a picture of the first rows lies only
+    there, in the folder that has the splits."""
+    inside = _common_folder(files, str(folder))
+    if inside == folder or files[0].name == METADATA:
+        return inside
+    for row in islice(JsonLinesStream(files).open(0, 0), _LOOKED_AT):
+        for path in _texts(row):
+            try:
+                if not (inside / path).is_file() and (folder / path).is_file():
+                    return folder
+            except (OSError, ValueError):  # no path
+                continue
+    return inside
+
+
+def _texts(value: Any, depth: int = 3) -> Iterator[str]:
+    """Short texts in a row, which may be paths."""
+    if isinstance(value, str) and 0 < len(value) < 1_000:
+        yield value
+    elif isinstance(value, list | dict) and depth:
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _texts(one, depth - 1)
 
 
 def _common_folder(files: list[Path], path: str) -> Path:

@@ -33,7 +33,7 @@ def name_of(split: str) -> str:
 
 def files_by_split(folder: Path, asked: str) -> dict[str, list[Path]]:
     """Split -> its files; {} where the folder has no JSON lines. A folder of the very name that is asked for
-    is a split, too.
+    is a split, and no other belongs to it.
 
     Raises:
         DatasetError: one list of the pictures of several splits.
@@ -44,6 +44,8 @@ def files_by_split(folder: Path, asked: str) -> dict[str, list[Path]]:
     for path, splits in sorted(named.items()):
         for split in splits if (lines := _lines(path)) else ():
             by_folder[split] = by_folder.get(split, []) + lines
+    if asked and (lines := _lines(folder / asked)):
+        by_folder[asked] = lines
     by_name: dict[str, list[Path]] = {}
     unnamed = []
     for path in _lines(folder):
@@ -62,11 +64,13 @@ def files_by_split(folder: Path, asked: str) -> dict[str, list[Path]]:
 
 
 def chosen(by_split: Mapping[str, list[Path]], asked: str, where: str) -> list[Path]:
-    """The files of the split that is asked for, by any of its names.
+    """The files of the split that is asked for, by any of its names; of no name, all.
 
     Raises:
         DatasetError: there is none.
     """
+    if not asked:
+        return sorted({file for files in by_split.values() for file in files})
     known = next((split for split, words in _WORDS.items() if asked in words), asked)
     files = by_split.get(asked) or by_split.get(known)
     if not files:
@@ -76,7 +80,7 @@ def chosen(by_split: Mapping[str, list[Path]], asked: str, where: str) -> list[P
 
 def check_only_train(split: str, where: str) -> None:
     """Raises DatasetError where another split is asked for of files that are named one by one."""
-    if name_of(split) != TRAIN:
+    if name_of(split) not in ("", TRAIN):
         raise DatasetError(
             f"{where}: no split {name_of(split)!r}; it has train, as all files that are named one by one: "
             "name the file whose rows you want, or a folder with a file for each split"

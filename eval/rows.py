@@ -44,7 +44,7 @@ class DataConfig:
     """Which rows, and how to ask them.
 
     path: Hub id, folder, file or pattern; see `data.sources.open_rows`.
-    split: "" is test for what is on the Hub; for what is here train, as files without a split are called.
+    split: "" is test for what is on the Hub, and for what is here all JSON lines, or train of other files.
     columns: our column names -> the data's, where they differ.
     prompt: a template with columns in braces; "" is the question, with its choices where there are some.
     limit: the first so many questions; None is all.
@@ -69,7 +69,7 @@ def data_task(config: DataConfig, metric: Metric) -> Task:
         DatasetError: no such data, a column that is missing (names those there are), rows without a question
             or without answers, a template with an unknown column.
     """
-    split = config.split or ("train" if _is_here(config.path) else "test")
+    split = config.split or ("" if _is_here(config.path) else "test")
     rows, folder = open_rows(config.path, config.subset, split, False, config.revision)
     if not len(rows):
         raise DatasetError(f"{config.path}: split {split!r} has no rows")
@@ -89,7 +89,7 @@ def data_task(config: DataConfig, metric: Metric) -> Task:
     data: dict[str, Any] = {
         "path": config.path,
         "subset": config.subset,
-        "split": split,
+        "split": split or "train",  # as files without a split are called
         "revision": config.revision,
     }
     data |= {"columns": dict(config.columns)}

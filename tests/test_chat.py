@@ -282,7 +282,7 @@ def test_an_answer_that_fails_is_not_kept(talk, one, photo, monkeypatch):
 def test_a_context_that_fills_up_is_made_room_in(talk, one):
     status, out, err = talk("why " * 120, "why " * 110, "/undo", "how many?")
     assert status == 2 and len(out) == 2 and len(err) == 2
-    assert "undo some turns, or reset" in err[0] and err[1].startswith("took back 'why why")
+    assert "undo some turns, or begin anew" in err[0] and err[1].startswith("took back 'why why")
     assert out[-1] == one("--no-image", "-q", "how many?")
 
 

@@ -208,7 +208,7 @@ def test_a_full_context_says_what_to_do(checkpoint):
     question = "why " * next(count for count in range(400, 0, -1) if fits(conversation, "why " * count))
     made = conversation.ask(question).finish()
     assert made["stop_reasons"] == ["context"] and len(made["token_ids"][0]) == 512 - made["prompt_tokens"]
-    with pytest.raises(ContextFullError, match="undo some turns, or reset"):
+    with pytest.raises(ContextFullError, match="undo some turns, or begin anew"):
         conversation.ask("why?")
     assert conversation.undo().question == question
     assert conversation.ask("why?", options=SHORT).finish()["stop_reasons"] == ["length"]

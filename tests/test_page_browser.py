@@ -171,9 +171,7 @@ def test_one_click_answers_and_nothing_is_asked_of_other_hosts(visit):
 
 def test_questions_and_answers_are_text(browser, house, monkeypatch):
     """Nothing that is typed, or that a model says, becomes a part of the page."""
-    said = (
-        "<b>a</b> <picture>b</picture> <img src='/none.png'> <form><input></form> <loc_5> &lt; & <!-- c -->"
-    )
+    said = "<b>a</b> <picture>b</picture> <img src='/none.png'> <form><input></form> <loc_5> &lt; <!-- c -->"
     # What the model says comes behind that.
     monkeypatch.setattr("web.asking.Exchange", lambda *parts: Exchange(*parts[:3], [f"{said} "]))
     visit = Visit(browser, house.url)

@@ -13,7 +13,9 @@ from data.datasets import open_datasets
 from data.errors import DatasetError
 from data.layouts import BAD_CONVERSATION
 from data.sources import open_rows
+from eval.metrics import find_metric
 from eval.records import Records
+from eval.rows import DataConfig, data_task
 from eval.tasks import TaskError
 from inference.batch import read_lines, read_object
 from inference.checkpoint import RequestError
@@ -114,12 +116,36 @@ def test_one_list_of_the_pictures_of_several_splits(tmp_path):
         answers(tmp_path, "train")
 
 
-def test_a_saved_dataset_has_its_own_split_only(tmp_path):
+def test_a_folder_of_the_very_name_is_the_split(tmp_path):
+    """A name that only holds the word is another's."""
+    write(tmp_path / "train" / "rows.jsonl", "a")
+    write(tmp_path / "train_images" / "metadata.jsonl", "b", file_name="x.png")
+    assert answers(tmp_path, "train") == ["a"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_pictures_in_a_folder_beside_the_splits(tmp_path, streaming):
+    """Paths that start where the dataset does, as other tools write them."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").write_bytes(png())
+    write(tmp_path / "train" / "rows.jsonl", "a", image="images/a.png")
+    data = [{"path": str(tmp_path), "streaming": streaming}]
+    (batch,) = loader(open_datasets(data), epochs=1, batch_size=1)
+    assert "pixel_values" in batch
+
+
+def test_an_evaluation_that_names_no_split_is_of_all_rows(tmp_path):
+    write(tmp_path / "train.jsonl", "a", "b")
+    write(tmp_path / "test.jsonl", "c")
+    for split, expected in (("", ["c", "a", "b"]), ("test", ["c"])):
+        task = data_task(DataConfig(str(tmp_path), split=split), find_metric("exact_match"))
+        assert [target for sample in task.samples for target in sample.targets] == expected
+
+
+def test_a_saved_dataset_is_the_split_that_is_asked_for(tmp_path):
     rows = datasets.Dataset.from_dict({"question": ["which?"], "answer": ["a"]})
     rows.save_to_disk(str(tmp_path / "rows"))
-    assert answers(tmp_path / "rows", "train") == ["a"]
-    with pytest.raises(DatasetError, match="no split 'test'; it has train"):
-        answers(tmp_path / "rows", "test")
+    assert answers(tmp_path / "rows", "train") == answers(tmp_path / "rows", "test") == ["a"]
 
 
 # -------------------------------------------------------------------------------------------------- lines

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import train
+from data.errors import DatasetError
 from data.lanes import DropCount, Dropped, Produced
 from tests.rows import png
 from tests.runs import curve, flags, named, prepared, settings_in, start, write_rows
 from tests.waiting import PATIENCE, wait_for
 from training.metrics import Metrics
+from training.rows import RowsTask
 from training.state import FOLDER, states
 
 STEPS = 60
@@ -164,6 +166,28 @@ def test_the_rate_is_that_of_all_rows(folder, tmp_path, capfd, rows, bad, messag
     assert [process.exitcode for process in processes] == [2 if message else 0] * ranks, said
     assert message is None or re.search(message, said)
     assert (tmp_path / "out/model.safetensors").exists() or len(bad) > 20
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.01, 0.05])
+def test_a_few_bad_rows_at_the_beginning_are_chance(rate):
+    bad = Dropped("rows", 0, "broken image", "")
+    counts = DropCount(max_rate=rate, after=200)
+    counts.add(Produced(None, {}, 20, 0, (bad,) * 3))
+    assert counts.exceeded().startswith("3 of 20 rows cannot be used (3 broken image), more than ")
+    with pytest.raises(ValueError, match="of 40 rows cannot be used"):
+        counts.add(Produced(None, {}, 20, 0, (bad,) * 10))
+
+
+def test_held_out_rows_that_fail_at_the_end_of_the_data_lose_nothing(folder, capsys, monkeypatch):
+    def gone(self, wrapped, step):
+        raise DatasetError("the held-out rows have gone")
+
+    monkeypatch.setattr(RowsTask, "evaluate", gone)
+    made = settings_in(folder, "ended") | {"epochs": 1, "steps": 400, "save_every": 1000, "eval_every": 1000}
+    with pytest.raises(SystemExit):
+        train.main(flags(**made))
+    assert "error: the held-out rows have gone" in capsys.readouterr().err
+    assert (folder / "ended/model.safetensors").exists() and states(folder / "ended" / FOLDER)
 
 
 def test_as_many_bad_rows_as_are_allowed_do_not_stop_it():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 import train
+import training.export
 from tests.kills import STYLES, kill_and_compare
 from tests.runs import curve, flags, prepared, settings_in, start
 from tests.waiting import PATIENCE, wait_for
@@ -188,6 +190,41 @@ def test_a_disk_that_has_no_room_for_the_adapter(folder, capfd):
     assert [path.read_bytes() for path in pair] == before
     train.main(flags(**settings(folder, "small", steps=2, resume=False)))
     assert not (output / "adapter").exists()  # nothing of another run's
+
+
+def test_a_model_that_was_not_saved_is_saved_by_the_next_start(folder, capsys, monkeypatch):
+    """Also where its state was, so that no step is left to do."""
+    made = flags(**settings(folder, "unsaved", steps=3))
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(training.export, "export", full)
+        train.main(made)
+    assert "what was trained last is not saved: " in capsys.readouterr().err
+    assert not (folder / "unsaved/model.safetensors").exists()
+    assert states(folder / "unsaved" / FOLDER)[-1].name == "step-00000003"
+    train.main(made)
+    train.main(flags(**settings(folder, "saved", steps=3)))
+    one, other = ((folder / name / "model.safetensors").read_bytes() for name in ("unsaved", "saved"))
+    assert one == other
+
+
+def test_a_signal_to_one_rank_in_the_last_save(folder, monkeypatch):
+    """All ranks know of it, or none would wait for the other."""
+    save = train.save
+
+    def signalled(config, ranks, *rest):
+        if ranks.is_first:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return save(config, ranks, *rest)
+
+    monkeypatch.setattr(train, "save", signalled)
+    processes = start(2, **settings(folder, "late", steps=2, save_every=100))
+    for process in processes:
+        process.join(PATIENCE)
+    assert [process.exitcode for process in processes] == [0, 0]
 
 
 def test_a_state_of_another_model(folder, capsys):

@@ -3,6 +3,7 @@ and the command line."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,20 +21,20 @@ _RANGES = (
     (1, 65_536, "batch_size", "vision_batch_size"),
     (0, 65_536, "micro_batch_size", "max_tiles"),
     (1, 1_048_576, "sequence_length"),
-    (1, 1_024, "waiting"),
-    (1, 65_536, "shuffle_buffer"),
+    (1, 16_384, "waiting"),
+    (1, 1_048_576, "shuffle_buffer"),
     (0, 1, "max_drop_rate"),
     # length of the run, and what is done now and then
     (0, _ENDLESS, "steps", "epochs", "pictures", "vision_pictures", "curriculum_pictures"),
     (0, _ENDLESS, "warmup_steps", "max_skipped"),
     (1, _ENDLESS, "log_every", "eval_every", "save_every", "keep"),
     (0, 1_000_000, "eval_pictures"),
-    (0, 20_000, "eval_questions"),  # the picture world's are drawn before the first step
+    (0, _ENDLESS, "eval_questions"),
     (0, 1_000, "eval_samples"),
     # optimisation
     (0, 100, "lr", "matrix_lr", "vision_matrix_lr", "weight_decay"),
     (0, 1_000, "dense_weight", "fact_weight"),
-    (0, 1e9, "grad_clip"),
+    (0, math.inf, "grad_clip"),
     (0, 1_024, "lora_rank"),
     (1e-6, 1e6, "lora_alpha"),
     # the network
@@ -194,8 +195,10 @@ class TrainConfig:
                 f"got {self.vision_pictures}"
             )
         self._check_combinations()
-        if self.is_shapes and not self.init_from:
-            self._check_network()
+        if self.is_shapes:
+            check_range(self, 0, 20_000, "eval_questions")  # which are drawn before the first step
+            if not self.init_from:
+                self._check_network()
         if self.push_to_hub:
             from models.checkpoints.hub import check_repo_id
 

@@ -29,6 +29,7 @@ _FAILED_EXCHANGE = re.compile(r"gloo|nccl|connection (closed|reset|refused)", re
 _HUNG_UP = re.compile(
     r"connection( was likely)? (closed|reset)|failed to (recv|send)|broken pipe", re.IGNORECASE
 )
+_LETTING_GO = 20  # times that Python's lock is left to other threads
 _FOUND_OUT_SECONDS = 5.0  # in which torchrun sees which rank ended first
 
 
@@ -128,6 +129,10 @@ class Ranks:
 
     def close(self) -> None:
         if self.together and dist.is_initialized():
+            # A thread of gloo's lets go of the last exchange's tensors, for which it needs Python's lock. A
+            # group that ends before would wait for that thread with the lock held: for ever.
+            for _ in range(_LETTING_GO):
+                time.sleep(0.01)
             dist.destroy_process_group()
 
 

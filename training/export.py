@@ -8,12 +8,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from data.errors import one_line
 from models.checkpoints.card import model_card
+from models.checkpoints.errors import CheckpointError
 from models.skeleton import without_weights
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks
+from training.metrics import Metrics
 from training.state import gathered
+from training.tasks import Task
 
 ADAPTER = "adapter"  # the folder of a run's adapter, in its output
 
@@ -95,6 +99,28 @@ def run_card(task, config: TrainConfig, step: int, scores: dict[str, float]) -> 
         evaluation=rows or None,
         **extra,
     )
+
+
+def save_model(
+    config: TrainConfig,
+    ranks: Ranks,
+    task: Task,
+    average: dict[str, Tensor],
+    metrics: Metrics,
+    step: int,
+    scores: dict[str, float],
+) -> str:
+    """The model as it is after a step, in the output folder; all ranks call it. What kept it from being
+    written, which is said as well, on the first rank; empty where nothing did."""
+    tensors = whole_tensors(task.model, average, ranks)
+    if ranks.is_first:
+        try:
+            card = run_card(task, config, step, scores)
+            export(task.model, tensors, task.processor, config, card, Path(config.output))
+        except (CheckpointError, OSError) as error:
+            metrics.say(f"step {step}: the model could not be saved, the run goes on: {error}")
+            return one_line(error)
+    return ""
 
 
 def push(config: TrainConfig) -> None:

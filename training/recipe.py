@@ -143,9 +143,11 @@ class _Refused(Exception):
 
 
 def _text_of(path: Path) -> str:
-    """Raises OSError, UnicodeDecodeError, and _Refused for what has no end or too much of it: a pipe would be
-    waited for, a device read until memory ends."""
-    if not stat.S_ISREG(path.stat().st_mode):
+    """Raises OSError, UnicodeDecodeError, and _Refused for what has no end or too much of it: a device would
+    be read until memory ends, a pipe waited for, unless it is open already, as `<(...)` is."""
+    mode = path.stat().st_mode
+    is_open = stat.S_ISFIFO(mode) and path.parent.name == "fd"
+    if not (stat.S_ISREG(mode) or is_open):
         kind = "a folder" if path.is_dir() else "a pipe or a device"
         raise _Refused(f"expected a file, got {kind}; save it as one")
     with path.open("rb") as file:

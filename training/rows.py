@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from data.datasets import open_datasets
 from data.document_masks import document_mask
 from data.errors import DatasetError
+from data.lanes import DropCount
 from data.loader import Loader, LoaderConfig, merge_states
 from data.packing import Batch
 from data.passes import steps_of_epochs
@@ -147,12 +148,16 @@ class RowsTask:
         self.loader.load_state_dict(merge_states(states))
 
     def check_rows(self) -> None:
-        place, drops = self.loader.place, self.loader.place.drops
-        here = (drops.read, drops.filtered, drops.dropped.total(), len(place.ended) == len(self.loader.lanes))
-        read, filtered, dropped, ended = self.ranks.sum(*here)
+        place = self.loader.place
+        told = self.ranks.gather((place.drops, len(place.ended) == len(self.loader.lanes)))
+        drops = DropCount(self.config.max_drop_rate)
+        for of_rank, _ in told:
+            drops.read += of_rank.read
+            drops.filtered += of_rank.filtered
+            drops.dropped += of_rank.dropped
         known = sum(source.num_rows or math.inf for source in self.mixture.sources)
-        everything = ended == self.ranks.world_size or read >= known
-        if everything and (wrong := drops.exceeded(read, filtered, dropped)):
+        everything = drops.read >= known or all(ended for _, ended in told)
+        if everything and (wrong := drops.exceeded()):
             raise DatasetError(f"{wrong}; {self.config.output} holds a model trained without them")
 
     # --------------------------------------------------------------------------------------- to look at

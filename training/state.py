@@ -63,6 +63,7 @@ class RunState:
     ):
         self.folder, self.modules, self.optimizers = output / FOLDER, modules, list(optimizers)
         self.average, self.ranks, self.keep = average, ranks, keep
+        self.model_saved = True  # whether the model was written, too, with the state that was saved or loaded
         self._pending: tuple[Future, Path, Path] | None = None
         # What writes in the background agrees with the other ranks while steps do: on a group of its own, or
         # one rank would take the other's words for an answer, and all wait for ever.
@@ -86,6 +87,7 @@ class RunState:
             "config": config,
             "data": self.ranks.gather(data),
             "random": self.ranks.gather(random_state(self.ranks.device)),
+            "model_saved": self.ranks.gather(self.model_saved)[0],
         }
         if (found := self._everywhere(lambda: self._begin(writing, run))) is not None:
             self._clear()
@@ -209,6 +211,7 @@ class RunState:
             problem = self._attempt(folder, run)
             if problem is None:
                 restore_random(run["random"], self.ranks)
+                self.model_saved = run.get("model_saved", True)
                 self._drop(found[len(found) - number :])
                 return run
             if self.ranks.is_first:
