@@ -115,7 +115,8 @@ def open_rows(path: str, subset: str | None, split: str, streaming: bool, revisi
             or a pattern like "rows/*.parquet", or a Hub id.
         subset: which of a Hub dataset's configurations.
         split: as in `datasets`, with slices such as "train[:90%]" where not streaming; see `data.splits` for
-            which of a folder's files it is. Files that are named one by one are all train.
+            which of a folder's files it is. Files that are named one by one are all train. "" is all JSON
+            lines that are here, and train of other files.
 
     Returns:
         (rows, folder): a sequence or a `Stream`, and the folder that relative picture paths start from, None
@@ -204,7 +205,9 @@ def _open_files(files: list[Path], path: str, split: str, streaming: bool):
             return _json_list(files[0], path, split)
         return _json_lines(files, path, split, streaming)
     if kinds == {".parquet"}:
-        return _load("parquet", path, None, split, streaming, data_files=[str(file) for file in files])
+        return _load(
+            "parquet", path, None, split or TRAIN, streaming, data_files=[str(file) for file in files]
+        )
     raise DatasetError(
         f"{path}: expected Parquet or JSON-lines files, got {', '.join(sorted(kinds)) or 'no ending'}"
     )

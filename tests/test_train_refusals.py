@@ -33,15 +33,21 @@ def refused(arguments: list[str], capsys) -> str:
 # ---------------------------------------------------------------------------------------------- numbers
 @pytest.mark.parametrize("name", NUMBERS)
 def test_no_number_is_without_bounds(name, capsys):
-    values = ["1" + "0" * 30, "-2", *([] if name == "seed" else ["1" + "0" * 18])]
-    for value in [*values, *([] if NUMBERS[name] == "int" else [".nan", ".inf", "-.inf", "1e400"])]:
+    values = ["-2", "-.inf", ".nan", "1" + "0" * 18, "1" + "0" * 30, ".inf", "1e400"]
+    if NUMBERS[name] == "int":
+        values = [value for value in values if value.strip("-").isdecimal()]
+    if name == "seed":
+        values.remove("1" + "0" * 18)
+    if name == "grad_clip":  # beyond every norm: nothing is clipped
+        values = values[:3]
+    for value in values:
         said = refused([f"{flag(name)}={value}"], capsys)
         assert f"{flag(name)}: expected " in said and ", got " in said, said
 
 
 @pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "1e400"])
 def test_a_recipe_holds_no_number_that_is_not_finite(value, tmp_path, capsys):
-    for name in ("lr", "weight_decay", "dense_weight", "fact_weight", "lora_alpha", "grad_clip", "ema"):
+    for name in ("lr", "weight_decay", "dense_weight", "fact_weight", "lora_alpha", "ema"):
         (tmp_path / "recipe.yaml").write_text(f"{name}: {value}")
         assert f"{flag(name)}: expected " in refused([str(tmp_path / "recipe.yaml")], capsys)
 
