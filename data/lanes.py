@@ -260,15 +260,16 @@ class DropCount:
         used, dropped = self.read - self.filtered, self.dropped.total()
         if dropped <= self.max_rate * used:
             return ""
-        return (
-            f"{dropped} of {used} rows cannot be used ({self.summary()}), more than {self.max_rate:.1%}; "
-            "correct the data or raise max_drop_rate"
-        )
+        return self._sentence(f"{dropped} of {used}", self.max_rate)
 
     def _stop(self, share: str, rate: float, last: Dropped) -> None:
-        raise DatasetError(
-            f"{share} rows cannot be used ({self.summary()}), more than {rate:.1%}; the last is "
-            f"{last.dataset}, row {last.number}: {last.message}; correct the data or raise max_drop_rate"
+        last_said = f"; the last is {last.dataset}, row {last.number}: {last.message}"
+        raise DatasetError(self._sentence(share, rate, last_said))
+
+    def _sentence(self, share: str, rate: float, more: str = "") -> str:
+        return (
+            f"{share} rows cannot be used ({self.summary()}), more than {rate:.1%}{more}; "
+            "correct the data or raise max_drop_rate"
         )
 
     def summary(self) -> str:

@@ -116,7 +116,7 @@ def open_rows(path: str, subset: str | None, split: str, streaming: bool, revisi
         subset: which of a Hub dataset's configurations.
         split: as in `datasets`, with slices such as "train[:90%]" where not streaming; see `data.splits` for
             which of a folder's files it is. Files that are named one by one are all train. "" is all JSON
-            lines that are here, and train of other files.
+            lines of one folder, and train of several folders or other files.
 
     Returns:
         (rows, folder): a sequence or a `Stream`, and the folder that relative picture paths start from, None
@@ -243,7 +243,7 @@ def _json_lines(files: list[Path], path: str, split: str, streaming: bool):
 
 def _slice(split: str, rows: int, where: str) -> tuple[int, int]:
     """First row and the one behind the last of a split such as "train[:90%]"."""
-    name = split.partition("[")[0]
+    name = name_of(split)
     try:
         (part,) = datasets.ReadInstruction.from_spec(split).to_absolute({name: rows})
     except (ValueError, AssertionError) as error:

@@ -64,13 +64,16 @@ def files_by_split(folder: Path, asked: str) -> dict[str, list[Path]]:
 
 
 def chosen(by_split: Mapping[str, list[Path]], asked: str, where: str) -> list[Path]:
-    """The files of the split that is asked for, by any of its names; of no name, all.
+    """The files of the split that is asked for, by any of its names; where none is, all that one folder has,
+    or train of several folders.
 
     Raises:
         DatasetError: there is none.
     """
-    if not asked:
-        return sorted({file for files in by_split.values() for file in files})
+    everything = sorted({file for files in by_split.values() for file in files})
+    if not asked and len({file.parent for file in everything}) == 1:
+        return everything
+    asked = asked or TRAIN
     known = next((split for split, words in _WORDS.items() if asked in words), asked)
     files = by_split.get(asked) or by_split.get(known)
     if not files:

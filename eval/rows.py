@@ -44,7 +44,7 @@ class DataConfig:
     """Which rows, and how to ask them.
 
     path: Hub id, folder, file or pattern; see `data.sources.open_rows`.
-    split: "" is test for what is on the Hub, and for what is here all JSON lines, or train of other files.
+    split: "" is test for what is on the Hub, and for what is here see `open_rows`.
     columns: our column names -> the data's, where they differ.
     prompt: a template with columns in braces; "" is the question, with its choices where there are some.
     limit: the first so many questions; None is all.

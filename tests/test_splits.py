@@ -142,6 +142,13 @@ def test_an_evaluation_that_names_no_split_is_of_all_rows(tmp_path):
         assert [target for sample in task.samples for target in sample.targets] == expected
 
 
+def test_an_evaluation_of_several_folders_that_names_no_split_is_of_train(tmp_path):
+    for split, answer in (("train", "a"), ("test", "b")):
+        write(tmp_path / split / "rows.jsonl", answer)
+    task = data_task(DataConfig(str(tmp_path)), find_metric("exact_match"))
+    assert [list(sample.targets) for sample in task.samples] == [["a"]]
+
+
 def test_a_saved_dataset_is_the_split_that_is_asked_for(tmp_path):
     rows = datasets.Dataset.from_dict({"question": ["which?"], "answer": ["a"]})
     rows.save_to_disk(str(tmp_path / "rows"))
