@@ -58,7 +58,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--metric", metavar="NAME", help="exact_match (default), vqa_accuracy, anls, relaxed_accuracy, ...")
     add("--metric-option", type=pair, action="append", default=[], metavar="NAME=VALUE", help="of the metric")
     add("--subset", help="configuration of a Hub dataset")
-    add("--split", default="", help="default: test of what is on the Hub, all rows of a folder here, train of one with splits")
+    add(
+        "--split",
+        default="",
+        help="default: test of what is on the Hub, all of a file or folder here, train of folders for splits",
+    )
     add("--data-revision", metavar="REV", help="branch, tag or commit of the dataset")
     add("--columns", metavar="OURS=THEIRS,...", default="", help="names of the columns, where they differ")
     add("--prompt", default="", metavar="TEXT", help="template with columns in braces; \\n is a new line")
