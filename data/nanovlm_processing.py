@@ -15,13 +15,14 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub import HfApi, constants, hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils import httpx
 from PIL import Image
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -192,10 +193,19 @@ def _tokenizer_of(repo: str) -> Path:
         PromptError: it has none, or the Hub is out of reach and the cache has none.
         HfHubHTTPError: no such repository, say.
     """
-    folder, commit = None, None
+    folder, commit, cached_only = None, None, False
+    try:  # once: the client asks a Hub that is out of reach for 23 seconds a file
+        HfApi().model_info(
+            repo, timeout=cast(float, httpx.Timeout(constants.HF_HUB_ETAG_TIMEOUT, connect=2.5))
+        )
+    except (OfflineModeIsEnabled, httpx.ConnectError, httpx.TimeoutException):
+        cached_only = True
+    except HfHubHTTPError:
+        pass  # whether the cache will do is the client's to say
     for name in _TOKENIZER_FILES:
         try:
-            folder = Path(hf_hub_download(repo, name, revision=commit)).parent
+            path = hf_hub_download(repo, name, revision=commit, local_files_only=cached_only)
+            folder = Path(path).parent
         except EntryNotFoundError:  # not in it, or neither within reach nor in the cache
             continue
         commit = folder.name

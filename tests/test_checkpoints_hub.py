@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import snapshot_download
 
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError, locate
+from models.checkpoints.measure import measure
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
 
+NOBODY = "http://127.0.0.1:9"
 PLAIN, SHARDED, EMPTY = "owner/plain", "owner/sharded", "owner/empty"
 
 
@@ -96,6 +100,7 @@ def test_second_load_with_the_server_gone(repos, monkeypatch, tmp_path):
     with HubServer(repos) as server:
         point_client_at(monkeypatch, server.url, tmp_path / "cache")
         online = VisionLanguageModel.from_pretrained(SHARDED)
+    point_client_at(monkeypatch, NOBODY, tmp_path / "cache")  # the server goes on with kept connections
     assert same_weights(VisionLanguageModel.from_pretrained(SHARDED), online)
 
 
@@ -105,10 +110,32 @@ def test_first_load_offline(hub, monkeypatch, tmp_path):
     assert "config.json of owner/plain is not in the local cache and HF_HUB_OFFLINE is set" in text
 
 
-def test_no_network(monkeypatch, tmp_path):
-    point_client_at(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache")
-    text = complaint(PLAIN)
-    assert "http://127.0.0.1:9 cannot be reached for config.json of owner/plain" in text
+@pytest.mark.parametrize(
+    "load", [VisionLanguageModel.from_pretrained, locate.snapshot, locate.describe, measure]
+)
+def test_no_network(monkeypatch, tmp_path, load, caplog):
+    """Found out with one try, without the client's 23 seconds of others."""
+    point_client_at(monkeypatch, NOBODY, tmp_path / "cache")
+    waits = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
+    with pytest.raises(CheckpointError, match=rf"{NOBODY} cannot be reached for .* of owner/plain"):
+        load(PLAIN)
+    assert not waits and not caplog.records
+
+
+def test_no_network_and_a_cache_that_was_filled_otherwise(repos, monkeypatch, tmp_path, caplog):
+    """What the cache does not know to be absent is not asked for again, either."""
+    with HubServer(repos) as server:
+        point_client_at(monkeypatch, server.url, tmp_path / "cache")
+        snapshot_download(SHARDED, allow_patterns=["config.json", "model*"])
+    shutil.rmtree(locate.cache_folder(SHARDED) / "trees")  # an older client's cache has no such list
+    point_client_at(monkeypatch, NOBODY, tmp_path / "cache")
+    waits = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
+    model = VisionLanguageModel.from_pretrained(SHARDED)
+    assert locate.snapshot(SHARDED, model.origin.commit) == model.origin.folder
+    assert same_weights(model, VisionLanguageModel.from_pretrained(repos[PLAIN]))
+    assert not waits and not caplog.records
 
 
 def test_missing_repository(hub):

@@ -224,3 +224,9 @@ def test_a_tokenizer_of_another_repository(tmp_path, monkeypatch):
         point_client_at(monkeypatch, hub.url, tmp_path / "cache")
         with pytest.raises(ProcessorError, match="expected tokenizer_class to name a tokenizer"):
             Processor.from_pretrained(folder)
+    point_client_at(monkeypatch, "http://127.0.0.1:9", tmp_path / "empty")
+    waits = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
+    with pytest.raises(ProcessorError, match="nor has the Hub or its cache a tokenizer"):
+        Processor.from_pretrained(folder)
+    assert not waits

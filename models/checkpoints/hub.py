@@ -23,6 +23,8 @@ from models.checkpoints.errors import CheckpointError
 
 # OSError covers the client's own HTTP errors, its offline mode, and a full disk. Where a connection fails
 # while it uploads, what its HTTP library raises comes through.
+# What says that there is no network: asked once, not again for 23 seconds as the client does.
+OUT_OF_REACH = (OfflineModeIsEnabled, httpx.ConnectError, httpx.TimeoutException)
 HUB_ERRORS = (OSError, HFValidationError, HfHubHTTPError, EntryNotFoundError, httpx.HTTPError)
 
 
@@ -58,7 +60,7 @@ def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -
         )
     if isinstance(error, RevisionNotFoundError):
         return f"repository {repo} has no revision {revision!r}: expected a branch, a tag or a commit"
-    if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
+    if isinstance(error, (LocalEntryNotFoundError, *OUT_OF_REACH)):
         if constants.HF_HUB_OFFLINE:
             return (
                 f"{what} of {repo} is not in the local cache and HF_HUB_OFFLINE is set: fetch it once with "
@@ -76,6 +78,12 @@ def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -
             f"({type(error).__name__}: {first_line}): check HF_ENDPOINT and the proxy, and try again"
         )
     return f"{what} of {repo} failed ({constants.ENDPOINT}): {first_line}"
+
+
+def patience() -> httpx.Timeout:
+    """How long a first question waits: briefly for a connection, as long as HF_HUB_ETAG_TIMEOUT for its
+    answer."""
+    return httpx.Timeout(constants.HF_HUB_ETAG_TIMEOUT, connect=2.5)
 
 
 def fetched(fetch: Callable[..., str], *what: str, **how: Any) -> str:

@@ -14,19 +14,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
-from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    snapshot_download,
+    try_to_load_from_cache,
 )
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 from huggingface_hub.file_download import repo_folder_name
-from huggingface_hub.utils import httpx
 
 from models.checkpoints.errors import CheckpointError, some
-from models.checkpoints.hub import fetched, one_sentence
+from models.checkpoints.hub import OUT_OF_REACH, fetched, one_sentence, patience
 from models.checkpoints.names import resolve_source
 from models.checkpoints.strict_json import read_json
 from models.untrusted import MAX_INDEX
@@ -173,12 +176,12 @@ def _is_listed(repo: str, revision: str | None) -> bool:
     if revision and (cache_folder(repo) / "trees" / f"{revision}.json").is_file():
         return True
     try:
-        listed = next(iter(HfApi().list_repo_tree(repo, revision=revision)), None)
-    except (OfflineModeIsEnabled, httpx.ConnectError, httpx.TimeoutException):
+        listed = HfApi().model_info(repo, revision=revision, timeout=cast(float, patience())).siblings
+    except OUT_OF_REACH:
         return False
     except HfHubHTTPError:
         return True  # whether the cache will do is the client's to say
-    if listed is None:
+    if not listed:
         raise CheckpointError(
             f"{constants.ENDPOINT} lists no files of repository {repo}: check HF_ENDPOINT and the proxy, and "
             f"try again"
@@ -249,33 +252,51 @@ class _Folder:
 
 
 class _Hub:
-    """Files of a repository, through the cache. The first one decides the commit of the others."""
+    """Files of a repository, through the cache. The first one decides the commit of the others, and whether
+    the Hub is asked for them at all: out of reach once, it is not asked again."""
 
     def __init__(self, repo: str, revision: str | None):
         self.repo, self.revision = repo, revision
         self.name = f"repository {repo}" + (f" at {revision}" if revision else "")
         self.commit: str | None = None
+        self.in_reach = True
 
     def file(self, name: str) -> Path | None:
-        if self.commit is not None:
+        with one_sentence(self.repo, self.revision, name):
+            if self.commit is None:
+                path = self._first(name)
+                if path is not None and path.parent.parent.name == "snapshots":
+                    self.commit = path.parent.name
+                return path
             known = try_to_load_from_cache(self.repo, name, revision=self.commit)
             if isinstance(known, str):
                 return Path(known)
-            if known is not None:  # the Hub said before that this commit has no such file
+            if known is not None or not self.in_reach:  # the Hub said before that this commit has none
                 return None
-        with one_sentence(self.repo, self.revision, name):
-            path = self._download(name)
-        if path is not None and self.commit is None and path.parent.parent.name == "snapshots":
-            self.commit = path.parent.name
-        return path
+            return self._download(name)
+
+    def _first(self, name: str) -> Path | None:
+        """A file of the commit that the revision is now; without a network, of the one that the cache has."""
+        known = try_to_load_from_cache(self.repo, name, revision=self.revision)
+        cached = Path(known) if isinstance(known, str) else None
+        commit = None
+        try:
+            url = hf_hub_url(self.repo, name, revision=self.revision)
+            commit = get_hf_file_metadata(url, timeout=cast(float, patience())).commit_hash
+        except OUT_OF_REACH:
+            if cached is None:
+                raise
+            self.in_reach, self.name = False, f"the local cache of {self.name}"
+            return cached
+        except HfHubHTTPError:
+            pass  # whether the cache will do is the client's to say
+        return cached if cached is not None and cached.parent.name == commit else self._download(name)
 
     def _download(self, name: str) -> Path | None:
         began = time.time()
         try:
             path = Path(fetched(hf_hub_download, self.repo, name, revision=self.commit or self.revision))
         except LocalEntryNotFoundError:
-            if self.commit is not None and constants.HF_HUB_OFFLINE:
-                return None  # the cache has this commit without the file: as good as absent
             raise
         except EntryNotFoundError:
             return None

@@ -10,7 +10,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 
 from models.checkpoints.errors import CheckpointError
-from models.checkpoints.hub import one_sentence
+from models.checkpoints.hub import one_sentence, patience
 from models.checkpoints.locate import INDEX, PROCESSOR_FILES, cache_folder, is_cached
 from models.checkpoints.strict_json import most_bytes
 
@@ -56,7 +56,7 @@ def measure(repo: str) -> Measured:
 
 
 def _listed(repo: str) -> Measured:
-    commit = HfApi().model_info(repo).sha
+    commit = HfApi().model_info(repo, timeout=patience()).sha
     if commit is None or not _COMMIT.fullmatch(commit):
         raise CheckpointError(f"{constants.ENDPOINT} names no commit of repository {repo}: try again")
     files = [entry for entry in HfApi().list_repo_tree(repo, revision=commit) if isinstance(entry, RepoFile)]
