@@ -17,6 +17,7 @@ from data.processor import Processor
 from generation.decoding import DecodeStep
 from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision
 from models.checkpoints.locate import snapshot
+from models.checkpoints.one_version import one_version
 from models.vision_language_model import VisionLanguageModel
 
 DEVICES = ("cpu", "cuda", "mps")
@@ -87,11 +88,15 @@ def open_checkpoint(
     if dtype == "int8" and chosen.type != "cpu":
         raise RequestError(f"dtype int8: expected device cpu, got {chosen}; use bfloat16 there")
     loaded = loading_dtype(chosen, dtype)
-    model = VisionLanguageModel.from_pretrained(source, revision=revision, dtype=loaded, device=chosen)
-    assert model.origin is not None, "a loaded model knows where it came from"
-    # The commit of the weights: a branch may have moved on meanwhile.
-    folder = snapshot(source, model.origin.commit or revision)
-    processor = Processor.from_pretrained(folder, config=model.config)
+
+    def read() -> tuple[VisionLanguageModel, Processor]:
+        model = VisionLanguageModel.from_pretrained(source, revision=revision, dtype=loaded, device=chosen)
+        assert model.origin is not None, "a loaded model knows where it came from"
+        # The commit of the weights: a branch may have moved on meanwhile.
+        folder = snapshot(source, model.origin.commit or revision)
+        return model, Processor.from_pretrained(folder, config=model.config)
+
+    model, processor = one_version(source, revision, read)
     name = dtype if dtype == "int8" else str(model.dtype).removeprefix("torch.")
     if dtype == "int8" or (name == "bfloat16" and chosen.type == "cpu" and not has_fast_bfloat16()):
         set_precision(model, name)

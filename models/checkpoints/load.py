@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from models.checkpoints.errors import CheckpointError, some
 from models.checkpoints.locate import CheckpointFiles, locate
+from models.checkpoints.one_version import one_version
 from models.checkpoints.registry import choose_reader
 from models.checkpoints.safetensors_io import Entry, read_header, read_tensor
 from models.checkpoints.tensor_map import StoredTensorOf, check_shapes
@@ -51,9 +52,18 @@ def load(
         device: where the weights go; None is the CPU.
 
     Raises:
-        CheckpointError: one sentence for anything that does not fit.
+        CheckpointError: one sentence for anything that does not fit, or a folder that others keep writing to.
         MemoryError: the weights take more than there is.
     """
+    return one_version(source, revision, lambda: _load(source, revision, dtype, device))
+
+
+def _load(
+    source: str | Path,
+    revision: str | None,
+    dtype: torch.dtype | str | None,
+    device: torch.device | str | None,
+) -> VisionLanguageModel:
     files = locate(source, revision, check=choose_reader)  # no weights are fetched for nothing
     reader = choose_reader(files.config, files.source)
     device, dtype = resolve_device(device), resolve_dtype(dtype, files.config)

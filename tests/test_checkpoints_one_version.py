@@ -1,0 +1,137 @@
+"""A folder that others write to while it is read: one version of it, or a refusal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.processor import Processor
+from inference.checkpoint import open_checkpoint
+from models import VisionLanguageModel
+from models.checkpoints import CheckpointError, load
+from models.checkpoints.one_version import BeingWrittenError
+from tests.tiny import randomize
+
+
+@pytest.fixture(scope="module")
+def versions(model_folder, tmp_path_factory) -> tuple[Path, Path]:
+    """Two checkpoints that differ in every weight, in generation_config.json and in the chat template."""
+    root, model = tmp_path_factory.mktemp("versions"), VisionLanguageModel.from_pretrained(model_folder)
+    processor = Processor.from_pretrained(model_folder).hf_processor
+    template = processor.chat_template
+    for seed in (1, 2):
+        randomize(model, seed)
+        model.generation_config = {"top_k": seed}
+        processor.chat_template = f"{{# {seed} #}}{template}"
+        model.save_pretrained(root / str(seed), processor, max_shard_bytes=100_000)
+    return root / "1", root / "2"
+
+
+def exchanged(new: Path, folder: Path) -> None:
+    """As `save_pretrained` here does it."""
+    model = VisionLanguageModel.from_pretrained(new)
+    model.save_pretrained(folder, Processor.from_pretrained(new), max_shard_bytes=100_000)
+
+
+def renamed_over(new: Path, folder: Path) -> None:
+    for path in new.iterdir():
+        shutil.copy2(path, folder / ".draft")
+        (folder / ".draft").rename(folder / path.name)
+
+
+def written_where_it_lies(new: Path, folder: Path) -> None:
+    """Of the same length and, by name, of the same time as before."""
+    for path in new.iterdir():
+        old = folder / path.name
+        stat = old.stat()
+        old.write_bytes(path.read_bytes())
+        os.utime(old, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def removed_and_copied(new: Path, folder: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(new, folder)
+
+
+WRITERS = [exchanged, renamed_over, written_where_it_lies, removed_and_copied]
+
+
+def template_of(processor: Processor) -> str:
+    return processor.hf_processor.chat_template
+
+
+def same(model: VisionLanguageModel, folder: Path) -> bool:
+    other = VisionLanguageModel.from_pretrained(folder)
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return model.generation_config == other.generation_config and all(torch.equal(*pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("at", ["stored_entries", "end_token_id", "fill"])
+def test_a_model_that_is_saved_anew_while_it_is_read(versions, tmp_path, monkeypatch, write, at):
+    first, second = versions
+    folder = shutil.copytree(first, tmp_path / "model")
+    original, left = getattr(load, at), [None]
+
+    def meanwhile(*arguments):
+        if left:
+            left.clear()
+            write(second, folder)
+        return original(*arguments)
+
+    monkeypatch.setattr(load, at, meanwhile)
+    assert same(VisionLanguageModel.from_pretrained(folder), second) and not left
+
+
+def test_model_and_processor_are_of_one_version(versions, tmp_path, monkeypatch):
+    first, second = versions
+    folder = shutil.copytree(first, tmp_path / "model")
+    original, left = Processor.from_pretrained, [None]
+
+    def meanwhile(*arguments, **options):
+        if left:
+            left.clear()
+            renamed_over(second, folder)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(Processor, "from_pretrained", meanwhile)
+    checkpoint = open_checkpoint(folder, device="cpu")
+    assert same(checkpoint.model, second) and not left
+    assert template_of(checkpoint.processor) == template_of(original(second))
+
+
+@pytest.mark.parametrize("opening", [VisionLanguageModel.from_pretrained, open_checkpoint])
+def test_a_folder_that_is_always_written_to(versions, tmp_path, monkeypatch, opening):
+    folder = shutil.copytree(versions[0], tmp_path / "model")
+    original, calls = load.fill, []
+
+    def meanwhile(*arguments):
+        calls.append(folder.joinpath("config.json").touch())
+        return original(*arguments)
+
+    monkeypatch.setattr(load, "fill", meanwhile)
+    with pytest.raises(BeingWrittenError):
+        opening(folder)
+    assert len(calls) < 10
+
+
+def test_what_is_wrong_with_a_folder_that_nobody_writes_to(versions, tmp_path, monkeypatch):
+    """Is said after one look; and a run's log beside the model is no part of it."""
+    folder = shutil.copytree(versions[0], tmp_path / "model")
+    original, calls = load.fill, []
+
+    def meanwhile(*arguments):
+        with (folder / "metrics.jsonl").open("a") as log:
+            calls.append(log.write("{}\n"))
+        return original(*arguments)
+
+    monkeypatch.setattr(load, "fill", meanwhile)
+    assert same(VisionLanguageModel.from_pretrained(folder), versions[0]) and len(calls) == 2
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError) as caught:
+        VisionLanguageModel.from_pretrained(folder)
+    assert not isinstance(caught.value, BeingWrittenError)
