@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from threading import RLock
 
 import torch
 from torch import Tensor
@@ -75,7 +76,8 @@ class _Request:
 
 
 class Session:
-    """See the module's docstring. One prompt at a time, and not from several threads at once.
+    """See the module's docstring. One prompt at a time: of threads that share a session each waits for the
+    other's answer, or for its next token where that is streamed.
 
     An answer may be given up at any token (a closed stream, Ctrl-C): what is in the cache by then is known,
     and the next prompt goes on from as much of it as it shares. The weights, their dtype and device must stay
@@ -101,6 +103,7 @@ class Session:
         self._fed: list[Tensor] = []  # ... and behind that: ids (1,) not yet read back from the device
         self.spared: Spared | None = None
         self._turn = 0
+        self._lock = RLock()  # held while anything here changes
         self._steps: Generator[Tensor, None, Generated] | None = None  # of the last answer
 
     @property
@@ -114,8 +117,9 @@ class Session:
 
     def reset(self) -> None:
         """Forget everything and give the cache's memory back."""
-        self._begin_turn()
-        self._cache, self._keys, self._fed, self.spared = None, [], [], None
+        with self._lock:
+            self._begin_turn()
+            self._cache, self._keys, self._fed, self.spared = None, [], [], None
 
     def generate(self, *inputs, **inputs_and_options) -> Tensor:
         """New token ids (N, T_new): see `VisionLanguageModel.generate`."""
@@ -123,7 +127,8 @@ class Session:
 
     def generate_detailed(self, *inputs, **inputs_and_options) -> SessionGenerated:
         """`generate`, with what was spared, stop reasons, timings and sizes. Takes the same arguments."""
-        return self.generate_stream(*inputs, **inputs_and_options).drain()
+        with self._lock:
+            return self.generate_stream(*inputs, **inputs_and_options).drain()
 
     def generate_stream(
         self,
@@ -149,8 +154,25 @@ class Session:
         options = self.model.generation_options(**options)
         if not options.use_cache:
             raise ValueError("a session is a kept cache: for use_cache=False, call the model's generate")
-        request = self._check(input_ids, pixel_values, pixel_attention_mask, attention_mask, options)
-        return TokenStream(self._answer(request, options))
+        with self._lock:
+            request = self._check(input_ids, pixel_values, pixel_attention_mask, attention_mask, options)
+        return TokenStream(self._one_thread_at_a_time(self._answer(request, options)))
+
+    def _one_thread_at_a_time(
+        self, steps: Generator[Tensor, None, SessionGenerated]
+    ) -> Generator[Tensor, None, SessionGenerated]:
+        """The same steps, each of them made while no other thread changes the session."""
+        try:
+            while True:
+                with self._lock:
+                    try:
+                        token = next(steps)
+                    except StopIteration as end:
+                        return end.value
+                yield token
+        finally:
+            with self._lock:
+                steps.close()
 
     def _check(self, input_ids, pixel_values, pixel_mask, attention_mask, options) -> _Request:
         """Refuse what cannot be done, before any work."""

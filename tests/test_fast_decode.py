@@ -1,6 +1,7 @@
 """The native step and the graph step give what the eager step gives, packed weights included."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from generation.native.step import NativeStep, unsupported
 from generation.packed_weights import PackedLinear, pack, quantize_rows
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
 from models.language_model import LanguageModel
+from tests.invariants import assert_close
+from tests.waiting import PATIENCE
 
 SHAPES = {
     "grouped": {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24},
@@ -240,6 +243,34 @@ def test_a_full_cache_is_refused():
     cache = kv.allocate(3, 1, 2, 8, 24, torch.float32)
     with pytest.raises(ValueError, match="holds 8 positions"):
         NativeStep(lm)(torch.tensor([[1]]), cache, 8)
+
+
+def test_threads_share_a_native_step(monkeypatch):
+    """Each gets the logits of its own cache, though the other comes to its step in the middle."""
+    lm = make_model().language_model
+    expected = {count: walk(eager_step(lm), lm, 1, count, torch.float32)[0] for count in (3, 5)}
+    step, second_is_there, got = NativeStep(lm), threading.Event(), {}
+    point_at = step._point_at
+
+    def point_and_wait(kv_cache):
+        point_at(kv_cache)
+        if threading.current_thread() is threads[0]:
+            if not threads[1].ident:
+                threads[1].start()
+            second_is_there.wait(0.1)
+        else:
+            second_is_there.set()
+
+    def ask(count: int):
+        got[count] = walk(step, lm, 1, count, torch.float32)[0]
+
+    monkeypatch.setattr(step, "_point_at", point_and_wait)
+    threads = [threading.Thread(target=ask, args=[count]) for count in expected]
+    threads[0].start()
+    threads[0].join(PATIENCE)
+    threads[1].join(PATIENCE)
+    for count, logits in expected.items():
+        assert_close(got[count], logits, f"{count} steps")
 
 
 @pytest.mark.parametrize("make_step", [NativeStep, lambda lm: GraphStep(lm, capture=False)])

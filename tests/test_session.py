@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from tests.prompts import (
     words,
 )
 from tests.tiny import IMAGE_ID, PAD_ID
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -271,3 +273,43 @@ def test_padding_is_taken_off(vlm, side):
     }
     result = session.generate_detailed(**padded, max_new_tokens=5, **NO_STOP)
     assert torch.equal(result.token_ids, expected) and (result.reused, result.prompt_tokens) == (9, [10])
+
+
+# --- threads
+
+
+def test_threads_that_share_a_session_wait_for_each_other(vlm):
+    """The second asks while the first is in the middle of a step: both get the answers of a fresh model."""
+    prompts = [inputs_of(words(seed, 6)) for seed in (1, 2)]
+    expected = [vlm.generate(**prompt, max_new_tokens=6, **NO_STOP) for prompt in prompts]
+    session, got, second_is_there = Session(vlm), {}, threading.Event()
+    eager = eager_step(vlm.language_model)
+
+    def step(token_ids, kv_cache, start_pos):
+        if threading.current_thread() is threads[0]:
+            if not threads[1].ident:
+                threads[1].start()
+            second_is_there.wait(0.05)
+        else:
+            second_is_there.set()
+        return eager(token_ids, kv_cache, start_pos)
+
+    def ask(index: int):
+        got[index] = session.generate(**prompts[index], max_new_tokens=6, **NO_STOP, decode_step=step)
+
+    threads = [threading.Thread(target=ask, args=[index]) for index in (0, 1)]
+    threads[0].start()
+    threads[0].join(PATIENCE)
+    threads[1].join(PATIENCE)
+    assert [got[index].tolist() for index in (0, 1)] == [tokens.tolist() for tokens in expected]
+
+
+def test_a_streamed_answer_that_another_thread_cut_short_says_so(vlm):
+    session, options = Session(vlm), {"max_new_tokens": 6} | NO_STOP
+    stream = session.generate_stream(**inputs_of(words(1, 6)), **options)
+    next(iter(stream))
+    other = threading.Thread(target=session.generate, kwargs=inputs_of(words(2, 6)) | options)
+    other.start()
+    other.join(PATIENCE)
+    with pytest.raises(ValueError, match="left unfinished"):
+        stream.drain()

@@ -7,6 +7,7 @@ logits = step(token_ids, kv_cache, start_pos)  # (B, V) float32, as the eager st
 from __future__ import annotations
 
 import ctypes
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +64,8 @@ def is_compiled(language_model) -> bool:
 
 
 class NativeStep:
-    """A `generation.decoding.DecodeStep` in C. Weights are used where they lie; nothing is copied.
+    """A `generation.decoding.DecodeStep` in C. Weights are used where they lie; nothing is copied. Several
+    threads may share one: their steps are made one after another.
 
     Raises:
         NoCompiler: decode.c cannot be compiled here.
@@ -89,6 +91,7 @@ class NativeStep:
         self._libraries: dict[torch.dtype, ctypes.CDLL] = {}
         self._cache_addresses: list[tuple[int, int]] = []
         self._scratch = torch.empty(0)
+        self._lock = Lock()  # the cache's addresses and the scratch memory are of one call at a time
         self._library(language_model.cache_dtype)
 
     def _describe(self) -> _Model:
@@ -150,17 +153,17 @@ class NativeStep:
             raise ValueError(
                 f"kv_cache holds {capacity} positions, position {int(positions.max())} was asked for"
             )
-        self._point_at(kv_cache)
-        threads = torch.get_num_threads()
-        needed = library.ocelli_scratch_floats(self._description, batch, head_stride, threads)
-        if self._scratch.numel() < needed:
-            self._scratch = torch.empty(needed)
         logits = torch.empty(batch, self._config.vocab_size)
-        tokens = token_ids.contiguous()
-        library.ocelli_decode(
-            self._description, tokens.data_ptr(), positions.data_ptr(), batch, head_stride,
-            threads, self._scratch.data_ptr(), logits.data_ptr(),
-        )  # fmt: skip
+        tokens, threads = token_ids.contiguous(), torch.get_num_threads()
+        with self._lock:
+            self._point_at(kv_cache)
+            needed = library.ocelli_scratch_floats(self._description, batch, head_stride, threads)
+            if self._scratch.numel() < needed:
+                self._scratch = torch.empty(needed)
+            library.ocelli_decode(
+                self._description, tokens.data_ptr(), positions.data_ptr(), batch, head_stride,
+                threads, self._scratch.data_ptr(), logits.data_ptr(),
+            )  # fmt: skip
         return logits
 
     def _point_at(self, kv_cache) -> None:

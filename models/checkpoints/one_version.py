@@ -27,9 +27,9 @@ _READ_BELOW = re.compile(
     r"tokenizer[\w.-]*|[\w-]+\.jinja|(special_tokens_map|added_tokens|vocab)\.json|merges\.txt"
 )
 TRIES = 5
-# Seconds without a change before reading: what writes file by file pauses between them, and clocks of file
-# systems tick every few milliseconds.
-QUIET, _LONGEST_WAIT = 0.05, 2.0
+# Seconds without a change before reading: whoever writes file by file pauses between them, to make a
+# processor for instance, and file systems' clocks tick every few milliseconds.
+QUIET, _LONGEST_WAIT = 0.25, 3.0
 
 State = frozenset[tuple]
 
@@ -72,15 +72,26 @@ def one_version(source: str | Path, revision: str | None, read: Callable[[], T])
 
 
 def _at_rest(folder: str) -> State | None:
-    """The state of a folder whose files have not changed for `QUIET` seconds; None if that does not come."""
+    """The state of a folder whose files have not changed for `QUIET` seconds, or that was moved to its place
+    as a whole since; None if that does not come."""
     deadline = time.monotonic() + _LONGEST_WAIT
     while time.monotonic() < deadline:
-        state, now = _state(folder), time.time()
-        newest = max((changed / 1e9 for *_, changed in state), default=0.0)
-        if not 0 <= now - newest < QUIET:  # a time to come is another clock's
+        state, now = _state(folder), time.time_ns()
+        newest = max((changed for *_, changed in state), default=0)
+        if not 0 <= now - newest < QUIET * 1e9 or _moved_since(folder, newest):  # to come: another clock's
             return state
-        time.sleep(QUIET - (now - newest))
+        time.sleep(QUIET - (now - newest) / 1e9)
     return None
+
+
+def _moved_since(folder: str, changed: int) -> bool:
+    """Whether a folder got its name after its files were written, as `save` does it: moving it is a change of
+    the folder alone, not of its list of names."""
+    try:
+        stat = os.stat(folder)
+    except OSError:
+        return False
+    return stat.st_ctime_ns > max(stat.st_mtime_ns, changed)
 
 
 def _state(folder: str) -> State:
