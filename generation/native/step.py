@@ -12,7 +12,7 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from generation.native.build import library_file, load_library
+from generation.native.build import is_sound, library_file, load_library
 
 _BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8}
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
@@ -60,7 +60,7 @@ def _weight_and_cache_bits(language_model) -> tuple[int, int]:
 
 def is_compiled(language_model) -> bool:
     """Whether the library for this model is there already. Raises NoCompiler."""
-    return library_file(*_weight_and_cache_bits(language_model))[2].is_file()
+    return is_sound(library_file(*_weight_and_cache_bits(language_model))[2])
 
 
 class NativeStep:

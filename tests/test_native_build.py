@@ -1,0 +1,128 @@
+"""The compiled step in its cache: what is damaged is compiled anew; what cannot be leaves the eager step."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from generation.fast_decode import fast_step
+from generation.native import build
+from tests.test_fast_decode import make_model, needs_compiler  # noqa: F401  (for every test here)
+
+
+@pytest.fixture(scope="module")
+def language_model():
+    return make_model().language_model
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Where a cache of its own keeps the compiled step, sound; compiling copies it there again."""
+    build.load_library.cache_clear()
+    build.load_library(32, 32)
+    _, _, compiled = build.library_file(32, 32)
+    monkeypatch.setenv("OCELLI_CACHE", str(tmp_path / "cache"))
+    _, _, target = build.library_file(32, 32)
+    target.parent.mkdir()
+    shutil.copy(compiled, target)
+    made = []
+
+    def compile_again(compiler, defines, where):
+        made.append(where)
+        draft = where.with_name("draft")
+        shutil.copy(compiled, draft)
+        draft.replace(where)
+
+    monkeypatch.setattr(build, "_compile", compile_again)
+    build.load_library.cache_clear()
+    yield target, made
+    build.load_library.cache_clear()
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:9000])
+
+
+def padded(path: Path) -> None:
+    path.write_bytes(path.read_bytes().ljust(200_000, b"\0"))
+
+
+def one_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
+
+
+def no_library(path: Path) -> None:
+    path.write_bytes(b"words" + hashlib.sha256(b"words").digest())
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+DAMAGES = [emptied, cut, padded, one_bit, no_library, removed]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_compiled_anew(library, language_model, damage):
+    target, made = library
+    damage(target)
+    step, name = fast_step(language_model)
+    assert step is not None and name == "native C step"
+    assert made == [target] and build.is_sound(target)
+
+
+def test_a_sound_library_opens_at_once(library, language_model):
+    assert fast_step(language_model, steps=1)[0] is not None and not library[1]
+
+
+def test_a_damaged_library_is_none_where_compiling_does_not_pay(library, language_model):
+    cut(library[0])
+    step, why = fast_step(language_model, steps=1)
+    assert step is None and "compiling pays" in why and not library[1]
+
+
+def test_somebody_elses_library_is_not_opened(library, monkeypatch):
+    target, _ = library
+    owner = target.stat().st_uid
+    if owner == 0:
+        os.chown(target, 54321, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert not build.is_sound(target)
+
+
+def test_what_cannot_be_opened_even_when_new_leaves_the_eager_step(library, language_model, monkeypatch):
+    def fail(path):
+        raise OSError("failed to map segment from shared object")
+
+    monkeypatch.setattr(build.ctypes, "CDLL", fail)
+    step, why = fast_step(language_model)
+    assert step is None and "failed to map segment" in why and len(library[1]) == 1
+
+
+def test_a_cache_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, language_model):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OCELLI_CACHE", str(tmp_path / "file" / "cache"))
+    build.load_library.cache_clear()
+    step, why = fast_step(language_model)
+    assert step is None and str(tmp_path / "file" / "cache") in why
+
+
+@pytest.mark.parametrize("unset", ["", "relative/folder"])
+def test_an_empty_cache_home_is_unset(monkeypatch, tmp_path, unset):
+    monkeypatch.delenv("OCELLI_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", unset)
+    assert build.cache_folder() == tmp_path / ".cache" / "ocelli"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    assert build.cache_folder() == tmp_path / "own" / "ocelli"
