@@ -28,8 +28,9 @@ from tests.waiting import PATIENCE
 
 class HubServer:
     """Serves folders as repositories; every request's "METHOD path" is kept in `requests`, what was asked for
-    new repositories in `created`, and how many bytes of each file were fetched in `served`.
-    `fault(request, path)` may answer a GET or HEAD itself; then it is true."""
+    new repositories in `created`, the path of each upload in `commits`, and how many bytes of each file were
+    fetched in `served`. `fault(request, path)` may answer a GET or HEAD itself; then it is true.
+    """
 
     def __init__(
         self, repos: dict[str, Path], branches: tuple[str, ...] = ("main",), uploads: Path | None = None
@@ -38,6 +39,7 @@ class HubServer:
         self.requests: list[str] = []
         self.created: list[dict[str, Any]] = []
         self.served: dict[str, int] = {}
+        self.commits: list[str] = []
         self.fault: Callable[[BaseHTTPRequestHandler, str], bool] | None = None
         server = self
 
@@ -189,6 +191,9 @@ class HubServer:
                     file = self.repos[repo] / line["value"]["path"]
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.write_bytes(base64.b64decode(line["value"]["content"]))
+                elif line["key"] == "deletedFile":
+                    (self.repos[repo] / line["value"]["path"]).unlink()
+            self.commits.append(path)
             sha = self.commit(repo)
             self._json(request, {"commitOid": sha, "commitUrl": f"{self.url}/{repo}/commit/{sha}"})
         else:

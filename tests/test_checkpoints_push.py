@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from huggingface_hub import ModelCard
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
-from models.checkpoints.card import model_card
+from models.checkpoints.card import model_card, public_name
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
 
@@ -108,6 +109,73 @@ def test_upload_keeps_the_card_of_the_repository(model, hub):
     assert held(hub)["README.md"] == b"# new\n"
 
 
+OLD = (
+    "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json",
+    "pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
+OLD_PROCESSOR = (
+    "chat_template.json", "additional_chat_templates/rag.jinja", "vocab.json", "special_tokens_map.json",
+)  # fmt: skip
+THEIRS = ("notes.md", "onnx/model.onnx", "eval/model.safetensors", "model_notes.json", "chat_templates.txt")
+
+
+@pytest.mark.parametrize("with_processor", [False, True])
+def test_upload_deletes_what_it_replaces(model_folder, hub, with_processor):
+    """In the same commit; the repository's other files stay."""
+    model = VisionLanguageModel.from_pretrained(model_folder)
+    processor = Processor.from_pretrained(model_folder)
+    model.push_to_hub("me/small", processor=processor)
+    written = set(held(hub))
+    for name in (*OLD, *OLD_PROCESSOR, *THEIRS):
+        (hub.repos["me/small"] / name).parent.mkdir(exist_ok=True)
+        (hub.repos["me/small"] / name).write_text("old")
+    hub.commits.clear()
+    model.push_to_hub("me/small", processor=processor if with_processor else None)
+    assert set(held(hub)) == written | {*THEIRS} | (set() if with_processor else {*OLD_PROCESSOR})
+    assert len(hub.commits) == 1
+
+
+def test_upload_of_shards_deletes_the_one_file(model, hub):
+    """Which transformers and we would read in their place."""
+    model.push_to_hub("me/small")
+    with torch.no_grad():
+        changed = copy.deepcopy(model)
+        for parameter in changed.parameters():
+            parameter.add_(1)
+    changed.push_to_hub("me/small", max_shard_bytes=30_000)
+    again = VisionLanguageModel.from_pretrained("me/small")
+    assert all(torch.equal(a, b) for a, b in zip(changed.parameters(), again.parameters(), strict=True))
+    model.push_to_hub("me/small")
+    assert not any("-of-" in name or "index" in name for name in held(hub))
+
+
+def test_pushed_card_names_its_repository(model, hub, tmp_path):
+    """Not the folder or the repository that the card was made for."""
+    old = model_card("them/base", model.config, 1, summary="Better than them/base.")
+    folder = model.save_pretrained(tmp_path / "saved", card=old)
+    VisionLanguageModel.from_pretrained(folder).push_to_hub("me/small")
+    card = held(hub)["README.md"].decode()
+    assert card == model_card("me/small", model.config, 1, summary="Better than them/base.")
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("owner/name", "owner/name"),
+        ("/home/someone/models/base", "base"),
+        ("./base/", "base"),
+        ("~/models/base", "base"),
+        ("a/b/c", "c"),
+        ("here/base", "base"),
+        ("hf://datasets/owner/rows", "hf://datasets/owner/rows"),
+    ],
+)
+def test_cards_name_no_path_of_the_machine(tmp_path, monkeypatch, source, shown):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here" / "base").mkdir(parents=True)
+    assert public_name(source) == shown
+
+
 def test_upload_that_is_refused(model, hub):
     hub.uploads = None
     with pytest.raises(CheckpointError, match=r"the upload of me/small failed .*403") as refused:
@@ -117,5 +185,5 @@ def test_upload_that_is_refused(model, hub):
 
 def test_upload_without_network(model, monkeypatch, tmp_path):
     point_client_at(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache")
-    with pytest.raises(CheckpointError, match=r"the upload of me/small failed .*refused"):
+    with pytest.raises(CheckpointError, match=r"cannot be reached for the upload of me/small .*refused"):
         model.push_to_hub("me/small")

@@ -91,7 +91,7 @@ def run_card(task, config: TrainConfig, step: int, scores: dict[str, float]) -> 
     rows = [{"held-out, in the run": k.removeprefix("eval_"), "value": f"{v:.3f}"} for k, v in scores.items()]
     extra: dict[str, Any] = {"license": "apache-2.0"} if config.is_shapes else {}
     return model_card(
-        Path(config.output).name,
+        config.push_to_hub or Path(config.output).resolve().name,
         task.model.config,
         sum(p.numel() for n, p in task.model.named_parameters() if "lora_" not in n),
         summary=task.summary,
@@ -129,5 +129,4 @@ def push(config: TrainConfig) -> None:
 
     model = VisionLanguageModel.from_pretrained(config.output)
     processor = Processor.from_pretrained(config.output, config=model.config)
-    card = (Path(config.output) / "README.md").read_text(encoding="utf-8")
-    print(model.push_to_hub(config.push_to_hub, processor, card))
+    print(model.push_to_hub(config.push_to_hub, processor))

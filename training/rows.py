@@ -21,6 +21,7 @@ from data.passes import steps_of_epochs
 from data.processor import Processor, make_processor
 from data.samples import SampleEncoder
 from data.tokenizer import SPECIAL_TOKENS
+from models.checkpoints.card import public_name
 from models.checkpoints.locate import locate, snapshot
 from models.checkpoints.processor_files import transformers_processor
 from models.vision_language_model import VisionLanguageModel
@@ -165,14 +166,15 @@ class RowsTask:
         return {}
 
     def training_data(self, step: int) -> str:
-        names = ", ".join(source.name for source in self.mixture.sources)
+        names = ", ".join(public_name(source.name) for source in self.mixture.sources)
         rows, tokens = self.config.batch_size, self.config.sequence_length
         return f"{names}: {step:,} steps of {rows} rows of up to {tokens} tokens."
 
     @property
     def summary(self) -> str:
-        start = self.config.init_from or f"{self.config.vision_from} and {self.config.text_from}"
-        return f"Fine-tuned from {start} with Ocelli."
+        config = self.config
+        starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
+        return f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
 
     def questions(self, count: int) -> list[Question]:
         return [] if self.held_out is None else questions_of_rows(self.held_out, self.processor, count)

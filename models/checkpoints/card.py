@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 
 from huggingface_hub import ModelCardData
@@ -118,6 +120,26 @@ def model_card(
         evaluation=_table(evaluation),
     )
     return f"---\n{ModelCardData(tags=tags, **front)}\n---\n\n{body}"
+
+
+def addressed(card: str, repo_id: str) -> str:
+    """A card of `model_card` that was made for a folder or another repository, with `repo_id` in its title
+    and commands; any other card as it is."""
+    found = re.search(r'^model = VisionLanguageModel\.from_pretrained\("(.+)"\)$', card, re.MULTILINE)
+    if found is None:
+        return card
+    old = found[1]
+    for place in ('("{}")', 'model="{}"', " --model {}\n"):
+        card = card.replace(place.format(old), place.format(repo_id))
+    title = "\n# {}\n"
+    return card.replace(title.format(old.rsplit("/", 1)[-1]), title.format(repo_id.rsplit("/", 1)[-1]), 1)
+
+
+def public_name(source: str) -> str:
+    """What a card calls a model or a dataset: of a path on this machine the last part alone."""
+    path = os.path.expanduser(source)
+    is_path = os.path.exists(path) or source.startswith(("/", "./", "../", "~")) or source.count("/") > 1
+    return os.path.basename(os.path.abspath(path)) if is_path and "://" not in source else source
 
 
 def _table(evaluation: Sequence[Mapping[str, object]] | str | None) -> str:

@@ -261,7 +261,7 @@ def _card(model: VisionLanguageModel, request: Request, companion: Companion, ro
     what = ["with an adapter merged"] if request.adapter is not None else []
     what += [f"rounded to {str(model.dtype).removeprefix('torch.')}"] if rounded else []
     return model_card(
-        request.push or str(request.target),
+        request.push or request.target.resolve().name,
         model.config,
         _parameters(model),
         f"Made from {name} by Ocelli's converter, {', '.join(what) or 'with the same logits'}.",

@@ -60,7 +60,7 @@ def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -
         )
     if isinstance(error, RevisionNotFoundError):
         return f"repository {repo} has no revision {revision!r}: expected a branch, a tag or a commit"
-    if isinstance(error, (LocalEntryNotFoundError, *OUT_OF_REACH)):
+    if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
         if constants.HF_HUB_OFFLINE:
             return (
                 f"{what} of {repo} is not in the local cache and HF_HUB_OFFLINE is set: fetch it once with "
@@ -72,6 +72,8 @@ def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -
     if isinstance(error, HFValidationError):
         return f"{repo!r} is neither a folder here nor a valid repository id such as owner/name"
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if isinstance(error, OUT_OF_REACH):
+        return f"{constants.ENDPOINT} cannot be reached for {what} of {repo} ({first_line})"
     if not isinstance(error, HUB_ERRORS):
         return (
             f"{what} of {repo}: {constants.ENDPOINT} answered with something other than a Hub does "

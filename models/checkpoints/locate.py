@@ -283,9 +283,9 @@ class _Hub:
         try:
             url = hf_hub_url(self.repo, name, revision=self.revision)
             commit = get_hf_file_metadata(url, timeout=cast(float, patience())).commit_hash
-        except OUT_OF_REACH:
+        except OUT_OF_REACH as error:
             if cached is None:
-                raise
+                raise LocalEntryNotFoundError(str(error)) from error
             self.in_reach, self.name = False, f"the local cache of {self.name}"
             return cached
         except HfHubHTTPError:

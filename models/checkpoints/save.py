@@ -37,7 +37,7 @@ _REPLACED = re.compile(
 )
 _PROCESSOR = re.compile(
     r"((pre)?processor_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
-    r"|chat_template\.jinja|merges\.txt|tokenizer\.model"
+    r"|chat_template\.jinja|additional_chat_templates|merges\.txt|tokenizer\.model"
 )
 
 
