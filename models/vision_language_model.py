@@ -7,7 +7,7 @@ new_ids = model.generate(**processor_output, max_new_tokens=64)      # (B, T_new
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from generation.decoding import (
     prefill,
     recompute_step,
 )
+from generation.foreign_options import check_names
 from generation.memory import check_answers_fit
 from generation.prompt import Prompt, check_placeholders, compact, prompt_lengths, seen_tokens, tiles_of_rows
 from models.checkpoints.pretrained import Pretrained
@@ -231,10 +232,11 @@ class VisionLanguageModel(Pretrained, nn.Module):
             pixel_values: (B, n, 3, H, W) or (N, 3, H, W), or None.
             pixel_attention_mask: (B, n, H, W) or (N, H, W), or None.
             attention_mask: (B, T), 0 on padding, on either side; every row gets what it gets alone.
-            **options: fields of `GenerationOptions`, max_new_tokens and temperature (0 is greedy) among them.
+            **options: fields of `GenerationOptions`: max_new_tokens, temperature (0 is greedy), top_k, top_p,
+                min_p, repetition_penalty, seed, num_return_sequences, stop_token_ids, use_cache, decode_step.
 
         Raises:
-            TypeError: an option that does not exist.
+            TypeError: an option that does not exist, with what to use in its place.
             ValueError: bad options or shapes, too long for the context or the memory, logits not finite.
         """
         return self.generate_detailed(
@@ -280,7 +282,13 @@ class VisionLanguageModel(Pretrained, nn.Module):
         return TokenStream(self._generate(embed_prompt, lengths, options, seen))
 
     def generation_options(self, **options) -> GenerationOptions:
-        """Checked options, with this checkpoint's stop ids where none were given."""
+        """Checked options, with this checkpoint's stop ids where none were given.
+
+        Raises:
+            TypeError: an option that does not exist, with what to use in its place.
+            ValueError: a value that cannot be.
+        """
+        check_names(options, [option.name for option in fields(GenerationOptions)])
         options = GenerationOptions(**options)
         if options.stop_token_ids is None:
             options = replace(options, stop_token_ids=tuple(self.config.eos_token_ids))

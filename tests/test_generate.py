@@ -293,8 +293,17 @@ def test_logits_that_are_not_finite_are_an_error(value, stops):
 
 def test_bad_requests(vlm):
     inputs = row(4, 0, 1)
-    with pytest.raises(TypeError, match="max_length"):
-        vlm.generate(**inputs, max_length=20)
+    for foreign, instead in (
+        ({"max_length": 20}, "max_new_tokens"),
+        ({"do_sample": True}, "temperature"),
+        ({"num_beams": 4, "length_penalty": 1.0}, "num_return_sequences"),
+        ({"eos_token_id": 2}, "stop_token_ids"),
+        ({"streamer": None}, "generate_stream"),
+        ({"max_new_token": 4}, "did you mean max_new_tokens"),
+        ({"unheard_of": 4}, "expected some of .*temperature"),
+    ):
+        with pytest.raises(TypeError, match=f"generate takes no {next(iter(foreign))}: .*{instead}"):
+            vlm.generate(**inputs, **foreign)
     for bad in ({"max_new_tokens": 0}, {"num_return_sequences": 0}, {"stop_token_ids": (-1,)}, {"top_p": 2}):
         with pytest.raises(ValueError, match=f"{next(iter(bad))}: expected"):
             vlm.generate(**inputs, **bad)
