@@ -14,15 +14,15 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
+from typing import TYPE_CHECKING, Any
 
 from data.errors import PromptError, one_line
 from data.private_tokenizer import private_tokenizer
-from data.templates import TemplateProcess, TemplateRefused
+from data.templates import TemplateProcess, TemplateRefused, render
+from data.tokenizer import FolderTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ROLES = ("system", "user", "assistant")
 LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context
@@ -131,7 +131,7 @@ class ChatEncoder:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: FolderTokenizer | PreTrainedTokenizerBase,
         chat_template: str,
         *,
         image_token: str | None,
@@ -215,21 +215,15 @@ class ChatEncoder:
         return self._rendered(shown, add_generation_prompt, where), texts
 
     def _rendered(self, shown: list[dict], add_generation_prompt: bool, where: str) -> str:
-        """The template's output: transformers' for the templates of this repository, which are harmless, and
-        that of a process with limits for all others."""
+        """The template's output: from here for this repository's templates, which are harmless, and from a
+        process with limits for all others."""
+        variables = {**self._template_variables, "tools": None, "documents": None}
+        variables |= {"messages": shown, "add_generation_prompt": add_generation_prompt}
         try:
             if self._template_process is None:
-                (rendered,), _ = render_jinja_template(
-                    [shown],
-                    chat_template=self.chat_template,
-                    add_generation_prompt=add_generation_prompt,
-                    **self._template_variables,
-                )
-                return rendered
-            variables = {**self._template_variables, "tools": None, "documents": None}
-            variables |= {"messages": shown, "add_generation_prompt": add_generation_prompt}
+                return render(self.chat_template, variables)
             return self._template_process.render(variables)
-        except (TemplateError, TypeError, LookupError, ArithmeticError, TemplateRefused) as error:
+        except TemplateRefused as error:
             raise PromptError(
                 f"{where}: the checkpoint's chat template refuses it ({one_line(error, 200)})"
             ) from error

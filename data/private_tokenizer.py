@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from data.errors import PromptError
+from data.tokenizer import FolderTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MOST_IDS = 4_194_304  # as many as a config may say there are
 
@@ -27,7 +31,7 @@ class PrivateTokenizer:
     unknown_id: int | None
 
 
-def private_tokenizer(tokenizer: PreTrainedTokenizerBase, nonce: str) -> PrivateTokenizer:
+def private_tokenizer(tokenizer: FolderTokenizer | PreTrainedTokenizerBase, nonce: str) -> PrivateTokenizer:
     """The private copy. Added tokens of white space alone, which some tokenizers have for indentation, are
     text and keep their names."""
     if not tokenizer.is_fast:

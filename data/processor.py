@@ -16,12 +16,12 @@ files name; a nanoVLM checkpoint whose tokenizer is another repository names non
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from data.chat import ChatEncoder, Message, check_text, read_conversation
 from data.cutting import check_sizes, cut
@@ -42,7 +42,12 @@ from data.nanovlm_processing import (
     open_nanovlm,
     read_config,
 )
+from data.tokenizer import FolderTokenizer
 from models.config import VLMConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -55,7 +60,7 @@ class Processor:
     def __init__(
         self,
         pictures: IdeficsPictures | NanoVLMPictures,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: FolderTokenizer | PreTrainedTokenizerBase,
         chat_template: str,
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
@@ -106,8 +111,7 @@ class Processor:
                 pictures, tokenizer, template = open_nanovlm(folder, described)
             else:
                 _check_files(folder)
-                pictures, template = open_idefics(folder)
-                tokenizer = pictures.hf_processor.tokenizer
+                pictures, tokenizer, template = open_idefics(folder)
             if not template:
                 raise ProcessorError(f"{folder}: expected a chat template (chat_template.jinja), found none")
             return cls(pictures, tokenizer, template, config, limits)
@@ -121,10 +125,14 @@ class Processor:
                 f"({type(error).__name__}: {one_line(error, 300)})"
             ) from error
 
-    @property
-    def hf_processor(self):
-        """transformers' processor, for saving; None for nanoVLM checkpoints."""
-        return self.pictures.hf_processor
+    @cached_property
+    def hf_processor(self) -> Idefics3Processor | None:
+        """transformers' processor, for saving, made when first asked for; None for nanoVLM checkpoints."""
+        if not isinstance(self.pictures, IdeficsPictures):
+            return None
+        from data.processor_conversion import transformers_form  # takes seconds to import
+
+        return transformers_form(self.pictures, self.tokenizer, self.chat.chat_template)
 
     # --------------------------------------------------------------------------------------------- in
     def ask(self, images: Any, question: str, system: str | None = None, **options) -> ModelInputs:
@@ -293,7 +301,6 @@ def make_processor(
         image_seq_len=image_seq_len,
         longest_edge=longest_edge,
         split=split,
-        chat_template=chat_template,
     )
     return Processor(pictures, tokenizer, chat_template, config)
 
@@ -328,7 +335,7 @@ def _check_fit(processor: Processor, config: VLMConfig) -> None:
             raise ProcessorError(f"{what}: the model expects {expected}, its processor gives {got}")
 
 
-def _stop_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def _stop_token_ids(tokenizer: FolderTokenizer | PreTrainedTokenizerBase) -> tuple[int, ...]:
     known = tokenizer.get_added_vocab()
     stops = {known[token] for token in _TURN_ENDS if token in known}
     if tokenizer.eos_token_id is not None:
