@@ -70,7 +70,7 @@ class IdeficsPictures:
 
     def __init__(self, settings: Mapping[str, Any], tokens_per_tile: int = _TOKENS_PER_TILE):
         self.settings = dict(settings)
-        known = _DEFAULTS | {name: value for name, value in settings.items() if value is not None}
+        known = _DEFAULTS | self.settings
         self.tokens_per_tile = tokens_per_tile
         self.tile_size: int = _longest_edge(known, "max_image_size")
         self.longest_side: int = _longest_edge(known, "size")

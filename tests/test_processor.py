@@ -57,14 +57,16 @@ def test_pixels_of_any_size_and_setting_are_those_of_transformers():
             "size": {"longest_edge": draw.randint(8, 130)},
             "max_image_size": {"longest_edge": draw.choice([8, 14, 32])},
             "do_image_splitting": draw.random() < 0.8,
-            "resample": draw.choice([None, 1, 2, 3, 4, 5]),
+            "resample": draw.randint(1, 5),
             "do_rescale": case % 7 != 0,
-            "rescale_factor": draw.choice([None, 1 / 127.5, 0.01]),
+            "rescale_factor": draw.choice([1 / 255, 1 / 127.5, 0.01]),
             "do_normalize": case % 5 != 0,
-            "image_mean": draw.choice([None, [0.48, 0.46, 0.41], 0.5]),
-            "image_std": draw.choice([None, [0.27, 0.26, 0.28], 0.3]),
+            "image_mean": draw.choice([[0.5] * 3, [0.48, 0.46, 0.41], 0.5]),
+            "image_std": draw.choice([[0.5] * 3, [0.27, 0.26, 0.28], 0.3]),
             "video_sampling": {"fps": 1},
         }
+        if case % 9 == 0:  # transformers' defaults
+            settings = {name: settings[name] for name in ("size", "max_image_size")}
         ours, theirs = IdeficsPictures(settings), Idefics3ImageProcessorPil(**settings)
         image = picture(*size, seed=case)
         expected = theirs([[image]], return_row_col_info=True, return_tensors="pt")
