@@ -133,7 +133,8 @@ def test_a_question_is_answered_without_transformers():
         "import sys, generate; generate.main(['--max-new-tokens', '1']); print('transformers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines()[-1:] == ["False"], done.stderr
+    imported = done.stdout.splitlines()[-1].split()
+    assert "data.processor" in imported and "transformers" not in imported, done.stderr
 
 
 # ------------------------------------------------------------------------------------------ chat templates
@@ -172,7 +173,7 @@ def test_of_several_chat_templates_the_one_transformers_takes(files, tmp_path):
         theirs = Idefics3Processor.from_pretrained(tmp_path)
         expected = theirs._resolve_chat_template(None)
     except ValueError:
-        with pytest.raises(ProcessorError, match="chat_template|a chat template named default, got tools"):
+        with pytest.raises(ProcessorError, match=r"chat_template\.json|named default, got tools"):
             Processor.from_pretrained(tmp_path)
         return
     assert Processor.from_pretrained(tmp_path).chat.chat_template == expected
