@@ -88,23 +88,23 @@ class Processor:
     @classmethod
     def from_pretrained(
         cls,
-        folder: str | Path,
+        source: str | Path,
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
+        revision: str | None = None,
     ) -> Processor:
-        """The processor of a checkpoint in a local folder.
+        """The processor of a checkpoint, by the name that `VisionLanguageModel.from_pretrained` takes.
 
         Args:
-            folder: with config.json (nanoVLM), or tokenizer and processor files. For a repository on the Hub,
-                the folder that `models.checkpoints.locate.snapshot` gives.
+            source: a folder with config.json (nanoVLM), or tokenizer and processor files; or a repository on
+                the Hub.
             config: the model's; where given, tile size, tokens per tile and placeholder id must fit it.
+            revision: branch, tag or commit of the repository.
 
         Raises:
-            ProcessorError: files are missing or broken, or do not fit the model.
+            ProcessorError: there is no such checkpoint; files are missing or broken, or do not fit the model.
         """
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise ProcessorError(f"{folder}: expected a checkpoint folder, found none")
+        folder = _folder_of(source, revision)
         try:
             described = read_config(folder)
             if is_nanovlm(described):
@@ -303,6 +303,18 @@ def make_processor(
         split=split,
     )
     return Processor(pictures, tokenizer, chat_template, config)
+
+
+def _folder_of(source: str | Path, revision: str | None) -> Path:
+    if revision is None and Path(source).is_dir():
+        return Path(source)
+    from models.checkpoints.errors import CheckpointError  # and with it the Hub's client, for names only
+    from models.checkpoints.locate import snapshot
+
+    try:
+        return snapshot(source, revision)
+    except CheckpointError as error:
+        raise ProcessorError(error) from error
 
 
 def _name(source: Any) -> str:

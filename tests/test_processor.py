@@ -18,6 +18,7 @@ from data.images import ImageError, ImageLimits
 from data.processor import Processor, ProcessorError, PromptError, make_processor
 from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from models.config import TextConfig, VisionConfig, VLMConfig
+from tests.hub_server import HubServer, point_client_at
 from tests.processors import CORPUS, assert_same, embedded, nano_config, picture, processor
 
 TEXTS = (
@@ -147,6 +148,21 @@ def test_today_s_layout_and_the_older_one_open_alike(tmp_path):
     assert_same(transformers_inputs(AutoProcessor.from_pretrained(tmp_path / "new"), messages), expected)
 
 
+def test_a_processor_opens_by_the_names_its_model_opens_by(tmp_path, monkeypatch):
+    p = embedded(split=True)
+    p.hf_processor.save_pretrained(tmp_path / "model")
+    messages = p.conversation(picture(50, 20), TEXTS[0])
+    with HubServer({"owner/model": tmp_path / "model"}) as hub:
+        point_client_at(monkeypatch, hub.url, tmp_path / "cache")
+        for revision in (None, "main"):
+            opened = Processor.from_pretrained("owner/model", revision=revision)
+            assert_same(opened.prepare(messages), p.prepare(messages))
+        for source, revision in (("owner/other", None), ("owner/model", "no-such")):
+            with pytest.raises(ProcessorError) as error:
+                Processor.from_pretrained(source, revision=revision)
+            assert "\n" not in str(error.value)
+
+
 def model_config(
     tokens_per_side: int = 2, image_size: int = 32, image_token_id: int | None = None
 ) -> VLMConfig:
@@ -190,7 +206,7 @@ def test_broken_folders_give_one_sentence(tmp_path):
             Processor.from_pretrained(folder)
         assert "\n" not in str(error.value)
 
-    with pytest.raises(ProcessorError, match="expected a checkpoint folder, found none"):
+    with pytest.raises(ProcessorError, match="absent"):
         Processor.from_pretrained(tmp_path / "absent")
     broken("bare", "found neither", processor_config__json=None)
     broken("wordless", "chat template", chat_template__jinja=None)
