@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import PromptError
+from data.tokenizer_limits import check_tokenizer
 from models import untrusted
 from models.untrusted import MAX_CONFIG, MAX_TOKENIZER, check_size, check_values
 
@@ -125,12 +126,14 @@ def read_tokenizer(path: Path) -> dict[str, Any] | None:
     """tokenizer.json, None where there is none.
 
     Raises:
-        PromptError: see `check_files`.
+        PromptError: see `check_files` and `check_tokenizer`.
     """
     if not path.is_file():
         return None
     with _named(path):
-        return untrusted.read_object(path, MAX_TOKENIZER)
+        spec = untrusted.read_object(path, MAX_TOKENIZER)
+        check_tokenizer(spec)
+        return spec
 
 
 def check_tokenizer_class(tokenizer_config: dict[str, Any], config: dict[str, Any]) -> None:

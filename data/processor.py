@@ -43,6 +43,7 @@ from data.nanovlm_processing import (
     read_config,
 )
 from data.tokenizer import FolderTokenizer
+from data.tokenizer_limits import no_panic
 from models.config import VLMConfig
 
 if TYPE_CHECKING:
@@ -106,15 +107,18 @@ class Processor:
         """
         folder = _folder_of(source, revision)
         try:
-            described = read_config(folder)
-            if is_nanovlm(described):
-                pictures, tokenizer, template = open_nanovlm(folder, described)
-            else:
-                _check_files(folder)
-                pictures, tokenizer, template = open_idefics(folder)
-            if not template:
-                raise ProcessorError(f"{folder}: expected a chat template (chat_template.jinja), found none")
-            return cls(pictures, tokenizer, template, config, limits)
+            with no_panic():
+                described = read_config(folder)
+                if is_nanovlm(described):
+                    pictures, tokenizer, template = open_nanovlm(folder, described)
+                else:
+                    _check_files(folder)
+                    pictures, tokenizer, template = open_idefics(folder)
+                if not template:
+                    raise ProcessorError(
+                        f"{folder}: expected a chat template (chat_template.jinja), found none"
+                    )
+                return cls(pictures, tokenizer, template, config, limits)
         except ProcessorError:
             raise
         except PromptError as error:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from data.file_limits import check_tokenizer_class, read_object, read_tokenizer
+from data.tokenizer_limits import no_panic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -140,7 +141,8 @@ class FolderTokenizer:
             )
         ids = ids.tolist() if hasattr(ids, "tolist") else ids
         ids = [ids] if isinstance(ids, int) else list(ids)
-        return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        with no_panic():
+            return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
 def open_tokenizer(folder: Path) -> FolderTokenizer | PreTrainedTokenizerBase:
@@ -163,7 +165,7 @@ def open_tokenizer(folder: Path) -> FolderTokenizer | PreTrainedTokenizerBase:
     decoder = _added_tokens(folder, config, spec, roles, extra)
     known_tokens = {token.content: token for token in decoder.values()}
     if plain:
-        backend = Tokenizer.from_str(json.dumps(spec))
+        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     else:
         backend = _gpt2(spec, bool(config.get("add_prefix_space", False)))
         for role in ("unk_token", "bos_token", "eos_token"):
