@@ -24,7 +24,7 @@ from functools import cache
 from typing import Any
 
 MEMORY, SECONDS = 512 * 2**20, 2.0  # of the process, and of its processor's time for one conversation
-LONGEST_TEMPLATE, LONGEST_RESULT = 2**20, 4 * 2**20  # characters
+LONGEST_TEMPLATE, LONGEST_RESULT = 2**20, 2**20  # characters; texts are put in later
 _COMPILED: dict[str, Any] = {}  # of this repository's templates
 
 

@@ -18,6 +18,8 @@ from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
+from data.errors import ProcessorError, one_line
+
 MOST_IDS = 4_194_304  # as many as a config may say there are
 # Of a published tokenizer.json the most are 7 normalizers, 7 pre-tokenizers, 4 decoders, and patterns of 500
 # characters; the longest token is 128 characters long, and 6,400 are added to a vocabulary.
@@ -28,10 +30,10 @@ LONGEST_WORD = 1000  # of WordPiece, whose time grows with the square of it
 MOST_GROWTH = 100  # characters that one character may become
 MOST_CHARACTERS = 8_000_000  # of text after that: a few hundred megabytes
 MOST_SQUARED = 20_000  # characters for a pattern whose time grows with the square of them: two seconds
-_LONGEST_CASE = 18  # characters of the longest that Unicode's compatibility makes of one, U+FDFA
 _OWN_SECTIONS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
-_UNICODE = {"NFKC", "NFKD", "NFC", "NFD", "Lowercase", "BertNormalizer", "Precompiled"}
+# Characters that Unicode makes of one: U+FDFA has 18 in compatibility.
+_UNICODE = {"NFKC": 18, "NFKD": 18, "BertNormalizer": 18, "NFD": 4, "NFC": 3, "Lowercase": 3}
 _DOUBLES = {"ByteLevel": 2, "Metaspace": 2}  # a byte's letter, a mark in front of each word
 # How published patterns end: white space is tried at every length, but then taken at once.
 _WHITE_SPACE = (r"|\s*[\r\n]+|\s+(?!\S)|\s+", r"|\s*[\r\n]|\s+(?!\S)|\s+", r"|\s+(?!\S)|\s+")
@@ -42,14 +44,16 @@ def no_panic() -> Iterator[None]:
     """A panic of the library, which is no Exception, as one.
 
     Raises:
-        RuntimeError: in its place.
+        ProcessorError: in its place.
     """
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise RuntimeError(f"the tokenizers library gave up: {error}") from None
+        raise ProcessorError(
+            f"tokenizer.json: the tokenizers library gave up ({one_line(error, 200)})"
+        ) from None
 
 
 def check_tokenizer(spec: Mapping[str, Any]) -> int:
@@ -59,13 +63,13 @@ def check_tokenizer(spec: Mapping[str, Any]) -> int:
         ValueError: it is no tokenizer that anyone publishes, and what is wrong with it.
     """
     _check_vocabulary(spec)
-    squared = False
+    squared = 0
     for section in _OWN_SECTIONS:
         parts = list(_parts(spec.get(section), section))
         if len(parts) > MOST_PARTS:
             raise ValueError(f"{section}: expected at most {MOST_PARTS} parts, got {len(parts)}")
         for part in parts:
-            squared |= _check_part(part, section)
+            squared += _check_part(part, section)
     if _count_values(spec.get("post_processor")) > MOST_POST_VALUES:
         raise ValueError(f"post_processor: expected at most {MOST_POST_VALUES} values, got more")
     before = [part for name in _OWN_SECTIONS[:2] for part in _parts(spec.get(name), name)]
@@ -79,7 +83,7 @@ def check_tokenizer(spec: Mapping[str, Any]) -> int:
                 f"expected {what} to grow at most {MOST_GROWTH} times, got {min(grows, 10**9):.0f}"
             )
     longest = int(MOST_CHARACTERS / growth)
-    return min(longest, MOST_SQUARED) if squared else longest
+    return min(longest, int(MOST_SQUARED / squared**0.5)) if squared else longest
 
 
 def _check_vocabulary(spec: Mapping[str, Any]) -> None:
@@ -95,6 +99,8 @@ def _check_vocabulary(spec: Mapping[str, Any]) -> None:
             f"got {len(added)} of {sum(map(len, contents))}"
         )
     vocab = model.get("vocab") or {}
+    if not isinstance(vocab, dict | list):
+        raise ValueError(f"model: expected a vocabulary, got {type(vocab).__name__}")
     if isinstance(vocab, list):
         pieces = [str(entry[0]) for entry in vocab if isinstance(entry, list) and entry]
         ids: list[Any] = []
@@ -168,20 +174,20 @@ def _check_part(part: Mapping[str, Any], section: str) -> bool:
 def _growth(parts: Sequence[Mapping[str, Any]]) -> float:
     """How many characters these parts make of one at most.
 
-    Unicode's mappings count once: they leave nothing for the next one to map, unless something else was put
-    in meanwhile.
+    Unicode's mappings count once, the largest: they leave nothing for the next one to map, unless something
+    was put in between.
     """
-    growth, mapped = 1.0, False
+    growth, mapped = 1.0, 1
     for part in parts:
         kind = part.get("type")
-        if kind in _UNICODE:
-            longest = _LONGEST_CASE if kind != "Precompiled" else _longest_mapped(part)
-            if not mapped or longest > _LONGEST_CASE:
-                growth *= longest
-            mapped = True
+        if kind in _UNICODE or kind == "Precompiled":
+            longest = _UNICODE.get(str(kind)) or _longest_mapped(part)
+            growth *= max(longest / mapped, 1)
+            # SentencePiece's mapping is the file's own: no other that follows has been done with it.
+            mapped = max(longest, mapped) if kind in _UNICODE else 1
         elif kind == "Replace":
             growth *= _growth_of_replacement(part)
-            mapped &= str(part.get("content", "")).isascii()
+            mapped = mapped if str(part.get("content", "")).isascii() else 1
         elif kind in ("Prepend", "Strip"):
             growth *= 1 if kind == "Strip" else 1 + len(str(part.get("prepend", "")))
         else:
