@@ -160,7 +160,7 @@ HOSTILE = {
     "a width": ("{{ '%999999999d' % 1 }}", "MemoryError"),
     "a centre": ("{{ 'a'.center(10**10) }}", "MemoryError"),
     "recursion": ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "recursion"),
-    "much text": ("{{ 'x' * 10**7 }}", "10000000 characters, at most 4194304"),
+    "much text": ("{{ 'x' * 10**7 }}", "10000000 characters, at most 1048576"),
     "classes": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
     "globals": ("{{ raise_exception.__globals__.os.system('id') }}", "unsafe"),
     "a format": ("{{ '{0.__class__.__init__.__globals__}'.format(cycler) }}", "unsafe"),
