@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from data.errors import ProcessorError, one_line
 from data.file_limits import check_tokenizer_class, read_object, read_tokenizer
 from data.tokenizer_limits import no_panic
 
@@ -70,15 +71,24 @@ class FolderTokenizer:
     is_fast = True
 
     def __init__(self, folder: Path, backend: Tokenizer, special_tokens_map: dict[str, str]):
-        self.folder = folder
+        self.folder = folder.absolute()
         self.backend_tokenizer = backend
         self.special_tokens_map = special_tokens_map
         self._added: list[tuple[dict[str, list[str]], bool]] = []
 
     @cached_property
     def transformers_tokenizer(self) -> PreTrainedTokenizerBase:
-        """transformers' own, for saving and for whatever this class has not."""
-        tokenizer = _of_transformers(self.folder)
+        """transformers' own, for saving and for whatever this class has not.
+
+        Raises:
+            ProcessorError: transformers cannot open the folder, which may have gone meanwhile.
+        """
+        try:
+            tokenizer = _of_transformers(self.folder)
+        except Exception as error:  # transformers raises anything
+            raise ProcessorError(
+                f"{self.folder}: transformers cannot open its tokenizer ({one_line(error, 200)})"
+            ) from error
         for tokens, replace in self._added:
             tokenizer.add_special_tokens(tokens, replace)
         return tokenizer

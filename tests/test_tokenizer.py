@@ -123,8 +123,13 @@ def test_what_transformers_tokenizer_can_do_the_opened_one_can(tmp_path):
     p.hf_processor.save_pretrained(tmp_path / "b")
     for name in ("tokenizer.json", "processor_config.json", "chat_template.jinja"):
         assert (tmp_path / "b" / name).read_bytes() == (folder / name).read_bytes(), name
+    assert str(tmp_path) not in (tmp_path / "b" / "tokenizer_config.json").read_text()
     again = Processor.from_pretrained(tmp_path / "b")
     assert_same(again.ask(picture(40, 20), "two <image>?"), p.ask(picture(40, 20), "two <image>?"))
+    shutil.rmtree(tmp_path / "b")
+    assert again.ask(None, "two?")
+    with pytest.raises(ProcessorError, match="transformers cannot open"):
+        again.hf_processor  # noqa: B018
 
 
 def test_a_question_is_answered_without_transformers():
