@@ -14,15 +14,18 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
+from tokenizers import Encoding
 
 from data.errors import PromptError, one_line
 from data.private_tokenizer import private_tokenizer
-from data.templates import TemplateProcess, TemplateRefused
+from data.templates import TemplateProcess, TemplateRefused, render
+from data.tokenizer import FolderTokenizer
+from data.tokenizer_limits import no_panic
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ROLES = ("system", "user", "assistant")
 LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context
@@ -131,7 +134,7 @@ class ChatEncoder:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: FolderTokenizer | PreTrainedTokenizerBase,
         chat_template: str,
         *,
         image_token: str | None,
@@ -155,8 +158,10 @@ class ChatEncoder:
         self._nonce = f"{secrets.randbelow(10**30):030d}"
         private = private_tokenizer(tokenizer, self._nonce)
         self._private, self._ids, self._names = private.tokenizer, private.ids, private.names
+        self._longest = private.longest
         self._watched = frozenset(self._ids.values()) - {private.unknown_id}
         longest_first = sorted(self._names, key=len, reverse=True)
+        self._name_length = min(map(len, self._names.values()), default=0)
         stand_in = f"\ue000{self._nonce}\\.(?P<text>\\d+)\ue001"
         self._pieces = re.compile("|".join([stand_in, *map(re.escape, longest_first)]))
 
@@ -176,13 +181,31 @@ class ChatEncoder:
         rendered, texts = self._render(messages, add_generation_prompt, where)
         pieces, placed, spans = self._fill(rendered, texts, list(image_prompts), where)
         own_bos = bool(self._bos) and rendered.startswith(self._bos)
-        encoding = self._private.encode(
-            "".join(pieces), add_special_tokens=self.add_special_tokens and not own_bos
-        )
+        encoding = self._encoded(pieces, placed, self.add_special_tokens and not own_bos, where)
         inside = [i for i, added in zip(encoding.ids, encoding.special_tokens_mask) if not added]
         if [i for i in inside if i in self._watched] != [i for i in placed if i in self._watched]:
             raise PromptError(f"{where}: the text turns into special tokens in this tokenizer; reword it")
         return EncodedText(list(encoding.ids), _covered(encoding.offsets, spans))
+
+    def _encoded(
+        self, pieces: list[str], placed: list[int], add_special_tokens: bool, where: str
+    ) -> Encoding:
+        """The pieces tokenized as one text.
+
+        Raises:
+            PromptError: more text than this tokenizer can read in bounded time and memory; it cannot read it.
+        """
+        length = sum(map(len, pieces)) - len(placed) * self._name_length
+        if length > self._longest:
+            raise PromptError(
+                f"{where}: expected at most {self._longest:,} characters, got {length:,}: this checkpoint's "
+                "tokenizer would take too long; shorten the text"
+            )
+        try:
+            with no_panic():
+                return self._private.encode("".join(pieces), add_special_tokens=add_special_tokens)
+        except Exception as error:  # the library raises bare Exception
+            raise PromptError(f"{where}: the tokenizer cannot read it ({one_line(error, 200)})") from error
 
     def _render(
         self, messages: Sequence[Message], add_generation_prompt: bool, where: str
@@ -215,21 +238,15 @@ class ChatEncoder:
         return self._rendered(shown, add_generation_prompt, where), texts
 
     def _rendered(self, shown: list[dict], add_generation_prompt: bool, where: str) -> str:
-        """The template's output: transformers' for the templates of this repository, which are harmless, and
-        that of a process with limits for all others."""
+        """The template's output: from here for this repository's templates, which are harmless, and from a
+        process with limits for all others."""
+        variables = {**self._template_variables, "tools": None, "documents": None}
+        variables |= {"messages": shown, "add_generation_prompt": add_generation_prompt}
         try:
             if self._template_process is None:
-                (rendered,), _ = render_jinja_template(
-                    [shown],
-                    chat_template=self.chat_template,
-                    add_generation_prompt=add_generation_prompt,
-                    **self._template_variables,
-                )
-                return rendered
-            variables = {**self._template_variables, "tools": None, "documents": None}
-            variables |= {"messages": shown, "add_generation_prompt": add_generation_prompt}
+                return render(self.chat_template, variables)
             return self._template_process.render(variables)
-        except (TemplateError, TypeError, LookupError, ArithmeticError, TemplateRefused) as error:
+        except TemplateRefused as error:
             raise PromptError(
                 f"{where}: the checkpoint's chat template refuses it ({one_line(error, 200)})"
             ) from error

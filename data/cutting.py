@@ -65,7 +65,7 @@ def cut(pictures: Pictures, image: Image.Image, name: str, most: int) -> TiledPi
         tiles, rows, columns = pictures.tiles(image)
     except (ImageError, MemoryError):
         raise
-    except Exception as error:  # transformers finds out what settings are worth by failing with them
+    except Exception as error:  # what else settings may ask for
         raise _unusable(name, error) from error
     got = (len(tiles), rows, columns)
     if got != expected:

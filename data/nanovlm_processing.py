@@ -15,21 +15,21 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from huggingface_hub import HfApi, constants, hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
-from huggingface_hub.utils import httpx
 from PIL import Image
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data.chat import Message
 from data.errors import PromptError
-from data.file_limits import check_files, read_object
+from data.file_limits import check_files, read_object, tokenizer_template
+from data.tokenizer import FolderTokenizer, open_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CHATML_TEMPLATE = (
     "{% for message in messages %}"
@@ -54,9 +54,8 @@ class NanoVLMPictures:
     whole_first = True
     flat = True
     resizes = True
-    hf_processor = None
 
-    def __init__(self, config: dict[str, Any], tokenizer: PreTrainedTokenizerBase):
+    def __init__(self, config: dict[str, Any], tokenizer: FolderTokenizer | PreTrainedTokenizerBase):
         # Absent keys are what `models.checkpoints.nanovlm` takes them to be.
         self.tile_size: int = config.get("vit_img_size", 224)
         patch, factor = config.get("vit_patch_size", 16), config.get("mp_pixel_shuffle_factor", 2)
@@ -158,7 +157,7 @@ def resized_size(height: int, width: int, tile: int, max_side: int, to_max_side:
 
 def open_nanovlm(
     folder: Path, config: dict[str, Any]
-) -> tuple[NanoVLMPictures, PreTrainedTokenizerBase, str]:
+) -> tuple[NanoVLMPictures, FolderTokenizer | PreTrainedTokenizerBase, str]:
     """The picture rules, tokenizer and chat template of a nanoVLM checkpoint.
 
     `lm_tokenizer` names a folder inside the checkpoint or a repository on the Hub. The extra tokens are added
@@ -174,14 +173,14 @@ def open_nanovlm(
         place = _tokenizer_of(named)
     for holds in {folder, place}:
         check_files(holds)
-    tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+    tokenizer = open_tokenizer(place)
     extra = config.get("vlm_extra_tokens") or {}
     absent = [token for token in extra.values() if token not in tokenizer.get_vocab()]
     if absent:
         tokenizer.add_special_tokens({"additional_special_tokens": absent}, False)
     if not extra:
         return NanoVLMPictures(config, tokenizer), tokenizer, V01_TEMPLATE
-    template = config.get("lm_chat_template") or tokenizer.chat_template or CHATML_TEMPLATE
+    template = config.get("lm_chat_template") or tokenizer_template(place) or CHATML_TEMPLATE
     return NanoVLMPictures(config, tokenizer), tokenizer, template
 
 
@@ -193,6 +192,10 @@ def _tokenizer_of(repo: str) -> Path:
         PromptError: it has none, or the Hub is out of reach and the cache has none.
         HfHubHTTPError: no such repository, say.
     """
+    from huggingface_hub import HfApi, constants, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.utils import httpx
+
     folder, commit, cached_only = None, None, False
     try:  # once: the client asks a Hub that is out of reach for 23 seconds a file
         HfApi().model_info(

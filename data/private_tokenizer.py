@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from data.errors import PromptError
+from data.tokenizer import FolderTokenizer
+from data.tokenizer_limits import MOST_IDS, check_tokenizer
 
-_MOST_IDS = 4_194_304  # as many as a config may say there are
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -18,16 +21,18 @@ class PrivateTokenizer:
     """A tokenizer whose added tokens have unguessable names.
 
     `ids` and `names` take a token's ordinary name to its id and to its private name. `unknown_id` is what a
-    model without byte fallback gives to characters it has not seen: typed text may yield that one.
+    model without byte fallback gives to characters it has not seen: typed text may yield that one. `longest`
+    is the number of characters it may be given, see `data.tokenizer_limits`.
     """
 
     tokenizer: Tokenizer
     ids: dict[str, int]
     names: dict[str, str]
     unknown_id: int | None
+    longest: int
 
 
-def private_tokenizer(tokenizer: PreTrainedTokenizerBase, nonce: str) -> PrivateTokenizer:
+def private_tokenizer(tokenizer: FolderTokenizer | PreTrainedTokenizerBase, nonce: str) -> PrivateTokenizer:
     """The private copy. Added tokens of white space alone, which some tokenizers have for indentation, are
     text and keep their names."""
     if not tokenizer.is_fast:
@@ -35,9 +40,13 @@ def private_tokenizer(tokenizer: PreTrainedTokenizerBase, nonce: str) -> Private
             f"tokenizer: expected one of the tokenizers library, got {type(tokenizer).__name__}"
         )
     largest = max(tokenizer.get_vocab().values(), default=0)
-    if largest >= _MOST_IDS:  # written out, the library counts up to it, and keeps each id that is missing
-        raise PromptError(f"tokenizer: expected ids below {_MOST_IDS}, got {largest}")
+    if largest >= MOST_IDS:  # written out, the library counts up to it, and keeps each id that is missing
+        raise PromptError(f"tokenizer: expected ids below {MOST_IDS}, got {largest}")
     spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    try:
+        longest = check_tokenizer(spec)
+    except ValueError as error:
+        raise PromptError(f"tokenizer: {error}") from error
     renamed = [t for t in spec["added_tokens"] if t["special"] or t["content"].strip()]
     ids = {token["content"]: token["id"] for token in renamed}
     names = {content: f"<{nonce}-{i}>" for content, i in ids.items()}
@@ -65,7 +74,7 @@ def private_tokenizer(tokenizer: PreTrainedTokenizerBase, nonce: str) -> Private
         unknown = model.get("unk_id")
     else:
         unknown = private.token_to_id(model["unk_token"]) if model.get("unk_token") else None
-    return PrivateTokenizer(private, ids, names, unknown)
+    return PrivateTokenizer(private, ids, names, unknown, longest)
 
 
 def _keep_offsets(post_processor: dict | None) -> None:

@@ -16,12 +16,12 @@ files name; a nanoVLM checkpoint whose tokenizer is another repository names non
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from data.chat import ChatEncoder, Message, check_text, read_conversation
 from data.cutting import check_sizes, cut
@@ -42,7 +42,13 @@ from data.nanovlm_processing import (
     open_nanovlm,
     read_config,
 )
+from data.tokenizer import FolderTokenizer
+from data.tokenizer_limits import no_panic
 from models.config import VLMConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -55,7 +61,7 @@ class Processor:
     def __init__(
         self,
         pictures: IdeficsPictures | NanoVLMPictures,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: FolderTokenizer | PreTrainedTokenizerBase,
         chat_template: str,
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
@@ -83,34 +89,36 @@ class Processor:
     @classmethod
     def from_pretrained(
         cls,
-        folder: str | Path,
+        source: str | Path,
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
+        revision: str | None = None,
     ) -> Processor:
-        """The processor of a checkpoint in a local folder.
+        """The processor of a checkpoint, by the name that `VisionLanguageModel.from_pretrained` takes.
 
         Args:
-            folder: with config.json (nanoVLM), or tokenizer and processor files. For a repository on the Hub,
-                the folder that `models.checkpoints.locate.snapshot` gives.
+            source: a folder with config.json (nanoVLM), or tokenizer and processor files; or a repository on
+                the Hub.
             config: the model's; where given, tile size, tokens per tile and placeholder id must fit it.
+            revision: branch, tag or commit of the repository.
 
         Raises:
-            ProcessorError: files are missing or broken, or do not fit the model.
+            ProcessorError: there is no such checkpoint; files are missing or broken, or do not fit the model.
         """
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise ProcessorError(f"{folder}: expected a checkpoint folder, found none")
+        folder = _folder_of(source, revision)
         try:
-            described = read_config(folder)
-            if is_nanovlm(described):
-                pictures, tokenizer, template = open_nanovlm(folder, described)
-            else:
-                _check_files(folder)
-                pictures, template = open_idefics(folder)
-                tokenizer = pictures.hf_processor.tokenizer
-            if not template:
-                raise ProcessorError(f"{folder}: expected a chat template (chat_template.jinja), found none")
-            return cls(pictures, tokenizer, template, config, limits)
+            with no_panic():
+                described = read_config(folder)
+                if is_nanovlm(described):
+                    pictures, tokenizer, template = open_nanovlm(folder, described)
+                else:
+                    _check_files(folder)
+                    pictures, tokenizer, template = open_idefics(folder)
+                if not template:
+                    raise ProcessorError(
+                        f"{folder}: expected a chat template (chat_template.jinja), found none"
+                    )
+                return cls(pictures, tokenizer, template, config, limits)
         except ProcessorError:
             raise
         except PromptError as error:
@@ -121,10 +129,14 @@ class Processor:
                 f"({type(error).__name__}: {one_line(error, 300)})"
             ) from error
 
-    @property
-    def hf_processor(self):
-        """transformers' processor, for saving; None for nanoVLM checkpoints."""
-        return self.pictures.hf_processor
+    @cached_property
+    def hf_processor(self) -> Idefics3Processor | None:
+        """transformers' processor, for saving, made when first asked for; None for nanoVLM checkpoints."""
+        if not isinstance(self.pictures, IdeficsPictures):
+            return None
+        from data.processor_conversion import transformers_form  # takes seconds to import
+
+        return transformers_form(self.pictures, self.tokenizer, self.chat.chat_template)
 
     # --------------------------------------------------------------------------------------------- in
     def ask(self, images: Any, question: str, system: str | None = None, **options) -> ModelInputs:
@@ -293,9 +305,20 @@ def make_processor(
         image_seq_len=image_seq_len,
         longest_edge=longest_edge,
         split=split,
-        chat_template=chat_template,
     )
     return Processor(pictures, tokenizer, chat_template, config)
+
+
+def _folder_of(source: str | Path, revision: str | None) -> Path:
+    if revision is None and Path(source).is_dir():
+        return Path(source)
+    from models.checkpoints.errors import CheckpointError  # and with it the Hub's client, for names only
+    from models.checkpoints.locate import snapshot
+
+    try:
+        return snapshot(source, revision)
+    except CheckpointError as error:
+        raise ProcessorError(error) from error
 
 
 def _name(source: Any) -> str:
@@ -328,7 +351,7 @@ def _check_fit(processor: Processor, config: VLMConfig) -> None:
             raise ProcessorError(f"{what}: the model expects {expected}, its processor gives {got}")
 
 
-def _stop_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def _stop_token_ids(tokenizer: FolderTokenizer | PreTrainedTokenizerBase) -> tuple[int, ...]:
     known = tokenizer.get_added_vocab()
     stops = {known[token] for token in _TURN_ENDS if token in known}
     if tokenizer.eos_token_id is not None:

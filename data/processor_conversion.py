@@ -24,10 +24,10 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 from data.errors import ProcessorError, PromptError, one_line
-from data.idefics_processing import FAKE, GLOBAL, IMAGE, open_idefics
+from data.idefics_processing import END, FAKE, GLOBAL, IMAGE, IdeficsPictures, open_idefics
 from data.nanovlm_processing import NanoVLMPictures, open_nanovlm, read_config
+from data.tokenizer import FolderTokenizer
 
-_END = "<end_of_utterance>"
 _TILE_NAME = re.compile(r"<row_(\d+)_col_(\d+)>")
 
 # Messages with parts -> messages with text, for a template that takes a message's content as one string. As
@@ -60,6 +60,20 @@ _TEXT_TO_PARTS = (
 )
 
 
+def transformers_form(
+    pictures: IdeficsPictures, tokenizer: FolderTokenizer | PreTrainedTokenizerBase, chat_template: str | None
+) -> Idefics3Processor:
+    """transformers' own processor of the same settings, tokenizer and template."""
+    if isinstance(tokenizer, FolderTokenizer):
+        tokenizer = tokenizer.transformers_tokenizer
+    return Idefics3Processor(
+        Idefics3ImageProcessorPil(**pictures.settings),
+        tokenizer,
+        image_seq_len=pictures.tokens_per_tile,
+        chat_template=chat_template,
+    )
+
+
 def as_idefics(folder: str | Path) -> Idefics3Processor:
     """transformers' processor for a nanoVLM checkpoint of any generation.
 
@@ -87,11 +101,11 @@ def as_idefics(folder: str | Path) -> Idefics3Processor:
         if theirs is not None
     }
     spare = _unused_tile_names(pictures, tokenizer)
-    for name in (FAKE, _END, GLOBAL):
+    for name in (FAKE, END, GLOBAL):
         if name not in names.values() and name not in tokenizer.get_vocab() and spare:
             names[spare.pop()] = name
     tokenizer = _renamed(tokenizer, names)
-    absent = [name for name in (IMAGE, FAKE, GLOBAL, _END) if name not in tokenizer.get_vocab()]
+    absent = [name for name in (IMAGE, FAKE, GLOBAL, END) if name not in tokenizer.get_vocab()]
     tokenizer.add_special_tokens({"additional_special_tokens": absent}, False)
     place = _IN_FRONT_OF_ALL if pictures.prefix else _IN_FIRST_MESSAGE
     return Idefics3Processor(
@@ -136,7 +150,7 @@ def _renamed(tokenizer: PreTrainedTokenizerBase, names: Mapping[str, str]) -> Pr
             "image_token": IMAGE,
             "fake_image_token": FAKE,
             "global_image_token": GLOBAL,
-            "end_of_utterance_token": _END,
+            "end_of_utterance_token": END,
         },
         **standard,
     )
@@ -174,16 +188,16 @@ def as_nanovlm(folder: str | Path) -> tuple[PreTrainedTokenizerBase, dict[str, A
     """
     folder = Path(folder)
     try:
-        pictures, template = open_idefics(folder)
+        pictures, tokenizer, template = open_idefics(folder)
+        tokenizer = transformers_form(pictures, tokenizer, template).tokenizer
     except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
         raise ProcessorError(
             f"{folder}: nanoVLM's config names tokens, and the tokenizer or processor here cannot be opened "
             f"({type(error).__name__}: {one_line(error, 200)})"
         ) from error
-    settings, tokenizer = pictures.hf_processor.image_processor, pictures.hf_processor.tokenizer
     vocab, grid = tokenizer.get_vocab(), 1
-    if settings.do_image_splitting:
-        grid = math.ceil(settings.size["longest_edge"] / pictures.tile_size)
+    if pictures.splits:
+        grid = math.ceil(pictures.longest_side / pictures.tile_size)
     tiles = {f"r{r}c{c}": f"<row_{r}_col_{c}>" for r in range(1, grid + 1) for c in range(1, grid + 1)}
     absent = [name for name in tiles.values() if name not in vocab]
     if absent and grid > 1:

@@ -20,10 +20,12 @@ import sys
 import threading
 import weakref
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 MEMORY, SECONDS = 512 * 2**20, 2.0  # of the process, and of its processor's time for one conversation
-LONGEST_TEMPLATE, LONGEST_RESULT = 2**20, 4 * 2**20  # characters
+LONGEST_TEMPLATE, LONGEST_RESULT = 2**20, 2**20  # characters; texts are put in later
+_COMPILED: dict[str, Any] = {}  # of this repository's templates
 
 
 class TemplateRefused(Exception):
@@ -91,7 +93,20 @@ def _end(process: subprocess.Popen, owner: int) -> None:
         process.communicate()
 
 
+def render(template: str, variables: dict[str, Any]) -> str:
+    """What a template of this repository makes of these variables, in this process and without limits.
+
+    Raises:
+        TemplateRefused: the template's own refusal, or a mistake in it.
+    """
+    made = answer({"template": template, "variables": variables}, environment(), _COMPILED)
+    if "refused" in made:
+        raise TemplateRefused(made["refused"])
+    return made["text"]
+
+
 # ------------------------------------------------------------------------------------- inside the process
+@cache
 def environment():
     """The sandbox that transformers renders chat templates in, with the same names in it."""
     from jinja2 import TemplateError, ext, nodes

@@ -18,6 +18,14 @@ MAY_IMPORT = {
     "models.checkpoints": {"models"},
     "models": {"models"},
     "generation": {"generation"},
+    # By a name on the Hub, as the model is opened; nothing below models.checkpoints imports data.
+    "data.processor": {
+        "data",
+        "models.config",
+        "models.untrusted",
+        "models.checkpoints.errors",
+        "models.checkpoints.locate",
+    },
     "data": {"data", "models.config", "models.untrusted"},
     "training": {"training", "models", "data"},
     "inference": {"inference", "models", "generation", "data"},

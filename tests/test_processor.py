@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoProcessor, Idefics3Processor
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
+from data.idefics_processing import IdeficsPictures
 from data.images import ImageError, ImageLimits
 from data.processor import Processor, ProcessorError, PromptError, make_processor
 from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from models.config import TextConfig, VisionConfig, VLMConfig
+from tests.hub_server import HubServer, point_client_at
 from tests.processors import CORPUS, assert_same, embedded, nano_config, picture, processor
 
 TEXTS = (
@@ -44,6 +48,33 @@ def test_ids_and_pixels_are_those_of_transformers(kind: str):
             for system in (None, "be brief\n"):
                 messages = p.conversation(images, text, system)
                 assert_same(p.prepare(messages), transformers_inputs(p.hf_processor, messages))
+
+
+def test_pixels_of_any_size_and_setting_are_those_of_transformers():
+    draw = random.Random(15)
+    for case in range(60):
+        size = (draw.randint(1, 150), draw.randint(1, 150)) if case else (200, 1)
+        settings = {
+            "size": {"longest_edge": draw.randint(8, 130)},
+            "max_image_size": {"longest_edge": draw.choice([8, 14, 32])},
+            "do_image_splitting": draw.random() < 0.8,
+            "resample": draw.randint(1, 5),
+            "do_rescale": case % 7 != 0,
+            "rescale_factor": draw.choice([1 / 255, 1 / 127.5, 0.01]),
+            "do_normalize": case % 5 != 0,
+            "image_mean": draw.choice([[0.5] * 3, [0.48, 0.46, 0.41], 0.5]),
+            "image_std": draw.choice([[0.5] * 3, [0.27, 0.26, 0.28], 0.3]),
+            "video_sampling": {"fps": 1},
+        }
+        if case % 9 == 0:  # transformers' defaults
+            settings = {name: settings[name] for name in ("size", "max_image_size")}
+        ours, theirs = IdeficsPictures(settings), Idefics3ImageProcessorPil(**settings)
+        image = picture(*size, seed=case)
+        expected = theirs([[image]], return_row_col_info=True, return_tensors="pt")
+        tiles, rows, cols = ours.tiles(image)
+        assert torch.equal(tiles, expected["pixel_values"][0].float()), (size, settings)
+        assert (rows, cols) == (expected["rows"][0][0], expected["cols"][0][0])
+        assert ours.grid(*size) == (len(tiles), rows, cols)
 
 
 def test_conversations_of_several_turns_are_those_of_transformers():
@@ -117,6 +148,21 @@ def test_today_s_layout_and_the_older_one_open_alike(tmp_path):
     assert_same(transformers_inputs(AutoProcessor.from_pretrained(tmp_path / "new"), messages), expected)
 
 
+def test_a_processor_opens_by_the_names_its_model_opens_by(tmp_path, monkeypatch):
+    p = embedded(split=True)
+    p.hf_processor.save_pretrained(tmp_path / "model")
+    messages = p.conversation(picture(50, 20), TEXTS[0])
+    with HubServer({"owner/model": tmp_path / "model"}) as hub:
+        point_client_at(monkeypatch, hub.url, tmp_path / "cache")
+        for revision in (None, "main"):
+            opened = Processor.from_pretrained("owner/model", revision=revision)
+            assert_same(opened.prepare(messages), p.prepare(messages))
+        for source, revision in (("owner/other", None), ("owner/model", "no-such")):
+            with pytest.raises(ProcessorError) as error:
+                Processor.from_pretrained(source, revision=revision)
+            assert "\n" not in str(error.value)
+
+
 def model_config(
     tokens_per_side: int = 2, image_size: int = 32, image_token_id: int | None = None
 ) -> VLMConfig:
@@ -160,11 +206,11 @@ def test_broken_folders_give_one_sentence(tmp_path):
             Processor.from_pretrained(folder)
         assert "\n" not in str(error.value)
 
-    with pytest.raises(ProcessorError, match="expected a checkpoint folder, found none"):
+    with pytest.raises(ProcessorError, match="absent"):
         Processor.from_pretrained(tmp_path / "absent")
     broken("bare", "found neither", processor_config__json=None)
     broken("wordless", "chat template", chat_template__jinja=None)
-    broken("cut", "cannot be opened", tokenizer__json='{"version": "1.0", "added')
+    broken("cut", "tokenizer.json: not valid JSON", tokenizer__json='{"version": "1.0", "added')
     broken("noise", "processor_config.json: not valid JSON", processor_config__json="hello")
     broken("tokenless", "cannot be opened", tokenizer__json=None)
     broken("nanovlm", "lm_tokenizer", config__json=json.dumps(nano_config(lm_tokenizer="../../etc")))

@@ -259,7 +259,7 @@ def test_pictures_of_a_conversation_have_a_limit_together():
 def test_sizes_of_a_checkpoint_are_bounded(size):
     p = embedded(split=True)
     for place in ("size", "max_image_size"):
-        pictures = IdeficsPictures(p.pictures.hf_processor)
+        pictures = IdeficsPictures(p.pictures.settings)
         setattr(pictures, {"size": "longest_side", "max_image_size": "tile_size"}[place], size)
         with pytest.raises(ProcessorError, match="expected an integer from 1 to 4096, got"):
             Processor(pictures, p.tokenizer, p.chat.chat_template)

@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from data import templates
 from data.chat import ChatEncoder, PromptError, read_conversation
 from data.idefics_processing import SMOLVLM_CHAT_TEMPLATE
 from data.samples import SampleEncoder
-from data.templates import TemplateProcess, TemplateRefused
+from data.templates import TemplateProcess, TemplateRefused, render
 from inference.answer import encode as encode_question
 from inference.checkpoint import open_checkpoint
 from tests.processors import KINDS, LLAMA_TEMPLATE, processor
@@ -159,7 +160,7 @@ HOSTILE = {
     "a width": ("{{ '%999999999d' % 1 }}", "MemoryError"),
     "a centre": ("{{ 'a'.center(10**10) }}", "MemoryError"),
     "recursion": ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "recursion"),
-    "much text": ("{{ 'x' * 10**7 }}", "10000000 characters, at most 4194304"),
+    "much text": ("{{ 'x' * 10**7 }}", "10000000 characters, at most 1048576"),
     "classes": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
     "globals": ("{{ raise_exception.__globals__.os.system('id') }}", "unsafe"),
     "a format": ("{{ '{0.__class__.__init__.__globals__}'.format(cycler) }}", "unsafe"),
@@ -190,8 +191,14 @@ def test_a_hostile_template_ends_in_a_sentence_and_the_next_conversation_is_answ
         ChatEncoder(p.tokenizer, "x" * 2_000_000, image_token="<image>")
 
 
-def test_a_foreign_template_gives_what_transformers_gives():
-    """The same text from the process with limits and from transformers' own sandbox."""
+def test_any_template_gives_what_transformers_gives(monkeypatch):
+    """The same text from transformers' own sandbox, from ours, and from the process with limits."""
+
+    def of_transformers(template: str, variables: dict) -> str:
+        (text,), _ = render_jinja_template([variables.pop("messages")], chat_template=template, **variables)
+        return text
+
+    renders = ((of_transformers, True), (render, True), (render, False))
     p = processor("llama")
     messages = [
         {"role": "system", "content": "be brief"},
@@ -199,13 +206,12 @@ def test_a_foreign_template_gives_what_transformers_gives():
         {"role": "assistant", "content": "two"},
     ]
     for template in (LLAMA_TEMPLATE, SMOLVLM_CHAT_TEMPLATE, EVERYTHING):
-        ids = [
-            ChatEncoder(p.tokenizer, template, image_token="<image>", harmless_template=harmless)
-            .encode(read_conversation(messages))
-            .input_ids
-            for harmless in (True, False)
-        ]
-        assert ids[0] == ids[1]
+        ids = []
+        for ours, harmless in renders:
+            monkeypatch.setattr("data.chat.render", ours)
+            chat = ChatEncoder(p.tokenizer, template, image_token="<image>", harmless_template=harmless)
+            ids.append(chat.encode(read_conversation(messages)).input_ids)
+        assert ids[0] == ids[1] == ids[2]
 
 
 EVERYTHING = (

@@ -1,0 +1,175 @@
+"""Tokenizers made to do harm: refused when opened, or when their text is too much for them, in a sentence."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+
+import pytest
+
+from data.errors import ProcessorError, PromptError
+from data.processor import Processor
+from data.tokenizer_limits import check_tokenizer
+from tests.processors import processor
+
+
+def replace(pattern: str, content: str, regex: bool = False) -> dict:
+    return {"type": "Replace", "pattern": {"Regex" if regex else "String": pattern}, "content": content}
+
+
+def split(pattern: str) -> dict:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def sequence(kind: str, parts: list) -> dict:
+    return {"type": "Sequence", kind: parts}
+
+
+def normalizers(*parts: dict) -> dict:
+    return {"normalizer": sequence("normalizers", list(parts))}
+
+
+def charsmap(table: bytes, strings: bytes) -> dict:
+    raw = len(table).to_bytes(4, "little") + table + strings
+    return {"normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(raw).decode()}}
+
+
+def added(content: str, number: int) -> dict:
+    marks = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": 1000 + number, "content": content, "special": True} | marks
+
+
+def text_twice(times: int) -> dict:
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    return {"type": "TemplateProcessing", "single": [text] * times, "pair": [text] * 2, "special_tokens": {}}
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+MANY = {"id": "x", "ids": [1] * 30_000, "tokens": ["x"] * 30_000}
+# name → what a tokenizer.json has in place of a good one's, or what is done to its model.
+REFUSED: dict[str, dict] = {
+    "twenty doublings": normalizers(*[replace("e", "ee")] * 20),
+    "ten doublings": normalizers(*[replace("e", "ee")] * 10),
+    "doublings in sequences": normalizers(sequence("normalizers", [replace("e", "ee")] * 9)),
+    "a text between all letters": normalizers(*[replace("", "x", True)] * 9),
+    "a long replacement": normalizers(replace("e", "e" * 5000)),
+    "a long prefix, often": normalizers(*[{"type": "Prepend", "prepend": "e" * 60}] * 5),
+    "compatibility, put in again": normalizers(*[{"type": "NFKD"}, replace("\u0635", "\ufdfa")] * 4),
+    "letters of bytes, often": normalizers(*[{"type": "ByteLevel"}] * 12),
+    "a mapping to long texts": charsmap(bytes(16), b"x" * 1000 + b"\0"),
+    "a mapping of noise": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
+    "thousands of splits": {"pre_tokenizer": sequence("pretokenizers", [BYTES] * 5000)},
+    "sixteen splits": {"pre_tokenizer": sequence("pretokenizers", [BYTES] * 16)},
+    "deep": {"pre_tokenizer": reduce(lambda part, _: sequence("pretokenizers", [part]), range(50), BYTES)},
+    "a text many times": {"post_processor": text_twice(50)},
+    "thousands of ids in front": {"post_processor": text_twice(1) | {"special_tokens": {"x": MANY}}},
+    "decoded doublings": {"decoder": sequence("decoders", [replace("e", "ee")] * 9)},
+    "a decoder's pattern": {"decoder": replace("(e+)+$", "", True)},
+    "many added tokens": {"added_tokens": [added(f"<{i}>", i) for i in range(20_000)]},
+    "a long added token": {"added_tokens": [added("x" * 100_000, 0)]},
+    "a huge id": {"added_tokens": [added("x", 2**31)]},
+    "long words": {"model": {"type": "WordPiece", "max_input_chars_per_word": 10**9, "vocab": {"e": 0}}},
+    "a long suffix": {"model": {"type": "BPE", "end_of_word_suffix": "x" * 10_000, "vocab": {"e": 0}}},
+    "a long piece": {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["e", 0.0], ["e" * 5000, 0.0]]}},
+    "no numbers": {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["e", float("nan")]]}},
+    "an id of no piece": {"model": {"type": "Unigram", "unk_id": 10**6, "vocab": [["e", 0.0]]}},
+    "another kind of vocabulary": {"model": {"type": "BPE", "vocab": 3}},
+    "a list of normalizers": {"normalizer": [1]},
+}  # fmt: skip
+PATTERNS = (
+    r"(e+)+$", r"(e|e)*x", r"(e*)*[xy]", r"e*e*[xy]", r"[a-z]+[a-z]+;", r"(e?){30}e{30}", "e?" * 20 + "e",
+    r"(e{0,100}){0,100}x", r"(e)\1+x", r"(?<n>e\g<n>?x)", r"((e{1,9}){1,9}){1,9}[xy]", r"(?=(e+)+x)",
+    r"(?:e|ee)+[xy]", r".*.*=.*", r"(?>e+)+x", "e" * 3000, "[",
+)  # fmt: skip
+_BEFORE, _WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# How the vocabularies that are published split text: GPT-2, Llama 3, Qwen, GPT-4o, DeepSeek, CLIP, others.
+PUBLISHED = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    rf"{_BEFORE}|{_WORD}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}",
+    rf"{_BEFORE}|{_WORD}\p{{L}}+|\p{{N}}|{_REST}",
+    rf"[\p{{Han}}]+|{_WORD}{_UPPER}*{_LOWER}+{_BEFORE}?|{_WORD}{_UPPER}+{_LOWER}*{_BEFORE}?|\p{{N}}|{_REST}",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+""",
+    r"[一-龥぀-ゟ゠-ヿ]+", r"\s?[!-/:-~！-／：-～]+", r"\s+$", r" {2,}", r"(?=(\d{3})+(?!\d))", r"\p{N}{1,3}",
+    r"<\|startoftext\|>|'s|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+", r" ?[^(\s|[.,!?…。，、|_।۔،])]+", "^", r"\d",
+)  # fmt: skip
+
+
+@pytest.fixture
+def with_spec(tmp_path) -> Callable[[dict], Path]:
+    """A processor's folder whose tokenizer.json says something else."""
+    processor("embedded").hf_processor.save_pretrained(tmp_path / "good")
+
+    def change(changes: dict) -> Path:
+        folder = shutil.copytree(tmp_path / "good", tmp_path / "bad", dirs_exist_ok=True)
+        spec = json.loads((folder / "tokenizer.json").read_text())
+        (folder / "tokenizer.json").write_text(json.dumps(spec | changes))
+        return folder
+
+    return change
+
+
+@pytest.mark.parametrize("changes", REFUSED.values(), ids=REFUSED)
+def test_refused_when_opened(changes, with_spec):
+    with pytest.raises(ProcessorError) as error:
+        Processor.from_pretrained(with_spec(changes))
+    assert str(error.value).isprintable()
+
+
+def test_refused_whatever_opens_it(with_spec):
+    """A class that is transformers' to open is looked at by the same rules."""
+    folder = with_spec(REFUSED["twenty doublings"])
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    for named in ("LlamaTokenizer", "GPT2Tokenizer", None):
+        (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": named}))
+        with pytest.raises(ProcessorError, match="normalizer: expected at most"):
+            Processor.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_that_may_take_for_ever_are_refused(pattern):
+    for section in ({"pre_tokenizer": split(pattern)}, {"normalizer": replace(pattern, "x", True)}):
+        with pytest.raises(ValueError, match="pattern"):
+            check_tokenizer({"model": {"vocab": {}}} | section)
+
+
+@pytest.mark.parametrize("pattern", PUBLISHED)
+def test_published_patterns_are_taken(pattern):
+    spec = {"model": {"vocab": {}}, "pre_tokenizer": sequence("pretokenizers", [split(pattern), BYTES])}
+    assert check_tokenizer(spec) >= 20_000
+
+
+def test_published_normalizers_are_taken():
+    """Those of Albert, T5, Llama 2, and Gemma."""
+    albert = [replace("``", '"'), {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]
+    mark = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    mapping = charsmap(bytes(16), "\u0635\u0644\u0649 \u0627\u0644".encode() + b"\0")["normalizer"]
+    for parts in (
+        albert,
+        [mapping, replace(" {2,}", " ", True)],
+        [{"type": "Prepend", "prepend": "\u2581"}, replace(" ", "\u2581")],
+        [replace(" ", "\u2581")],
+    ):
+        assert check_tokenizer({"pre_tokenizer": mark} | normalizers(*parts)) >= 100_000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        {"model": {"type": "WordLevel", "unk_token": "none", "vocab": {"e": 0}}},
+        charsmap(b"\xff\xff\xff\x7f" * 1024, b"abc\0"),
+        {"pre_tokenizer": split("e+[xyz]")},
+        normalizers(*[replace("e", "ee")] * 5),
+    ],
+    ids=["a panic", "no token for the rest", "a mapping out of bounds", "a square", "growth"],
+)
+def test_what_only_a_text_shows_is_a_sentence(changes, with_spec):
+    with pytest.raises((PromptError, ProcessorError)) as error:
+        Processor.from_pretrained(with_spec(changes)).ask(None, "e" * 300_000)
+    assert str(error.value).isprintable()

@@ -1,0 +1,201 @@
+"""A folder's tokenizer, opened without transformers: the same rules, ids and texts as transformers'."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from data.errors import ProcessorError
+from data.processor import Processor
+from data.tokenizer import FolderTokenizer, open_tokenizer
+from tests.processors import GOLDEN, assert_same, embedded, picture, processor
+
+ROOT = Path(__file__).parent.parent
+MARKS = {"normalized": False, "rstrip": False, "single_word": False}
+ODD = {"__type": "AddedToken", "content": "<odd>", "lstrip": True, **MARKS}
+# What tokenizer_config.json may say of a tokenizer, besides what it says already.
+SETTINGS = {
+    "nothing": {},
+    "a role for an absent token": {"eos_token": "<never seen>", "sep_token": "<sep>"},
+    "a token as an object": {"eos_token": ODD | {"content": "<end_of_utterance>"}},
+    "a list of more": {"additional_special_tokens": ["<one>", "<image>", ODD]},
+    "roles of its own": {"extra_special_tokens": {"image_token": "<image>", "odd_token": "<two>"}},
+    "a role for none": {"pad_token": None},
+    "what changes nothing": {"add_bos_token": True, "add_prefix_space": True, "legacy": False},
+}
+MAP = {
+    "bos_token": {"content": "<|im_start|>", "lstrip": True, **MARKS},
+    "own_token": {"content": "<own>", "lstrip": True, **MARKS},
+    "additional_special_tokens": ["<three>", "<image>"],
+}
+
+
+def folder_with(kind: str, folder: Path, config: dict, model_type: str | None = None, **files: dict) -> Path:
+    """A processor's files, with changes to tokenizer_config.json and other JSON files."""
+    processor(kind).hf_processor.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    if model_type is not None:
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return folder
+
+
+def rules(tokenizer) -> dict:
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    return {name: value for name, value in spec.items() if name not in ("truncation", "padding")}
+
+
+def assert_as_transformers(folder: Path) -> None:
+    ours = open_tokenizer(folder)
+    theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    assert isinstance(ours, FolderTokenizer)
+    assert rules(ours) == rules(theirs)
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    for name in ("bos_token", "eos_token_id", "pad_token_id", "unk_token_id"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert len(ours) == len(theirs) and ours.get_added_vocab() == theirs.get_added_vocab()
+    for token in ("<image>", "two", "not a token"):
+        assert ours.convert_tokens_to_ids([token]) == theirs.convert_tokens_to_ids([token])
+    ids = theirs("two red squares , 12 of<image> them<end_of_utterance> .")["input_ids"]
+    for skip in (True, False):
+        expected = theirs.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        assert ours.decode(ids, skip_special_tokens=skip) == expected
+
+
+@pytest.mark.parametrize("kind", ["embedded", "llama", "nfkc", "unigram"])
+@pytest.mark.parametrize("named", ["PreTrainedTokenizerFast", "TokenizersBackend", "GPT2Tokenizer"])
+@pytest.mark.parametrize("model_type", ["idefics3", "smolvlm"])
+def test_every_published_class_reads_as_in_transformers(kind, named, model_type, tmp_path):
+    if kind == "unigram" and named == "GPT2Tokenizer":
+        pytest.skip("GPT2's class is of merges")
+    assert_as_transformers(folder_with(kind, tmp_path / "new", {"tokenizer_class": named}, model_type))
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("listed", [True, False], ids=["added tokens listed", "special_tokens_map.json"])
+@pytest.mark.parametrize("named", ["PreTrainedTokenizerFast", "GPT2Tokenizer"])
+def test_tokens_named_in_other_files_are_added_as_in_transformers(settings, listed, named, tmp_path):
+    added = json.loads(processor("nfkc").tokenizer.backend_tokenizer.to_str())["added_tokens"]
+    config = {"tokenizer_class": named} | SETTINGS[settings]
+    files = {}
+    if listed:
+        tokens = {token.pop("id"): token for token in added}
+        tokens[min(tokens)] |= {"rstrip": True, "special": False}
+        config["added_tokens_decoder"] = tokens | {9000: added[0] | {"content": "<four>"}}
+    else:
+        files = {"special_tokens_map": MAP, "added_tokens": {"<image>": added[5]["id"], "<five>": 9999}}
+    assert_as_transformers(folder_with("nfkc", tmp_path / "new", config, **files))
+
+
+@pytest.mark.parametrize("folder", ["nanovlm-current/tokenizer", "nanovlm-v0.1/tokenizer"])
+def test_golden_tokenizers_read_as_in_transformers(folder):
+    assert_as_transformers(GOLDEN / folder)
+
+
+def test_what_this_repository_does_not_know_is_transformers_to_open(tmp_path):
+    for name, config, model_type in (
+        ("a class", {"tokenizer_class": "LlamaTokenizer"}, None),
+        ("a setting", {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True}, None),
+        ("a model", {"tokenizer_class": "PreTrainedTokenizerFast"}, "mistral"),
+    ):
+        folder = folder_with("llama", tmp_path / name, config, model_type)
+        theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        assert rules(open_tokenizer(folder)) == rules(theirs)
+        assert type(open_tokenizer(folder)) is type(theirs)
+
+
+def test_what_transformers_tokenizer_can_do_the_opened_one_can(tmp_path):
+    """Saving included, and behind a pickle."""
+    folder = folder_with("embedded", tmp_path / "a", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    p = Processor.from_pretrained(folder)
+    p = pickle.loads(pickle.dumps(p))
+    assert p.tokenizer("two red")["input_ids"] == p.tokenizer.backend_tokenizer.encode("two red").ids
+    assert p.tokenizer.model_max_length == embedded().tokenizer.model_max_length
+    assert not hasattr(p.tokenizer, "no_such_method")
+    p.hf_processor.save_pretrained(tmp_path / "b")
+    for name in ("tokenizer.json", "processor_config.json", "chat_template.jinja"):
+        assert (tmp_path / "b" / name).read_bytes() == (folder / name).read_bytes(), name
+    assert str(tmp_path) not in (tmp_path / "b" / "tokenizer_config.json").read_text()
+    again = Processor.from_pretrained(tmp_path / "b")
+    assert_same(again.ask(picture(40, 20), "two <image>?"), p.ask(picture(40, 20), "two <image>?"))
+    shutil.rmtree(tmp_path / "b")
+    assert again.ask(None, "two?")
+    with pytest.raises(ProcessorError, match="transformers cannot open"):
+        again.hf_processor  # noqa: B018
+
+
+def test_a_question_is_answered_without_transformers():
+    """Whose import takes longer than all the rest."""
+    code = "import sys, generate; generate.main(['--max-new-tokens', '1']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    imported = done.stdout.splitlines()[-1].split()
+    assert "data.processor" in imported and "transformers" not in imported, done.stderr
+
+
+# ------------------------------------------------------------------------------------------ chat templates
+NAMED = [{"name": "default", "template": "of {messages}"}, {"name": "tools", "template": "t"}]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"processor_config.json": "p", "chat_template.json": "j", "chat_template.jinja": "f"},
+        {"chat_template.json": "j", "chat_template.jinja": "f", "tokenizer_config.json": "t"},
+        {"chat_template.jinja": "f", "tokenizer_config.json": "t"},
+        {"chat_template.jinja": "f", "additional_chat_templates/tools.jinja": "a"},
+        {"chat_template.jinja": "f", "additional_chat_templates/default.jinja": "a"},
+        {"additional_chat_templates/default.jinja": "a", "tokenizer_config.json": "t"},
+        {"processor_config.json": "p", "additional_chat_templates/tools.jinja": "a"},
+        {"chat_template.json": "j", "additional_chat_templates/tools.jinja": "a"},
+        {"additional_chat_templates/tools.jinja": "a"},
+    ],
+    ids=lambda files: " ".join(files),
+)
+def test_of_several_chat_templates_the_one_transformers_takes(files, tmp_path):
+    from transformers import Idefics3Processor
+
+    processor("embedded").hf_processor.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        if path.suffix == ".jinja":
+            path.write_text(text)
+        else:
+            old = json.loads(path.read_text()) if path.is_file() else {}
+            path.write_text(json.dumps(old | {"chat_template": text}))
+    try:
+        theirs = Idefics3Processor.from_pretrained(tmp_path)
+        expected = theirs._resolve_chat_template(None)
+    except ValueError:
+        with pytest.raises(ProcessorError, match=r"chat_template\.json|named default, got tools"):
+            Processor.from_pretrained(tmp_path)
+        return
+    assert Processor.from_pretrained(tmp_path).chat.chat_template == expected
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "processor_config.json"])
+def test_of_a_list_of_chat_templates_the_default_one(file, tmp_path):
+    processor("embedded").hf_processor.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    path = tmp_path / file
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {"chat_template": NAMED}))
+    assert Processor.from_pretrained(tmp_path).chat.chat_template == NAMED[0]["template"]
+    for wrong, match in (
+        (NAMED[1:], "named default, got tools"),
+        (7, "as text, got int"),
+        ([], "found none|got none"),
+    ):
+        path.write_text(json.dumps(settings | {"chat_template": wrong}))
+        with pytest.raises(ProcessorError, match=match):
+            Processor.from_pretrained(tmp_path)
