@@ -1,6 +1,20 @@
 """Ocelli's network: a ViT encoder, a pixel-shuffle projector and a grouped-query-attention language model."""
 
-from models.config import RopeScaling, TextConfig, VisionConfig, VLMConfig
-from models.vision_language_model import VisionLanguageModel, VLMOutput
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from models.config import RopeScaling, TextConfig, VisionConfig, VLMConfig
+    from models.vision_language_model import VisionLanguageModel, VLMOutput
 
 __all__ = ["RopeScaling", "TextConfig", "VLMConfig", "VLMOutput", "VisionConfig", "VisionLanguageModel"]
+
+
+def __getattr__(name: str):
+    """Imported when first asked for: PyTorch takes seconds, and finding a checkpoint does not need it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "models.vision_language_model" if name.startswith(("VisionL", "VLMO")) else "models.config"
+    return getattr(import_module(module), name)

@@ -27,6 +27,7 @@ from huggingface_hub.utils import httpx
 
 from models.checkpoints.errors import CheckpointError, some
 from models.checkpoints.hub import fetched, one_sentence
+from models.checkpoints.names import resolve_source
 from models.checkpoints.strict_json import read_json
 from models.untrusted import MAX_INDEX
 
@@ -134,7 +135,8 @@ def _describe(source: str | Path, fetch: _Folder | _Hub) -> CheckpointFiles:
 
 
 def _fetcher(source: str | Path, revision: str | None) -> _Folder | _Hub:
-    return _Folder(source, revision) if _is_folder(source) else _Hub(str(source), revision)
+    place = resolve_source(source, revision)
+    return _Folder(place) if os.path.isdir(place) else _Hub(place, revision)
 
 
 def snapshot(
@@ -145,13 +147,14 @@ def snapshot(
     Raises:
         CheckpointError: as in `locate`; a link out of a local folder.
     """
-    if _is_folder(source):
-        folder = Path(source).expanduser()
+    repo = resolve_source(source, revision)
+    if os.path.isdir(repo):
+        folder = Path(repo)
         for name in patterns:
             if (folder / name).is_file():
                 _check_inside(folder, folder / name)
         return folder
-    repo, began = str(source), time.time()
+    began = time.time()
     with one_sentence(repo, revision, "the processor's files"):
         cached_only = not _is_listed(repo, revision)
         wanted = {"revision": revision, "allow_patterns": list(patterns), "local_files_only": cached_only}
@@ -194,24 +197,6 @@ def is_cached(repo: str, commit: str) -> bool:
     return cache.file("config.json") is not None and cache.has_weights()
 
 
-def _is_folder(source: str | Path) -> bool:
-    """Whether a source is a folder here; a path that can only be a path must exist."""
-    text = str(source)
-    try:
-        path = Path(source).expanduser()
-    except RuntimeError:
-        raise CheckpointError(f"there is no folder {text}: nobody here has a home of that name") from None
-    if path.is_dir():
-        return True
-    if path.is_file():
-        raise CheckpointError(
-            f"{text} is a file: expected a checkpoint folder or a repository id such as owner/name"
-        )
-    if isinstance(source, Path) or text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:
-        raise CheckpointError(f"there is no folder {text}: expected a checkpoint folder or a repository id")
-    return False
-
-
 def _check_download(path: Path, began: float, repo: str) -> None:
     """Hold a file that has come since `began` against the Hub's name for it, where that is its SHA-256, as
     for weights; the client compares lengths only. What came wrong leaves the cache.
@@ -252,13 +237,8 @@ class _Folder:
 
     commit = None
 
-    def __init__(self, source: str | Path, revision: str | None):
-        self.path = Path(source).expanduser()
-        self.name = f"folder {source}"
-        if revision is not None:
-            raise CheckpointError(
-                f"{source} is a local folder, which has no revision {revision!r}: leave revision out"
-            )
+    def __init__(self, path: str):
+        self.path, self.name = Path(path), f"folder {path}"
 
     def file(self, name: str) -> Path | None:
         path = self.path / name
