@@ -122,11 +122,10 @@ def start(settings: argparse.Namespace):
         closed=visitors.close_model,
         largest_guest=settings.largest_model * 10**9,
     )
-    models.open(models.default)
+    first = models.open(models.default)
     thread = ModelThread()
     desk = Desk(models, thread, visitors, PageLimits())
-    # The embedded model answers one question at a time: behind others it is wrong every other time.
-    page = build(desk, remember=Path(models.default).resolve() != DEFAULT_MODEL)
+    page = build(desk, remember=not first.single_turn)
     browser = has_screen() if settings.browser is None else settings.browser
     try:
         for _ in range(ATTEMPTS):

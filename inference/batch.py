@@ -250,6 +250,7 @@ class BatchJob:
                 limit = replace(options, max_new_tokens=line.max_new_tokens).max_new_tokens
             except ValueError as error:
                 raise RequestError(str(error)) from None
+        checkpoint.check_images(len(line.images))
         sources = [_beside(self.questions, image) for image in line.images]
         row = encode(checkpoint, sources, line.question, line.system if line.system is not None else system)
         check_context(checkpoint, row, limit)

@@ -56,6 +56,25 @@ class Checkpoint:
     def context(self) -> int:
         return self.model.config.text.max_position_embeddings
 
+    @property
+    def needs_image(self) -> bool:
+        """Whether it was trained on questions about images alone, so that an answer without one means nothing;
+        its generation_config.json says so."""
+        return bool(self.model.generation_config.get("needs_image", False))
+
+    @property
+    def single_turn(self) -> bool:
+        """Whether it was trained on one question at a time, and answers a second one wrong that stands after
+        a first; its generation_config.json says so."""
+        return bool(self.model.generation_config.get("single_turn", False))
+
+    def check_images(self, count: int) -> None:
+        """Raises RequestError for a question about no image where the model needs one."""
+        if count == 0 and self.needs_image:
+            raise RequestError(
+                f"{self.name} was trained on questions about images: expected at least one image, got none"
+            )
+
     def compiled(self, steps: int | None = None) -> Checkpoint:
         """This checkpoint with the fastest decode step of this machine, or the eager one and why; the answers
         are the same. `steps` as in `fast_step`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,16 @@ def model_folder(tmp_path_factory) -> Path:
     model = VisionLanguageModel(config)
     randomize(model, seed=0)
     return model.save_pretrained(tmp_path_factory.mktemp("model") / "tiny", processor=processor)
+
+
+@pytest.fixture(scope="session")
+def single_folder(model_folder, tmp_path_factory) -> Path:
+    """The same checkpoint, said to be trained on single questions about images."""
+    folder = tmp_path_factory.mktemp("model") / "single"
+    shutil.copytree(model_folder, folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"needs_image": True, "single_turn": True}))
+    return folder
 
 
 @pytest.fixture(scope="session")

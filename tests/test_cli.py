@@ -72,6 +72,15 @@ def test_no_picture_and_one_token(as_json):
     assert (made["images"], made["image_tokens"], made["decode_tokens_per_second"]) == ([], 0, None)
 
 
+def test_a_model_of_questions_about_images_needs_one(cli, complaint, photo, single_folder, tmp_path):
+    assert "image" in complaint("--no-image", "-q", "how many?", model=single_folder)
+    assert cli(photo, "-q", "how many?", "--max-new-tokens", 1, model=single_folder)[0] == 0
+    (tmp_path / "q.jsonl").write_text('{"question": "how many?"}\n')
+    out = tmp_path / "a.jsonl"
+    cli("--batch", tmp_path / "q.jsonl", "--out", out, model=single_folder)
+    assert "image" in json.loads(out.read_text())["error"]
+
+
 def test_several_questions(cli, as_json, photo):
     ask = ("-q", "how many?", photo, "-q", "what colour is the triangle?", "--max-new-tokens", 5)
     first, second = as_json(*ask)
