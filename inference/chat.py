@@ -21,7 +21,7 @@ from typing import Any
 from data.files import expanded
 from data.inputs import TiledPicture
 from generation.decoding import GenerationOptions
-from generation.sampling import MAX_SEED
+from generation.options import MAX_SEED
 from inference.checkpoint import RequestError
 from inference.conversation import Conversation, TurnReply
 from inference.mistakes import MISTAKES, sentence

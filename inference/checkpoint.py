@@ -58,14 +58,14 @@ class Checkpoint:
 
     @property
     def needs_image(self) -> bool:
-        """Whether it was trained on questions about images alone, so that an answer without one means nothing;
-        its generation_config.json says so."""
+        """Whether it was trained on questions about images only, so that an answer without one means nothing:
+        what its generation_config.json says."""
         return bool(self.model.generation_config.get("needs_image", False))
 
     @property
     def single_turn(self) -> bool:
         """Whether it was trained on one question at a time, and answers a second one wrong that stands after
-        a first; its generation_config.json says so."""
+        a first: what its generation_config.json says."""
         return bool(self.model.generation_config.get("single_turn", False))
 
     def check_images(self, count: int) -> None:

@@ -61,8 +61,8 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """What stands before the next question, in the Hub's form: what `Processor.prepare` takes, pictures as
-        `TiledPicture`s."""
+        """What stands before the next question, in the Hub's form, which `Processor.prepare` takes; pictures
+        are `TiledPicture`s."""
         return self._messages(self._remembered())
 
     @property
