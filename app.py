@@ -33,12 +33,7 @@ ATTEMPTS = 3  # to begin the server
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="app.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="app.py", description=__doc__)
     add = parser.add_argument
     add("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
         help="address to listen on (default 127.0.0.1: nobody else; 0.0.0.0: all networks)")  # fmt: skip

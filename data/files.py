@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 from collections.abc import Iterator
@@ -38,6 +39,34 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+_MOST_ENTRIES = 2_000  # of a folder that is searched for a similar name
+
+
+def nearest_file(path: str | os.PathLike, alike: float = 0.6) -> str:
+    """The end of a sentence about a file that is not there: ", did you mean NAME?" with the name that is most
+    like it, or ""; a folder on the way may be mistyped as well.
+
+    Args:
+        alike: how much two names must be (difflib's ratio).
+    """
+    found = ""
+    for part in Path(expanded(os.fspath(path))).parts:
+        step = os.path.join(found, part)
+        if not os.path.lexists(step):
+            try:
+                with os.scandir(found or ".") as entries:
+                    first = [entry.name for _, entry in zip(range(_MOST_ENTRIES), entries)]
+            except OSError:
+                return ""
+            names = {name.lower(): name for name in first}
+            close = difflib.get_close_matches(part.lower(), names, n=1, cutoff=alike)
+            if not close:
+                return ""
+            step = os.path.join(found, names[close[0]])
+        found = step
+    return f", did you mean {found}?" if os.path.isfile(found) else ""
 
 
 def expanded(path: str) -> str:

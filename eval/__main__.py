@@ -38,12 +38,7 @@ OF_DATA = (
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m eval",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="python -m eval", description=__doc__)
     group = parser.add_argument_group("what to ask")
     add = group.add_argument
     add("--tasks", metavar="NAMES", help="shapes, or tasks of lmms-eval; several with commas")

@@ -24,7 +24,7 @@ from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
 from inference.checkpoint import RequestError
 from inference.conversation import Conversation, TurnReply
-from inference.mistakes import MISTAKES, sentence
+from inference.mistakes import mistakes, sentence
 from inference.stats import as_table, stats_rows
 from inference.transcript import save_transcript
 
@@ -116,7 +116,7 @@ class Chat:
             self._do(line)
         except BrokenPipeError:
             raise
-        except MISTAKES as error:
+        except mistakes() as error:
             if self.debug:
                 traceback.print_exc()
             self.failed += 1

@@ -12,20 +12,16 @@ from pathlib import Path
 
 import torch
 
-from data.errors import OneSentence
 from data.processor import Processor
 from generation.decoding import DecodeStep
 from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision
+from inference.mistakes import RequestError as RequestError
 from models.checkpoints.locate import snapshot
 from models.vision_language_model import VisionLanguageModel
 
 DEVICES = ("cpu", "cuda", "mps")
 # What "auto" computes in: bfloat16 has no speed to offer a CPU at one question, and float32 is exact.
 AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
-
-
-class RequestError(OneSentence):
-    """What was asked for cannot be done as asked; the message is one sentence to show to a person."""
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,48 @@
-"""The command lines of the entry points. Nothing here needs torch: a mistake is told at once."""
+"""What the entry points' command lines share. Nothing here needs torch: a mistake is told at once."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
 
-from data.errors import printable
+from data.errors import did_you_mean, printable
+from inference.mistakes import RequestError
+from models.checkpoints.errors import CheckpointError
+from models.checkpoints.names import resolve_source
+
+VERSION = "0.1.0"
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+_DEVICE = re.compile(r"auto|(cpu|cuda|mps)(:\d+)?")
+PATIENCE = 1.0  # seconds of silence
 
 
 class Parser(argparse.ArgumentParser):
     """Mistakes on the command line read like every other mistake: one sentence, exit status 2."""
 
+    def __init__(self, **options):
+        super().__init__(**options, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+        self.add_argument("--version", action="version", version=f"Ocelli {VERSION}")
+
     def error(self, message: str):
+        unknown = [word for word in message.split() if word.startswith("-") and len(word) > 1]
+        if message.startswith("unrecognized arguments: ") and unknown:
+            word = unknown[0].partition("=")[0]
+            message = f"unknown option {word}{did_you_mean(word, self._options())}"
         self.exit(2, f"{self.prog}: error: {printable(message)} (--help lists the options)\n")
+
+    def _options(self) -> list[str]:
+        commands = [
+            action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)
+        ]
+        parsers = [self, *(parser for choices in commands for parser in choices.values())]
+        return [name for parser in parsers for name in parser._option_string_actions]
 
 
 def positive(text: str) -> int:
@@ -20,3 +51,57 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
     return value
+
+
+def dtype(text: str) -> str:
+    """The name of a dtype, which has shorter ones."""
+    return _SHORT.get(text, text)
+
+
+def device(text: str) -> str:
+    """The name of a device that this machine may have."""
+    try:
+        return check_device(text)
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def check_device(name: str) -> str:
+    """A device's name, as far as it can be judged without torch.
+
+    Raises:
+        RequestError: no such kind of device, or none that the installed PyTorch is built for.
+    """
+    if _DEVICE.fullmatch(name) is None:
+        raise RequestError(f"device: expected auto, cpu, cuda, mps or cuda:N, got {name!r}")
+    torch = version("torch") if name.startswith("cuda") else ""
+    if torch.endswith("+cpu"):
+        raise RequestError(f"device {name}: PyTorch {torch} is built for CPUs only; use auto or cpu")
+    if name.startswith("mps") and sys.platform != "darwin":
+        raise RequestError(f"device {name}: only Macs have one; use auto or cpu")
+    return name
+
+
+def check_model(source: str, revision: str | None) -> None:
+    """Refuse the name of a model that cannot be one.
+
+    Raises:
+        CheckpointError: see `resolve_source`; a folder without a config.json.
+    """
+    place = resolve_source(source, revision)
+    if os.path.isdir(place) and not os.path.isfile(os.path.join(place, "config.json")):
+        raise CheckpointError(
+            f"folder {source} has no config.json: a checkpoint needs one beside its weights"
+        )
+
+
+@contextmanager
+def told_if_slow(text: str) -> Iterator[None]:
+    """Say on stderr what is being done in this block if it takes more than a moment."""
+    timer = threading.Timer(PATIENCE, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -12,6 +12,7 @@ import torch
 
 import generate
 from benchmarks import workers
+from inference import command_line
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import embedded, picture
@@ -76,8 +77,10 @@ def photo(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def cli(model_folder, capsys):
+def cli(model_folder, capsys, monkeypatch):
     """Run generate.py: (exit status, stdout, stderr)."""
+
+    monkeypatch.setattr(command_line, "PATIENCE", 60)  # however slow this machine is
 
     def run(*arguments, model=model_folder) -> tuple[int, str, str]:
         capsys.readouterr()

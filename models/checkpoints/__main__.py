@@ -42,12 +42,7 @@ _TO_NANOVLM = (
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m models.checkpoints",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="python -m models.checkpoints", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="inspect|convert")
     add = _command(commands, "inspect", "what a checkpoint is and needs, from configs and headers alone")
     add("source", metavar="ID_OR_DIR", help="folder, or repository on the Hub: a model or a bare backbone")
@@ -83,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _command(commands, name: str, what: str):
-    command = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+    command = commands.add_parser(name, help=what, description=what)
     return command.add_argument
 
 
