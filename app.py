@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from data.errors import one_line
-from inference.command_line import Parser, positive
+from inference.command_line import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
 
 # Everything that imports torch or gradio is imported inside functions: --help and a mistake answer at once.
 
@@ -47,8 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--largest-model", type=positive, default=8, metavar="GB",
         help="with --any-model: of files that are downloaded for a visitor, of their weights in memory, and "
         "kept free on the disk (default 8)")  # fmt: skip
-    add("--device", default="auto", help="auto (default: the best one here), cpu, cuda, mps")
-    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16", "int8"),
+    add("--device", type=device, default="auto", help="auto (default: the best one here), cpu, cuda, mps")
+    add("--dtype", type=dtype, default="auto", choices=DTYPES,
         help="of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the checkpoint's "
         "own; int8 on a CPU only")  # fmt: skip
     add("--share", action=argparse.BooleanOptionalAction, default=False,
@@ -98,7 +98,10 @@ def start(settings: argparse.Namespace):
         StartError: no port.
         CheckpointError, ProcessorError, RequestError: the model cannot be opened.
     """
-    free_port(settings.host, settings.port)  # that there is none is said before seconds go into a model
+    names = settings.models or [str(DEFAULT_MODEL)]
+    for name in names:  # what is wrong is said before seconds go into a model
+        check_model(name, None)
+    free_port(settings.host, settings.port)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     from web.asking import Desk
     from web.limits import PageLimits
@@ -108,7 +111,6 @@ def start(settings: argparse.Namespace):
     from web.visitors import Visitors
 
     visitors = Visitors()
-    names = settings.models or [str(DEFAULT_MODEL)]
     models = Models(
         names,
         settings.any_model,
@@ -117,7 +119,8 @@ def start(settings: argparse.Namespace):
         closed=visitors.close_model,
         largest_guest=settings.largest_model * 10**9,
     )
-    first = models.open(models.default)
+    with told_if_slow(f"app.py: loading {models.default}"):
+        first = models.open(models.default)
     thread = ModelThread()
     desk = Desk(models, thread, visitors, PageLimits())
     page = build(desk, remember=not first.single_turn)

@@ -201,7 +201,7 @@ def read_request(settings: argparse.Namespace) -> Asked:
     options = generation_options(settings)
     names = settings.images or ([] if settings.no_image else [str(EXAMPLE_IMAGE)])
     for name in names:
-        check_image_name(name)
+        check_image_name(name, " (a question that looks like a path takes -q)")
     from data.images import load_image
 
     images = [load_image(read_image(), name=STDIN) if name == STDIN else load_image(name) for name in names]

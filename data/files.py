@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import errno
+import glob
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from data.errors import DatasetError
 
 _OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
@@ -67,6 +70,20 @@ def nearest_file(path: str | os.PathLike, alike: float = 0.6) -> str:
             step = os.path.join(found, names[close[0]])
         found = step
     return f", did you mean {found}?" if os.path.isfile(found) else ""
+
+
+def check_rows_path(path: str) -> None:
+    """Refuse a path of rows that can be nothing but a file or folder here, where there is none.
+
+    Raises:
+        DatasetError: with the nearest name.
+    """
+    local = Path(expanded(path))
+    if local.exists() or glob.glob(str(local), recursive=True):
+        return
+    if path.startswith((".", "/", "~")) or local.suffix in (".jsonl", ".json", ".parquet") or "*" in path:
+        hint = nearest_file(path) or f" (looked in {Path.cwd()}); check the path"
+        raise DatasetError(f"{path}: no such file or folder{hint}")
 
 
 def expanded(path: str) -> str:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from data.errors import did_you_mean
 from data.files import expanded
 from data.inputs import TiledPicture
 from generation.decoding import GenerationOptions
@@ -25,6 +26,7 @@ from generation.options import MAX_SEED
 from inference.checkpoint import RequestError
 from inference.conversation import Conversation, TurnReply
 from inference.mistakes import mistakes, sentence
+from inference.options import check_image_name
 from inference.stats import as_table, stats_rows
 from inference.transcript import save_transcript
 
@@ -132,7 +134,7 @@ class Chat:
         elif line.startswith("/"):
             name, _, argument = line.strip().partition(" ")
             if name not in COMMANDS:
-                raise RequestError(f"{name}: no such command; /help lists them")
+                raise RequestError(f"{name}: no such command{did_you_mean(name, COMMANDS)}; /help lists them")
             takes, _ = COMMANDS[name]
             if bool(argument.strip()) != bool(takes):
                 raise RequestError(f"expected {f'{name} {takes}'.strip()}, got {line.strip()!r}")
@@ -190,6 +192,7 @@ class Chat:
     # -------------------------------------------------------------------------------------- commands
     def _image(self, argument: str) -> None:
         path = path_of(argument)
+        check_image_name(path)
         self.show(path, path)
         tell(f"{path} is shown with the next question")
 

@@ -17,9 +17,9 @@ from generation.decoding import DecodeStep
 from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision
 from inference.mistakes import RequestError as RequestError
 from models.checkpoints.locate import snapshot
+from models.devices import check_device
 from models.vision_language_model import VisionLanguageModel
 
-DEVICES = ("cpu", "cuda", "mps")
 # What "auto" computes in: bfloat16 has no speed to offer a CPU at one question, and float32 is exact.
 AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
 
@@ -127,12 +127,14 @@ def pick_device(name: str) -> torch.device:
     Raises:
         RequestError: no such kind of device, or none of it on this machine.
     """
+    try:
+        check_device(name)
+    except ValueError as error:
+        raise RequestError(str(error)) from None
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
         return torch.device("cuda" if cuda else "mps" if mps else "cpu")
-    kind, colon, index = name.partition(":")
-    if kind not in DEVICES or (colon and not index.isdecimal()):
-        raise RequestError(f"device: expected auto, {', '.join(DEVICES)} or cuda:N, got {name!r}")
+    kind, _, index = name.partition(":")
     here = {"cpu": 1, "cuda": torch.cuda.device_count() if cuda else 0, "mps": int(mps)}[kind]
     if int(index or 0) >= here:
         got = "none" if here == 0 else f"{here} of them"

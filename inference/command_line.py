@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 
 from data.errors import did_you_mean, printable
-from inference.mistakes import RequestError
+from models import __version__
 from models.checkpoints.errors import CheckpointError
 from models.checkpoints.names import resolve_source
+from models.devices import check_device
 
-VERSION = "0.1.0"
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
-_DEVICE = re.compile(r"auto|(cpu|cuda|mps)(:\d+)?")
 PATIENCE = 1.0  # seconds of silence
 
 
@@ -28,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options):
         super().__init__(**options, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-        self.add_argument("--version", action="version", version=f"Ocelli {VERSION}")
+        self.add_argument("--version", action="version", version=f"%(prog)s (Ocelli) {__version__}")
 
     def error(self, message: str):
         unknown = [word for word in message.split() if word.startswith("-") and len(word) > 1]
@@ -62,24 +59,8 @@ def device(text: str) -> str:
     """The name of a device that this machine may have."""
     try:
         return check_device(text)
-    except RequestError as error:
+    except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def check_device(name: str) -> str:
-    """A device's name, as far as it can be judged without torch.
-
-    Raises:
-        RequestError: no such kind of device, or none that the installed PyTorch is built for.
-    """
-    if _DEVICE.fullmatch(name) is None:
-        raise RequestError(f"device: expected auto, cpu, cuda, mps or cuda:N, got {name!r}")
-    torch = version("torch") if name.startswith("cuda") else ""
-    if torch.endswith("+cpu"):
-        raise RequestError(f"device {name}: PyTorch {torch} is built for CPUs only; use auto or cpu")
-    if name.startswith("mps") and sys.platform != "darwin":
-        raise RequestError(f"device {name}: only Macs have one; use auto or cpu")
-    return name
 
 
 def check_model(source: str, revision: str | None) -> None:

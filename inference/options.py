@@ -78,12 +78,12 @@ def is_question(text: str) -> bool:
     )
 
 
-def check_image_name(name: str) -> None:
-    """Raises ImageError where a path names no file, with the nearest name."""
+def check_image_name(name: str, advice: str = "") -> None:
+    """Raises ImageError where a path names no file, with the nearest name, and `advice`."""
     if name == STDIN or _URL.match(name) or "://" in name[:16] or os.path.lexists(expanded(name)):
         return
     hint = nearest_file(name) or f" (looked in {os.getcwd()}), check the path"
-    raise ImageError(f"{name!r}: no such file{hint} (a question that looks like a path takes -q)")
+    raise ImageError(f"{name!r}: no such file{hint}{advice}")
 
 
 def read_image() -> bytes:
