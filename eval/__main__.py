@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -186,13 +187,17 @@ def run_tasks(settings: argparse.Namespace) -> None:
     Raises:
         TaskError: naming the rank, where something that a person can mend goes wrong on one of several.
     """
-    check_names(settings)
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if alone:  # else all ranks hear of what one of them lacks
+        check_names(settings)
     from inference.checkpoint import pick_device
     from training.distributed import Ranks
 
     ranks = Ranks(pick_device(settings.device))
     try:
         with ranks.watching():
+            if not alone:
+                check_names(settings)
             _run_tasks(settings, ranks)
     except REFUSALS as error:
         if not (ranks.together and expected(error)):

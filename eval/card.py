@@ -103,6 +103,8 @@ def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
 
 def _official(results: Mapping[str, Any]) -> list[EvalResult]:
     """Each figure of a task of lmms-eval."""
+    from huggingface_hub import EvalResult
+
     task = results["task"]
     return [
         EvalResult(

@@ -6,6 +6,7 @@ config = parse_config(["configs/shapes.yaml", "--pictures", "2000"])
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import stat
 import sys
@@ -103,9 +104,11 @@ def parse_command(
     """`parse_arguments`, and a look at what the configuration names: device, models, rows and output folder.
 
     None of this needs torch: what is wrong is told at once, in one sentence, and the process leaves with
-    status 2.
+    status 2. Of several ranks each looks later, where all of them hear of what one lacks.
     """
     config, options = parse_arguments(arguments, description)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        return config, options
     try:
         check_device(config.device)
         for source in filter(None, (config.init_from, config.vision_from, config.text_from)):
