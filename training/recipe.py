@@ -115,9 +115,10 @@ def parse_command(
             resolve_source(source)
         if not options.plan:
             check_replaceable(Path(config.output))
-            for data in filter(None, (config.data, config.eval_data)):
-                for entry in [] if data == SHAPES else dataset_entries(data):
-                    check_rows_path(str(entry.get("path", "")))
+            for data in (config.data, config.eval_data):
+                if data and data != SHAPES:
+                    for entry in dataset_entries(data):
+                        check_rows_path(str(entry.get("path", "")))
     except (ValueError, OSError) as error:
         _leave(one_line(error))
     return config, options
