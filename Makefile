@@ -16,7 +16,7 @@ export IMAGE QUESTION
 .PHONY: answer demo test types tests-of-training other-tests train clean
 
 answer: $(INSTALLED)
-	@$(PY) generate.py $${IMAGE:+"$$IMAGE"} $${QUESTION:+-q "$$QUESTION"}
+	@$(PY) generate.py $${IMAGE:+"$$IMAGE"} $${QUESTION:+-q "$$QUESTION"} </dev/null
 
 demo: $(INSTALLED)
 	@$(PY) app.py

@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from data.errors import one_line
-from inference.command_line import Parser, positive
+from inference.command_line import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
 
 # Everything that imports torch or gradio is imported inside functions: --help and a mistake answer at once.
 
@@ -33,12 +33,7 @@ ATTEMPTS = 3  # to begin the server
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="app.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="app.py", description=__doc__)
     add = parser.add_argument
     add("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
         help="address to listen on (default 127.0.0.1: nobody else; 0.0.0.0: all networks)")  # fmt: skip
@@ -52,8 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--largest-model", type=positive, default=8, metavar="GB",
         help="with --any-model: of files that are downloaded for a visitor, of their weights in memory, and "
         "kept free on the disk (default 8)")  # fmt: skip
-    add("--device", default="auto", help="auto (default: the best one here), cpu, cuda, mps")
-    add("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16", "int8"),
+    add("--device", type=device, default="auto", help="auto (default: the best one here), cpu, cuda, mps")
+    add("--dtype", type=dtype, default="auto", choices=DTYPES,
         help="of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the checkpoint's "
         "own; int8 on a CPU only")  # fmt: skip
     add("--share", action=argparse.BooleanOptionalAction, default=False,
@@ -103,7 +98,10 @@ def start(settings: argparse.Namespace):
         StartError: no port.
         CheckpointError, ProcessorError, RequestError: the model cannot be opened.
     """
-    free_port(settings.host, settings.port)  # that there is none is said before seconds go into a model
+    names = settings.models or [str(DEFAULT_MODEL)]
+    for name in names:  # what is wrong is said before seconds go into a model
+        check_model(name, None)
+    free_port(settings.host, settings.port)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     from web.asking import Desk
     from web.limits import PageLimits
@@ -113,7 +111,6 @@ def start(settings: argparse.Namespace):
     from web.visitors import Visitors
 
     visitors = Visitors()
-    names = settings.models or [str(DEFAULT_MODEL)]
     models = Models(
         names,
         settings.any_model,
@@ -122,11 +119,11 @@ def start(settings: argparse.Namespace):
         closed=visitors.close_model,
         largest_guest=settings.largest_model * 10**9,
     )
-    models.open(models.default)
+    with told_if_slow(f"app.py: loading {models.default}"):
+        first = models.open(models.default)
     thread = ModelThread()
     desk = Desk(models, thread, visitors, PageLimits())
-    # The embedded model answers one question at a time: behind others it is wrong every other time.
-    page = build(desk, remember=Path(models.default).resolve() != DEFAULT_MODEL)
+    page = build(desk, remember=not first.single_turn)
     browser = has_screen() if settings.browser is None else settings.browser
     try:
         for _ in range(ATTEMPTS):

@@ -1,17 +1,25 @@
 """Ask a vision-language model about pictures.
 
     python generate.py                                        # the example picture, the embedded model
-    python generate.py photo.jpg -q "How many boats are there?"
+    python generate.py photo.jpg "How many boats are there?"
     python generate.py photo.jpg -q "What is this?" -q "Where is it?" --json
     python generate.py a.png b.png -q "What differs?" --model HuggingFaceTB/SmolVLM-256M-Instruct
     python generate.py photo.jpg --num-answers 3 --temperature 0.8 --stats
     python generate.py photo.jpg -q "What is it?" --show-attention where.png --method occlusion
     python generate.py --chat photo.jpg
+    curl -s https://example.org/photo.jpg | python generate.py - "What is this?"
+    echo "What is this?" | python generate.py photo.jpg
     python generate.py --batch questions.jsonl --out answers.jsonl
 
-The answer goes to stdout as it is made, everything else to stderr. Exit status: 0, or 2 with one sentence on
-what was wrong, or 130 after Ctrl-C, or 141 where whoever read stdout has gone. A batch reports a bad line in
-its results and goes on, as a chat does; started again, it picks up where it stopped.
+The answer goes to stdout as it is made, everything else to stderr. A batch reports a bad line in its results
+and goes on; started again, it picks up where it stopped, and tries the bad lines again.
+
+Exit status:
+    0    everything was answered
+    1    lines of a batch could not be answered: their errors stand in the results
+    2    nothing was done, for a reason told in one sentence; or a line of a chat from a pipe failed
+    130  Ctrl-C
+    141  whoever read stdout has gone
 """
 
 from __future__ import annotations
@@ -21,13 +29,24 @@ import os
 import secrets
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from inference.command_line import Parser
-from inference.options import mistake_in
+from inference.command_line import DTYPES, Parser, check_model, device, dtype, told_if_slow
+from inference.mistakes import RequestError, mistakes, sentence
+from inference.options import (
+    STDIN,
+    check_image_name,
+    is_question,
+    mistake_in,
+    piped_question,
+    read_image,
+)
 from inference.where.options import add_where_options, mistake_about_where
 
-# Everything that imports torch is imported inside functions: --help and a mistyped option answer at once.
+# Everything that imports torch is imported inside functions, after all that can be checked without it: --help
+# and a mistake answer at once.
 
 ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
@@ -41,21 +60,20 @@ ASKED = (
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="generate.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="generate.py", description=__doc__)
     add = parser.add_argument
-    add("images", nargs="*", metavar="IMAGE", help="path or URL; several are shown together")
+    add("images", nargs="*", metavar="IMAGE|QUESTION", help="images: path, URL, or - for stdin; several are "
+        "shown together. What is no file and reads as text is a question")  # fmt: skip
     add(
         "-q",
         "--question",
+        "-p",
+        "--prompt",
         action="append",
         dest="questions",
         metavar="TEXT",
-        help="may be given several times",
+        default=[],
+        help="may be given several times; without one, stdin is read if it is a pipe or a file",
     )
     add("--no-image", action="store_true", help="ask without a picture, not about the example picture")
     add("--chat", action="store_true", help="a conversation, begun with -q; /help lists its commands")
@@ -64,13 +82,16 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("model")
     group.add_argument("--model", default=str(DEFAULT_MODEL), help="folder, or repository on the Hub")
     group.add_argument("--revision", help="branch, tag or commit on the Hub")
-    group.add_argument("--device", default="auto", help="auto (default: the best one here), cpu, cuda, mps")
+    group.add_argument(
+        "--device", type=device, default="auto", help="auto (default: the best one here), cpu, cuda, mps"
+    )
     group.add_argument(
         "--dtype",
+        type=dtype,
         default="auto",
-        choices=("auto", "float32", "bfloat16", "float16", "int8"),
+        choices=DTYPES,
         help="of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the checkpoint's "
-        "own; int8 on a CPU only",
+        "own; int8 on a CPU only; bf16, fp16 and fp32 are understood",
     )
     group.add_argument(
         "--compile",
@@ -118,8 +139,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = build_parser()
-    # Intermixed, so that pictures may stand on both sides of -q.
+    # Intermixed, so that images may stand on both sides of -q.
     settings = parser.parse_intermixed_args(arguments)
+    settings.questions = [*filter(is_question, settings.images), *settings.questions]
+    settings.images = [name for name in settings.images if not is_question(name)]
     if mistake := mistake_in(settings) or mistake_about_where(settings):
         parser.error(mistake)
     if settings.batch is not None and settings.batch_size is None:
@@ -129,8 +152,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 def generation_options(settings: argparse.Namespace):
     """`GenerationOptions` of the command line. A run that samples gets a seed, for --json to name."""
-    from generation.decoding import GenerationOptions
-    from inference.checkpoint import RequestError
+    from generation.options import GenerationOptions
 
     seed = settings.seed
     if seed is None and settings.temperature > 0:
@@ -155,62 +177,94 @@ def note(text: str) -> None:
     print(f"generate.py: {text}", file=sys.stderr)
 
 
-def opened(settings: argparse.Namespace, answers: int) -> tuple:
-    """(options, names, pictures, checkpoint) for so many answers. The model last: what is wrong with the rest
-    is told at once."""
-    from data.images import load_image
-    from inference.checkpoint import open_checkpoint
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for, checked and read as far as that needs no model.
 
+    names: of the images, as given.
+    questions: as given; none where there were none.
+    """
+
+    options: Any
+    names: list[str]
+    images: list[Any]
+    questions: list[str]
+
+
+def read_request(settings: argparse.Namespace) -> Asked:
+    """Check and read everything but the model: what is wrong is told before torch is imported.
+
+    Raises:
+        CheckpointError, ImageError, RequestError: see `check_model`, `load_image`, `piped_question`.
+    """
+    check_model(settings.model, settings.revision)
     options = generation_options(settings)
     names = settings.images or ([] if settings.no_image else [str(EXAMPLE_IMAGE)])
-    pictures = [load_image(name) for name in names]
-    checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
-    return options, names, pictures, compiled(checkpoint, settings, answers)
+    for name in names:
+        check_image_name(name, " (a question that looks like a path takes -q)")
+    from data.images import load_image
+
+    images = [load_image(read_image(), name=STDIN) if name == STDIN else load_image(name) for name in names]
+    questions = settings.questions
+    if not (questions or settings.chat or STDIN in names) and (piped := piped_question(note)):
+        questions = [piped]
+    return Asked(options, names, images, questions)
+
+
+def opened(settings: argparse.Namespace, answers: int):
+    """The checkpoint, for so many answers one after another."""
+    from inference.checkpoint import open_checkpoint
+
+    with told_if_slow(f"generate.py: loading {settings.model}"):
+        checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
+    return compiled(checkpoint, settings, answers)
 
 
 def answer_questions(settings: argparse.Namespace) -> None:
-    """Ask every question about the pictures: the answer as text while it is made, or one JSON object each."""
+    """Ask every question about the images: the answer as text while it is made, or one JSON object each."""
+    asked = read_request(settings)
     from generation.session import Session
     from inference.answer import ask
     from inference.stats import as_table, stats_rows
     from inference.where.show import check_where, write_where
 
-    questions = settings.questions or [DEFAULT_QUESTION]
-    options, names, pictures, checkpoint = opened(settings, answers=len(questions))
+    questions, options, images = asked.questions or [DEFAULT_QUESTION], asked.options, asked.images
+    checkpoint = opened(settings, answers=len(questions))
     check_where(checkpoint, settings)
     if len(questions) > 1:
-        pictures = [checkpoint.processor.tile(picture) for picture in pictures]  # once for all of them
+        images = [checkpoint.processor.tile(image) for image in images]  # once for all of them
     session = Session(checkpoint.model) if len(questions) > 1 and options.use_cache else None
     for number, question in enumerate(questions):
-        reply = ask(checkpoint, pictures, question, options, settings.system, session)
+        reply = ask(checkpoint, images, question, options, settings.system, session)
         if number == 0:
             tell_unused(settings)
             if not settings.json:
-                tell_assumptions(settings)
+                tell_assumptions(settings, questions[0])
         if len(questions) > 1 and not settings.json:
             print(f"> {question}", flush=True)
-        asked = {"model": settings.model, "images": names, "question": question}
-        made = show(reply, asked | {"seed": options.seed}, settings)
+        about = {"model": settings.model, "images": asked.names, "question": question}
+        made = show(reply, about | {"seed": options.seed}, settings)
         if settings.stats:
             print(as_table(stats_rows(made)), file=sys.stderr)
         if settings.show_attention is not None:
-            write_where(checkpoint, pictures, question, made["token_ids"][0], settings)
+            write_where(checkpoint, images, question, made["token_ids"][0], settings)
             note(f"{settings.show_attention}: where it looked, word by word")
 
 
 def chat(settings: argparse.Namespace) -> int:
     """A conversation, from the terminal or a pipe: the exit status."""
+    asked = read_request(settings)
     from inference.chat import Chat
     from inference.conversation import Conversation
 
-    options, names, pictures, checkpoint = opened(settings, answers=16)  # or so: does compiling pay?
+    checkpoint = opened(settings, answers=16)  # or so: does compiling pay?
     tell_unused(settings)
-    if names != settings.images:
+    if asked.names != settings.images:
         note(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
-    talk = Chat(Conversation(checkpoint, settings.system), options, settings.stats, settings.debug)
-    for name, picture in zip(names, pictures):
-        talk.show(picture, name)
-    return talk.run(settings.questions or ())
+    talk = Chat(Conversation(checkpoint, settings.system), asked.options, settings.stats, settings.debug)
+    for name, image in zip(asked.names, asked.images):
+        talk.show(image, name)
+    return talk.run(asked.questions)
 
 
 def compiled(checkpoint, settings: argparse.Namespace, answers: int):
@@ -228,11 +282,11 @@ def compiled(checkpoint, settings: argparse.Namespace, answers: int):
     return checkpoint
 
 
-def tell_assumptions(settings: argparse.Namespace) -> None:
+def tell_assumptions(settings: argparse.Namespace, question: str) -> None:
     """Say what was put in the place of something not given."""
     if not settings.questions or not (settings.images or settings.no_image):
-        pictures = settings.images or ["no picture" if settings.no_image else EXAMPLE_IMAGE.relative_to(ROOT)]
-        note(f"{', '.join(map(str, pictures))}: {' '.join(settings.questions or [DEFAULT_QUESTION])}")
+        images = settings.images or ["no image" if settings.no_image else EXAMPLE_IMAGE.relative_to(ROOT)]
+        note(f"{', '.join(map(str, images))}: {question}")
     if settings.num_answers > 1 and settings.temperature == 0:
         note("all answers are the same, the likeliest: give a --temperature to have different ones")
 
@@ -267,46 +321,48 @@ def show(reply, asked: dict, settings: argparse.Namespace) -> dict:
     return made
 
 
-def answer_batch(settings: argparse.Namespace) -> None:
-    """Answer the lines of a file; what is wrong with one of them stands in the results."""
-    from inference.batch import BatchJob, Summary
-    from inference.checkpoint import open_checkpoint
+def answer_batch(settings: argparse.Namespace) -> int:
+    """Answer the lines of a file; what is wrong with one of them stands in the results: the exit status."""
+    from inference.batch_files import BatchFiles
 
+    check_model(settings.model, settings.revision)
     options = generation_options(settings)
     asked = {name: vars(settings)[name] for name in ASKED}
-    job = BatchJob(settings.batch, settings.out, settings.model, asked)
+    files = BatchFiles(settings.batch, settings.out, settings.model, asked)
     tell_unused(settings)
-    summary = Summary(skipped=job.total)
-    if job.remaining:
-        checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
-        waves = -(-job.remaining * settings.num_answers // settings.batch_size)
-        checkpoint = compiled(checkpoint, settings, answers=waves)
-        summary = job.run(checkpoint, options, settings.system, settings.batch_size, tell=note)
+    from inference.batch import BatchJob, Summary
+
+    summary = Summary(skipped=files.total)
+    if files.remaining:
+        waves = -(-files.remaining * settings.num_answers // settings.batch_size)
+        checkpoint = opened(settings, answers=waves)
+        summary = BatchJob(files).run(checkpoint, options, settings.system, settings.batch_size, tell=note)
     note(f"{summary}: {settings.out}")
     if summary.unused_keys:
         note(f"keys without a meaning here, kept under 'other': {', '.join(sorted(summary.unused_keys))}")
     if settings.stats:
         took = ", ".join(f"{name} {value:.3f} s" for name, value in summary.seconds.items())
-        how = f"; decode step: {checkpoint.decode_step_name}" if job.remaining else ""
+        how = f"; decode step: {checkpoint.decode_step_name}" if files.remaining else ""
         note(f"{summary.new_tokens} new tokens; {took or 'nothing computed'}{how}")
+    return 1 if summary.failed else 0
 
 
 def run(settings: argparse.Namespace) -> int:
     """Do what was asked. What people get wrong, and what the machine lacks, ends in one sentence."""
     from inference.locks import only_writer
-    from inference.mistakes import MISTAKES, sentence
 
     try:
         if settings.chat:
             return chat(settings)
         if settings.batch is not None:
             with only_writer(settings.out, "--out"):
-                answer_batch(settings)
-        else:
-            answer_questions(settings)
+                return answer_batch(settings)
+        answer_questions(settings)
     except BrokenPipeError:
         raise
-    except MISTAKES as error:
+    except Exception as error:
+        if not isinstance(error, mistakes()):
+            raise
         if settings.debug:
             traceback.print_exc()
         smaller = "--num-answers" if settings.batch is None else "--batch-size or --num-answers"

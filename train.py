@@ -17,6 +17,12 @@ from __future__ import annotations
 
 import shutil
 import sys
+
+from training.recipe import parse_command, write_run
+
+if __name__ == "__main__":  # before torch is imported, which takes seconds: a mistake is told at once
+    COMMAND = parse_command(None, __doc__.splitlines()[0])
+
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -46,8 +52,7 @@ from training.evaluation import Evaluation
 from training.export import ADAPTER, push, save_model
 from training.metrics import Metrics
 from training.optim import build_optimizers, freeze, schedule, set_rates, update_average
-from training.recipe import parse_arguments, write_run
-from training.run_plan import describe
+from training.run_plan import PlanOptions, describe
 from training.state import FOLDER, RunState, StateError, states
 from training.stopping import StopSignal
 from training.tasks import Task, open_task
@@ -59,8 +64,9 @@ REFUSALS = (
 )  # fmt: skip
 
 
-def main(arguments: list[str] | None = None) -> None:
-    config, asked = parse_arguments(arguments, __doc__.splitlines()[0])
+def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOptions] | None = None) -> None:
+    """Train as the arguments, or a `command` that was read from them, ask for."""
+    config, asked = command or parse_command(arguments, __doc__.splitlines()[0])
     ranks = None
     try:
         if asked.plan:
@@ -345,4 +351,4 @@ def compute_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
 
 
 if __name__ == "__main__":
-    main()
+    main(command=COMMAND)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 _LONGEST = 2000  # characters of a sentence that quotes a file
 
 
@@ -26,6 +29,12 @@ def one_line(said: object, most: int = _LONGEST) -> str:
         text = text or type(said).__name__
     text = printable(text)
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: ", did you mean NAME?" with the nearest, or ""."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f", did you mean {close[0]}?" if close else ""
 
 
 class OneSentence(ValueError):

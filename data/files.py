@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
+import glob
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from data.errors import DatasetError
 
 _OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
@@ -38,6 +42,48 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+_MOST_ENTRIES = 2_000  # of a folder that is searched for a similar name
+
+
+def nearest_file(path: str | os.PathLike, alike: float = 0.6) -> str:
+    """The end of a sentence about a file that is not there: ", did you mean NAME?" with the name that is most
+    like it, or ""; a folder on the way may be mistyped as well.
+
+    Args:
+        alike: how much two names must be (difflib's ratio).
+    """
+    found = ""
+    for part in Path(expanded(os.fspath(path))).parts:
+        step = os.path.join(found, part)
+        if not os.path.lexists(step):
+            try:
+                with os.scandir(found or ".") as entries:
+                    first = [entry.name for _, entry in zip(range(_MOST_ENTRIES), entries)]
+            except OSError:
+                return ""
+            names = {name.lower(): name for name in first}
+            close = difflib.get_close_matches(part.lower(), names, n=1, cutoff=alike)
+            if not close:
+                return ""
+            step = os.path.join(found, names[close[0]])
+        found = step
+    return f", did you mean {found}?" if os.path.isfile(found) else ""
+
+
+def check_rows_path(path: str) -> None:
+    """Refuse a path of rows that can be nothing but a file or folder here, where there is none.
+
+    Raises:
+        DatasetError: with the nearest name.
+    """
+    local = Path(expanded(path))
+    if local.exists() or glob.glob(str(local), recursive=True):
+        return
+    if path.startswith((".", "/", "~")) or local.suffix in (".jsonl", ".json", ".parquet") or "*" in path:
+        hint = nearest_file(path) or f" (looked in {Path.cwd()}); check the path"
+        raise DatasetError(f"{path}: no such file or folder{hint}")
 
 
 def expanded(path: str) -> str:

@@ -14,19 +14,22 @@ import base64
 import binascii
 import os
 import stat
+import sys
 import urllib.parse
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from data.errors import ImageError, one_line
 from data.exif import orientation
 from data.fetch import FetchError, fetch
 from data.picture_header import check_decoder, open_header
+
+if TYPE_CHECKING:
+    import torch
 
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -77,7 +80,7 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
         ImageError: the picture cannot be read, is damaged, or is past a limit.
     """
     name = name or describe(source)
-    if isinstance(source, np.ndarray | torch.Tensor):
+    if _is_array(source):
         check_size(*_array_size(source, name), limits, name)
         return _flatten(_from_array(source, name), name)
     return _decode(_header(source, limits, name), name)
@@ -85,10 +88,16 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
 
 def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> tuple[int, int]:
     """(width, height) of what `load_image` gives, from its header; refused as there, as far as that shows."""
-    if isinstance(source, np.ndarray | torch.Tensor):
+    if _is_array(source):
         return _array_size(source, name or describe(source))
     image = _header(source, limits, name or describe(source))
     return (image.height, image.width) if _turned(image) >= 5 else image.size
+
+
+def _is_array(source: Any) -> bool:
+    """Whether it is an array or a tensor: who has one of those has imported torch, which takes seconds."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", np.ndarray)
+    return isinstance(source, np.ndarray | tensor)
 
 
 def describe(source: Any) -> str:
@@ -100,7 +109,7 @@ def describe(source: Any) -> str:
     if isinstance(source, Image.Image):
         filename = getattr(source, "filename", "")
         return repr(filename) if filename else f"PIL image ({source.mode}, {source.width}x{source.height})"
-    if isinstance(source, np.ndarray | torch.Tensor):
+    if _is_array(source):
         return f"array {tuple(source.shape)} of {source.dtype}"
     if isinstance(source, bytes | bytearray | memoryview):
         return f"image data ({len(source)} bytes)"
@@ -294,7 +303,7 @@ def _array_size(array: np.ndarray | torch.Tensor, name: str) -> tuple[int, int]:
 
 
 def _from_array(array: np.ndarray | torch.Tensor, name: str) -> Image.Image:
-    if isinstance(array, torch.Tensor):
+    if not isinstance(array, np.ndarray):
         array = array.detach().cpu()
         array = (array.float() if array.is_floating_point() else array).numpy()
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4):

@@ -18,6 +18,7 @@ import numpy as np
 from datasets.features import Image, LargeList, List
 
 from data.errors import DatasetError, one_line
+from data.files import check_rows_path
 from data.lines import TOO_LONG, is_too_long, line_at, lines_of, parse_line
 from data.order import Rows
 from data.splits import METADATA, TRAIN, check_only_train, chosen, files_by_split, name_of
@@ -131,8 +132,7 @@ def open_rows(path: str, subset: str | None, split: str, streaming: bool, revisi
     files = [local] if local.is_file() else sorted(map(Path, glob.glob(str(local), recursive=True)))
     if files:
         return _open_files(files, path, split, streaming), _common_folder(files, path)
-    if path.startswith((".", "/", "~")) or local.suffix in (".jsonl", ".json", ".parquet") or "*" in path:
-        raise DatasetError(f"{path}: no such file or folder (looked in {Path.cwd()}); check the path")
+    check_rows_path(path)
     return _load(path, path, subset, split, streaming, revision=revision), None
 
 

@@ -12,21 +12,25 @@
 Prompts and scoring are printed and written beside the score. The output folder holds results.json,
 samples.jsonl and report.html; started again, a run goes on where it stopped. Tasks of lmms-eval leave
 results.json and samples.jsonl, when all of them are done; started again, they begin anew and replace these.
-Exit status: 0, or 2 with one sentence on what was wrong.
+Exit status: 0, or 2 with one sentence on what was wrong, or 130 after Ctrl-C.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from data.errors import one_line
-from inference.command_line import Parser, positive
+from data.files import check_rows_path
+from inference.command_line import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
 
-# What imports torch is imported inside functions: --help and a mistyped option answer at once.
+# What imports torch is imported inside functions, after all that can be checked without it: --help and a
+# mistake answer at once.
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
@@ -38,12 +42,7 @@ OF_DATA = (
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m eval",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="python -m eval", description=__doc__)
     group = parser.add_argument_group("what to ask")
     add = group.add_argument
     add("--tasks", metavar="NAMES", help="shapes, or tasks of lmms-eval; several with commas")
@@ -74,10 +73,9 @@ def build_parser() -> argparse.ArgumentParser:
     add = group.add_argument
     add("--model", default=str(DEFAULT_MODEL), help="folder, or repository on the Hub")
     add("--revision", help="branch, tag or commit on the Hub")
-    add("--device", default="auto", help="auto (default: the best one here), cpu, cuda, mps")
-    dtypes = ("auto", "float32", "bfloat16", "float16", "int8")
-    add("--dtype", default="float32", choices=dtypes, help="of the weights (default float32: no score "
-        "depends on --batch-size)")  # fmt: skip
+    add("--device", type=device, default="auto", help="auto (default: the best one here), cpu, cuda, mps")
+    add("--dtype", type=dtype, default="float32", choices=DTYPES, help="of the weights (default float32: no "
+        "score depends on --batch-size)")  # fmt: skip
     add("--compile", default="auto", choices=("auto", "off"), help="the decode step, once for this "
         "machine; auto (default): always, where this machine can")  # fmt: skip
     add("--batch-size", type=positive, default=32, metavar="N", help="answers at a time (default 32)")
@@ -163,18 +161,43 @@ def own_tasks(settings: argparse.Namespace) -> list:
     ]
 
 
+def check_names(settings: argparse.Namespace) -> None:
+    """Whether there are such tasks, metrics, rows and models, before torch is imported.
+
+    Raises:
+        CheckpointError, DatasetError, MetricError, TaskError: there are not.
+    """
+    from eval.metrics import find_metric
+    from eval.tasks import OWN, TaskError, check_official
+
+    official = [name for name in settings.tasks if name not in OWN]
+    check_official(official)
+    check_options(settings, official)
+    if settings.data:
+        find_metric(settings.metric or "exact_match", **dict(settings.metric_option))
+        check_rows_path(settings.data)
+    check_model(settings.model, settings.revision)
+    if settings.output is not None and settings.output.is_file():
+        raise TaskError(f"--output: expected a folder, got the file {settings.output}")
+
+
 def run_tasks(settings: argparse.Namespace) -> None:
     """Answer and score all that was asked for; prints each task, then its figures.
 
     Raises:
         TaskError: naming the rank, where something that a person can mend goes wrong on one of several.
     """
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if alone:  # else all ranks hear of what one of them lacks
+        check_names(settings)
     from inference.checkpoint import pick_device
     from training.distributed import Ranks
 
     ranks = Ranks(pick_device(settings.device))
     try:
         with ranks.watching():
+            if not alone:
+                check_names(settings)
             _run_tasks(settings, ranks)
     except REFUSALS as error:
         if not (ranks.together and expected(error)):
@@ -187,19 +210,19 @@ def run_tasks(settings: argparse.Namespace) -> None:
 
 
 def _run_tasks(settings: argparse.Namespace, ranks) -> None:
-    from eval.lmms import TASKS, check_tasks
-    from eval.tasks import OWN, check_official
+    from eval.tasks import OWN
     from inference.checkpoint import open_checkpoint
 
     official = [name for name in settings.tasks if name not in OWN]
-    check_official(official, TASKS)
-    check_options(settings, official)
     tasks = own_tasks(settings)
     for task in tasks:
         task.check()
     if tasks and official:  # a slip is found before ours are answered; alone, lmms-eval checks at once
+        from eval.lmms import check_tasks
+
         check_tasks(official)
-    checkpoint = open_checkpoint(settings.model, settings.revision, str(ranks.device), settings.dtype)
+    with told_if_slow(f"python -m eval: loading {settings.model}") if ranks.is_first else nullcontext():
+        checkpoint = open_checkpoint(settings.model, settings.revision, str(ranks.device), settings.dtype)
     if settings.compile != "off":
         checkpoint = checkpoint.compiled()
     for task in tasks:
@@ -293,16 +316,12 @@ def guarded(program: str, work, again: str = "") -> int:
 
 def expected(error: Exception) -> bool:
     """Whether an error is a person's to mend, or the machine's."""
-    from torch import OutOfMemoryError
-
-    from data.errors import DatasetError, ProcessorError
+    from data.errors import DatasetError
     from eval.metrics import MetricError
     from eval.tasks import TaskError
-    from inference.checkpoint import RequestError
-    from models.checkpoints import CheckpointError
+    from inference.mistakes import mistakes
 
-    known = (TaskError, MetricError, DatasetError, ProcessorError, RequestError, CheckpointError)
-    return isinstance(error, (*known, OSError, OutOfMemoryError))
+    return isinstance(error, (TaskError, MetricError, DatasetError, *mistakes()))
 
 
 if __name__ == "__main__":

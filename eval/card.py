@@ -7,19 +7,19 @@ Of the card only the section "Evaluation" and the `model-index` change.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import EvalResult, ModelCard
-
-from eval.lmms import table_text as official_table
+from eval.records import RESULTS
 from eval.results import interval_text, table_text
-from eval.run import RESULTS
 from eval.tasks import TaskError
+from inference.command_line import Parser
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 _SECTION = re.compile(r"(^## Evaluation[ \t]*\n)(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 _NEEDED = (
@@ -54,6 +54,8 @@ def evaluation_text(several: Sequence[Mapping[str, Any]]) -> str:
 def _text(results: Mapping[str, Any]) -> str:
     task = results["task"]
     if "harness" in task:
+        from eval.lmms import table_text as official_table  # of a run with torch
+
         said = f"**{task['name']}** by {task['harness']}, {results['n']:,} questions."
         return f"{said}\n\n{official_table(results)}"
     said = (
@@ -66,6 +68,8 @@ def _text(results: Mapping[str, Any]) -> str:
 
 def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
     """What the Hub's `model-index` holds."""
+    from huggingface_hub import EvalResult
+
     found = []
     for results in several:
         task = results["task"]
@@ -99,6 +103,8 @@ def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
 
 def _official(results: Mapping[str, Any]) -> list[EvalResult]:
     """Each figure of a task of lmms-eval."""
+    from huggingface_hub import EvalResult
+
     task = results["task"]
     return [
         EvalResult(
@@ -127,6 +133,8 @@ def update_card(folder: Path, several: Sequence[Mapping[str, Any]]) -> Path:
     if not path.is_file():
         raise TaskError(f"{folder}: expected a checkpoint with its card README.md, found none")
     try:
+        from huggingface_hub import ModelCard
+
         card = ModelCard.load(path)
     except ValueError as error:
         raise TaskError(f"{path}: cannot be read as a card ({error})") from error
@@ -141,11 +149,7 @@ def update_card(folder: Path, several: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval card",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m eval card", description=__doc__)
     parser.add_argument("model", type=Path, help="checkpoint folder whose README.md is changed")
     parser.add_argument("results", type=Path, nargs="+", help="output folders of runs, or results.json files")
     options = parser.parse_args(arguments)

@@ -8,17 +8,16 @@ Scores are paired question by question, which tells far smaller differences from
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.records import Records
+from eval.records import RUN, SAMPLES, Records
 from eval.results import OVERALL, interval_text
-from eval.run import RUN, SAMPLES
 from eval.statistics import paired_bootstrap
 from eval.tasks import TaskError
+from inference.command_line import Parser
 
 _DIFFER_AT_WILL = ("prompt", "system", "max_new_tokens", "samples_sha256", "data", "decoding")
 
@@ -119,11 +118,7 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m eval compare", description=__doc__)
     parser.add_argument("first", type=Path, help="output folder of the one run")
     parser.add_argument("second", type=Path, help="output folder of the other")
     parser.add_argument("--json", action="store_true", help="one JSON object")

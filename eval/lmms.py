@@ -27,18 +27,13 @@ import torch.distributed as dist
 
 from data.errors import one_line
 from data.files import replacing
+from eval.records import RESULTS, SAMPLES
 from eval.results import describe_model, environment
 from eval.statistics import bootstrap_interval
+from eval.tasks import TRIED
 from inference.checkpoint import Checkpoint, RequestError
 
 NAME = "ocelli"
-# Tasks whose definitions, prompts and scorers are tried here; every other one of lmms-eval's that generates
-# answers about pictures may do as well.
-TASKS = (
-    *("mmstar", "mmmu_val", "ai2d", "scienceqa_img", "textvqa_val", "docvqa_val"),
-    *("chartqa", "infovqa_val", "ocrbench", "mme", "pope"),
-)
-RESULTS, SAMPLES = "results.json", "samples.jsonl"
 OUTPUT = Path("runs/eval")
 ERRORS_LISTED = 100
 _SAME = 1e-9
@@ -149,8 +144,8 @@ def check_names(tasks: Sequence[str | Mapping[str, Any]], known: Sequence[str]) 
         raise LmmsError("expected at least one task, got none")
     for name in map(_name, tasks):
         if name not in known:
-            near = difflib.get_close_matches(name, [*TASKS, *known], n=3, cutoff=0.6)
-            some = " or ".join(dict.fromkeys(near)) or f"one such as {', '.join(TASKS[:4])}"
+            near = difflib.get_close_matches(name, [*TRIED, *known], n=3, cutoff=0.6)
+            some = " or ".join(dict.fromkeys(near)) or f"one such as {', '.join(TRIED[:4])}"
             raise LmmsError(f"lmms-eval has no task {name!r}; expected {some}")
 
 

@@ -23,6 +23,7 @@ from data.lines import is_too_long, lines_of, parse_line
 from eval.tasks import TaskError
 from inference.results import KEPT, to_json
 
+RUN, SAMPLES, RESULTS = "run.json", "samples.jsonl", "results.json"  # what a run leaves in its folder
 _BEGINNING = b'{"id": '  # of every line
 
 

@@ -21,8 +21,9 @@ import torch
 from data.errors import ProcessorError
 from data.processor import Processor
 from eval.card import eval_results, evaluation_text
+from eval.records import RESULTS
 from eval.results import table_text
-from eval.run import RESULTS, evaluate
+from eval.run import evaluate
 from eval.tasks import TaskError, shapes_task
 from inference.checkpoint import RequestError, open_checkpoint
 from models import VisionLanguageModel

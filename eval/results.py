@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from eval.metrics.base import Metric, Scored, mean_score
 from eval.statistics import bootstrap_interval
 from eval.tasks import Task
-from inference.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from inference.checkpoint import Checkpoint
 
 CONFIDENCE = 0.95
 OVERALL = "overall"
@@ -175,6 +175,8 @@ def files_digest(folder: Path) -> str:
 
 def environment(checkpoint: Checkpoint) -> dict[str, Any]:
     """Versions, device and date."""
+    import torch
+
     device = checkpoint.model.device
     names = ("torch", "transformers", "tokenizers", "Pillow", "numpy")
     return {

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from data.files import replacing
 from eval.answering import Answer, answers, by_picture, share
-from eval.records import Records
+from eval.records import RESULTS, RUN, SAMPLES, Records
 from eval.report import write_report
 from eval.results import describe_model, environment, summarise
 from eval.tasks import Sample, Task, TaskError
@@ -34,8 +34,7 @@ from inference.checkpoint import Checkpoint, RequestError
 from inference.locks import only_writer
 from training.distributed import Ranks
 
-RUN, SAMPLES, BLIND = "run.json", "samples.jsonl", "samples-blind.jsonl"
-RESULTS, REPORT = "results.json", "report.html"
+BLIND, REPORT = "samples-blind.jsonl", "report.html"
 _AGREES_ON = ("revision", "dtype")  # of the model
 
 

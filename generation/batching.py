@@ -31,10 +31,10 @@ from generation.chooser import NotFiniteError
 from generation.decoding import VIEW_STEP, DecodeStep, Stopwatch, eager_step, prefill
 from generation.feature_cache import FeatureCache
 from generation.memory import available_bytes, bytes_per_position
+from generation.options import check_integer
 from generation.prompt import Prompt
 from generation.requests import Completed, Deferred, Request, RequestReader, Row
 from generation.row_sampling import sample_rows
-from generation.sampling import check_integer
 from generation.slots import Plan, SlotCache
 
 REQUEST_ERRORS = (ValueError, OSError)  # what may be wrong with one request; anything else ends the run

@@ -15,7 +15,7 @@ A decode step is any callable (token ids (B, 1), kv_cache, start_pos) -> logits 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -27,43 +27,12 @@ from generation import kv_cache as kv
 from generation.chooser import Chooser
 from generation.chooser import NotFiniteError as NotFiniteError
 from generation.kv_cache import KVCache
+from generation.options import GenerationOptions as GenerationOptions
 from generation.prompt import Prompt
-from generation.sampling import SamplingParams, check_integer
 
 DecodeStep = Callable[[Tensor, "KVCache | None", "int | Tensor"], Tensor]
 
 VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
-
-
-@dataclass(frozen=True)
-class GenerationOptions(SamplingParams):
-    """Everything a caller may ask of `generate` besides the inputs, validated.
-
-    max_new_tokens: at most so many; prompt and answer must fit the model's context.
-    stop_token_ids: a row ends with any of these; None means the checkpoint's, () none.
-    num_return_sequences: answers to each prompt, from one prefill.
-    use_cache: False recomputes everything for every token: the slow reference.
-    decode_step: replaces the eager step (see `DecodeStep`, `OwnLoop`).
-    """
-
-    max_new_tokens: int = 128
-    stop_token_ids: tuple[int, ...] | None = None
-    num_return_sequences: int = 1
-    use_cache: bool = True
-    decode_step: DecodeStep | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_integer("max_new_tokens", self.max_new_tokens, low=1)
-        check_integer("num_return_sequences", self.num_return_sequences, low=1)
-        if self.decode_step is not None and not self.use_cache:
-            raise ValueError("decode_step replaces the cached step: it cannot go with use_cache=False")
-        if self.stop_token_ids is not None:
-            ids = self.stop_token_ids
-            ids = tuple(ids) if isinstance(ids, Iterable) else (ids,)
-            for token_id in ids:
-                check_integer("stop_token_ids", token_id, low=0)
-            object.__setattr__(self, "stop_token_ids", ids)
 
 
 @dataclass(frozen=True)

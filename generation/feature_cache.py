@@ -18,7 +18,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from generation.sampling import check_integer
+from generation.options import check_integer
 
 
 def tile_digests(tiles: Tensor, masks: Tensor | None = None) -> list[bytes]:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from generation.decoding import GenerationOptions
 from generation.feature_cache import tile_digests
+from generation.options import MAX_SEED, SamplingParams
 from generation.prompt import prompt_lengths, real_tiles
-from generation.sampling import MAX_SEED, SamplingParams
 
 SHARE_FROM = 32  # positions of text that are worth sharing; a picture always is
 _MANY_TILES = 65_536  # digests remembered

@@ -9,71 +9,20 @@ in any batch, without a generator's state, and all rows in one call. So they can
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MAX_SEED = 2**63 - 1
+from generation.options import MAX_SEED
+from generation.options import SamplingParams as SamplingParams
+
 _SCAN = 256  # probabilities summed in one piece
 # 2**64 over the golden ratio, and two odd factors, as in SplitMix64 (Steele, Lea and Flood, 2014); here
 # as signed numbers.
 _GOLDEN, _FIRST_FACTOR, _SECOND_FACTOR = (
     -7046029254386353131, -4658895280553007687, -7723592293110705685
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How the next token is chosen.
-
-    temperature: 0 is greedy, the exact argmax; the filters then have nothing to choose among.
-    top_k: keep the k likeliest (ties with the k-th stay); 0 is off.
-    top_p: keep the likeliest tokens up to and including the one that reaches this mass; 1 is off.
-    min_p: keep tokens at least this fraction as likely as the likeliest; 0 is off.
-    repetition_penalty: divides positive and multiplies negative logits of tokens already seen; 1 is off.
-    seed: answer j of every prompt draws with seed + j, so that a row gets in a batch what it gets alone;
-        None takes seeds from torch's global generator.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-
-    def __post_init__(self):
-        check_number("temperature", self.temperature, lambda value: value >= 0, "0 or more")
-        check_integer("top_k", self.top_k, low=0)
-        check_number("top_p", self.top_p, lambda value: 0 < value <= 1, "over 0 and at most 1")
-        check_number("min_p", self.min_p, lambda value: 0 <= value <= 1, "from 0 to 1")
-        check_number("repetition_penalty", self.repetition_penalty, lambda value: value > 0, "over 0")
-        if self.seed is not None:
-            check_integer("seed", self.seed, low=0, high=MAX_SEED)
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-
-def check_number(name: str, value, good: Callable[[float], bool], wanted: str) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not good(value):
-        raise ValueError(f"{name}: expected a number {wanted}, got {value!r}")
-
-
-def check_integer(name: str, value, low: int, high: int | None = None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < low
-        or (high is not None and value > high)
-    ):
-        bound = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise ValueError(f"{name}: expected an integer {bound}, got {value!r}")
 
 
 def make_seeds(seed: int | None, prompts: int, answers: int) -> list[int]:

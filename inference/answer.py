@@ -115,9 +115,11 @@ def ask(
 
     Raises:
         PromptError, ImageError: question or picture cannot be used.
-        RequestError: prompt and answer do not fit the context. Nothing has been computed by then.
+        RequestError: prompt and answer do not fit the context, or no image where the model needs one. Nothing
+            has been computed by then.
     """
     began = time.perf_counter()
+    checkpoint.check_images(len(images))
     row = encode(checkpoint, images, question, system)
     check_context(checkpoint, row, options.max_new_tokens)
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids)

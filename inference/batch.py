@@ -1,23 +1,18 @@
-"""A JSONL file of questions to a JSONL file of answers, several at a time, resumable.
+"""A batch of questions, several at a time: each result is appended as it comes, and put in order at the end.
 
-    questions.jsonl   {"image": "boats.jpg", "question": "How many boats?", "id": 7, "max_new_tokens": 16}
-    answers.jsonl     {"line": 1, "id": 7, "images": ["boats.jpg"], ..., "answers": ["three"], ...}
+    files = BatchFiles(Path("questions.jsonl"), Path("answers.jsonl"), name, options)
+    print(BatchJob(files).run(open_checkpoint(name), GenerationOptions()))
 
-`images` takes a list, paths are relative to the questions' file, `system` is possible, too. A line that
-cannot be answered gets {"line": n, "error": ...}, and the others are answered. Keys that mean nothing here
-are kept under "other".
-
-Results stand in the order in which answers were ready. Lines about the same pictures are taken one after
-another, wherever they stand, so that a picture is encoded and prefilled once.
+Lines about the same pictures are taken one after another, wherever they stand, so that a picture is encoded
+and prefilled once. A run that was killed leaves the results in the order in which they were ready; the next
+one goes on from there, and ends with all of them in the order of the questions.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -25,26 +20,14 @@ from tqdm import tqdm
 from data.errors import one_line
 from data.files import naming
 from data.inputs import EncodedConversation
-from data.lines import MAX_LINE, is_too_long, line_at, lines_of, parse_line
+from data.lines import line_at
 from generation.batching import Scheduler
 from generation.decoding import GenerationOptions
 from generation.requests import Completed, Deferred, Request
 from inference.answer import answers_of, check_context, encode, requests_for
+from inference.batch_files import BatchFiles, Line, carried, read_object, read_question
 from inference.checkpoint import Checkpoint, RequestError
-from inference.results import KEPT, fingerprint, keep_answers, read_results, to_json
-
-KEYS = ("image", "images", "question", "id", "system", "max_new_tokens")
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of the questions' file, checked; `images` as written there."""
-
-    number: int
-    question: str
-    images: list[str]
-    system: str | None
-    max_new_tokens: int | None
+from inference.results import KEPT, rewrite, to_json
 
 
 @dataclass
@@ -62,109 +45,11 @@ class Summary:
         return f"{self.answered} answered, {self.failed} failed, {self.skipped} skipped (answered before)"
 
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """(number from 1, place in the file, content) of every line that is not blank; see `data.lines`."""
-    with path.open("rb") as file:
-        for number, (begin, raw) in enumerate(lines_of(file), 1):
-            if number == 1 and raw.startswith(BYTE_ORDER_MARK):
-                raw, begin = raw.removeprefix(BYTE_ORDER_MARK), len(BYTE_ORDER_MARK)
-            if raw.strip():
-                yield number, begin, raw
-
-
-def read_object(raw: bytes) -> dict[str, Any]:
-    """Raises RequestError where a line is too long or not a JSON object."""
-    if is_too_long(raw):
-        raise RequestError(f"expected a line of at most {MAX_LINE >> 20} MiB, got a longer one")
-    try:
-        value = parse_line(raw)
-    except ValueError as error:
-        raise RequestError(f"not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise RequestError(f"expected a JSON object, got {type(value).__name__}")
-    return value
-
-
-def read_question(number: int, value: dict[str, Any]) -> Line:
-    """Raises RequestError where an object is no question."""
-    if "image" in value and "images" in value:
-        raise RequestError("expected either image or images, got both")
-    images = value.get("images", value.get("image"))
-    images = [] if images is None else images if "images" in value else [images]
-    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-        raise RequestError(f"expected image as a path or images as a list of paths, got {str(images)[:80]}")
-    if not isinstance(value.get("question"), str):
-        got = type(value["question"]).__name__ if "question" in value else "none"
-        raise RequestError(f"expected a question as text, got {got}")
-    return Line(number, value["question"], images, value.get("system"), value.get("max_new_tokens"))
-
-
-def carried(value: dict[str, Any]) -> dict[str, Any]:
-    """What goes from a question to its result: its id, and under "other" what has no meaning here."""
-    other = {key: kept for key, kept in value.items() if key not in KEYS}
-    return ({"id": value["id"]} if "id" in value else {}) | ({"other": other} if other else {})
-
-
 class BatchJob:
-    """The questions of one file that have no answer yet, and the file for their answers.
+    """The questions of `files` that have no answer yet, put to a model."""
 
-    Making one reads and repairs the results, before any model is loaded. `options` is what answers depend on
-    besides the question: it is written beside them.
-
-    Raises:
-        RequestError: the results belong to other questions, options or another model, or are no results.
-        OSError: a file that cannot be read or written.
-    """
-
-    def __init__(self, questions: Path, out: Path, model: str, options: Mapping[str, Any]):
-        if questions.exists() and out.exists() and os.path.samefile(questions, out):
-            raise RequestError(f"{out}: expected another file for the results than for the questions")
-        self.questions, self.out, self.model, self.options = questions, out, model, options
-        with questions.open("rb"):  # before a file for its results is made
-            pass
-        if not questions.is_file():
-            raise RequestError(
-                f"{questions}: expected a file, which can be read twice, got a pipe or a device"
-            )
-        earlier = read_results(out)
-        self.answered = earlier.answered.keys()
-        self.total = self._compare(earlier.answered)
-        if earlier.needs_cleaning:
-            keep_answers(out)
-
-    @property
-    def remaining(self) -> int:
-        return self.total - len(self.answered)
-
-    def _compare(self, answered: dict[int, int]) -> int:
-        """Hold earlier answers against the questions; how many questions there are."""
-        total, foreign = 0, set(answered)
-        for number, _, raw in read_lines(self.questions):
-            total += 1
-            if number in answered and self._fingerprint(number, raw) == answered[number]:
-                foreign.remove(number)
-        if foreign:
-            raise RequestError(
-                f"{self.out}: expected answers by {self.model} to {self.questions}, but what it has for line "
-                f"{min(foreign)} is by another model, to another question or with other options; choose "
-                "another file for results"
-            )
-        return total
-
-    def _fingerprint(self, number: int, raw: bytes) -> int | None:
-        try:
-            line = read_question(number, read_object(raw))
-        except RequestError:
-            return None
-        return fingerprint(self.model, line.images, line.question, self._options_of(line))
-
-    def _options_of(self, line: Line) -> dict[str, Any]:
-        """The options, with what a line says itself."""
-        own = {"system": line.system, "max_new_tokens": line.max_new_tokens}
-        return {**self.options, **{name: value for name, value in own.items() if value is not None}}
+    def __init__(self, files: BatchFiles):
+        self.files = files
 
     def run(
         self,
@@ -175,7 +60,7 @@ class BatchJob:
         progress: bool = True,
         tell: Callable[[str], None] = lambda text: None,
     ) -> Summary:
-        """Answer what has no answer yet, appending each result as it comes.
+        """Answer what has no answer yet.
 
         Args:
             batch_size: answers in work at the same time.
@@ -189,16 +74,17 @@ class BatchJob:
         except ValueError as error:
             raise RequestError(f"{error} (--batch-size)") from None
         tell(str(scheduler.plan()))
-        summary = Summary(skipped=len(self.answered))
-        bar = tqdm(total=self.total, initial=summary.skipped, unit="question", disable=not progress)
-        with bar, naming(self.out, KEPT), self.out.open("a", encoding="utf-8") as file:
+        files = self.files
+        summary = Summary(skipped=len(files.answered))
+        bar = tqdm(total=files.total, initial=summary.skipped, unit="question", disable=not progress)
+        with bar, naming(files.out, KEPT), files.out.open("a", encoding="utf-8") as file:
             for done in scheduler.run(self._requests(checkpoint, options, system)):
                 question: Question = done.key[0]
                 if not question.take(done):
                     continue
-                record = question.record(checkpoint, self.model)
+                record = question.record(checkpoint, files.model)
                 if question.line is not None and question.error is None:
-                    record["options"] = self._options_of(question.line)
+                    record["options"] = files.options_of(question.line)
                 file.write(to_json(record) + "\n")
                 file.flush()
                 if question.error is None:
@@ -207,6 +93,7 @@ class BatchJob:
                 else:
                     summary.failed += 1
                 bar.update()
+        rewrite(files.out, errors=True)
         summary.new_tokens, summary.seconds = scheduler.stats.new_tokens, scheduler.stats.seconds
         return summary
 
@@ -219,27 +106,11 @@ class BatchJob:
             row, limit = self._prepare(checkpoint, line, options, system)
             return row, requests_for(checkpoint, row, limit, options)
 
-        with self.questions.open("rb") as file:
-            for number, place in self._by_pictures():
+        with self.files.questions.open("rb") as file:
+            for number, place in self.files.by_pictures():
                 question = Question(number, line_at(file, place), options.num_return_sequences, prepare)
                 for answer in range(options.num_return_sequences):
                     yield Deferred((question, answer), partial(question.request, answer))
-
-    def _by_pictures(self) -> list[tuple[int, int]]:
-        """(number, place in the file) of each line without an answer, those about the same pictures together,
-        otherwise in their order."""
-        first: dict[int, int] = {}  # hash of the pictures -> the first line about them
-        lines = []
-        for number, place, raw in read_lines(self.questions):
-            if number not in self.answered:
-                group = number
-                try:
-                    if images := read_question(number, read_object(raw)).images:
-                        group = first.setdefault(hash(tuple(images)), number)
-                except RequestError:
-                    pass  # it will say so in its result
-                lines.append((group, number, place))
-        return [(number, place) for _, number, place in sorted(lines)]
 
     def _prepare(
         self, checkpoint: Checkpoint, line: Line, options: GenerationOptions, system: str | None
@@ -250,7 +121,8 @@ class BatchJob:
                 limit = replace(options, max_new_tokens=line.max_new_tokens).max_new_tokens
             except ValueError as error:
                 raise RequestError(str(error)) from None
-        sources = [_beside(self.questions, image) for image in line.images]
+        checkpoint.check_images(len(line.images))
+        sources = [self.files.place_of(image) for image in line.images]
         row = encode(checkpoint, sources, line.question, line.system if line.system is not None else system)
         check_context(checkpoint, row, limit)
         return row, limit
@@ -304,10 +176,3 @@ class Question:
         assert self.line is not None and self._row is not None, "without an error there is a question"
         asked = {"model": model, "images": self.line.images, "question": self.line.question}
         return begin | asked | answers_of(checkpoint, self._row, self._ids)
-
-
-def _beside(questions: Path, image: str) -> str:
-    """A path relative to the questions' file; a URL, a data: URL, ~ and an absolute path as they are."""
-    if "://" in image[:16] or image[:5].lower() == "data:" or image.startswith("~"):
-        return image
-    return str(questions.parent / image)

@@ -18,13 +18,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from data.errors import did_you_mean
 from data.files import expanded
 from data.inputs import TiledPicture
 from generation.decoding import GenerationOptions
-from generation.sampling import MAX_SEED
+from generation.options import MAX_SEED
 from inference.checkpoint import RequestError
 from inference.conversation import Conversation, TurnReply
-from inference.mistakes import MISTAKES, sentence
+from inference.mistakes import mistakes, sentence
+from inference.options import check_image_name
 from inference.stats import as_table, stats_rows
 from inference.transcript import save_transcript
 
@@ -32,11 +34,14 @@ COMMANDS = {
     "/image": ("PATH", "show a picture (or its URL) with the next question"),
     "/undo": ("", "take back the last picture, or the last question with its answer"),
     "/reset": ("", "begin anew: no pictures, no questions"),
+    "/memory": ("on|off", "whether earlier questions and answers stand before the next one"),
     "/save": ("FILE", "write the conversation to a new file: .md to read, .jsonl to train on"),
     "/stats": ("", "what the last answer took"),
     "/help": ("", "this list"),
     "/quit": ("", "leave, as Ctrl-D does"),
 }
+REMEMBERS = "each question is asked with the questions and answers before it"
+FORGETS = "each question is asked alone, about the pictures shown last; /memory on changes that"
 KEYS = "Ctrl-C stops an answer, Tab completes, arrows and Ctrl-R find earlier lines."
 MORE_MEMORY = "/reset gives the conversation's memory back, --device cpu may have more"
 # Control characters in an answer could do anything to a terminal; line breaks and tabs are text.
@@ -47,7 +52,7 @@ class Chat:
     """A conversation by lines.
 
     Args:
-        conversation: to go on with.
+        conversation: to go on with, without memory where its model was trained on single questions.
         options: of each answer; each next one draws with the next seed, where there is one.
         stats: tell what each answer took.
         debug: show the traceback of an error.
@@ -64,6 +69,7 @@ class Chat:
         debug: bool = False,
     ):
         self.conversation, self.options, self.stats, self.debug = conversation, options, stats, debug
+        conversation.remember = not conversation.checkpoint.single_turn
         self.at_terminal = is_at_terminal()
         self.pictures: list[TiledPicture] = []
         self.failed = self._asked = 0
@@ -72,6 +78,7 @@ class Chat:
             "/image": self._image,
             "/undo": self._undo,
             "/reset": self._reset,
+            "/memory": self._memory,
             "/save": self._save,
             "/stats": self._stats,
             "/help": self._help,
@@ -93,6 +100,8 @@ class Chat:
 
             lines = TerminalLines(tuple(COMMANDS), tell, take_pictures=["/image"], take_files=["/save"])
             tell("/help lists the commands, Ctrl-D leaves")
+        if not self.conversation.remember:
+            tell(f"{self.conversation.checkpoint.name} was trained on single questions: {FORGETS}")
         for question in questions:
             if self.at_terminal:
                 print(f"> {question}", flush=True)
@@ -109,7 +118,7 @@ class Chat:
             self._do(line)
         except BrokenPipeError:
             raise
-        except MISTAKES as error:
+        except mistakes() as error:
             if self.debug:
                 traceback.print_exc()
             self.failed += 1
@@ -125,7 +134,7 @@ class Chat:
         elif line.startswith("/"):
             name, _, argument = line.strip().partition(" ")
             if name not in COMMANDS:
-                raise RequestError(f"{name}: no such command; /help lists them")
+                raise RequestError(f"{name}: no such command{did_you_mean(name, COMMANDS)}; /help lists them")
             takes, _ = COMMANDS[name]
             if bool(argument.strip()) != bool(takes):
                 raise RequestError(f"expected {f'{name} {takes}'.strip()}, got {line.strip()!r}")
@@ -138,10 +147,13 @@ class Chat:
         if options.seed is not None:
             options = replace(options, seed=(options.seed + self._asked) % MAX_SEED)
         self._asked += 1
-        reply = None
+        reply, talk = None, self.conversation
+        pictures = self.pictures
+        if not (pictures or talk.remember) and talk.turns:
+            pictures = list(talk.turns[-1].pictures)  # those shown last stay on the table
         try:
             with stoppable(self.at_terminal) as begun:
-                reply = self.conversation.ask(question, self.pictures, options)
+                reply = talk.ask(question, pictures, options)
                 self._stream(reply, begun)
         except KeyboardInterrupt:
             if reply is None or not self.at_terminal:
@@ -180,6 +192,7 @@ class Chat:
     # -------------------------------------------------------------------------------------- commands
     def _image(self, argument: str) -> None:
         path = path_of(argument)
+        check_image_name(path)
         self.show(path, path)
         tell(f"{path} is shown with the next question")
 
@@ -199,6 +212,12 @@ class Chat:
         self.pictures.clear()
         self._made = None
         tell("begun anew, without pictures")
+
+    def _memory(self, argument: str) -> None:
+        if argument not in ("on", "off"):
+            raise RequestError(f"expected /memory on or /memory off, got {argument!r}")
+        self.conversation.remember = argument == "on"
+        tell(REMEMBERS if argument == "on" else FORGETS)
 
     def _save(self, argument: str) -> None:
         path = Path(expanded(path_of(argument)))

@@ -12,21 +12,17 @@ from pathlib import Path
 
 import torch
 
-from data.errors import OneSentence
 from data.processor import Processor
 from generation.decoding import DecodeStep
 from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision
+from inference.mistakes import RequestError as RequestError
 from models.checkpoints.locate import snapshot
 from models.checkpoints.one_version import one_version
+from models.devices import check_device
 from models.vision_language_model import VisionLanguageModel
 
-DEVICES = ("cpu", "cuda", "mps")
 # What "auto" computes in: bfloat16 has no speed to offer a CPU at one question, and float32 is exact.
 AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
-
-
-class RequestError(OneSentence):
-    """What was asked for cannot be done as asked; the message is one sentence to show to a person."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,25 @@ class Checkpoint:
     @property
     def context(self) -> int:
         return self.model.config.text.max_position_embeddings
+
+    @property
+    def needs_image(self) -> bool:
+        """Whether it was trained on questions about images only, so that an answer without one means nothing:
+        what its generation_config.json says."""
+        return bool(self.model.generation_config.get("needs_image", False))
+
+    @property
+    def single_turn(self) -> bool:
+        """Whether it was trained on one question at a time, and answers a second one wrong that stands after
+        a first: what its generation_config.json says."""
+        return bool(self.model.generation_config.get("single_turn", False))
+
+    def check_images(self, count: int) -> None:
+        """Raises RequestError for a question about no image where the model needs one."""
+        if count == 0 and self.needs_image:
+            raise RequestError(
+                f"{self.name} was trained on questions about images: expected at least one image, got none"
+            )
 
     def compiled(self, steps: int | None = None) -> Checkpoint:
         """This checkpoint with the fastest decode step of this machine, or the eager one and why; the answers
@@ -117,12 +132,14 @@ def pick_device(name: str) -> torch.device:
     Raises:
         RequestError: no such kind of device, or none of it on this machine.
     """
+    try:
+        check_device(name)
+    except ValueError as error:
+        raise RequestError(str(error)) from None
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
         return torch.device("cuda" if cuda else "mps" if mps else "cpu")
-    kind, colon, index = name.partition(":")
-    if kind not in DEVICES or (colon and not index.isdecimal()):
-        raise RequestError(f"device: expected auto, {', '.join(DEVICES)} or cuda:N, got {name!r}")
+    kind, _, index = name.partition(":")
     here = {"cpu": 1, "cuda": torch.cuda.device_count() if cuda else 0, "mps": int(mps)}[kind]
     if int(index or 0) >= here:
         got = "none" if here == 0 else f"{here} of them"

@@ -44,10 +44,12 @@ class Conversation:
         checkpoint: as `open_checkpoint` gives it, compiled or not.
         system: message in front of everything; may be changed between turns.
         session: of the checkpoint's model and of nobody else; None makes one.
+
+    `remember` says whether earlier turns stand before the next question; it may be changed between turns.
     """
 
     def __init__(self, checkpoint: Checkpoint, system: str | None = None, session: Session | None = None):
-        self.checkpoint, self.system = checkpoint, system
+        self.checkpoint, self.system, self.remember = checkpoint, system, True
         self.session = session or Session(checkpoint.model, FeatureCache(checkpoint.model, FEATURE_BYTES))
         self._turns: list[Turn] = []
         self._pending: TurnReply | None = None
@@ -59,9 +61,26 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The same in the Hub's form: what `Processor.prepare` takes, pictures as `TiledPicture`s."""
-        texts = [turn.answer.text for turn in self._turns]
-        return messages_of(self.checkpoint.processor, self.system, self._turns, texts)
+        """What stands before the next question, in the Hub's form, which `Processor.prepare` takes; pictures
+        are `TiledPicture`s."""
+        return self._messages(self._remembered())
+
+    @property
+    def threads(self) -> list[list[dict[str, Any]]]:
+        """All turns in that form: a question that was asked alone begins a new list."""
+        begins = [place for place, turn in enumerate(self._turns) if turn.alone or place == 0]
+        return [self._messages(self._turns[begin:end]) for begin, end in zip(begins, [*begins[1:], None])]
+
+    def _messages(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+        return messages_of(
+            self.checkpoint.processor, self.system, turns, [turn.answer.text for turn in turns]
+        )
+
+    def _remembered(self) -> list[Turn]:
+        """The turns that stand before the next question."""
+        if not self.remember:
+            return []
+        return self._turns[max((place for place, turn in enumerate(self._turns) if turn.alone), default=0) :]
 
     def picture(self, source: Any) -> TiledPicture:
         """A picture (anything that `load_image` takes) opened and cut, to be asked about.
@@ -85,7 +104,7 @@ class Conversation:
         Raises:
             PromptError, ImageError: question or picture cannot be used.
             ContextFullError: no room for an answer.
-            RequestError: `use_cache=False`.
+            RequestError: `use_cache=False`; no image so far where the model needs one.
             CacheMemoryError: the cache does not fit in memory.
         """
         self._end_pending()
@@ -93,9 +112,10 @@ class Conversation:
         options = GenerationOptions() if options is None else options
         if not options.use_cache:
             raise RequestError("a conversation is a kept cache: expected use_cache=True, got False")
-        pictures = tuple(self.picture(image) for image in images)
+        pictures, before = tuple(self.picture(image) for image in images), self._remembered()
+        self.checkpoint.check_images(len(pictures) + sum(len(turn.pictures) for turn in before))
         processor, stops = self.checkpoint.processor, self.checkpoint.stop_token_ids
-        row = encode_next(processor, stops, self.system, self._turns, pictures, question)
+        row = encode_next(processor, stops, self.system, before, pictures, question)
         room = self._room(row)
         options = replace(
             options,
@@ -111,7 +131,7 @@ class Conversation:
         prompt, context = prompt_tokens(self.checkpoint, row), self.checkpoint.context
         if prompt < context:
             return context - prompt
-        way_out = "undo some turns, or begin anew" if self._turns else "ask less, or show less"
+        way_out = "undo some turns, or begin anew" if self._remembered() else "ask less, or show less"
         raise ContextFullError(
             f"context full: expected fewer than {context} tokens, got {prompt} of conversation and question "
             f"({row.image_tokens} of them picture); {way_out}"
@@ -180,6 +200,7 @@ class TurnReply:
         room: int,
         began: float,
     ):
+        self._alone = not conversation._remembered()
         self.kept = False  # whether the turn is in the history
         self._conversation, self._question, self._pictures = conversation, question, pictures
         self._row, self._limit = replace(row, tiles=None), options.max_new_tokens
@@ -275,7 +296,7 @@ class TurnReply:
             Answer(answer_text(checkpoint, ids), tuple(ids), self._ending(ids, stopped)) for ids in self._ids
         )
         self._made = self._describe(answers)
-        self._turn = Turn(self._question, self._pictures, answers, seam_of(self._row))
+        self._turn = Turn(self._question, self._pictures, answers, seam_of(self._row), alone=self._alone)
         self.kept = all(self._ids)
         self._conversation._settle(self._turn if self.kept else None)
 

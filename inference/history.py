@@ -38,6 +38,7 @@ class Turn:
     """A question about pictures and its answers, of which the conversation goes on behind one.
 
     seam: the last tokens of the prompt that the answers were generated behind.
+    alone: no earlier turn stood in that prompt.
     """
 
     question: str
@@ -45,6 +46,7 @@ class Turn:
     answers: tuple[Answer, ...]
     seam: tuple[int, ...]
     chosen: int = 0
+    alone: bool = False
 
     @property
     def answer(self) -> Answer:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from data.files import replacing
-from data.lines import is_too_long, lines_of, parse_line
-from inference.checkpoint import RequestError
+from data.lines import is_too_long, line_at, lines_of, parse_line
+from inference.mistakes import RequestError
 
 KEPT = "what has been answered is kept, and the same command goes on from there"
 _BEGINNING = b'{"line": '  # of every result
@@ -30,7 +30,7 @@ def to_json(record: dict[str, Any]) -> str:
 @dataclass(frozen=True)
 class Earlier:
     """What a results file holds: for each line answered, a `fingerprint` of what was asked; and whether
-    anything else is in it, an error or a half-written line."""
+    anything else is in it, an error or a half-written line, or its lines are not in order."""
 
     answered: dict[int, int]
     needs_cleaning: bool
@@ -54,7 +54,7 @@ def read_results(path: Path) -> Earlier:
     with path.open("ab"):
         pass
     answered: dict[int, int] = {}
-    needs_cleaning = False
+    needs_cleaning, last = False, 0
     with path.open("rb") as file:
         for number, (_, raw) in enumerate(lines_of(file), 1):
             record = _parse(raw)
@@ -64,6 +64,8 @@ def read_results(path: Path) -> Earlier:
                 )
             if record is None or "error" in record or not raw.endswith(b"\n"):
                 needs_cleaning = True
+            if record is not None:
+                needs_cleaning, last = needs_cleaning or record["line"] < last, record["line"]
             if record is not None and "error" not in record:
                 answered[record["line"]] = fingerprint(
                     record["model"], record["images"], record["question"], record.get("options")
@@ -71,15 +73,26 @@ def read_results(path: Path) -> Earlier:
     return Earlier(answered, needs_cleaning)
 
 
-def keep_answers(path: Path) -> None:
-    """Drop errors, to be tried again, and a half-written last line: written beside the file, then renamed."""
-    with replacing(path) as temporary, path.open("rb") as old, temporary.open("wb") as new:
-        for _, raw in lines_of(old):
-            record = _parse(raw)
-            if record is not None and "error" not in record:
-                new.write(raw.rstrip(b"\n") + b"\n")
-        new.flush()
-        os.fsync(new.fileno())
+def rewrite(path: Path, errors: bool) -> None:
+    """Put results into the order of their questions, and drop a half-written last line: written beside the
+    file, then renamed.
+
+    Args:
+        errors: keep them, too; without them they are tried again.
+    """
+    with path.open("rb") as old:
+        kept = [
+            (record["line"], place)
+            for place, raw in lines_of(old)
+            if (record := _parse(raw)) is not None and (errors or "error" not in record)
+        ]
+        if errors and kept == sorted(kept):
+            return
+        with replacing(path) as temporary, temporary.open("wb") as new:
+            for _, place in sorted(kept):
+                new.write(line_at(old, place).rstrip(b"\n") + b"\n")
+            new.flush()
+            os.fsync(new.fileno())
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:

@@ -46,7 +46,12 @@ def save_transcript(conversation: Conversation, path: Path) -> None:
 
 
 def as_json_line(conversation: Conversation) -> str:
-    """The "messages" as the Hub's datasets have them, "images" in their order, and which model answered."""
+    """The "messages" as the Hub's datasets have them, "images" in their order, and which model answered; a
+    line for each of `Conversation.threads`."""
+    return "".join(_row(messages, conversation.checkpoint.name) for messages in conversation.threads)
+
+
+def _row(messages: list[dict[str, Any]], model: str) -> str:
     images: list[str] = []
 
     def part(given: dict[str, Any]) -> dict[str, Any]:
@@ -55,11 +60,8 @@ def as_json_line(conversation: Conversation) -> str:
         images.append(place(given["image"]))
         return {"type": "image"}
 
-    messages = [
-        message | {"content": [part(given) for given in message["content"]]}
-        for message in conversation.messages
-    ]
-    return to_json({"messages": messages, "images": images, "model": conversation.checkpoint.name}) + "\n"
+    told = [message | {"content": [part(given) for given in message["content"]]} for message in messages]
+    return to_json({"messages": told, "images": images, "model": model}) + "\n"
 
 
 def as_markdown(conversation: Conversation) -> str:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from models.config import RopeScaling, TextConfig, VisionConfig, VLMConfig
     from models.vision_language_model import VisionLanguageModel, VLMOutput
 
+__version__ = "0.1.0"
 __all__ = ["RopeScaling", "TextConfig", "VLMConfig", "VLMOutput", "VisionConfig", "VisionLanguageModel"]
 
 

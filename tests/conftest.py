@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import generate
 from benchmarks import workers
+from inference import command_line
 from models.checkpoints import one_version
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
@@ -60,6 +62,16 @@ def model_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def single_folder(model_folder, tmp_path_factory) -> Path:
+    """The same checkpoint, said to be trained on single questions about images."""
+    folder = tmp_path_factory.mktemp("model") / "single"
+    shutil.copytree(model_folder, folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"needs_image": True, "single_turn": True}))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def photo(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("pictures") / "photo.png"
     picture(40, 30).save(path)
@@ -67,8 +79,10 @@ def photo(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def cli(model_folder, capsys):
+def cli(model_folder, capsys, monkeypatch):
     """Run generate.py: (exit status, stdout, stderr)."""
+
+    monkeypatch.setattr(command_line, "PATIENCE", 60)  # however slow this machine is
 
     def run(*arguments, model=model_folder) -> tuple[int, str, str]:
         capsys.readouterr()

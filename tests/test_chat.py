@@ -32,9 +32,9 @@ SHORT = ("--max-new-tokens", 8)
 def talk(cli, monkeypatch):
     """Run a chat on these lines: (exit status, lines of stdout, lines of stderr)."""
 
-    def run(*lines: str, arguments=("--no-image",), options=SHORT):
+    def run(*lines: str, arguments=("--no-image",), options=SHORT, **more):
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        status, out, err = cli("--chat", *arguments, *options)
+        status, out, err = cli("--chat", *arguments, *options, **more)
         # Not splitlines, which takes control characters of a random model's answers for line ends.
         return status, *([line.rstrip() for line in text.split("\n")[:-1]] for text in (out, err))
 
@@ -115,6 +115,32 @@ def test_each_answer_draws_anew_and_the_session_can_be_repeated(talk):
 
 def test_options_without_effect_are_named(talk):
     assert "--top-k without effect" in talk("how many?", options=(*SHORT, "--top-k", 5))[2][0]
+
+
+def test_a_model_of_single_questions_is_asked_each_alone(
+    talk, as_json, photo, other, single_folder, tmp_path
+):
+    """About the pictures shown last, until told to remember."""
+
+    def one(*arguments) -> str:
+        return as_json(*arguments, *SHORT)[0]["answers"][0]
+
+    folder, rows = {"model": single_folder}, tmp_path / "rows.jsonl"
+    lines = ("how many?", "why?", f"/image {other}", "why?", "/memory on", "how many?", f"/save {rows}")
+    status, out, err = talk(*lines, arguments=(photo,), **folder)
+    assert status == 0 and "single questions" in err[0]
+    assert out[:3] == [one(photo, "-q", "how many?"), one(photo, "-q", "why?"), one(other, "-q", "why?")]
+    assert out[3] != one(other, "-q", "how many?")
+    saved = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [len(row["messages"]) for row in saved] == [2, 2, 4] and all(
+        len(row["images"]) == 1 for row in saved
+    )
+
+
+def test_no_image_for_a_model_that_needs_one_is_told(talk, photo, single_folder):
+    status, out, err = talk("how many?", f"/image {photo}", "how many?", model=single_folder)
+    assert status == 2 and len(out) == 1
+    assert any("image" in line and line.startswith("error: ") for line in err)
 
 
 # -------------------------------------------------------------------------------------------------- commands

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import subprocess
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 import generate
 from generation.decoding import Chooser
 from inference.checkpoint import RequestError, pick_device
+from inference.options import is_question
 from tests.hub_server import HubServer, point_client_at
 
 FIELDS = {
@@ -70,6 +72,103 @@ def test_no_picture_and_one_token(as_json):
     (made,) = as_json("--no-image", "-q", "how many?", "--max-new-tokens", 1)
     assert made.keys() >= FIELDS
     assert (made["images"], made["image_tokens"], made["decode_tokens_per_second"]) == ([], 0, None)
+
+
+def test_a_model_of_questions_about_images_needs_one(cli, complaint, photo, single_folder, tmp_path):
+    assert "image" in complaint("--no-image", "-q", "how many?", model=single_folder)
+    assert cli(photo, "-q", "how many?", "--max-new-tokens", 1, model=single_folder)[0] == 0
+    (tmp_path / "q.jsonl").write_text('{"question": "how many?"}\n')
+    out = tmp_path / "a.jsonl"
+    cli("--batch", tmp_path / "q.jsonl", "--out", out, model=single_folder)
+    assert "image" in json.loads(out.read_text())["error"]
+
+
+@pytest.mark.parametrize(
+    "text, is_asked",
+    {
+        "What is this?": True,
+        "What?": True,
+        "Describe the picture": True,
+        "Is it black/white or grey": True,
+        "これは何ですか？": True,
+        "": True,
+        "photo.jpg": False,
+        "Describe": False,
+        "holiday fotos/one.jpg": False,
+        "my photo.jgp": False,  # is nearly one that is there
+        "my photo.png": False,
+        "./what is this": False,
+        "/tmp/what is this": False,
+        "-": False,
+        "what is this": False,  # the name of a file that is there
+        "https://example.org/a b?": False,
+        "data:image/png;base64,AAAA?": False,
+    }.items(),
+)
+def test_what_is_no_image_and_reads_as_text_is_a_question(tmp_path, monkeypatch, text, is_asked):
+    monkeypatch.chdir(tmp_path)
+    for name in ("my photo.jpg", "what is this"):
+        (tmp_path / name).touch()
+    assert is_question(text) == is_asked
+
+
+def test_a_question_beside_its_image(as_json, photo, monkeypatch):
+    short = ("--max-new-tokens", 2)
+    first, second = as_json(photo, "how many?", "-p", "what is it", *short)
+    assert [first["question"], second["question"]] == ["how many?", "what is it"]
+    assert first["images"] == [str(photo)]
+    assert as_json(photo, "-q", "how many?", *short)[0]["answers"] == first["answers"]
+
+
+@pytest.mark.parametrize(
+    "name, meant", [("phto.png", "photo.png"), ("pictres/photo.png", "pictures/photo.png"), ("unlike", None)]
+)
+def test_a_mistyped_image_is_refused_with_the_nearest_name(complaint, tmp_path, monkeypatch, name, meant):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pictures").mkdir()
+    for path in ("photo.png", "pictures/photo.png"):
+        (tmp_path / path).touch()
+    said = complaint(name, "what is it?")
+    assert f"did you mean {meant}?" in said if meant else "no such file" in said
+
+
+def stdin_of(monkeypatch, content: bytes) -> None:
+    """stdin as a shell makes it of `|`."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as file:
+        file.write(content)
+    monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
+
+
+def test_an_image_on_stdin(as_json, complaint, photo, monkeypatch):
+    ask = ("-q", "how many?", "--max-new-tokens", 2)
+    (expected,) = as_json(photo, *ask)
+    stdin_of(monkeypatch, photo.read_bytes())
+    (made,) = as_json("-", *ask)
+    assert (made["images"], made["answers"]) == (["-"], expected["answers"])
+    for content, reason in ((b"", "nothing"), (b"no image", "a file that starts with")):
+        stdin_of(monkeypatch, content)
+        assert reason in complaint("-", *ask)
+    assert "several" in complaint("-", "-", *ask)
+    assert "stdin" in complaint("--chat", "-")
+
+
+def test_a_question_from_a_pipe(as_json, complaint, cli, photo, monkeypatch):
+    """Where nobody writes one (cron, CI), the default one is asked; one that is given is asked anyway."""
+    short = ("--max-new-tokens", 1)
+    for content, asked in ((b"how many?\n", "how many?"), (b" \n", generate.DEFAULT_QUESTION)):
+        stdin_of(monkeypatch, content)
+        assert as_json(photo, *short)[0]["question"] == asked
+    stdin_of(monkeypatch, b"how many?")
+    assert as_json(photo, "why?", *short)[0]["question"] == "why?"
+    stdin_of(monkeypatch, b"\xff\xfe")
+    assert "UTF-8" in complaint(photo)
+    monkeypatch.setattr("inference.options.WAIT", 0)
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w"):  # open, and silent
+        monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
+        status, _, err = cli(photo, *short)
+    assert status == 0 and generate.DEFAULT_QUESTION in err
 
 
 def test_several_questions(cli, as_json, photo):
@@ -129,9 +228,9 @@ def test_stats(cli, photo):
         assert part in err
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_dtype(as_json, photo, dtype):
-    (made,) = as_json(photo, "-q", "how many?", "--dtype", dtype, "--max-new-tokens", 2)
+@pytest.mark.parametrize("name, dtype", [("bf16", "bfloat16"), ("float16", "float16"), ("fp32", "float32")])
+def test_dtype(as_json, photo, name, dtype):
+    (made,) = as_json(photo, "-q", "how many?", "--dtype", name, "--max-new-tokens", 2)
     assert made["dtype"] == dtype
 
 
@@ -251,8 +350,9 @@ BAD_OPTIONS = [
     (("--device", "toaster"), "expected auto, cpu, cuda, mps"),
     (("--device", "cuda:99"), "device cuda:99"),
     (("--device", "cpu:"), "expected auto, cpu, cuda, mps"),
-    (("--maxnewtokens", "3"), "unrecognized arguments"),
+    (("--maxnewtokens", "3"), "did you mean --max-new-tokens?"),
     (("--revision", "main"), "has no revision"),
+    (("--dtype", "int8", "--device", "cuda:0"), "cuda"),
     (("--no-image", "a.png"), "a.png"),
     (("--out", "x.jsonl"), "--batch"),
     (("--batch", "x.jsonl"), "--out"),
@@ -303,10 +403,10 @@ def test_options_without_effect_are_named(cli, photo, output):
 
 
 def test_debug_shows_where(cli):
-    status, _, err = cli("--device", "toaster", "--debug")
+    status, _, err = cli("--temperature", -1, "--debug")
     assert status == 2
     assert "Traceback" in err and RequestError.__name__ in err
-    assert err.splitlines()[-1].startswith("generate.py: error: device")
+    assert err.splitlines()[-1].startswith("generate.py: error: temperature")
 
 
 def test_a_programming_error_is_not_hidden(cli, monkeypatch):

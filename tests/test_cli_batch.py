@@ -101,12 +101,26 @@ def test_bad_lines_are_reported_and_the_others_answered(batch, questions, tmp_pa
         12: ({"question": "half a pair: \ud800", "id": "\ud800"}, "Unicode"),
     }
     write(tmp_path / "questions.jsonl", [questions[0], *(line for line, _ in bad.values()), questions[1]])
-    assert "2 answered, 11 failed, 0 skipped" in batch()
+    assert "2 answered, 11 failed, 0 skipped" in batch(status=1)
     results = {record["line"]: record for record in read(tmp_path / "out.jsonl")}
     assert results[1]["answers"] and results[13]["answers"]
     for number, (_, expected) in bad.items():
         assert expected in results[number]["error"] and "\n" not in results[number]["error"]
     assert results[4]["id"] == 7
+
+
+def test_results_are_in_the_order_of_the_questions(batch, questions, tmp_path, monkeypatch):
+    """Whichever is ready first, and after a run that was killed before it could put them in order."""
+    write(tmp_path / "questions.jsonl", [questions[0], {"image": "absent.png", "question": "?"}, *questions])
+    batch("--batch-size", 3, status=1)
+    out = tmp_path / "out.jsonl"
+    lines = out.read_text().splitlines(keepends=True)
+    assert [json.loads(line)["line"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
+    (mended := tmp_path / "absent.png").write_bytes((tmp_path / "pictures/wide.png").read_bytes())
+    out.write_text("".join(reversed(lines)) + '{"line": 2, "err')
+    batch("--batch-size", 3)
+    again = out.read_text().splitlines(keepends=True)
+    assert [*again[:1], *again[2:]] == [*lines[:1], *lines[2:]] and "answers" in again[1] and mended.exists()
 
 
 def test_a_second_run_goes_on(batch, questions, tmp_path, monkeypatch):
@@ -176,7 +190,7 @@ def test_one_answer_that_fails_fails_its_line_alone(batch, questions, tmp_path, 
     monkeypatch.setattr(batching, "sample_rows", poisoned)
     write(tmp_path / "questions.jsonl", questions)
     sampling = ("--temperature", 1.0, "--seed", 4, "--num-answers", 2)
-    assert "4 answered, 1 failed" in batch(*sampling)
+    assert "4 answered, 1 failed" in batch(*sampling, status=1)
     results = read(tmp_path / "out.jsonl")
     assert "not finite" in results[4]["error"] and all(len(one["answers"]) == 2 for one in results[:4])
 
@@ -193,8 +207,8 @@ def test_a_mended_line_is_tried_again(batch, questions, tmp_path):
     late = tmp_path / "late.png"
     lines = [questions[0], {"image": "late.png", "question": "what?"}]
     write(tmp_path / "questions.jsonl", lines)
-    assert "1 answered, 1 failed" in batch()
-    assert "0 answered, 1 failed, 1 skipped" in batch()
+    assert "1 answered, 1 failed" in batch(status=1)
+    assert "0 answered, 1 failed, 1 skipped" in batch(status=1)
     assert [("error" in record) for record in read(tmp_path / "out.jsonl")] == [False, True]
     picture(30, 30).save(late)
     assert "1 answered, 0 failed, 1 skipped" in batch()
@@ -221,7 +235,7 @@ def test_rows_that_only_fit_the_context_apart(batch, tmp_path):
     assert "2 answered, 0 failed" in batch()
 
 
-def test_results_of_something_else_are_left_alone(batch, questions, tmp_path, photo):
+def test_results_of_something_else_are_left_alone(batch, questions, tmp_path, photo, single_folder):
     out = tmp_path / "out.jsonl"
     write(tmp_path / "questions.jsonl", questions)
     batch()
@@ -229,7 +243,7 @@ def test_results_of_something_else_are_left_alone(batch, questions, tmp_path, ph
     write(tmp_path / "questions.jsonl", [questions[0] | {"question": "why?"}, *questions[1:]])
     assert "another question" in batch(status=2)
     write(tmp_path / "questions.jsonl", questions)
-    assert "another model" in batch(status=2, model=tmp_path / "elsewhere")
+    assert "another model" in batch(status=2, model=single_folder)
     assert out.read_text() == kept
     odd = '{"line": 1, "model": "m", "images": 5, "question": "what?"}\n'
     for foreign in ("shopping list\nmilk\n", "one line", '{"a": 1}', '{"line": "one"}\n{}\n', odd):
@@ -292,6 +306,6 @@ def test_logits_that_are_not_finite_fail_their_line_alone(batch, questions, tmp_
     some_broken.calls = 0
     write(tmp_path / "questions.jsonl", questions)
     monkeypatch.setattr(LanguageModel, "logits", some_broken)
-    assert "4 answered, 1 failed" in batch()
+    assert "4 answered, 1 failed" in batch(status=1)
     (failed,) = (record for record in read(tmp_path / "out.jsonl") if "error" in record)
     assert "not finite" in failed["error"]

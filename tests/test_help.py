@@ -1,25 +1,116 @@
-"""--help and a mistyped option answer at once: they import no torch."""
+"""--help, --version and every refusal of a command line need no torch, which takes seconds to import."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from inference import command_line
+from models import __version__
+
 ROOT = Path(__file__).resolve().parent.parent
+ENTRY_POINTS = {
+    "generate": "--max-new-tokens",
+    "app": "--any-model",
+    "eval.__main__": "--tasks",
+    "models.checkpoints.__main__": "convert",
+    "training.recipe": "--lora-rank",
+}
+SHAPES = ["--tasks", "shapes"]
+CONVERT = ["convert", "ocelli-shapes"]
+# (module of the entry point, arguments, what the sentence must name)
+REFUSED = [
+    ("generate", ["--num-answer", "3"], "--num-answers"),
+    ("generate", ["assets/cupp.png", "What is it?"], "assets/cup.png"),
+    ("generate", ["README.md"], "README.md"),
+    ("generate", ["--temperature", "-1"], "temperature"),
+    ("generate", ["--max-new-tokens", "0"], "max_new_tokens"),
+    ("generate", ["--top-p", "nan"], "top_p"),
+    ("generate", ["--seed", "-1"], "seed"),
+    ("generate", ["--device", "toaster"], "toaster"),
+    ("generate", ["--dtype", "bf17"], "bf17"),
+    ("generate", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
+    ("generate", ["--model", "assets"], "config.json"),
+    ("generate", ["--revision", "main"], "revision"),
+    ("generate", ["--chat", "nothing.png"], "nothing.png"),
+    ("generate", ["--batch", "assets/question.jsonl", "--out", "OUT"], "assets/questions.jsonl"),
+    ("generate", ["--batch", "assets/questions.jsonl", "--out", "README.md"], "README.md"),
+    ("generate", ["--batch", "assets/questions.jsonl", "--out", "OUT", "--temperature", "x"], "temperature"),
+    ("app", ["--port", "99999"], "--port"),
+    ("app", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
+    ("app", ["--any-modle"], "--any-model"),
+    ("eval.__main__", ["--task", "shapes"], "--tasks"),
+    ("eval.__main__", ["--tasks", "shape"], "shapes"),
+    ("eval.__main__", ["--data", "assets/question.jsonl"], "assets/questions.jsonl"),
+    ("eval.__main__", ["--data", "assets/questions.jsonl", "--metric", "anl"], "anls"),
+    ("eval.__main__", [*SHAPES, "--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
+    ("eval.__main__", ["compare", "assets", "docs"], "assets"),
+    ("eval.__main__", ["card", "checkpoints/ocelli-shapes", "docs"], "docs"),
+    ("models.checkpoints.__main__", ["inspect", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
+    ("models.checkpoints.__main__", ["inspect", "ocelli-shapes", "--image", "assets/cupp.png"], "cup.png"),
+    ("models.checkpoints.__main__", [*CONVERT, "checkpoints/ocelli-shapes"], "--overwrite"),
+    ("models.checkpoints.__main__", [*CONVERT, "OUT", "--adapter", "nothing"], "nothing"),
+    ("training.recipe", ["--stepps", "3"], "--steps"),
+    ("training.recipe", ["configs/shape.yaml"], "configs/shapes.yaml"),
+    ("training.recipe", ["--lr", "-1"], "--lr"),
+    ("training.recipe", ["--device", "toaster"], "toaster"),
+    ("training.recipe", ["--init-from", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
+    (
+        "training.recipe",
+        ["--init-from", "ocelli-shapes", "--data", "assets/question.jsonl"],
+        "questions.jsonl",
+    ),
+    ("training.recipe", ["--output", "README.md"], "README.md"),
+]
+# What train.py calls before it imports torch is `parse_command`. None: a module that cannot be imported.
+RUN = """
+import contextlib, importlib, io, json, sys
+sys.modules["torch"] = None
+for name, arguments in json.load(sys.stdin):
+    module = importlib.import_module(name)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = getattr(module, "parse_command", None) or module.main
+            status = status(arguments)
+        except SystemExit as stop:
+            status = stop.code
+    print(json.dumps([status, out.getvalue(), err.getvalue()]))
+"""
 
 
-@pytest.mark.parametrize(
-    "module, option", [("generate", "--max-new-tokens"), ("app", "--any-model"), ("eval.__main__", "--tasks")]
-)
-def test_help_and_mistyped_options_need_no_torch(module, option):
-    # None stands for a module that cannot be imported.
-    begin = f"import sys; sys.modules['torch'] = None; from {module} import main; "
-    for argument, status in (("--help", 0), ("--no-such-option", 2)):
-        code = f"{begin}sys.exit(main(['{argument}']))"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-        said = done.stderr if status else done.stdout
-        assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
-        assert (argument if status else option) in said
+def run(calls: list[tuple[str, list[str]]]) -> list[tuple[int, str, str]]:
+    command, given = [sys.executable, "-c", RUN], json.dumps(calls)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_mistakes_are_told_without_torch(tmp_path):
+    calls = [(name, [arg.replace("OUT", str(tmp_path / "out")) for arg in args]) for name, args, _ in REFUSED]
+    for (_, arguments, named), (status, out, err) in zip(REFUSED, run(calls), strict=True):
+        assert (status, out) == (2, "") and err.count("\n") == 1 and named in err, (arguments, err)
+    assert not any(tmp_path.iterdir())
+
+
+def test_help_and_version_need_no_torch():
+    calls = [(name, [option]) for name in ENTRY_POINTS for option in ("--help", "--version")]
+    for (name, (option,)), (status, out, err) in zip(calls, run(calls), strict=True):
+        assert (status, err) == (0, ""), name
+        assert (ENTRY_POINTS[name] if option == "--help" else __version__) in out, name
+
+
+def test_a_long_load_is_told(capsys, monkeypatch):
+    monkeypatch.setattr(command_line, "PATIENCE", 0.01)
+    with command_line.told_if_slow("loading the model"):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "loading the model\n"
+    monkeypatch.setattr(command_line, "PATIENCE", 60)
+    with pytest.raises(OSError), command_line.told_if_slow("loading the model"):
+        raise OSError
+    assert capsys.readouterr().err == ""

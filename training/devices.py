@@ -7,23 +7,8 @@ import time
 
 import torch
 
-# Dense bfloat16 products with float32 sums, and float32 products without TF32, of NVIDIA's data sheets.
-PEAKS = {
-    "A10": (125e12, 31.2e12),
-    "A100": (312e12, 19.5e12),
-    "RTX A6000": (154.8e12, 38.7e12),
-    "L4": (121e12, 30.3e12),
-    "L40S": (362e12, 91.6e12),
-    "H100": (989.4e12, 66.9e12),
-    "H100 NVL": (835e12, 60e12),
-    "H100 PCIe": (756e12, 51.2e12),
-    "H200": (989.4e12, 66.9e12),
-    "GH200": (989.4e12, 66.9e12),
-    "B200": (2250e12, 75e12),
-    "RTX 3090": (71e12, 35.6e12),
-    "RTX 4090": (165.2e12, 82.6e12),
-    "RTX 5090": (209.5e12, 104.8e12),
-}
+from training.plan_options import PEAKS
+
 _SIDES = {"cpu": 1024, "cuda": 8192, "mps": 2048}  # of the matrices that are multiplied to measure
 
 

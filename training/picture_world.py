@@ -86,6 +86,7 @@ def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
     """A model of the config's sizes, at random weights that its seed decides."""
     model = VisionLanguageModel(model_config(config, tokenizer))
     model.init_weights(torch.Generator().manual_seed(config.seed))
+    model.generation_config = {"needs_image": True, "single_turn": True}  # as are all its questions
     return model
 
 

@@ -6,6 +6,7 @@ config = parse_config(["configs/shapes.yaml", "--pictures", "2000"])
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import stat
 import sys
@@ -18,10 +19,14 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser
 
-from data.errors import one_line
-from data.files import replacing
-from training.config import Data, TrainConfig, flag
-from training.run_plan import PlanOptions
+from data.errors import did_you_mean, one_line
+from data.files import check_rows_path, nearest_file, replacing
+from models import __version__
+from models.checkpoints.atomic_folder import check_replaceable
+from models.checkpoints.names import resolve_source
+from models.devices import check_device
+from training.config import SHAPES, Data, TrainConfig, dataset_entries, flag
+from training.plan_options import PlanOptions
 
 DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shapes.yaml"
 RUN_FILE = "run.yaml"
@@ -60,9 +65,10 @@ def parse_arguments(
     flags = {item.name for item in dataclasses.fields(TrainConfig)}
     plan = {item.name for item in dataclasses.fields(PlanOptions)}
     given = [a.split("=")[0] for a in arguments if a.startswith("--")]
-    known = {flag(word + name) for name in flags | plan for word in ("", "no_")} | {"--help"}
+    known = {flag(word + name) for name in flags | plan for word in ("", "no_")} | {"--help", "--version"}
     if unknown := sorted(set(given) - known):
-        _leave(f"unknown flag {', '.join(unknown)}; --help lists them all")
+        near = did_you_mean(unknown[0], known)
+        _leave(f"unknown flag {', '.join(unknown)}{near}; --help lists them all")
     try:
         settings = read_recipe(recipe)
         # jsonargparse would copy a whole list once for each of its entries, and once more for what is in it;
@@ -92,6 +98,32 @@ def parse_arguments(
         _leave(one_line(error))
 
 
+def parse_command(
+    arguments: list[str] | None = None, description: str = ""
+) -> tuple[TrainConfig, PlanOptions]:
+    """`parse_arguments`, and a look at what the configuration names: device, models, rows and output folder.
+
+    None of this needs torch: what is wrong is told at once, in one sentence, and the process leaves with
+    status 2. Of several ranks each looks later, where all of them hear of what one lacks.
+    """
+    config, options = parse_arguments(arguments, description)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        return config, options
+    try:
+        check_device(config.device)
+        for source in filter(None, (config.init_from, config.vision_from, config.text_from)):
+            resolve_source(source)
+        if not options.plan:
+            check_replaceable(Path(config.output))
+            for data in (config.data, config.eval_data):
+                if data and data != SHAPES:
+                    for entry in dataset_entries(data):
+                        check_rows_path(str(entry.get("path", "")))
+    except (ValueError, OSError) as error:
+        _leave(one_line(error))
+    return config, options
+
+
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """A recipe's keys and values, the keys known.
 
@@ -102,7 +134,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     try:
         recipe = yaml.load(_text_of(Path(path)), _Loader) or {}
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"recipe {path} cannot be read: {error}") from None
+        raise ValueError(f"recipe {path} cannot be read: {error}{nearest_file(path)}") from None
     except RecursionError:
         raise ValueError(f"recipe {path} is nested too deeply") from None
     except _Refused as error:
@@ -115,7 +147,10 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         recipe["resume"] = True
     known = {item.name for item in dataclasses.fields(TrainConfig)}
     if unknown := sorted(str(key) for key in recipe if key not in known):
-        raise ValueError(f"recipe {path}: unknown key {', '.join(unknown)}; train.py --help lists them all")
+        near = did_you_mean(unknown[0], known)
+        raise ValueError(
+            f"recipe {path}: unknown key {', '.join(unknown)}{near}; train.py --help lists them all"
+        )
     if empty := [key for key, value in recipe.items() if value is None]:
         raise ValueError(
             f"recipe {path}: no value for {', '.join(empty)}; leave out what is to be its default"
@@ -300,6 +335,7 @@ def _parser(description: str) -> ArgumentParser:
         usage="train.py [RECIPE.yaml] [flags]",
         description=description,
         exit_on_error=False,
+        version=f"(Ocelli) {__version__}",
     )
     for described in (TrainConfig, PlanOptions):
         types = typing.get_type_hints(described)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,59 +22,17 @@ from models.checkpoints.fields import build
 from models.checkpoints.registry import choose_reader
 from models.checkpoints.strict_json import read_json
 from models.config import TextConfig, VLMConfig
-from training.config import TrainConfig, check_range, dataset_entries, flag
+from training.config import TrainConfig, dataset_entries
 from training.costs import Amounts, linear_sizes, training_flops
-from training.devices import PEAKS, known_peak, peak_flops
+from training.devices import known_peak, peak_flops
 from training.picture_world import build_processor, chat_pieces, model_config, stream_config
 from training.plan import Plan, Workload, make_plan
+from training.plan_options import PlanOptions as PlanOptions
 from training.published import LONGEST_EDGE, SMOLLM2_TOKENS, config_of, folder_of
 from training.throughput import amounts_of
 
 _TAGS = 2  # tokens that a tile has around its own: what names its place, and a marker
 _FILL = 0.97  # share of a packed row that is not padding
-
-
-def _field(default, help_text: str):
-    return field(default=default, metadata={"help": help_text})
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """What a plan assumes besides the recipe.
-
-    Raises:
-        ValueError: one sentence that names the flag.
-    """
-
-    plan: bool = _field(False, "print parameters, memory, FLOPs and hours of this run, and leave")
-    plan_ranks: int = _field(1, "plan: processes, one for each device")
-    plan_device: str = _field("auto", f"plan: cpu, {', '.join(PEAKS)}; auto: this machine's GPU, else H100")
-    plan_tflops: float = _field(0.0, "plan: what a device can do at most, TFLOP/s; 0: by its name")
-    plan_mfu: float = _field(0.4, "plan: share of that which the model's FLOPs reach")
-    plan_tiles: float = _field(-1.0, "plan: tiles of a sample; -1: those of one picture of 4:3")
-    plan_text: int = _field(100, "plan: tokens of a sample besides its pictures")
-    plan_labelled: float = _field(0.4, "plan: share of these that are answers")
-    plan_rows: int = _field(0, "plan: rows of the data; 0: counted where they lie here")
-
-    def __post_init__(self):
-        devices = {name.lower(): name for name in ("auto", "cpu", *PEAKS)}
-        if self.plan_device.lower() not in devices:
-            raise ValueError(
-                f"--plan-device: expected {', '.join(devices.values())}, got {self.plan_device!r}; others go "
-                "by --plan-tflops"
-            )
-        object.__setattr__(self, "plan_device", devices[self.plan_device.lower()])
-        check_range(self, 1, 1_000_000, "plan_ranks")
-        check_range(self, 0, 1e6, "plan_tflops")
-        check_range(self, 1, 1_000_000, "plan_text")
-        check_range(self, 0, 10**12, "plan_rows")
-        if self.plan_tiles != -1 and not 0 <= self.plan_tiles <= 65_536:
-            raise ValueError(
-                f"--plan-tiles: expected from 0 to 65536, or -1 for a picture of 4:3, got {self.plan_tiles}"
-            )
-        for name in ("plan_mfu", "plan_labelled"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{flag(name)}: expected more than 0, at most 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

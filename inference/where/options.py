@@ -39,8 +39,8 @@ def mistake_about_where(settings: argparse.Namespace) -> str | None:
     given = [name for name in ("method", "layers", "heads", "window") if vars(settings)[name] is not None]
     if out is None:
         return f"--{given[0]} belongs to --show-attention OUT.png" if given else None
-    if settings.chat or settings.batch is not None or len(settings.questions or ()) > 1:
-        several = "--batch" if settings.batch is not None else f"{len(settings.questions or ())} of them"
+    if settings.chat or settings.batch is not None or len(settings.questions) > 1:
+        several = "--batch" if settings.batch is not None else f"{len(settings.questions)} of them"
         got = "--chat" if settings.chat else several
         return f"--show-attention draws one question, got {got}"
     if settings.no_image:

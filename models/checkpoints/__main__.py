@@ -21,12 +21,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data.errors import one_line
-from inference.command_line import Parser
+from data.errors import ImageError, ProcessorError, PromptError, one_line
+from inference.command_line import Parser, check_model, dtype
+from inference.options import check_image_name
+from models.checkpoints.atomic_folder import check_new
+from models.checkpoints.errors import CheckpointError
 
-# What reads pictures and tokenizers is imported inside functions: a mistyped option answers at once.
+# What needs torch is imported inside functions, after all that can be checked without it.
 
 QUESTION = "What is in the picture?"
+_SIZE = re.compile(r"(\d{1,9})[xX](\d{1,9})")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _TO_HUB = (
@@ -42,12 +46,7 @@ _TO_NANOVLM = (
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m models.checkpoints",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="python -m models.checkpoints", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="inspect|convert")
     add = _command(commands, "inspect", "what a checkpoint is and needs, from configs and headers alone")
     add("source", metavar="ID_OR_DIR", help="folder, or repository on the Hub: a model or a bare backbone")
@@ -68,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add(
         "--dtype",
+        type=dtype,
         choices=("float32", "bfloat16", "float16"),
         help="of the weights (default: the widest stored)",
     )
@@ -83,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _command(commands, name: str, what: str):
-    command = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+    command = commands.add_parser(name, help=what, description=what)
     return command.add_argument
 
 
@@ -97,10 +97,12 @@ def size(text: str) -> int:
 
 # ------------------------------------------------------------------------------------------------- inspect
 def run_inspect(settings: argparse.Namespace) -> None:
-    from models.checkpoints.inspection import as_text, inspect
-
     if settings.question is not None and settings.image is None:
         build_parser().error("--question counts the prompt of a picture, expected it with --image")
+    if settings.image is not None and not _SIZE.fullmatch(settings.image):
+        check_image_name(settings.image)
+    from models.checkpoints.inspection import as_text, inspect
+
     report = inspect(settings.source, settings.revision)
     if settings.image is not None:
         report["picture"] = picture(settings, report)
@@ -118,7 +120,7 @@ def picture(settings: argparse.Namespace, report: dict[str, Any]) -> dict[str, A
     from models.checkpoints.locate import describe, snapshot
     from models.checkpoints.registry import choose_reader
 
-    match = re.fullmatch(r"(\d{1,9})[xX](\d{1,9})", settings.image)
+    match = _SIZE.fullmatch(settings.image)
     if match is not None:
         width, height = int(match[1]), int(match[2])
     else:
@@ -135,13 +137,17 @@ def picture(settings: argparse.Namespace, report: dict[str, Any]) -> dict[str, A
 
 # ------------------------------------------------------------------------------------------------- convert
 def run_convert(settings: argparse.Namespace) -> None:
+    refuse_without_effect(settings)
+    check_new(settings.target, settings.overwrite)
+    if settings.adapter is not None and not settings.adapter.is_dir():
+        raise CheckpointError(f"--adapter: expected a folder, found none at {settings.adapter}")
+    if settings.push:
+        from models.checkpoints.hub import check_repo_id
+
+        check_repo_id(settings.push)
     from models.checkpoints.convert import Request, convert, upload
-    from models.checkpoints.hub import check_repo_id
     from models.checkpoints.save import MAX_SHARD_BYTES
 
-    refuse_without_effect(settings)
-    if settings.push:
-        check_repo_id(settings.push)
     shard = settings.max_shard_size or MAX_SHARD_BYTES
     request = Request(
         source=settings.source,
@@ -208,10 +214,8 @@ def note(text: str) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     settings = build_parser().parse_args(arguments)
-    from data.errors import ImageError, ProcessorError, PromptError
-    from models.checkpoints.errors import CheckpointError
-
     try:
+        check_model(settings.source, settings.revision)
         (run_inspect if settings.command == "inspect" else run_convert)(settings)
     except (CheckpointError, ImageError, ProcessorError, PromptError, OSError, MemoryError) as error:
         note(f"python -m models.checkpoints: error: {one_line(error)}")

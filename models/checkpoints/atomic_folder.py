@@ -46,6 +46,14 @@ def check_replaceable(folder: Path) -> Path:
     return target
 
 
+def check_new(folder: Path, overwrite: bool) -> Path:
+    """`check_replaceable` for a folder in which nothing is to be lost unless that is asked for."""
+    target = check_replaceable(folder)
+    if target.is_dir() and any(target.iterdir()) and not overwrite:
+        raise CheckpointError(f"{folder} exists: name another folder, or give --overwrite")
+    return target
+
+
 @contextmanager
 def replace_folder(folder: Path, is_ours: Callable[[str], bool]) -> Iterator[Path]:
     """A new folder beside `folder` to write into; on leaving the block it takes the place of `folder`.

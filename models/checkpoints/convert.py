@@ -20,7 +20,7 @@ from torch import Tensor
 
 from models.checkpoints import idefics3, nanovlm
 from models.checkpoints.adapter import adapter_updates
-from models.checkpoints.atomic_folder import check_replaceable, replace_folder
+from models.checkpoints.atomic_folder import check_new, replace_folder
 from models.checkpoints.card import model_card
 from models.checkpoints.errors import CheckpointError
 from models.checkpoints.headers import DTYPE_NAMES
@@ -104,7 +104,7 @@ def convert(
         CheckpointError: the original cannot be read, the layout cannot express it, the target cannot be
             written, or the result is not the original. The target is unchanged.
     """
-    target = _check_target(request)
+    target = check_new(request.target, request.overwrite)
     files = locate(request.source, request.revision, check=choose_reader)
     from_nanovlm = choose_reader(files.config, files.source) is nanovlm
     _check_direction(request, from_nanovlm)
@@ -163,13 +163,6 @@ def _passed(check: Check, request: Request, tell: Callable[[str], None]) -> Chec
 def _is_replaced(name: str) -> bool:
     """Whether a file or folder of the target belongs to the checkpoint in it, of either layout."""
     return is_checkpoint_file(name) or name in (TOKENIZER_FOLDER, CARD)
-
-
-def _check_target(request: Request) -> Path:
-    target = check_replaceable(request.target)
-    if target.is_dir() and any(target.iterdir()) and not request.overwrite:
-        raise CheckpointError(f"{request.target} exists: name another folder, or give --overwrite")
-    return target
 
 
 def _check_direction(request: Request, from_nanovlm: bool) -> None:
