@@ -137,8 +137,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         # Decode: one query sees every key, so no causal mask; `mask` only hides slots that a shorter row
         # has not filled. The heads of a group share their keys: fold them into the query axis
         # instead of repeating the keys.
-        q = q.view(batch, kv_heads, heads // kv_heads, dim)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).view(batch, heads, 1, dim)
+        q = q.reshape(batch, kv_heads, heads // kv_heads, dim)
+        # `reshape`: some kernels give their result in the memory order (B, T, H, D_h), which no view merges.
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(batch, heads, 1, dim)
     grouped = heads != kv_heads
     if mask is None:
         # Training and full prefill: as many queries as keys, plain causal.
