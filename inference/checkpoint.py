@@ -17,6 +17,7 @@ from data.processor import Processor
 from generation.decoding import DecodeStep
 from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision
 from models.checkpoints.locate import snapshot
+from models.device_settings import prepare_device
 from models.vision_language_model import VisionLanguageModel
 
 DEVICES = ("cpu", "cuda", "mps")
@@ -107,14 +108,14 @@ def loading_dtype(device: torch.device, dtype: str) -> str:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name.
+    """The device of that name, ready to compute on.
 
     Raises:
         RequestError: no such kind of device, or none of it on this machine.
     """
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
-        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+        return prepare_device("cuda" if cuda else "mps" if mps else "cpu")
     kind, colon, index = name.partition(":")
     if kind not in DEVICES or (colon and not index.isdecimal()):
         raise RequestError(f"device: expected auto, {', '.join(DEVICES)} or cuda:N, got {name!r}")
@@ -122,4 +123,4 @@ def pick_device(name: str) -> torch.device:
     if int(index or 0) >= here:
         got = "none" if here == 0 else f"{here} of them"
         raise RequestError(f"device {name}: PyTorch {torch.__version__} finds {got} here; use auto or cpu")
-    return torch.device(name)
+    return prepare_device(name)
