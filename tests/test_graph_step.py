@@ -14,7 +14,7 @@ from generation import kv_cache as kv
 from generation.batching import Scheduler
 from generation.decoding import NotFiniteError, eager_step
 from generation.fused_decoder import FusedDecoder
-from generation.graph_step import Graphs, GraphStep, LateFlags, bucket_of
+from generation.graph_step import Graphs, GraphStep, LateCopy, bucket_of
 from generation.kept_cache import KeptCache
 from generation.session import Session
 from tests.batches import assert_as_alone, uneven
@@ -63,8 +63,8 @@ def test_tokens_are_those_of_the_eager_step(vlm, count, sampling, taped):
 @pytest.mark.parametrize("lag", range(5))
 @pytest.mark.parametrize("end", [1, 2, 3, 9])
 def test_late_flags_yield_nothing_behind_the_last_stop(vlm, monkeypatch, lag, end):
-    pushed, push = [], LateFlags.push
-    monkeypatch.setattr(LateFlags, "push", lambda self, number: pushed.append(number) or push(self, number))
+    pushed, push = [], LateCopy.push
+    monkeypatch.setattr(LateCopy, "push", lambda self, number: pushed.append(number) or push(self, number))
     inputs = batch(1)
     free = vlm.generate(**inputs, max_new_tokens=9, **NO_STOP)[0].tolist()
     step = make_step(vlm, lag=lag)
