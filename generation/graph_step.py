@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from generation import kv_cache as kv
 from generation.chooser import Chooser, NotFiniteError
-from generation.decoding import CacheCursor
+from generation.decoding import CacheCursor, GenerationOptions
 from generation.fused_decoder import FusedDecoder
 from generation.kept_cache import KeptCache
 from generation.kv_cache import KVCache
@@ -83,7 +83,7 @@ class Graphs:
             try:
                 replay = self._record(function, shape, state)
             except RuntimeError as error:  # of the driver, the allocator, a kernel's compiler
-                self._capture, self.failure = False, str(error).strip().split("\n")[0]
+                self._capture, self.failure = False, first_line(error)
                 for tensor, value in zip(state, saved, strict=True):
                     tensor.copy_(value)
         self.recorded += 1
@@ -99,29 +99,33 @@ class Graphs:
             self._stream = self._stream or torch.cuda.Stream()
             current, stream = torch.cuda.current_stream(), self._stream
             stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                for _ in range(1 if shape in self._warm else 2):
-                    function()
-                    for tensor, value in zip(state, saved, strict=True):
-                        tensor.copy_(value)
-                graph = torch.cuda.CUDAGraph()
-                self._pool = self._pool or torch.cuda.graph_pool_handle()
-                # Not `torch.cuda.graph`, which waits for the device and empties the allocator's caches.
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    function()
-                except BaseException:
-                    with suppress(RuntimeError):  # it has failed already, and that is the error to tell
+            try:
+                with torch.cuda.stream(stream):
+                    for _ in range(1 if shape in self._warm else 2):
+                        function()
+                        for tensor, value in zip(state, saved, strict=True):
+                            tensor.copy_(value)
+                    graph = torch.cuda.CUDAGraph()
+                    self._pool = self._pool or torch.cuda.graph_pool_handle()
+                    # Not `torch.cuda.graph`, which waits for the device and empties the allocator's caches.
+                    graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                    try:
+                        function()
                         graph.capture_end()
-                    raise
-                graph.capture_end()
-            current.wait_stream(stream)
+                    except BaseException:  # the first error is the one to tell
+                        with suppress(RuntimeError):
+                            graph.capture_end()
+                        with suppress(RuntimeError):  # what `capture_end` leaves open where it fails
+                            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+                        raise
+            finally:
+                current.wait_stream(stream)
         self._warm.add(shape)
         return graph.replay
 
 
 class LateCopy:
-    """A vector copied to the host behind each step, and looked at when later steps are on their way already."""
+    """A vector copied to the host behind each step, and read when later steps are on their way already."""
 
     def __init__(self, source: Tensor, slots: int):
         self._source, self._cuda = source, source.device.type == "cuda"
@@ -210,6 +214,31 @@ class GraphStep:
         self._runs.clear()
         self._buffers = self._last = None
 
+    @property
+    def failure(self) -> str | None:
+        """Why steps are run without a graph from some point on, None where they are not."""
+        return self.graphs.failure
+
+    @torch.no_grad()
+    def rehearse(self) -> str | None:
+        """Decode two tokens of one row, so that what cannot work here is known before anyone waits for an
+        answer: why it cannot, or None."""
+        model = self._decoder.model
+        options = GenerationOptions(max_new_tokens=2, stop_token_ids=())
+        try:
+            cache = kv.allocate_for(model.config, 1, 2, model.norm.weight, model.cache_dtype)
+            chooser, cursor = (
+                Chooser(options, 1, 0, self._device, None),
+                CacheCursor(cache, (1,), self._device),
+            )
+            logits = model.norm.weight.new_zeros(1, model.config.vocab_size)
+            with suppress(NotFiniteError):  # broken weights are told with the answer
+                for _ in self.decode(logits, chooser, cursor, options.max_new_tokens):
+                    pass
+        except RuntimeError as error:
+            return first_line(error)
+        return self.failure
+
     def _refresh(self) -> None:
         if self._decoder.refresh():
             self._start()
@@ -275,7 +304,7 @@ class GraphStep:
     def decode(
         self, logits: Tensor, chooser: Chooser, cursor: CacheCursor, max_new_tokens: int
     ) -> Iterator[Tensor]:
-        """Yield (B, 1) token ids, on the host, until every row has stopped. See `generation.decoding.decode`."""
+        """`generation.decoding.decode`, with tokens on the host."""
         self._refresh()
         self.kept.take_in(cursor.kv_cache, cursor.longest, cursor.longest + max_new_tokens - 1)
         free = self._runs.setdefault((len(chooser.stopped), chooser.kind), [])
@@ -298,7 +327,8 @@ class GraphStep:
     def _loop(self, run: _Run, logits, chooser: Chooser, cursor: CacheCursor, count: int) -> Iterator[Tensor]:
         """`decode` in the run's buffers.
 
-        While one token is waited for, up to `lag` steps behind it are on their way. They are in vain only where that token, or one of those behind it, turns out to be the last.
+        While one token is waited for, up to `lag` steps behind it are on their way. They are in vain only
+        where that token, or one of those behind it, turns out to be the last.
         """
         run.chooser.load(chooser)
         run.choose(logits)
@@ -349,6 +379,11 @@ class GraphStep:
 
         key, shape = (run, places(kv_cache), reach), (batch, reach, run.chooser.kind)
         return reach, self.graphs.get(key, shape, make, run.state)
+
+
+def first_line(error: RuntimeError) -> str:
+    """Without where in C++ it was raised."""
+    return (str(error).strip() or type(error).__name__).split("\n")[0]
 
 
 def places(kv_cache: KVCache) -> tuple:

@@ -7,10 +7,12 @@ from contextlib import suppress
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.shapes import build_ours, build_transformers
 from inference.checkpoint import pick_device
 from models.checkpoints.load import resolve_device
+from models.vision_language_model import VisionLanguageModel
 from training.distributed import Ranks
 
 ENTRANCES: dict[str, Callable[[str], object]] = {
@@ -38,6 +40,14 @@ def defaults(monkeypatch):
 
 def settings() -> tuple[bool, bool]:
     return torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize("move", [lambda model: model.to("cuda"), lambda model: model.cuda()])
+def test_a_model_that_is_moved_to_cuda_prepares_it(move, monkeypatch):
+    monkeypatch.setattr(nn.Module, "to", lambda self, *arguments: self)
+    monkeypatch.setattr(VisionLanguageModel, "device", torch.device("cuda"))
+    move(build_ours("tiny", torch.float32, "cpu"))
+    assert settings() == (False, False)
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)

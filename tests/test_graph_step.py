@@ -9,14 +9,20 @@ import copy
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generation import kv_cache as kv
 from generation.batching import Scheduler
 from generation.decoding import NotFiniteError, eager_step
+from generation.fast_decode import fast_step, graph_step
 from generation.fused_decoder import FusedDecoder
 from generation.graph_step import Graphs, GraphStep, LateCopy, bucket_of
 from generation.kept_cache import KeptCache
 from generation.session import Session
+from inference.checkpoint import Checkpoint
+from models.language_model import LanguageModel
+from models.skeleton import without_weights
 from tests.batches import assert_as_alone, uneven
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, rows, stops_for
 from tests.prompts import NO_STOP, Picture, assert_holds, inputs_of, tiny_vlm, words
@@ -337,3 +343,70 @@ def test_a_backend_that_fails_is_said_once(vlm):
     step = make_step(vlm, taped=False, backend=broken)
     with pytest.warns(RuntimeWarning, match="not compiled.*"):
         assert_as_eager(vlm, step, batch(1), max_new_tokens=6, **NO_STOP)
+
+
+# --- where a graph cannot be recorded
+
+
+def refuse(*_):
+    raise RuntimeError("operation not permitted when stream is capturing\nat CUDAGraph.cpp:17")
+
+
+WHY = "operation not permitted when stream is capturing"
+
+
+def test_a_graph_that_cannot_be_recorded_leaves_the_eager_step_and_says_why(vlm, monkeypatch):
+    monkeypatch.setattr(Graphs, "_record", refuse)
+    assert graph_step(vlm.language_model, compiled=False) == (None, f"eager: no CUDA graph: {WHY}")
+
+
+def test_a_graph_that_can_be_recorded_is_at_once(vlm):
+    step, name = graph_step(vlm.language_model, compiled=False)
+    assert name == "CUDA graph" and step.graphs.recorded
+    assert_as_eager(vlm, step, batch(1), max_new_tokens=10, **NO_STOP)
+
+
+def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch):
+    """In the middle of an answer, with the sampler's state half changed by a warm-up."""
+    step, inputs = make_step(vlm), batch(2)
+    options = {"max_new_tokens": 40, "temperature": 0.9, "seed": 3, "repetition_penalty": 1.3, **NO_STOP}
+    expected = vlm.generate(**inputs, **options)
+    recorded = []
+
+    def refuse_the_second(self, function, shape, state):
+        if recorded:
+            function()
+            refuse()
+        recorded.append(shape)
+        return record_on_tape(self, function, shape, state)
+
+    monkeypatch.setattr(Graphs, "_record", refuse_the_second)
+    checkpoint = Checkpoint("tiny", vlm, None, 0.0, decode_step=step, decode_step_chosen="CUDA graph")
+    assert checkpoint.decode_step_name == "CUDA graph"
+    for _ in range(2):
+        assert torch.equal(vlm.generate(**inputs, decode_step=step, **options), expected)
+    assert len(recorded) == 1 and step.failure == WHY
+    assert checkpoint.decode_step_name == f"CUDA graph, eager since: {WHY}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "backend"), [(1, None), (256, None), (10**7, "inductor"), (None, "inductor")]
+)
+def test_on_cuda_every_answer_has_a_graph_and_long_work_a_compiler(vlm, monkeypatch, steps, backend):
+    made = []
+
+    class Recorder(GraphStep):
+        def __init__(self, language_model, backend=None):
+            made.append(backend)
+
+        def rehearse(self):
+            return None
+
+    monkeypatch.setattr("generation.fast_decode.GraphStep", Recorder)
+    with without_weights():
+        language_model = LanguageModel(vlm.config.text)
+    with FakeTensorMode():
+        language_model.norm.weight = nn.Parameter(torch.empty(48, device="cuda"))
+    step, name = fast_step(language_model, steps)
+    assert made == [backend] and isinstance(step, Recorder)
+    assert name == ("compiled CUDA graph" if backend else "CUDA graph")
