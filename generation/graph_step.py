@@ -111,17 +111,23 @@ class Graphs:
                     graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                     try:
                         function()
-                        graph.capture_end()
-                    except BaseException:  # the first error is the one to tell
-                        with suppress(RuntimeError):
-                            graph.capture_end()
-                        with suppress(RuntimeError):  # what `capture_end` leaves open where it fails
-                            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+                    except BaseException:
+                        with suppress(RuntimeError):  # the first error is the one to tell
+                            self._end(graph)
                         raise
+                    self._end(graph)
             finally:
                 current.wait_stream(stream)
         self._warm.add(shape)
         return graph.replay
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            with suppress(RuntimeError):  # it has left the allocator recording
+                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            raise
 
 
 class LateCopy:
