@@ -8,6 +8,8 @@ decodes (`generation/kv_cache.py`). Slot s of a row holds the token at absolute 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -145,10 +147,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         # Training and full prefill: as many queries as keys, plain causal.
         assert length == k.shape[2], f"causal attention needs T == S, got {length} and {k.shape[2]}"
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    if isinstance(mask, BlockMask):  # packed documents on a GPU; whoever trains compiles the block
-        return flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped)
+    if isinstance(mask, BlockMask):  # packed documents on a GPU
+        return flex_attention_for(q.device)(q, k, v, block_mask=mask, enable_gqa=grouped)
     # A chunk on a cached prefix, padding, or packed documents: the mask says all.
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+
+
+def flex_attention_for(device: torch.device) -> Callable[..., Tensor]:
+    """flex_attention as it has to be called there. Only compiled it is one kernel that skips blocks; else it
+    keeps all T² scores. Within a block that is compiled as a whole it is compiled with it."""
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return flex_attention
+    return _compiled_flex_attention()
+
+
+@cache
+def _compiled_flex_attention() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention)  # not at import: that would import the compiler
 
 
 class MLP(nn.Module):

@@ -6,6 +6,7 @@ Mostly with a tape for a graph, which is bound to addresses as a graph is.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,13 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generation import kv_cache as kv
 from generation.batching import Scheduler
-from generation.decoding import NotFiniteError, eager_step
+from generation.decoding import GenerationOptions, NotFiniteError, eager_step
 from generation.fast_decode import fast_step, graph_step
 from generation.fused_decoder import FusedDecoder
 from generation.graph_step import Graphs, GraphStep, LateCopy, bucket_of
 from generation.kept_cache import KeptCache
 from generation.session import Session
-from inference.checkpoint import Checkpoint
+from inference.answer import ask
+from inference.checkpoint import Checkpoint, open_checkpoint
 from models.language_model import LanguageModel
 from models.skeleton import without_weights
 from tests.batches import assert_as_alone, uneven
@@ -410,3 +412,35 @@ def test_on_cuda_every_answer_has_a_graph_and_long_work_a_compiler(vlm, monkeypa
     step, name = fast_step(language_model, steps)
     assert made == [backend] and isinstance(step, Recorder)
     assert name == ("compiled CUDA graph" if backend else "CUDA graph")
+
+
+def test_while_text_streams_only_late_copies_are_read(model_folder, photo, monkeypatch):
+    """Anything else that is read would be waited for on a GPU, once a token."""
+    checkpoint = open_checkpoint(model_folder, device="cpu")
+    checkpoint = replace(checkpoint, decode_step=make_step(checkpoint.model))
+    late, reads = set(), []
+    read_late = LateCopy.read
+
+    def note_late(self, number):
+        told = read_late(self, number)
+        late.add(told.untyped_storage().data_ptr())
+        return told
+
+    monkeypatch.setattr(LateCopy, "read", note_late)
+
+    def noting(name: str):
+        function = getattr(torch.Tensor, name)
+
+        def note(tensor, *arguments, **named):
+            if tensor.untyped_storage().data_ptr() not in late:
+                reads.append(name)
+            return function(tensor, *arguments, **named)
+
+        return note
+
+    for name in ("tolist", "item", "cpu", "numpy", "__int__", "__bool__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, name, noting(name))
+    reply = ask(checkpoint, [photo], "how many?", GenerationOptions(max_new_tokens=24))
+    pieces = iter(reply)
+    counts = [len(reads) for _ in pieces]
+    assert len(counts) > 10 and counts[-1] == counts[0], reads[counts[0] :]
