@@ -81,7 +81,7 @@ def document(seed: int, question: int, answer: int, pictures: int = 0) -> tuple[
 
 
 def batch_of(*rows, length=None) -> Batch:
-    return collate([pack_row(*zip(*row)) if row else None for row in rows], PAD, length)
+    return collate([pack_row(*zip(*row)) if row else None for row in rows], PAD, length).to("cpu")
 
 
 def loss_of(model, batch: Batch) -> torch.Tensor:
