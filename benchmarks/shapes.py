@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from generation.fast_decode import has_fast_bfloat16, set_precision
 from models.config import TextConfig, VisionConfig, VLMConfig
+from models.device_settings import prepare_device
 from models.skeleton import without_weights
 from models.vision_language_model import VisionLanguageModel
 
@@ -128,6 +129,7 @@ def fill_weights(model: nn.Module) -> nn.Module:
 
 def build_ours(shape: str | VLMConfig, dtype: torch.dtype, device: str) -> VisionLanguageModel:
     """Our model of a shape, in eval mode, allocated once and in place."""
+    prepare_device(device)
     with without_weights():
         model = VisionLanguageModel(config_of(shape))
     for name, parameter in list(model.named_parameters()):  # `to_empty` would import sympy: 35 MB
@@ -189,6 +191,7 @@ def build_transformers(shape: str | VLMConfig, dtype: torch.dtype, device: str):
     from transformers import Idefics3ForConditionalGeneration
     from transformers.initialization import no_init_weights
 
+    prepare_device(device)
     config = hf_config(shape)
     config._attn_implementation = "sdpa"
     with no_init_weights():

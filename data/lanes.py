@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from data.datasets import LaneReader, MixedRow, Mixture
 from data.errors import BadRow, DatasetError
 from data.packing import PackedRow, choose, pack_row
@@ -66,7 +64,6 @@ class Lane:
 
     Args:
         waiting: samples to choose from when a row is packed; 0 gives each sample a row of its own.
-        dtype: of pixels.
         state: where to go on; a dictionary of integers as `Produced.state`.
     """
 
@@ -76,11 +73,10 @@ class Lane:
         mixture: Mixture,
         encoder: SampleEncoder,
         waiting: int,
-        dtype: torch.dtype = torch.float32,
         state: Mapping[str, Any] | None = None,
     ):
         self.reader, self.mixture, self.encoder = reader, mixture, encoder
-        self.waiting, self.dtype = waiting, dtype
+        self.waiting = waiting
         self._buffer: list[tuple[MixedRow, Sample]] = []
         self._read, self._filtered = 0, 0
         self._in_succession = [0] * len(mixture.sources)  # filtered rows, since one was good
@@ -169,7 +165,7 @@ class Lane:
                 self._drop(*sample.sample_id, error)
         for index in reversed(chosen):
             del self._buffer[index]
-        return pack_row(packed, tiles, self.dtype) if packed else None
+        return pack_row(packed, tiles) if packed else None
 
     def _drop(self, dataset: str, number: int, error: BadRow) -> None:
         self._dropped.append(Dropped(dataset, number, error.reason, str(error)))

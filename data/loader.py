@@ -3,6 +3,7 @@
     mixture = open_datasets([{"path": "rows.jsonl"}])
     loader = Loader(mixture, processor, LoaderConfig(batch_size=8, sequence_length=4096), rank, world_size)
     for batch in loader:                       # (micro_batch_size, 4096); batch_size / world_size rows a step
+        batch = batch.to(model.device)         # pictures travel as bytes
         hidden, _ = model.hidden_states(batch["input_ids"], batch.get("pixel_values"),
                                         attention_mask=document_mask(batch["documents"]),
                                         position_ids=batch["position_ids"])
@@ -20,19 +21,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from errno import ENOSPC
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from data.datasets import Mixture
-from data.errors import DatasetError
+from data.errors import DatasetError, one_line
 from data.lanes import DropCount, Lane, Produced
 from data.packing import Batch, PackedRow, collate
 from data.processor import Processor
 from data.samples import SampleEncoder
 from data.workers import outliving_signals
 
+_SHARED_MEMORY = (
+    "that shared memory (/dev/shm) is full: use fewer workers, or give more of it (docker run --shm-size or "
+    "--ipc=host)"
+)
 _LANES = 16  # at least so many, so that as many workers can help, however small the batch
 
 
@@ -55,7 +60,6 @@ class LoaderConfig:
         workers: processes that read and decode on this rank; 0 does so in this one.
         prefetch: rows that each worker prepares in advance.
         max_drop_rate, drop_rate_after: of bad rows that stop the run; see `DropCount`.
-        pixel_dtype: of pixel_values; bfloat16 halves what passes between processes.
     """
 
     batch_size: int = 8
@@ -72,7 +76,6 @@ class LoaderConfig:
     prefetch: int = 2
     max_drop_rate: float = 0.05
     drop_rate_after: int = 200
-    pixel_dtype: torch.dtype = torch.float32
 
     def __post_init__(self):
         least = {"workers": 0, "drop_rate_after": 0, "seed": 0}
@@ -185,7 +188,10 @@ class Loader:
     ) -> PackedRow | None:
         """A lane's next row, None once it has ended; what it tells of bad rows is counted."""
         while lane not in ahead.ended:
-            item = next(produced[lane])
+            try:
+                item = next(produced[lane])
+            except RuntimeError as error:
+                raise died(error) if str(error).startswith("DataLoader worker (pid") else error from error
             if isinstance(item, Failure):
                 raise DatasetError(item.message)
             ahead.states[lane] = item.state
@@ -209,15 +215,20 @@ class Loader:
             at = self.lanes[self.place.rows % len(self.lanes)]
             share = [lane for lane in share if lane >= at] + [lane for lane in share if lane < at]
             lanes = _WorkerLanes({lane: self._lane_arguments(lane) for lane in share})
-            one = iter(
-                DataLoader(
-                    lanes,
-                    batch_size=None,
-                    num_workers=1,
-                    prefetch_factor=self.config.prefetch,
-                    worker_init_fn=outliving_signals(),
+            try:
+                one = iter(
+                    DataLoader(
+                        lanes,
+                        batch_size=None,
+                        num_workers=1,
+                        prefetch_factor=self.config.prefetch,
+                        worker_init_fn=outliving_signals(),
+                    )
                 )
-            )
+            except OSError as error:
+                if error.errno != ENOSPC:
+                    raise
+                raise DatasetError(f"no worker can be started, which means {_SHARED_MEMORY}") from error
             producers |= dict.fromkeys(share, one)
         return producers
 
@@ -307,6 +318,14 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
+def died(error: RuntimeError) -> DatasetError:
+    """What PyTorch says of a worker that something has ended."""
+    return DatasetError(
+        f"a data worker has died ({one_line(str(error))}); if it was killed, memory was short; "
+        f"a bus error means {_SHARED_MEMORY}"
+    )
+
+
 def _open_lane(
     lane: int, mixture: Mixture, processor: Processor, config: LoaderConfig, state: Mapping[str, Any] | None
 ) -> Lane:
@@ -315,7 +334,6 @@ def _open_lane(
         mixture,
         SampleEncoder(processor, config.sequence_length, config.max_tiles),
         config.waiting if config.packing else 0,
-        config.pixel_dtype,
         state,
     )
 

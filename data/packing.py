@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.byte_tiles import ByteTiles
 from data.samples import IGNORE_INDEX, Sample, SampleId
 
 PADDING = -1  # document number of positions that hold nothing
@@ -55,26 +56,25 @@ def choose(tokens: Sequence[int], tiles: Sequence[int], max_tokens: int, max_til
 @dataclass(frozen=True)
 class PackedRow:
     """One row, not yet padded: `input_ids` and `labels` (T,), `position_ids` and `documents` (F + T,), with F
-    picture positions in front for models that place them there; `pixel_values` (n, 3, M, M) or None."""
+    picture positions in front for models that place them there; `pixel_values` n tiles or None.
 
-    input_ids: Tensor
-    labels: Tensor
-    position_ids: Tensor
-    documents: Tensor
-    pixel_values: Tensor | None
+    Arrays, not tensors: between processes these would take shared memory, of which there may be none."""
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    position_ids: np.ndarray
+    documents: np.ndarray
+    pixel_values: ByteTiles | None
     sample_ids: tuple[SampleId, ...]
     pictures: int = 0  # that the tiles were cut from
 
 
-def pack_row(
-    samples: Sequence[Sample], tiles: Sequence[Tensor | None], dtype: torch.dtype = torch.float32
-) -> PackedRow:
+def pack_row(samples: Sequence[Sample], tiles: Sequence[Tensor | None]) -> PackedRow:
     """Put documents behind each other, with their tiles in the same order.
 
     Args:
         samples: at least one.
-        tiles: of each sample, (n, 3, M, M) or None.
-        dtype: of the row's pixels.
+        tiles: of each sample, (n, 3, M, M) float32 or None.
     """
     if any(sample.front for sample in samples) and len(samples) > 1:
         raise ValueError(
@@ -91,13 +91,13 @@ def pack_row(
         documents += [number] * sample.tokens
     if samples[0].front:  # there, the position in front of the first id is a picture's
         labels = list(samples[0].labels)
-    pictures = [picture.to(dtype) for picture in tiles if picture is not None]
+    pictures = [ByteTiles.of(picture) for picture in tiles if picture is not None]
     return PackedRow(
-        torch.tensor(ids),
-        torch.tensor(labels),
-        torch.tensor(positions),
-        torch.tensor(documents),
-        torch.cat(pictures) if pictures else None,
+        np.array(ids),
+        np.array(labels),
+        np.array(positions),
+        np.array(documents),
+        ByteTiles.cat(pictures) if pictures else None,
         tuple(sample.sample_id for sample in samples),
         sum(len(sample.pictures) for sample in samples),
     )
@@ -106,9 +106,9 @@ def pack_row(
 class Batch(dict):
     """A batch's tensors, by name, and `sample_ids`: for each row, the ids of its documents in order.
 
-    input_ids, labels (B, T); position_ids, documents (B, F + T); pixel_values (N, 3, M, M) where any row
-    shows a picture. `pictures` is how many these were cut from, `fill` the share of positions that is not
-    padding.
+    input_ids, labels (B, T); position_ids, documents (B, F + T); pixel_values where any row shows a picture:
+    `ByteTiles`, of which `to` makes tiles (N, 3, M, M) float32 on the device. `pictures` is how many these
+    were cut from, `fill` the share of positions that is not padding.
     """
 
     sample_ids: list[tuple[SampleId, ...]]
@@ -155,10 +155,10 @@ def collate(rows: Sequence[PackedRow | None], pad_token_id: int, length: int | N
         if row is not None:
             for name, padded in batch.items():
                 value = getattr(row, name)
-                padded[i, : len(value)] = value
+                padded[i, : len(value)] = torch.from_numpy(value)
     pictures = [row.pixel_values for row in real if row.pixel_values is not None]
     if pictures:
-        batch["pixel_values"] = torch.cat(pictures) if len(pictures) > 1 else pictures[0]
+        batch["pixel_values"] = ByteTiles.cat(pictures)
     batch.sample_ids = [() if row is None else row.sample_ids for row in rows]
     batch.pictures = sum(row.pictures for row in real)
     return batch

@@ -62,7 +62,7 @@ class Generated:
 
 
 class TokenStream:
-    """Iterate for the new ids of each step, (B · N,) on the model's device; then `result` is filled in.
+    """Iterate for the new ids of each step, (B · N,) on the CPU; then `result` is filled in.
 
     Iterating may be broken off and taken up again, by another loop or by `drain`.
     """
@@ -72,6 +72,17 @@ class TokenStream:
         self.result: Generated | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
+        for token in self._rest():
+            yield token.cpu()  # of a loop that reads its tokens late, they are there already
+
+    def drain(self) -> Generated:
+        """Run to the end."""
+        for _ in self._rest():
+            pass
+        assert self.result is not None, "a stream that has come to its end has a result"
+        return self.result
+
+    def _rest(self) -> Iterator[Tensor]:
         # Not `yield from`: a loop that is broken off would close the steps.
         while self.result is None:
             try:
@@ -80,13 +91,6 @@ class TokenStream:
                 self.result = end.value
                 return
             yield token
-
-    def drain(self) -> Generated:
-        """Run to the end."""
-        for _ in self:
-            pass
-        assert self.result is not None, "a stream that has come to its end has a result"
-        return self.result
 
 
 def prefill(
@@ -181,7 +185,8 @@ class OwnLoop(Protocol):
         """What `decode` does, in every respect that a caller can see.
 
         It calls `cursor.make_room` before each step, uses the cursor up, and leaves in the chooser who has
-        stopped after how many tokens. It may write into the cache behind what was yielded.
+        stopped after how many tokens. It may write into the cache behind what was yielded, and yield tokens
+        that it has on the host.
         """
 
 
@@ -236,7 +241,7 @@ def answer(
         yield token[:, 0]
     watch.lap("decode")
     return Generated(
-        token_ids=torch.cat(tokens, dim=1),
+        token_ids=torch.cat(tokens, dim=1).to(chooser.stopped.device),
         lengths=chooser.lengths.tolist(),
         stop_reasons=["stop" if stopped else "length" for stopped in chooser.stopped.tolist()],
         prompt_tokens=prompt_tokens,

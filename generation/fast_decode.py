@@ -4,7 +4,8 @@
     model.generate(**inputs, decode_step=step)
 
 On a CPU: one C function for the whole step (`generation/native/`), compiled once for this machine. On CUDA:
-the step and the choice of the token as one graph (`generation/graph_step.py`).
+the step and the choice of the token as one graph (`generation/graph_step.py`), whose kernels inductor makes
+where so many steps are to come that it pays.
 
 The step that is chosen stays, however many rows there are: to change it with their number would change how a
 row is rounded with what else is in the batch. The C step has no need of it: at SmolVLM-256M's shape with 1,
@@ -29,9 +30,9 @@ from generation.packed_weights import pack
 # Seconds that compiling takes, and that it spares a step: of calling PyTorch in each block, and of reading
 # weights. On a CPU: 2.5 to 3.5 s; 28 ms in place of 80 for 30 blocks and 538 MB (float32, the results file
 # decode-cpu-zen3.json), 0.3 in place of 2.5 for the embedded model's 4 blocks and 7 MB. On CUDA estimated:
-# one block compiled by inductor and graphs recorded, against the launches of every block's kernels.
-COMPILE_SECONDS = {"cpu": 3.0, "cuda": 10.0}
-SPARED_A_BLOCK = {"cpu": 5e-4, "cuda": 2e-4}
+# one block compiled by inductor, against 9 kernels more in each block of a graph that is recorded without it.
+COMPILE_SECONDS = {"cpu": 3.0, "cuda": 45.0}
+SPARED_A_BLOCK = {"cpu": 5e-4, "cuda": 1.2e-5}
 SPARED_A_BYTE = {"cpu": 7e-11, "cuda": 0.0}
 
 
@@ -51,26 +52,35 @@ def fast_step(language_model, steps: int | None = None) -> tuple[DecodeStep | No
     """(a decode step faster than the eager one, what it is), or (None, why there is none).
 
     Args:
-        steps: how many are to come, at most. Where they do not pay for compiling, only what costs nothing is
-            used: a step that has been compiled before. None compiles in any case.
+        steps: how many are to come, at most. Where they do not pay for compiling, only what costs next to
+            nothing is used: a step that has been compiled before, a graph of PyTorch's own kernels. None
+            compiles in any case.
     """
     device, needed = language_model.norm.weight.device.type, steps_that_pay(language_model)
     pays = steps is None or steps >= needed
-    short = f"eager: compiling pays from {needed} decode steps on, at most {steps} are to come"
     if device == "cuda":
-        if reason := fused_decoder.unsupported(language_model):
-            return None, f"eager: {reason}"
-        return (GraphStep(language_model, backend="inductor"), "CUDA graph") if pays else (None, short)
+        return graph_step(language_model, compiled=pays)
     if device != "cpu":
         return None, f"eager: no fast decode step on {device}"
     if reason := unsupported(language_model):
         return None, f"eager: {reason}"
     try:
         if not pays and not is_compiled(language_model):
+            short = f"eager: compiling pays from {needed} decode steps on, at most {steps} are to come"
             return None, short
         return NativeStep(language_model), "native C step"
     except NoCompiler as error:
         return None, f"eager: {error}"
+
+
+def graph_step(language_model, compiled: bool) -> tuple[GraphStep | None, str]:
+    """`fast_step` on CUDA; a graph that cannot be recorded there leaves the eager step."""
+    if reason := fused_decoder.unsupported(language_model):
+        return None, f"eager: {reason}"
+    step = GraphStep(language_model, backend="inductor" if compiled else None)
+    if reason := step.rehearse():
+        return None, f"eager: no CUDA graph: {reason}"
+    return step, "compiled CUDA graph" if compiled else "CUDA graph"
 
 
 def has_fast_bfloat16() -> bool:

@@ -8,17 +8,19 @@ buffers that stay (`_Run`), and a small cache in one that is kept between answer
 are in device memory, so that one graph serves every step of a bucket of cache lengths; it reads the cache up
 to the bucket's end, so that short contexts do not pay for long ones.
 
-The host never waits for the step that it has just launched. It launches `lag` steps ahead and reads the flags
-of the one before those; what a row was given behind its stop is thrown away before anyone sees it. What such
-steps write lies in the cache behind the answer's end, where the next one to fill it overwrites it.
+The host never waits for the step that it has just launched. It launches `lag` steps ahead and reads the
+tokens and flags of the one before those, which were copied to it meanwhile; what a row was given behind its
+stop is thrown away before anyone sees it. What such steps write lies in the cache behind the answer's end,
+where the next one to fill it overwrites it.
 
-With `capture=False` the same functions run without a graph: so they are tested on machines without CUDA.
+With `capture=False`, or where a graph cannot be recorded, the same functions run without one.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -26,13 +28,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from generation import kv_cache as kv
 from generation.chooser import Chooser, NotFiniteError
-from generation.decoding import CacheCursor
+from generation.decoding import CacheCursor, GenerationOptions
 from generation.fused_decoder import FusedDecoder
 from generation.kept_cache import KeptCache
 from generation.kv_cache import KVCache
 
 BUCKET = 256  # cache positions: the shortest bucket
-LAG = 3  # steps launched before the flags of one are read
+LAG = 3  # steps launched before the tokens of one are read
 KINDS = 32  # of runs that are remembered: batch width, sampling, stop ids
 GRAPHS = 48  # kept, the least recently used given up first
 KEPT_SHARE = 0.1  # of the weights' bytes: what a cache that is kept between answers may take
@@ -54,6 +56,7 @@ class Graphs:
         self._pool: tuple | None = None  # memory that the graphs share: none holds anything between replays
         self._stream: torch.cuda.Stream | None = None  # the one that all are recorded on
         self.recorded = 0
+        self.failure: str | None = None  # why one could not be recorded; none is from then on
 
     def clear(self) -> None:
         self._replays.clear()
@@ -73,9 +76,17 @@ class Graphs:
         if key in self._replays:
             self._replays.move_to_end(key)
             return self._replays[key]
-        self.recorded += 1
         function = make()
-        replay = self._record(function, shape, state) if self._capture else function
+        replay = function
+        if self._capture:
+            saved = [tensor.clone() for tensor in state]
+            try:
+                replay = self._record(function, shape, state)
+            except RuntimeError as error:  # of the driver, the allocator, a kernel's compiler
+                self._capture, self.failure = False, first_line(error)
+                for tensor, value in zip(state, saved, strict=True):
+                    tensor.copy_(value)
+        self.recorded += 1
         self._replays[key] = replay
         if len(self._replays) > GRAPHS:
             self._replays.popitem(last=False)
@@ -88,45 +99,58 @@ class Graphs:
             self._stream = self._stream or torch.cuda.Stream()
             current, stream = torch.cuda.current_stream(), self._stream
             stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                for _ in range(1 if shape in self._warm else 2):
-                    function()
-                    for tensor, value in zip(state, saved, strict=True):
-                        tensor.copy_(value)
-                graph = torch.cuda.CUDAGraph()
-                self._pool = self._pool or torch.cuda.graph_pool_handle()
-                # Not `torch.cuda.graph`, which waits for the device and empties the allocator's caches.
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    function()
-                finally:
-                    graph.capture_end()
-            current.wait_stream(stream)
+            try:
+                with torch.cuda.stream(stream):
+                    for _ in range(1 if shape in self._warm else 2):
+                        function()
+                        for tensor, value in zip(state, saved, strict=True):
+                            tensor.copy_(value)
+                    graph = torch.cuda.CUDAGraph()
+                    self._pool = self._pool or torch.cuda.graph_pool_handle()
+                    # Not `torch.cuda.graph`, which waits for the device and empties the allocator's caches.
+                    graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                    try:
+                        function()
+                    except BaseException:
+                        with suppress(RuntimeError):  # the first error is the one to tell
+                            self._end(graph)
+                        raise
+                    self._end(graph)
+            finally:
+                current.wait_stream(stream)
         self._warm.add(shape)
         return graph.replay
 
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            with suppress(RuntimeError):  # it has left the allocator recording
+                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            raise
 
-class LateFlags:
-    """Flags copied to the host behind each step, and looked at when later steps are on their way already."""
 
-    def __init__(self, flags: Tensor, slots: int):
-        self._flags, self._cuda = flags, flags.device.type == "cuda"
-        self._host = torch.zeros(slots, len(flags), dtype=flags.dtype, pin_memory=self._cuda)
+class LateCopy:
+    """A vector copied to the host behind each step, and read when later steps are on their way already."""
+
+    def __init__(self, source: Tensor, slots: int):
+        self._source, self._cuda = source, source.device.type == "cuda"
+        self._host = torch.zeros(slots, len(source), dtype=source.dtype, pin_memory=self._cuda)
         self._events = [torch.cuda.Event() for _ in range(slots)] if self._cuda else []
 
     def push(self, number: int) -> None:
-        """Copy the flags as they are behind what has been launched so far."""
+        """Copy the vector as it is behind what has been launched so far."""
         slot = number % len(self._host)
-        self._host[slot].copy_(self._flags, non_blocking=True)
+        self._host[slot].copy_(self._source, non_blocking=True)
         if self._cuda:
-            self._events[slot].record(torch.cuda.current_stream(self._flags.device))
+            self._events[slot].record(torch.cuda.current_stream(self._source.device))
 
-    def read(self, number: int) -> list[bool]:
-        """The flags as they were at `push(number)`, of which at most `slots` - 1 others have followed."""
+    def read(self, number: int) -> Tensor:
+        """The vector as it was at `push(number)`, which at most `slots` - 1 others have followed."""
         slot = number % len(self._host)
         if self._cuda:
             self._events[slot].synchronize()
-        return self._host[slot].tolist()
+        return self._host[slot].clone()
 
 
 class _Run:
@@ -137,17 +161,20 @@ class _Run:
         stopped = chooser.stopped
         self.token = torch.zeros(len(stopped), 1, dtype=torch.int64, device=stopped.device)
         self.position = torch.zeros(len(stopped), dtype=torch.int64, device=stopped.device)
-        self.flags = torch.zeros(2, dtype=torch.bool, device=stopped.device)  # all stopped, all finite
-        self.late = LateFlags(self.flags, lag + 1)
+        # (B + 2,): the tokens, whether all rows have stopped, whether all logits were finite.
+        self.told = torch.zeros(len(stopped) + 2, dtype=torch.int64, device=stopped.device)
+        self.late = LateCopy(self.told, lag + 1)
 
     @property
     def state(self) -> list[Tensor]:
-        return [self.token, self.position, self.flags, *self.chooser.state]
+        return [self.token, self.position, self.told, *self.chooser.state]
 
     def choose(self, logits: Tensor) -> None:
-        """Logits (B, V) to `token` and `flags`."""
-        self.token.copy_(self.chooser.choose(logits))
-        torch.stack((self.chooser.stopped.all(), self.chooser.finite), out=self.flags)
+        """Logits (B, V) to `token` and `told`."""
+        token = self.chooser.choose(logits)
+        self.token.copy_(token)
+        flags = torch.stack((self.chooser.stopped.all(), self.chooser.finite))
+        torch.cat((token[:, 0], flags.long()), out=self.told)
 
 
 class GraphStep:
@@ -159,7 +186,7 @@ class GraphStep:
         language_model: a `LanguageModel` whose projections are plain linear layers.
         capture: False runs without graphs.
         backend: of torch.compile, or None.
-        lag: steps launched before the flags of one are read.
+        lag: steps launched before the tokens of one are read.
         kept_bytes: of the cache that is kept between answers; None is a share of the weights' bytes.
 
     Raises:
@@ -192,6 +219,31 @@ class GraphStep:
         self.kept = KeptCache(self._decoder.model.config, self._kept_bytes)
         self._runs.clear()
         self._buffers = self._last = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why steps are run without a graph from some point on, None where they are not."""
+        return self.graphs.failure
+
+    @torch.no_grad()
+    def rehearse(self) -> str | None:
+        """Decode two tokens of one row, so that what cannot work here is known before anyone waits for an
+        answer: why it cannot, or None."""
+        model = self._decoder.model
+        options = GenerationOptions(max_new_tokens=2, stop_token_ids=())
+        try:
+            cache = kv.allocate_for(model.config, 1, 2, model.norm.weight, model.cache_dtype)
+            chooser, cursor = (
+                Chooser(options, 1, 0, self._device, None),
+                CacheCursor(cache, (1,), self._device),
+            )
+            logits = model.norm.weight.new_zeros(1, model.config.vocab_size)
+            with suppress(NotFiniteError):  # broken weights are told with the answer
+                for _ in self.decode(logits, chooser, cursor, options.max_new_tokens):
+                    pass
+        except RuntimeError as error:
+            return first_line(error)
+        return self.failure
 
     def _refresh(self) -> None:
         if self._decoder.refresh():
@@ -258,7 +310,7 @@ class GraphStep:
     def decode(
         self, logits: Tensor, chooser: Chooser, cursor: CacheCursor, max_new_tokens: int
     ) -> Iterator[Tensor]:
-        """Yield (B, 1) token ids until every row has stopped. See `generation.decoding.decode`."""
+        """`generation.decoding.decode`, with tokens on the host."""
         self._refresh()
         self.kept.take_in(cursor.kv_cache, cursor.longest, cursor.longest + max_new_tokens - 1)
         free = self._runs.setdefault((len(chooser.stopped), chooser.kind), [])
@@ -281,8 +333,8 @@ class GraphStep:
     def _loop(self, run: _Run, logits, chooser: Chooser, cursor: CacheCursor, count: int) -> Iterator[Tensor]:
         """`decode` in the run's buffers.
 
-        While the flags of one token are waited for, up to `lag` steps behind it are on their way. They are in
-        vain only where that token, or one of those behind it, turns out to be the last.
+        While one token is waited for, up to `lag` steps behind it are on their way. They are in vain only
+        where that token, or one of those behind it, turns out to be the last.
         """
         run.chooser.load(chooser)
         run.choose(logits)
@@ -290,10 +342,10 @@ class GraphStep:
             run.position.fill_(cursor.start_pos)  # a copy from the host would wait for the device
         else:
             run.position.copy_(cursor.start_pos)
-        tokens, launched, reach, stoppable = deque([run.token.clone()]), 1, 0, chooser.stop_ids.numel() > 0
+        launched, reach = 1, 0
         run.late.push(0)
         for number in range(count):
-            ahead = min(number + 1 + self.lag, count) if stoppable else number + 1
+            ahead = min(number + 1 + self.lag, count)
             # No cache is grown for a step that may be in vain.
             while launched <= number or (launched < ahead and not cursor.full):
                 reach = 0 if cursor.full else reach  # grown, it lies somewhere else
@@ -302,14 +354,12 @@ class GraphStep:
                     reach, replay = self._graph(run, cursor)
                 replay()
                 run.late.push(launched)
-                tokens.append(run.token.clone())
                 launched += 1
-            all_stopped = False
-            if stoppable:
-                all_stopped, finite = run.late.read(number)
-                if not finite:
-                    raise NotFiniteError(int(run.chooser.sound) + 1)
-            yield tokens.popleft()
+            told = run.late.read(number)
+            *_, all_stopped, finite = told.tolist()
+            if not finite:
+                raise NotFiniteError(int(run.chooser.sound) + 1)
+            yield told[:-2, None]
             if all_stopped:
                 break
         chooser.load(run.chooser)
@@ -335,6 +385,11 @@ class GraphStep:
 
         key, shape = (run, places(kv_cache), reach), (batch, reach, run.chooser.kind)
         return reach, self.graphs.get(key, shape, make, run.state)
+
+
+def first_line(error: RuntimeError) -> str:
+    """Without where in C++ it was raised."""
+    return (str(error).strip() or type(error).__name__).split("\n")[0]
 
 
 def places(kv_cache: KVCache) -> tuple:

@@ -15,9 +15,11 @@ import torch
 from data.processor import Processor
 from generation.decoding import DecodeStep
 from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision
+from generation.graph_step import GraphStep
 from inference.mistakes import RequestError as RequestError
 from models.checkpoints.locate import snapshot
 from models.checkpoints.one_version import one_version
+from models.device_settings import prepare_device
 from models.devices import check_device
 from models.vision_language_model import VisionLanguageModel
 
@@ -33,7 +35,7 @@ class Checkpoint:
     load_seconds: what opening took, compiling a decode step included.
     dtype: what the weights are stored in: float32, bfloat16, float16 or int8.
     decode_step: the one that answers are made with; None is the eager one.
-    decode_step_name: what it is, or why it is the eager one.
+    decode_step_chosen: what it is, or why it is the eager one.
     """
 
     name: str
@@ -42,12 +44,18 @@ class Checkpoint:
     load_seconds: float
     dtype: str = "float32"
     decode_step: DecodeStep | None = None
-    decode_step_name: str = "eager"
+    decode_step_chosen: str = "eager"
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Every id that ends an answer: the config's and generation_config's, and the tokenizer's."""
         return tuple(sorted({*self.model.config.eos_token_ids, *self.processor.stop_token_ids}))
+
+    @property
+    def decode_step_name(self) -> str:
+        """What answers: the step that was chosen, and what has become of it."""
+        failure = self.decode_step.failure if isinstance(self.decode_step, GraphStep) else None
+        return self.decode_step_chosen + (f", eager since: {failure}" if failure else "")
 
     @property
     def context(self) -> int:
@@ -78,7 +86,7 @@ class Checkpoint:
         began = time.perf_counter()
         step, name = fast_step(self.model.language_model, steps)
         seconds = self.load_seconds + time.perf_counter() - began
-        return replace(self, decode_step=step, decode_step_name=name, load_seconds=seconds)
+        return replace(self, decode_step=step, decode_step_chosen=name, load_seconds=seconds)
 
 
 def open_checkpoint(
@@ -127,7 +135,7 @@ def loading_dtype(device: torch.device, dtype: str) -> str:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name.
+    """The device of that name, ready to compute on.
 
     Raises:
         RequestError: no such kind of device, or none of it on this machine.
@@ -138,10 +146,10 @@ def pick_device(name: str) -> torch.device:
         raise RequestError(str(error)) from None
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
-        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+        return prepare_device("cuda" if cuda else "mps" if mps else "cpu")
     kind, _, index = name.partition(":")
     here = {"cpu": 1, "cuda": torch.cuda.device_count() if cuda else 0, "mps": int(mps)}[kind]
     if int(index or 0) >= here:
         got = "none" if here == 0 else f"{here} of them"
         raise RequestError(f"device {name}: PyTorch {torch.__version__} finds {got} here; use auto or cpu")
-    return torch.device(name)
+    return prepare_device(name)

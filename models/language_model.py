@@ -8,6 +8,8 @@ decodes (`generation/kv_cache.py`). Slot s of a row holds the token at absolute 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -137,17 +139,31 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         # Decode: one query sees every key, so no causal mask; `mask` only hides slots that a shorter row
         # has not filled. The heads of a group share their keys: fold them into the query axis
         # instead of repeating the keys.
-        q = q.view(batch, kv_heads, heads // kv_heads, dim)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).view(batch, heads, 1, dim)
+        q = q.reshape(batch, kv_heads, heads // kv_heads, dim)
+        # `reshape`: some kernels give their result in the memory order (B, T, H, D_h), which no view merges.
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(batch, heads, 1, dim)
     grouped = heads != kv_heads
     if mask is None:
         # Training and full prefill: as many queries as keys, plain causal.
         assert length == k.shape[2], f"causal attention needs T == S, got {length} and {k.shape[2]}"
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    if isinstance(mask, BlockMask):  # packed documents on a GPU; whoever trains compiles the block
-        return flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped)
+    if isinstance(mask, BlockMask):  # packed documents on a GPU
+        return flex_attention_for(q.device)(q, k, v, block_mask=mask, enable_gqa=grouped)
     # A chunk on a cached prefix, padding, or packed documents: the mask says all.
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+
+
+def flex_attention_for(device: torch.device) -> Callable[..., Tensor]:
+    """flex_attention as it has to be called there. Only compiled it is one kernel that skips blocks; else it
+    keeps all T² scores. Within a block that is compiled as a whole it is compiled with it."""
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return flex_attention
+    return _compiled_flex_attention()
+
+
+@cache
+def _compiled_flex_attention() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention)  # not at import: that would import the compiler
 
 
 class MLP(nn.Module):

@@ -32,6 +32,7 @@ from generation.memory import check_answers_fit
 from generation.prompt import Prompt, check_placeholders, compact, prompt_lengths, seen_tokens, tiles_of_rows
 from models.checkpoints.pretrained import Pretrained
 from models.config import VLMConfig
+from models.device_settings import prepare_device
 from models.language_model import KVCache, LanguageModel
 from models.losses import summed_cross_entropy
 from models.modality_projector import ModalityProjector
@@ -69,6 +70,14 @@ class VisionLanguageModel(Pretrained, nn.Module):
     def dtype(self) -> torch.dtype:
         """What activations are computed in; packed weights (generation/packed_weights.py) take less."""
         return self.language_model.norm.weight.dtype
+
+    def to(self, *arguments, **named) -> VisionLanguageModel:
+        moved = super().to(*arguments, **named)
+        prepare_device(moved.device)
+        return moved
+
+    def cuda(self, device: int | torch.device | None = None) -> VisionLanguageModel:
+        return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
 
     def init_weights(self, generator: torch.Generator | None = None, prefix: str = "") -> None:
         """Initialise every weight whose name starts with `prefix`, in this one place.

@@ -51,10 +51,11 @@ def assert_as_eager(model, step: GraphStep, inputs: dict, **options) -> Generate
     stream = model.generate_stream(**inputs, decode_step=step, **options)
     columns = list(stream)
     got = stream.result
-    assert torch.equal(torch.stack(columns, 1), expected.token_ids)
+    assert torch.equal(torch.stack(columns, 1), expected.token_ids.cpu())
     assert torch.equal(got.token_ids, expected.token_ids)
     for name in ("lengths", "stop_reasons", "prompt_tokens", "decode_steps"):
         assert getattr(got, name) == getattr(expected, name), name
+    assert step.failure is None
     return got
 
 

@@ -40,7 +40,7 @@ class SlowModels(Models):
             time.sleep(STEP)
             return step(token_ids, kv_cache, start_pos)
 
-        return replace(checkpoint, decode_step=slowly, decode_step_name="slow")
+        return replace(checkpoint, decode_step=slowly, decode_step_chosen="slow")
 
 
 @dataclass

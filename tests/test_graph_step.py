@@ -6,17 +6,25 @@ Mostly with a tape for a graph, which is bound to addresses as a graph is.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generation import kv_cache as kv
 from generation.batching import Scheduler
-from generation.decoding import NotFiniteError, eager_step
+from generation.decoding import GenerationOptions, NotFiniteError, eager_step
+from generation.fast_decode import fast_step, graph_step
 from generation.fused_decoder import FusedDecoder
-from generation.graph_step import Graphs, GraphStep, LateFlags, bucket_of
+from generation.graph_step import Graphs, GraphStep, LateCopy, bucket_of
 from generation.kept_cache import KeptCache
 from generation.session import Session
+from inference.answer import ask
+from inference.checkpoint import Checkpoint, open_checkpoint
+from models.language_model import LanguageModel
+from models.skeleton import without_weights
 from tests.batches import assert_as_alone, uneven
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, rows, stops_for
 from tests.prompts import NO_STOP, Picture, assert_holds, inputs_of, tiny_vlm, words
@@ -63,8 +71,8 @@ def test_tokens_are_those_of_the_eager_step(vlm, count, sampling, taped):
 @pytest.mark.parametrize("lag", range(5))
 @pytest.mark.parametrize("end", [1, 2, 3, 9])
 def test_late_flags_yield_nothing_behind_the_last_stop(vlm, monkeypatch, lag, end):
-    pushed, push = [], LateFlags.push
-    monkeypatch.setattr(LateFlags, "push", lambda self, number: pushed.append(number) or push(self, number))
+    pushed, push = [], LateCopy.push
+    monkeypatch.setattr(LateCopy, "push", lambda self, number: pushed.append(number) or push(self, number))
     inputs = batch(1)
     free = vlm.generate(**inputs, max_new_tokens=9, **NO_STOP)[0].tolist()
     step = make_step(vlm, lag=lag)
@@ -337,3 +345,102 @@ def test_a_backend_that_fails_is_said_once(vlm):
     step = make_step(vlm, taped=False, backend=broken)
     with pytest.warns(RuntimeWarning, match="not compiled.*"):
         assert_as_eager(vlm, step, batch(1), max_new_tokens=6, **NO_STOP)
+
+
+# --- where a graph cannot be recorded
+
+
+def refuse(*_):
+    raise RuntimeError("operation not permitted when stream is capturing\nat CUDAGraph.cpp:17")
+
+
+WHY = "operation not permitted when stream is capturing"
+
+
+def test_a_graph_that_cannot_be_recorded_leaves_the_eager_step_and_says_why(vlm, monkeypatch):
+    monkeypatch.setattr(Graphs, "_record", refuse)
+    assert graph_step(vlm.language_model, compiled=False) == (None, f"eager: no CUDA graph: {WHY}")
+
+
+def test_a_graph_that_can_be_recorded_is_at_once(vlm):
+    step, name = graph_step(vlm.language_model, compiled=False)
+    assert name == "CUDA graph" and step.graphs.recorded
+    assert_as_eager(vlm, step, batch(1), max_new_tokens=10, **NO_STOP)
+
+
+def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch):
+    """In the middle of an answer, with the sampler's state half changed by a warm-up."""
+    step, inputs = make_step(vlm), batch(2)
+    options = {"max_new_tokens": 40, "temperature": 0.9, "seed": 3, "repetition_penalty": 1.3, **NO_STOP}
+    expected = vlm.generate(**inputs, **options)
+    recorded = []
+
+    def refuse_the_second(self, function, shape, state):
+        if recorded:
+            function()
+            refuse()
+        recorded.append(shape)
+        return record_on_tape(self, function, shape, state)
+
+    monkeypatch.setattr(Graphs, "_record", refuse_the_second)
+    checkpoint = Checkpoint("tiny", vlm, None, 0.0, decode_step=step, decode_step_chosen="CUDA graph")
+    assert checkpoint.decode_step_name == "CUDA graph"
+    for _ in range(2):
+        assert torch.equal(vlm.generate(**inputs, decode_step=step, **options), expected)
+    assert len(recorded) == 1 and step.failure == WHY
+    assert checkpoint.decode_step_name == f"CUDA graph, eager since: {WHY}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "backend"), [(1, None), (256, None), (10**7, "inductor"), (None, "inductor")]
+)
+def test_on_cuda_every_answer_has_a_graph_and_long_work_a_compiler(vlm, monkeypatch, steps, backend):
+    made = []
+
+    class Recorder(GraphStep):
+        def __init__(self, language_model, backend=None):
+            made.append(backend)
+
+        def rehearse(self):
+            return None
+
+    monkeypatch.setattr("generation.fast_decode.GraphStep", Recorder)
+    with without_weights():
+        language_model = LanguageModel(vlm.config.text)
+    with FakeTensorMode():
+        language_model.norm.weight = nn.Parameter(torch.empty(48, device="cuda"))
+    step, name = fast_step(language_model, steps)
+    assert made == [backend] and isinstance(step, Recorder)
+    assert name == ("compiled CUDA graph" if backend else "CUDA graph")
+
+
+def test_while_text_streams_only_late_copies_are_read(model_folder, photo, monkeypatch):
+    """Anything else that is read would be waited for on a GPU, once a token."""
+    checkpoint = open_checkpoint(model_folder, device="cpu")
+    checkpoint = replace(checkpoint, decode_step=make_step(checkpoint.model))
+    late, reads = set(), []
+    read_late = LateCopy.read
+
+    def note_late(self, number):
+        told = read_late(self, number)
+        late.add(told.untyped_storage().data_ptr())
+        return told
+
+    monkeypatch.setattr(LateCopy, "read", note_late)
+
+    def noting(name: str):
+        function = getattr(torch.Tensor, name)
+
+        def note(tensor, *arguments, **named):
+            if tensor.untyped_storage().data_ptr() not in late:
+                reads.append(name)
+            return function(tensor, *arguments, **named)
+
+        return note
+
+    for name in ("tolist", "item", "cpu", "numpy", "__int__", "__bool__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, name, noting(name))
+    reply = ask(checkpoint, [photo], "how many?", GenerationOptions(max_new_tokens=24))
+    pieces = iter(reply)
+    counts = [len(reads) for _ in pieces]
+    assert len(counts) > 10 and counts[-1] == counts[0], reads[counts[0] :]

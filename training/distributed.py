@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from data.errors import one_line
+from models.device_settings import prepare_device
 
 _FAILED_EXCHANGE = re.compile(r"gloo|nccl|connection (closed|reset|refused)", re.IGNORECASE)
 _HUNG_UP = re.compile(
@@ -58,7 +59,7 @@ class Ranks:
         if device.type == "cuda" and self.together:
             device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(device)
-        self.device = device
+        self.device = prepare_device(device)
         if self.together and not dist.is_initialized():
             self._meet()
 

@@ -19,6 +19,7 @@ from models.checkpoints.safetensors_io import Entry, read_header, read_tensor
 from models.checkpoints.tensor_map import StoredTensorOf, check_shapes
 from models.checkpoints.tokenizer_files import end_token_id
 from models.config import VLMConfig
+from models.device_settings import prepare_device
 from models.skeleton import without_weights
 from models.vision_language_model import VisionLanguageModel
 
@@ -277,4 +278,4 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
             f"device {str(device)!r} cannot be used, expected cpu, cuda, cuda:N or mps as this machine has: "
             f"{reason}"
         ) from None
-    return chosen
+    return prepare_device(chosen)
