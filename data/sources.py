@@ -24,7 +24,7 @@ from data.splits import METADATA, TRAIN, check_only_train, chosen, files_by_spli
 
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
 _MAX_LIST = 512 * 2**20  # bytes of a file that is one list of rows, which is read as a whole
-_LOOKED_AT = 100  # rows of JSON lines whose keys are taken to be the columns
+_LOOKED_AT = 100  # rows that all are taken to be like: whose keys are the columns, say
 
 
 class JsonLines:
@@ -146,18 +146,22 @@ def columns_of(rows: Any, where: str) -> list[str]:
         return list(rows.column_names)
     if isinstance(rows, HubStream) and rows.dataset.column_names:
         return list(rows.dataset.column_names)
-    if hasattr(rows, "open"):
-        first = (row for file in range(rows.num_files) for row in rows.open(file, 0))
-    else:
-        first = (rows[i] for i in range(min(len(rows), _LOOKED_AT)))
     names: dict[str, None] = {}
     unread = None
-    for row in islice(first, _LOOKED_AT):
+    for row in first_rows(rows):
         names |= dict.fromkeys(row if isinstance(row, Mapping) else ())
         unread = unread or (row if isinstance(row, str) else None)
     if unread and not names:
         raise DatasetError(f"{where}: no row can be read: {unread}")
     return list(names)
+
+
+def first_rows(rows: Any) -> Iterator[Any]:
+    """Some rows to learn from what all are like."""
+    if hasattr(rows, "open"):
+        all_files = (row for file in range(rows.num_files) for row in rows.open(file, 0))
+        return islice(all_files, _LOOKED_AT)
+    return (rows[i] for i in range(min(len(rows), _LOOKED_AT)))
 
 
 def is_empty(rows: Any) -> bool:
