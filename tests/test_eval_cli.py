@@ -13,7 +13,7 @@ from eval import lmms, tasks
 from eval.metrics import find_metric
 from eval.metrics.base import Metric, MetricError, mean_score
 from eval.results import figures
-from eval.statistics import bootstrap_interval
+from eval.statistics import score_interval
 from eval.tasks import Scored, TaskError, shapes_task
 from tests.evaluations import answered, exits_of_ranks, results_of, run, samples_of, save_rows
 
@@ -44,7 +44,7 @@ def test_the_picture_world_with_its_controls(shapes):
         "overall",
     ]
     assert sum(row["n"] for row in results["answer_lengths"]) == 40
-    assert results["interval"] == list(bootstrap_interval(scores))
+    assert results["interval"] == list(score_interval(scores))
 
 
 def test_results_tell_what_they_depend_on(shapes):
