@@ -45,7 +45,7 @@ from training.distributed import (
 from training.evaluation import Evaluation
 from training.export import ADAPTER, push, save_model
 from training.metrics import Metrics
-from training.optim import build_optimizers, freeze, schedule, set_rates, update_average
+from training.optim import build_optimizers, freeze, rates, schedule, set_rates, update_average
 from training.recipe import parse_arguments, write_run
 from training.run_plan import describe
 from training.state import FOLDER, RunState, StateError, states
@@ -165,9 +165,10 @@ def run(
     for step, batches, count in agreed_steps(task, ranks, stop, first):
         total, parts = backward(task, wrapped, batches, step, count, ranks, dtype)
         norm = clip(parameters, config.grad_clip)
-        rate = schedule(step, task.steps, config.warmup_steps, decay_fraction(config), task.second_stage)
+        decay = decay_fraction(config)
+        share = schedule(step, task.steps, config.warmup_steps, decay, task.second_stage, config.lr_floor)
+        set_rates(optimizers, share, task.matrix_peak(step))
         if torch.isfinite(norm):
-            set_rates(optimizers, rate, task.matrix_peak(step))
             for optimizer in optimizers:
                 optimizer.step()
             if average:
@@ -178,7 +179,7 @@ def run(
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         done = step + 1
-        trained = Trained(done, batches, count, total, parts, rate, norm)
+        trained = Trained(done, batches, count, total, parts, rates(optimizers), norm)
         metrics.bar.update()
         speed.add(batches, step)
 
@@ -282,12 +283,12 @@ class Trained(NamedTuple):
     count: float
     total: torch.Tensor
     parts: dict[str, torch.Tensor]
-    rate: float
+    rates: dict[str, float]
     norm: torch.Tensor
 
     def row(self, config: TrainConfig, ranks: Ranks, task: Task) -> dict:
         """Its line of metrics.jsonl, the loss that of all ranks; all call it."""
-        row = {"step": self.step, **task.seen(self.step), "rate": self.rate, "grad_norm": self.norm.item()}
+        row = {"step": self.step, **task.seen(self.step), **self.rates, "grad_norm": self.norm.item()}
         total, *parts = ranks.sum(self.total.item(), *(value.item() for value in self.parts.values()))
         if self.parts:
             means = (round(value / ranks.world_size, 5) for value in parts)

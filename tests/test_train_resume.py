@@ -124,7 +124,7 @@ def test_sigterm_saves_and_leaves(folder):
     (state,) = states(folder / "stopped" / FOLDER)
     done = curve(folder / "stopped")[-1][0]
     assert state.name == f"step-{done:08d}"
-    plateau = {"steps": done + 2, "decay_fraction": 1e-9}
+    plateau = {"steps": done + 3, "decay_fraction": 1e-9}  # long enough for all of the warm-up
     train.main(flags(**settings(folder, "stopped", **plateau)))
     train.main(flags(**settings(folder, "unstopped", **plateau)))
     assert curve(folder / "stopped") == curve(folder / "unstopped")
