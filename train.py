@@ -105,7 +105,7 @@ def train(config: TrainConfig, ranks: Ranks, output: Path) -> None:
         average = {name: parameter.detach().clone() for name, parameter in trained}
 
     state = RunState(output, task.module, optimizers, average, ranks, config.keep, config.async_save)
-    saved = state.load(said) if config.resume else None
+    saved = state.load(config, said) if config.resume else None
     first = 0
     if saved is not None:
         first = saved["step"]
