@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from training.config import TrainConfig
 from training.optim import build_optimizers, rates, schedule, set_rates
+from training.recipe import parse_config
+
+CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 def shares(steps: int, warmup: int, decay: float = 1.0, second: int = 0, floor: float = 0.0) -> list[float]:
@@ -51,3 +56,20 @@ def test_metrics_name_the_rate_of_each_part():
     set_rates(optimizers, 0.5)
     expected = {"lr_language_model": 1e-3, "lr_vision_model": 5e-4, "matrix_lr_language_model": 2e-3}
     assert rates(optimizers) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows", "projector", "backbones", "clip"),
+    [("nanovlm-222m", 20, 2e-3, 1e-4, 0.0), ("nanovlm-460m", 8 * 16, 5.12e-3, 5e-5, 1.0)],
+)
+def test_recipes_that_name_nanovlm_learn_as_it_does(recipe, rows, projector, backbones, clip):
+    """As its v0.1 and its code of October 2025 say: in models/config.py, and get_lr and AdamW in train.py."""
+    config = parse_config([str(CONFIGS / f"{recipe}.yaml")])
+    assert config.rates == {"projector": projector, "vision_model": backbones, "language_model": backbones}
+    assert (config.muon, config.beta2, config.weight_decay) == ("none", 0.999, 0.01)
+    assert (config.batch_size, config.grad_clip, config.ema) == (rows, clip, 0.0)
+    assert config.schedule == "cosine" and config.warmup_steps == 0.03 * config.steps
+    middle = (config.steps + config.warmup_steps) // 2
+    for step, share in ((0, 1 / config.warmup_steps), (middle, 0.55), (config.steps - 1, 0.1)):
+        found = schedule(step, config.steps, config.warmup_steps, 1.0, floor=config.lr_floor)
+        assert found == pytest.approx(share, abs=1e-4)
