@@ -44,6 +44,7 @@ from training.distributed import (
 )
 from training.evaluation import Evaluation
 from training.export import ADAPTER, push, save_model
+from training.memory import is_out_of_memory, out_of_memory
 from training.metrics import Metrics
 from training.optim import build_optimizers, freeze, rates, schedule, set_rates, update_average
 from training.recipe import parse_arguments, write_run
@@ -70,7 +71,11 @@ def main(arguments: list[str] | None = None) -> None:
         output = check_replaceable(Path(config.output))
         with ranks.watching(), only_writer(output, parents=True) if ranks.is_first else nullcontext():
             train(config, ranks, output)
-    except REFUSALS as error:
+    except (*REFUSALS, RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error) and ranks is not None:
+            error = MemoryError(out_of_memory(config, ranks.device, ranks.world_size))
+        elif not isinstance(error, REFUSALS):
+            raise
         reason = one_line(error) if ranks is None else ranks.reason(error)
         print(f"train.py: error: {reason}", file=sys.stderr)
         sys.exit(2)  # torchrun ends the other ranks

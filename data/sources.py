@@ -16,6 +16,7 @@ from typing import Any
 import datasets
 import numpy as np
 from datasets.features import Image, LargeList, List
+from pyarrow.parquet import read_metadata
 
 from data.errors import DatasetError, one_line
 from data.lines import TOO_LONG, is_too_long, line_at, lines_of, parse_line
@@ -134,6 +135,40 @@ def open_rows(path: str, subset: str | None, split: str, streaming: bool, revisi
     if path.startswith((".", "/", "~")) or local.suffix in (".jsonl", ".json", ".parquet") or "*" in path:
         raise DatasetError(f"{path}: no such file or folder (looked in {Path.cwd()}); check the path")
     return _load(path, path, subset, split, streaming, revision=revision), None
+
+
+def count_rows(path: str, subset: str | None, split: str) -> int | None:
+    """Rows of a dataset that lies here, Parquet's from its footers alone; None for what is on the Hub.
+
+    Raises:
+        DatasetError: as `open_rows`.
+    """
+    local = Path(path).expanduser()
+    if not local.exists() and not glob.glob(str(local), recursive=True):
+        return None
+    if (files := _parquet_files(local, subset, name_of(split) or TRAIN)) is not None:
+        try:
+            rows = sum(read_metadata(file).num_rows for file in files)
+        except Exception as error:  # damaged files end in many kinds
+            raise DatasetError(f"{path}: cannot be read ({one_line(error, 300)})") from error
+        start, end = _slice(split, rows, path) if "[" in split else (0, rows)
+        return end - start
+    return len(open_rows(path, subset, split, streaming=False)[0])
+
+
+def _parquet_files(local: Path, subset: str | None, split: str) -> list[str] | None:
+    """Those that a split of a folder, file or pattern consists of; None where it has other files."""
+    if not local.is_dir():
+        files = [str(local)] if local.exists() else sorted(glob.glob(str(local), recursive=True))
+        return files if split == TRAIN and {Path(file).suffix for file in files} == {".parquet"} else None
+    if any((local / name).is_file() for name in _SAVED) or not any(local.rglob("*.parquet")):
+        return None
+    try:
+        builder = datasets.load_dataset_builder(str(local), subset)
+    except Exception:  # `open_rows` says what is wrong
+        return None
+    found = builder.config.data_files or {}
+    return [str(file) for file in found[split]] if builder.name == "parquet" and split in found else None
 
 
 def columns_of(rows: Any, where: str) -> list[str]:

@@ -195,6 +195,37 @@ def test_a_loss_that_is_not_finite(base, capsys, monkeypatch):
     assert all(value.isfinite().all() for value in weights.values())
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
+        None,
+    ],
+)
+def test_too_little_memory_is_one_sentence(base, capsys, monkeypatch, error):
+    def fail(*_):
+        if error is not None:
+            raise error
+        torch.empty(2**60, dtype=torch.uint8)  # as a CPU says it
+
+    monkeypatch.setattr(train, "backward", fail)
+    said = refused(settings(base, "full"), capsys)
+    assert "out of memory: lower --micro-batch-size" in said and "--sequence-length" in said
+    assert said.strip().splitlines()[-1].startswith("train.py: error: ") and "Traceback" not in said
+    small = flags(**(SMALL | {"output": str(base / "full-shapes")}))
+    assert "out of memory: lower --vision-batch-size" in refused(small, capsys)
+
+
+def test_another_error_of_ours_is_not_taken_for_too_little_memory(base, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("expected a matrix")
+
+    monkeypatch.setattr(train, "backward", fail)
+    with pytest.raises(RuntimeError, match="a matrix"):
+        train.main(settings(base, "full"))
+
+
 # ------------------------------------------------------------------------------------------------ parts
 def test_rate_0_freezes(base):
     train.main(settings(base, "frozen", vision_lr=0.0, projector_lr=0.0, eval_data=str(base / "rows.jsonl")))

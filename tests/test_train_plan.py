@@ -122,6 +122,8 @@ def test_a_local_folder(tmp_path, capsys):
     assert sum(plan.parameters.values()) == sum(p.numel() for p in model.parameters())
     assert "1 tiles of 4 positions" in note
     assert plan.steps == -(-60 // plan.samples_per_step)  # two passes over 30 rows
+    streamed = f"[{{path: '{tmp_path}/*.jsonl', streaming: true}}]"
+    assert planned(*arguments, "--data", streamed, "--plan-tflops", "1")[0].steps == plan.steps
     # One sample a row without packing.
     assert planned(*arguments, "--no-packing", "--plan-tflops", "1")[0].samples_per_step == 16
     # Weights are not needed.
