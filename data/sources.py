@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -165,6 +166,7 @@ def _parquet_files(local: Path, subset: str | None, split: str) -> list[str] | N
         return None
     try:
         builder = datasets.load_dataset_builder(str(local), subset)
+        _check_data_files(builder, str(local))
     except Exception:  # `open_rows` says what is wrong
         return None
     found = builder.config.data_files or {}
@@ -293,13 +295,31 @@ def _slice(split: str, rows: int, where: str) -> tuple[int, int]:
 
 def _load(builder: str, where: str, subset: str | None, split: str, streaming: bool, **options):
     try:
+        if "data_files" not in options:
+            _check_data_files(datasets.load_dataset_builder(builder, subset, **options), where)
         rows = datasets.load_dataset(builder, subset, split=split, streaming=streaming, **options)
+    except DatasetError:
+        raise
     except Exception as error:  # the library, the network and the files raise anything
         raise DatasetError(
             f"{where}: cannot be opened ({type(error).__name__}: {one_line(error, 300)})"
         ) from error
     rows = _undecoded(rows)
     return HubStream(rows) if streaming else rows
+
+
+def _check_data_files(builder: datasets.DatasetBuilder, where: str) -> None:
+    """Raises DatasetError where a dataset's README names files of this machine that are not its own."""
+    folder = os.path.abspath(Path(where).expanduser())
+    for files in (builder.config.data_files or {}).values():
+        for file in map(str, files):
+            place = file.split("::")[-1].removeprefix("file://")  # of the archive that a file lies in
+            if "://" in place or Path(os.path.abspath(place)).is_relative_to(folder):
+                continue
+            raise DatasetError(
+                f"{where}: its README names a data file outside of it, {place!r}: copy the file into its "
+                "folder, or name it as a dataset of its own"
+            )
 
 
 def _undecoded(rows):

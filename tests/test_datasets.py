@@ -181,6 +181,20 @@ def test_what_a_mixture_refuses(tmp_path):
         open_datasets([])
 
 
+@pytest.mark.parametrize("named", ["{}/secret.csv", "../secret.csv"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_readme_names_no_data_file_outside_of_its_folder(tmp_path, named, streaming):
+    """Its first line would be columns, which are shown, and its lines would be rows."""
+    (tmp_path / "secret.csv").write_text("token,question,answer\n1,2,3\n")
+    (tmp_path / "rows").mkdir()
+    cauldron().to_parquet(str(tmp_path / "rows" / "train.parquet"))
+    configs = [{"config_name": "default", "data_files": [{"split": "train", "path": named.format(tmp_path)}]}]
+    (tmp_path / "rows" / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    with pytest.raises(DatasetError, match="names a data file outside of it") as caught:
+        open_datasets([{"path": str(tmp_path / "rows"), "streaming": streaming}])
+    assert "token" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", ["lines", "parquet", "saved", "list"])
 def test_rows_that_lie_here_are_counted(tmp_path, kind, monkeypatch):
     """Also those that a run would stream, or that a pattern names; of Parquet no row is read."""
