@@ -50,8 +50,9 @@ from training.distributed import (
 )
 from training.evaluation import Evaluation
 from training.export import ADAPTER, push, save_model
+from training.memory import is_out_of_memory, out_of_memory
 from training.metrics import Metrics
-from training.optim import build_optimizers, freeze, schedule, set_rates, update_average
+from training.optim import build_optimizers, freeze, rates, schedule, set_rates, update_average
 from training.run_plan import PlanOptions, describe
 from training.state import FOLDER, RunState, StateError, states
 from training.stopping import StopSignal
@@ -76,7 +77,11 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
         output = check_replaceable(Path(config.output))
         with ranks.watching(), only_writer(output, parents=True) if ranks.is_first else nullcontext():
             train(config, ranks, output)
-    except REFUSALS as error:
+    except (*REFUSALS, RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error) and ranks is not None:
+            error = MemoryError(out_of_memory(config, ranks.device, ranks.world_size))
+        elif not isinstance(error, REFUSALS):
+            raise
         reason = one_line(error) if ranks is None else ranks.reason(error)
         print(f"train.py: error: {reason}", file=sys.stderr)
         sys.exit(2)  # torchrun ends the other ranks
@@ -111,7 +116,7 @@ def train(config: TrainConfig, ranks: Ranks, output: Path) -> None:
         average = {name: parameter.detach().clone() for name, parameter in trained}
 
     state = RunState(output, task.module, optimizers, average, ranks, config.keep, config.async_save)
-    saved = state.load(said) if config.resume else None
+    saved = state.load(config, said) if config.resume else None
     first = 0
     if saved is not None:
         first = saved["step"]
@@ -171,9 +176,10 @@ def run(
     for step, batches, count in agreed_steps(task, ranks, stop, first):
         total, parts = backward(task, wrapped, batches, step, count, ranks, dtype)
         norm = clip(parameters, config.grad_clip)
-        rate = schedule(step, task.steps, config.warmup_steps, decay_fraction(config), task.second_stage)
+        decay = decay_fraction(config)
+        share = schedule(step, task.steps, config.warmup_steps, decay, task.second_stage, config.lr_floor)
+        set_rates(optimizers, share, task.matrix_peak(step))
         if torch.isfinite(norm):
-            set_rates(optimizers, rate, task.matrix_peak(step))
             for optimizer in optimizers:
                 optimizer.step()
             if average:
@@ -184,7 +190,7 @@ def run(
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         done = step + 1
-        trained = Trained(done, batches, count, total, parts, rate, norm)
+        trained = Trained(done, batches, count, total, parts, rates(optimizers), norm)
         metrics.bar.update()
         speed.add(batches, step)
 
@@ -288,12 +294,12 @@ class Trained(NamedTuple):
     count: float
     total: torch.Tensor
     parts: dict[str, torch.Tensor]
-    rate: float
+    rates: dict[str, float]
     norm: torch.Tensor
 
     def row(self, config: TrainConfig, ranks: Ranks, task: Task) -> dict:
         """Its line of metrics.jsonl, the loss that of all ranks; all call it."""
-        row = {"step": self.step, **task.seen(self.step), "rate": self.rate, "grad_norm": self.norm.item()}
+        row = {"step": self.step, **task.seen(self.step), **self.rates, "grad_norm": self.norm.item()}
         total, *parts = ranks.sum(self.total.item(), *(value.item() for value in self.parts.values()))
         if self.parts:
             means = (round(value / ranks.world_size, 5) for value in parts)

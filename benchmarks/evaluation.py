@@ -168,6 +168,7 @@ class Ours(Questions):
                 targets=("",),
                 pictures=partial(self.picture, number),
                 group=str(number % self.setup["pictures"]),
+                shows=(str(number % self.setup["pictures"]),),
                 max_new_tokens=self.setup["tokens"],
             )
             for number in range(job["questions"])

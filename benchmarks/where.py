@@ -8,7 +8,7 @@ biggest?") about scenes of at least two things. The model answers; for its own a
 map (`inference/where/`), and what a thing carries is the mean of the map over the thing's visible pixels.
 
 - `asked`: the share of questions where the thing asked for carries the most of all things (the bar: 80 % for
-  occlusion), with its 95 % bootstrap interval; `guess` is what a map of noise would get.
+  occlusion), with its exact 95 % interval; `guess` is what a map of noise would get.
 - `peak`: the share where the map's highest cell has its middle on the thing asked for.
 
 The last line is JSON.
@@ -28,7 +28,7 @@ from tqdm import tqdm
 from benchmarks.common import RESULTS, hardware, positive
 from data.errors import ProcessorError
 from data.shapes import QA, Scene, Thing, heldout_questions, object_map, render
-from eval.statistics import bootstrap_interval
+from eval.statistics import score_interval
 from eval.tasks import DEFAULT_MODEL, PICTURE_SIZE
 from generation.decoding import GenerationOptions
 from inference.answer import ask
@@ -122,7 +122,7 @@ def compare(checkpoint: Checkpoint, count: int, window: float, seed: int) -> dic
     rows = []
     for name, pairs in hits.items():
         on_asked, peaks = zip(*pairs, strict=True)
-        low, high = bootstrap_interval(on_asked)
+        low, high = score_interval(on_asked)
         asked_share, peak = float(np.mean(on_asked)), float(np.mean(peaks))
         rows.append({"method": name, "asked": asked_share, "low": low, "high": high, "peak": peak})
     return {

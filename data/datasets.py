@@ -16,9 +16,9 @@ from types import UnionType
 from typing import Any
 
 from data.errors import DatasetError
-from data.layouts import Layout, check_ratings, find_layout
+from data.layouts import Layout, check_ratings, find_images, find_layout
 from data.order import MapReader, Place, StreamReader, key_of
-from data.sources import columns_of, is_empty, open_rows
+from data.sources import columns_of, first_rows, is_empty, open_rows
 
 
 def _is_number(value: Any) -> bool:
@@ -35,7 +35,10 @@ def _maps_to(kind: type | UnionType, value: Any) -> bool:
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("path", "name", "split"), ("text", lambda value: isinstance(value, str))),
     **dict.fromkeys(("subset", "revision"), ("text", lambda value: value is None or isinstance(value, str))),
-    **dict.fromkeys(("streaming", "allow_urls"), ("true or false", lambda value: isinstance(value, bool))),
+    **dict.fromkeys(
+        ("streaming", "allow_urls", "allow_outside", "allow_text_only"),
+        ("true or false", lambda value: isinstance(value, bool)),
+    ),
     "weight": ("a positive number", lambda value: value is None or _is_number(value)),
     "columns": ("our column names and the dataset's", lambda value: _maps_to(str, value)),
     "min_ratings": ("rating columns and numbers", lambda value: _maps_to(int | float, value)),
@@ -57,6 +60,8 @@ class DatasetConfig:
         columns: our column names → its own, e.g. {"question": "query"}.
         min_ratings: rating column → the least that is trained on.
         allow_urls: rows may name pictures by URL, to be fetched while training.
+        allow_outside: rows may name pictures outside of the dataset's folder.
+        allow_text_only: there need not be a picture among the first rows.
         revision: branch, tag or commit on the Hub.
     """
 
@@ -69,6 +74,8 @@ class DatasetConfig:
     columns: Mapping[str, str] = field(default_factory=dict)
     min_ratings: Mapping[str, float] = field(default_factory=dict)
     allow_urls: bool = False
+    allow_outside: bool = False
+    allow_text_only: bool = False
     revision: str | None = None
 
     def __post_init__(self):
@@ -154,14 +161,17 @@ def open_datasets(entries: Sequence[DatasetConfig | Mapping[str, Any]]) -> Mixtu
 
     Raises:
         DatasetError: an unknown key, nothing at the path, no row, columns that are not understood (it names
-            those there are), a stream without a weight beside other datasets.
+            those there are), no images where text alone is not allowed, a stream without a weight beside
+            other datasets.
     """
     configs = [e if isinstance(e, DatasetConfig) else DatasetConfig.from_dict(e) for e in entries]
     sources = []
     for config in configs:
         rows, folder = open_rows(config.path, config.subset, config.split, config.streaming, config.revision)
         sources.append(_source(config, rows, folder, alone=len(configs) == 1))
-    return Mixture(sources)
+    mixture = Mixture(sources)
+    _check_images(configs, sources)
+    return mixture
 
 
 def source_of(rows: Any, config: DatasetConfig) -> Source:
@@ -182,6 +192,7 @@ def _source(config: DatasetConfig, rows: Any, folder, alone: bool) -> Source:
         min_ratings=dict(config.min_ratings),
         folder=folder,
         allow_urls=config.allow_urls,
+        allow_outside=config.allow_outside,
     )
     check_ratings(columns, config.min_ratings, config.name)
     weight = config.weight
@@ -193,6 +204,30 @@ def _source(config: DatasetConfig, rows: Any, folder, alone: bool) -> Source:
         else:
             raise DatasetError(f"{config.name}: a stream among other datasets needs a weight")
     return Source(config.name, rows, layout, weight)
+
+
+def _check_images(configs: Sequence[DatasetConfig], sources: Sequence[Source]) -> None:
+    """Raises DatasetError where no dataset has an image in its first rows, or one has them in a column that
+    is not read; those that may be text only are not looked at."""
+    found = [
+        config.allow_text_only
+        or find_images(
+            first_rows(source.rows),
+            source.layout.images,
+            source.layout,
+            source.name,
+            "columns: {{image: {}}}",
+        )
+        for config, source in zip(configs, sources, strict=True)
+    ]
+    if not any(found):
+        first = sources[0]
+        columns = ", ".join(columns_of(first.rows, first.name))
+        raise DatasetError(
+            f"{first.name}: the first rows have no image; their columns are {columns}: write columns: "
+            "{image: ...} with the name of "
+            "the one that holds the images, or set allow_text_only"
+        )
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,16 @@
 | `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
 | `question`, `answer`, `image` or `images` | everything else |
 
-A row without pictures is text. Numbers are written out where a text is wanted; NaN and infinity are none.
+A row without pictures is text; where the first rows have none at all, that must be meant (`find_images`).
+Numbers are written out where a text is wanted; NaN and infinity are none.
 """
 
 from __future__ import annotations
 
 import math
+import mimetypes
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,10 @@ from data.errors import BadRow, DatasetError
 
 BROKEN_IMAGE, EMPTY_TEXT, BAD_CONVERSATION = "broken image", "empty text", "bad conversation"
 PLACEHOLDERS, TOO_MANY_TILES, TOO_LONG = "images and placeholders differ", "too many tiles", "too long"
-BAD_RATING = "bad rating"
+BAD_RATING, OUTSIDE = "bad rating", "image outside of the dataset's folder"
 
 COLUMNS = ("messages", "prompt", "completion", "texts", "question", "answer", "images", "image")
+_LONGEST_NAME = 4_096  # characters of a path or URL
 _NEEDED = (("messages",), ("prompt", "completion"), ("texts",), ("question", "answer"))
 _SAID_BY = {"prompt": "user", "completion": "assistant"}  # where the column is text
 
@@ -41,6 +44,7 @@ class Layout:
             rows; one with a number for each of `texts` leaves out turns. What has no rating is kept.
         folder: where relative paths of pictures start; None refuses paths.
         allow_urls: pictures may be fetched from the network.
+        allow_outside: paths may leave `folder`.
     """
 
     kind: tuple[str, ...]
@@ -48,6 +52,7 @@ class Layout:
     min_ratings: Mapping[str, float] = field(default_factory=dict)
     folder: Path | None = None
     allow_urls: bool = False
+    allow_outside: bool = False
 
     def conversation(self, row: Any) -> list[dict[str, Any]] | None:
         """A row's messages, each with a list of parts; None where its ratings are too low.
@@ -71,6 +76,18 @@ class Layout:
             messages = self._messages(row, images)
         _check_texts(messages)
         return messages
+
+    def images(self, row: Any) -> list[Any] | None:
+        """What `load_image` takes, for each picture of a row's messages; None where its ratings are too low.
+
+        Raises:
+            BadRow: the row cannot be used.
+        """
+        messages = self.conversation(row)
+        if messages is None:
+            return None
+        parts = (part for message in messages for part in message["content"])
+        return [part["image"] for part in parts if part["type"] == "image"]
 
     def pictures(self, row: Mapping[str, Any]) -> list[Any]:
         """What `load_image` takes, for each picture in a row's picture columns.
@@ -131,7 +148,24 @@ class Layout:
         elif self.folder is None:
             raise BadRow(BROKEN_IMAGE, f"{text[:200]!r}: expected the picture itself, got a path")
         else:
-            yield self.folder / text
+            yield self._path(text, self.folder)
+
+    def _path(self, text: str, folder: Path) -> Path:
+        """Where a row's path leads, links followed: rows come from strangers, and what a path names is shown
+        to a model and kept in reports."""
+        try:
+            path = (folder / text).resolve()
+        except (OSError, ValueError, RuntimeError) as error:  # NUL in it, or links in a circle
+            raise BadRow(
+                BROKEN_IMAGE, f"{text[:200]!r}: expected a path, got {type(error).__name__}"
+            ) from error
+        if not (self.allow_outside or path.is_relative_to(_own(folder))):
+            raise BadRow(
+                OUTSIDE,
+                f"{text[:200]!r} is outside of the dataset's folder: move the image into it, or set "
+                "allow_outside if you trust these rows",
+            )
+        return path
 
     # -------------------------------------------------------------------------------------- messages
     def _messages(self, row: Mapping[str, Any], images: list[Any]) -> list[dict[str, Any]]:
@@ -203,6 +237,67 @@ def find_layout(columns: Sequence[str], renamed: Mapping[str, str], where: str) 
     )
 
 
+def find_images(
+    rows: Iterable[Any],
+    images_of: Callable[[Any], Sequence[Any] | None],
+    layout: Layout,
+    where: str,
+    name_it: str,
+) -> bool:
+    """Whether one of these rows has an image, as a model that sees expects. True, too, where no row can be
+    used for another reason, which is counted and said elsewhere.
+
+    Args:
+        rows: the first ones.
+        images_of: a row -> its images, None where it is filtered; may raise BadRow.
+        name_it: how a column is named, with {} for its name.
+
+    Raises:
+        DatasetError: none has, and a column that is not read looks like images, or their images are refused.
+    """
+    read = {layout.columns.get(name, name) for name in (*layout.kind, "images", "image")}
+    usable, refused = 0, ""
+    columns, alike = dict[str, None](), dict[str, None]()
+    for row in rows:
+        if not isinstance(row, Mapping):  # a line that could not be read
+            continue
+        try:
+            images = images_of(row)
+        except BadRow as error:
+            if error.reason in (BROKEN_IMAGE, OUTSIDE, PLACEHOLDERS):
+                refused = refused or str(error)
+            images = None
+        if images:
+            return True
+        usable += images is not None
+        for name, value in row.items():
+            columns[name] = None
+            if name not in read and looks_like_image(value):
+                alike[name] = None
+    if alike:
+        raise DatasetError(
+            f"{where}: the first rows have no image in a column image or images; their columns are "
+            f"{', '.join(columns)}: write {name_it.format(next(iter(alike)))} if {' or '.join(alike)} holds "
+            "the images, else set allow_text_only"
+        )
+    if refused:
+        raise DatasetError(f"{where}: none of the first rows has an image that can be used: {refused}")
+    return not usable
+
+
+def looks_like_image(value: Any) -> bool:
+    """Whether a column's value may be an image: bytes, their place, or the name of a file of a picture."""
+    if isinstance(value, list | tuple):
+        return bool(value) and looks_like_image(value[0])
+    if isinstance(value, Mapping):
+        held = value.get("path") if value.get("path") is not None else value.get("bytes")
+        return looks_like_image(held)
+    if isinstance(value, str):
+        kind, _ = mimetypes.guess_type(value[:_LONGEST_NAME].partition("?")[0], strict=False)
+        return (kind or "").startswith("image/") and "\n" not in value
+    return isinstance(value, bytes) or (hasattr(value, "size") and hasattr(value, "mode"))
+
+
 def check_ratings(columns: Sequence[str], min_ratings: Mapping[str, float], where: str) -> None:
     """Raises DatasetError unless every rating column exists."""
     absent = sorted(set(min_ratings) - set(columns))
@@ -210,6 +305,15 @@ def check_ratings(columns: Sequence[str], min_ratings: Mapping[str, float], wher
         raise DatasetError(
             f"{where}: no rating column {', '.join(absent)}; it has {', '.join(columns)}: correct min_ratings"
         )
+
+
+def _own(folder: Path) -> Path:
+    """The folder of a dataset's files. Those of a snapshot in the Hub's cache are links to its blobs."""
+    folder = folder.resolve()
+    for parent in folder.parents:
+        if parent.name == "snapshots" and (parent.parent / "blobs").is_dir():
+            return parent.parent
+    return folder
 
 
 def _turns(texts: Any, kept: list[bool]) -> list[dict[str, Any]]:

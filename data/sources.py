@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import datasets
 import numpy as np
 from datasets.features import Image, LargeList, List
+from pyarrow.parquet import read_metadata
 
 from data.errors import DatasetError, one_line
 from data.files import check_rows_path
@@ -25,7 +27,7 @@ from data.splits import METADATA, TRAIN, check_only_train, chosen, files_by_spli
 
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
 _MAX_LIST = 512 * 2**20  # bytes of a file that is one list of rows, which is read as a whole
-_LOOKED_AT = 100  # rows of JSON lines whose keys are taken to be the columns
+_LOOKED_AT = 100  # rows that all are taken to be like: whose keys are the columns, say
 
 
 class JsonLines:
@@ -136,6 +138,41 @@ def open_rows(path: str, subset: str | None, split: str, streaming: bool, revisi
     return _load(path, path, subset, split, streaming, revision=revision), None
 
 
+def count_rows(path: str, subset: str | None, split: str) -> int | None:
+    """Rows of a dataset that lies here, Parquet's from its footers alone; None for what is on the Hub.
+
+    Raises:
+        DatasetError: as `open_rows`.
+    """
+    local = Path(path).expanduser()
+    if not local.exists() and not glob.glob(str(local), recursive=True):
+        return None
+    if (files := _parquet_files(local, subset, name_of(split) or TRAIN)) is not None:
+        try:
+            rows = sum(read_metadata(file).num_rows for file in files)
+        except Exception as error:  # damaged files end in many kinds
+            raise DatasetError(f"{path}: cannot be read ({one_line(error, 300)})") from error
+        start, end = _slice(split, rows, path) if "[" in split else (0, rows)
+        return end - start
+    return len(open_rows(path, subset, split, streaming=False)[0])
+
+
+def _parquet_files(local: Path, subset: str | None, split: str) -> list[str] | None:
+    """Those that a split of a folder, file or pattern consists of; None where it has other files."""
+    if not local.is_dir():
+        files = [str(local)] if local.exists() else sorted(glob.glob(str(local), recursive=True))
+        return files if split == TRAIN and {Path(file).suffix for file in files} == {".parquet"} else None
+    if any((local / name).is_file() for name in _SAVED) or not any(local.rglob("*.parquet")):
+        return None
+    try:
+        builder = datasets.load_dataset_builder(str(local), subset)
+        _check_data_files(builder, str(local))
+    except Exception:  # `open_rows` says what is wrong
+        return None
+    found = builder.config.data_files or {}
+    return [str(file) for file in found[split]] if builder.name == "parquet" and split in found else None
+
+
 def columns_of(rows: Any, where: str) -> list[str]:
     """Names of the columns; [] where there is no row.
 
@@ -146,18 +183,22 @@ def columns_of(rows: Any, where: str) -> list[str]:
         return list(rows.column_names)
     if isinstance(rows, HubStream) and rows.dataset.column_names:
         return list(rows.dataset.column_names)
-    if hasattr(rows, "open"):
-        first = (row for file in range(rows.num_files) for row in rows.open(file, 0))
-    else:
-        first = (rows[i] for i in range(min(len(rows), _LOOKED_AT)))
     names: dict[str, None] = {}
     unread = None
-    for row in islice(first, _LOOKED_AT):
+    for row in first_rows(rows):
         names |= dict.fromkeys(row if isinstance(row, Mapping) else ())
         unread = unread or (row if isinstance(row, str) else None)
     if unread and not names:
         raise DatasetError(f"{where}: no row can be read: {unread}")
     return list(names)
+
+
+def first_rows(rows: Any) -> Iterator[Any]:
+    """Some rows to learn from what all are like."""
+    if hasattr(rows, "open"):
+        all_files = (row for file in range(rows.num_files) for row in rows.open(file, 0))
+        return islice(all_files, _LOOKED_AT)
+    return (rows[i] for i in range(min(len(rows), _LOOKED_AT)))
 
 
 def is_empty(rows: Any) -> bool:
@@ -254,13 +295,31 @@ def _slice(split: str, rows: int, where: str) -> tuple[int, int]:
 
 def _load(builder: str, where: str, subset: str | None, split: str, streaming: bool, **options):
     try:
+        if "data_files" not in options:
+            _check_data_files(datasets.load_dataset_builder(builder, subset, **options), where)
         rows = datasets.load_dataset(builder, subset, split=split, streaming=streaming, **options)
+    except DatasetError:
+        raise
     except Exception as error:  # the library, the network and the files raise anything
         raise DatasetError(
             f"{where}: cannot be opened ({type(error).__name__}: {one_line(error, 300)})"
         ) from error
     rows = _undecoded(rows)
     return HubStream(rows) if streaming else rows
+
+
+def _check_data_files(builder: datasets.DatasetBuilder, where: str) -> None:
+    """Raises DatasetError where a dataset's README names files of this machine that are not its own."""
+    folder = os.path.abspath(Path(where).expanduser())
+    for files in (builder.config.data_files or {}).values():
+        for file in map(str, files):
+            place = file.split("::")[-1].removeprefix("file://")  # of the archive that a file lies in
+            if "://" in place or Path(os.path.abspath(place)).is_relative_to(folder):
+                continue
+            raise DatasetError(
+                f"{where}: its README names a data file outside of it, {place!r}: copy the file into its "
+                "folder, or name it as a dataset of its own"
+            )
 
 
 def _undecoded(rows):

@@ -37,7 +37,7 @@ DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 REFUSALS = (ValueError, OSError, RuntimeError)  # of which `expected` tells those of people
 OF_DATA = (
     *("metric", "metric_option", "subset", "split", "data_revision", "columns"),
-    *("prompt", "system", "max_new_tokens", "allow_urls"),
+    *("prompt", "system", "max_new_tokens", "allow_urls", "allow_outside", "allow_text_only"),
 )
 
 
@@ -68,6 +68,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--system", default="", metavar="TEXT", help="system message in front of every question")
     add("--max-new-tokens", type=positive, metavar="N", help="of an answer (default 32)")
     add("--allow-urls", action="store_true", help="rows may name pictures by URL")
+    add("--allow-outside", action="store_true", help="rows may name pictures outside of the data's folder")
+    add("--allow-text-only", action="store_true", help="there need not be a picture in the first rows")
 
     group = parser.add_argument_group("model")
     add = group.add_argument
@@ -152,6 +154,8 @@ def own_tasks(settings: argparse.Namespace) -> list:
             max_new_tokens=settings.max_new_tokens or MAX_NEW_TOKENS,
             limit=settings.limit,
             allow_urls=settings.allow_urls,
+            allow_outside=settings.allow_outside,
+            allow_text_only=settings.allow_text_only,
         )
         return [data_task(config, metric)]
     return [

@@ -15,10 +15,11 @@ from typing import Any
 
 from eval.records import RUN, SAMPLES, Records
 from eval.results import OVERALL, interval_text
-from eval.statistics import paired_bootstrap
+from eval.statistics import compare_paired
 from eval.tasks import TaskError
 from inference.command_line import Parser
 
+_CHANCE = 0.05  # p-values below it are taken for a difference of the models
 _DIFFER_AT_WILL = ("prompt", "system", "max_new_tokens", "samples_sha256", "data", "decoding")
 
 
@@ -78,7 +79,7 @@ def _asked(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _row(a: Sequence[float], b: Sequence[float]) -> dict[str, Any]:
-    paired = paired_bootstrap(a, b)
+    paired = compare_paired(a, b)
     return {
         "first": sum(a) / len(a),
         "second": sum(b) / len(b),
@@ -110,7 +111,7 @@ def text(result: Mapping[str, Any]) -> str:
             f"{row['n']} |"
         )
     row = result["rows"][-1]
-    chance = row["interval"][0] <= 0 <= row["interval"][1]
+    chance = row["p_value"] >= _CHANCE or row["interval"][0] <= 0 <= row["interval"][1]
     better = "B is better than A" if row["difference"] > 0 else "A is better than B"
     told = "the difference may be chance" if chance else better
     lines += ["", f"Mean scores by {result['metric']}; on these {row['n']} questions {told}."]

@@ -54,6 +54,8 @@ def held_out_tasks(config: TrainConfig) -> list[Task]:
             columns=entry.columns,
             limit=max(1, config.eval_questions // len(entries)),
             allow_urls=entry.allow_urls,
+            allow_outside=entry.allow_outside,
+            allow_text_only=entry.allow_text_only,
         )
         tasks.append(data_task(rows, find_metric(config.eval_metric)))
         tasks[-1].check()

@@ -29,7 +29,7 @@ from data.errors import one_line
 from data.files import replacing
 from eval.records import RESULTS, SAMPLES
 from eval.results import describe_model, environment
-from eval.statistics import bootstrap_interval
+from eval.statistics import score_interval
 from eval.tasks import TRIED
 from inference.checkpoint import Checkpoint, RequestError
 
@@ -242,7 +242,7 @@ def _intervals(figures: Mapping[str, float], samples: Sequence[Mapping[str, Any]
         scores = _scores(samples, metric.partition(",")[0])
         if scores and scores not in seen and abs(sum(scores) / len(scores) - figure) < _SAME:
             seen.append(scores)
-            found[metric] = list(bootstrap_interval(scores))
+            found[metric] = list(score_interval(scores))
     return found
 
 

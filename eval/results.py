@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.metrics.base import Metric, Scored, mean_score
-from eval.statistics import bootstrap_interval
+from eval.statistics import figure_interval, score_interval
 from eval.tasks import Task
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 OVERALL = "overall"
-FIGURE_RESAMPLES = 1000  # of figures that are no means, which take long
 ERRORS_LISTED = 100
 LENGTHS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, None))  # words of an answer
 _ROOT = Path(__file__).resolve().parent.parent
@@ -31,15 +30,10 @@ _PIECES, _PIECE = 16, 64 * 1024  # what is read of each file of weights
 def figures(metric: Metric, scored: Sequence[Scored]) -> dict[str, Any]:
     """{"score", "interval": [low, high], "n"} and whatever else the metric tells."""
     said = metric.summarise(scored)
-    if said["score"] == mean_score(scored)["score"]:  # a mean, which is resampled at once
-        interval = bootstrap_interval([one.score for one in scored], confidence=CONFIDENCE)
+    if said["score"] == mean_score(scored)["score"]:
+        interval = score_interval([one.score for one in scored], CONFIDENCE)
     else:
-        interval = bootstrap_interval(
-            list(scored),
-            resamples=FIGURE_RESAMPLES,
-            confidence=CONFIDENCE,
-            statistic=lambda drawn: metric.summarise(drawn)["score"],
-        )
+        interval = figure_interval(scored, lambda drawn: metric.summarise(drawn)["score"], CONFIDENCE)
     return {"score": said["score"], "interval": list(interval), "n": len(scored)} | {
         name: value for name, value in said.items() if name != "score"
     }

@@ -27,8 +27,8 @@ from typing import Any
 
 from data.errors import BadRow, DatasetError
 from data.layouts import COLUMNS as LAYOUT_COLUMNS
-from data.layouts import Layout, find_layout
-from data.sources import columns_of, open_rows
+from data.layouts import Layout, find_images, find_layout
+from data.sources import columns_of, first_rows, open_rows
 from eval.metrics.base import Metric
 from eval.tasks import Sample, Task
 
@@ -48,6 +48,7 @@ class DataConfig:
     columns: our column names -> the data's, where they differ.
     prompt: a template with columns in braces; "" is the question, with its choices where there are some.
     limit: the first so many questions; None is all.
+    allow_urls, allow_outside, allow_text_only: as in `data.datasets.DatasetConfig`.
     """
 
     path: str
@@ -60,6 +61,8 @@ class DataConfig:
     max_new_tokens: int = MAX_NEW_TOKENS
     limit: int | None = None
     allow_urls: bool = False
+    allow_outside: bool = False
+    allow_text_only: bool = False
 
 
 def data_task(config: DataConfig, metric: Metric) -> Task:
@@ -67,13 +70,14 @@ def data_task(config: DataConfig, metric: Metric) -> Task:
 
     Raises:
         DatasetError: no such data, a column that is missing (names those there are), rows without a question
-            or without answers, a template with an unknown column.
+            or without answers, no images where text alone is not allowed, a template with an unknown column.
     """
     split = config.split or ("" if _is_here(config.path) else "test")
     rows, folder = open_rows(config.path, config.subset, split, False, config.revision)
     if not len(rows):
         raise DatasetError(f"{config.path}: split {split!r} has no rows")
     reader = _Reader(config, rows, folder)
+    reader.check_images()
     samples: list[Sample] = []
     problems = []
     for number in range(len(rows)):
@@ -119,11 +123,26 @@ class _Reader:
             renamed = {key: value for key, value in config.columns.items() if key in LAYOUT_COLUMNS}
             kind = find_layout(columns, renamed, config.path)
             named |= renamed
-        self.layout = Layout(kind, named, folder=folder, allow_urls=config.allow_urls)
+        self.layout = Layout(
+            kind, named, folder=folder, allow_urls=config.allow_urls, allow_outside=config.allow_outside
+        )
         default = CHOICES_PROMPT if "choices" in self.have else PLAIN_PROMPT
         self.prompt = config.prompt or default
         known = [*columns, "question", "choices"] if self.is_plain else ["question"]
         self.in_prompt = _fields_of(self.prompt, config.path, known)
+
+    def check_images(self) -> None:
+        """Raises DatasetError where there are none in the first rows, and that was not asked for."""
+        config, layout = self.config, self.layout
+        if config.allow_text_only:
+            return
+        images_of = layout.pictures if self.is_plain else layout.images
+        if not find_images(first_rows(self.rows), images_of, layout, config.path, "--columns image={}"):
+            raise DatasetError(
+                f"{config.path}: the first rows have no image; their columns are "
+                f"{', '.join(columns_of(self.rows, config.path))}: name the one that holds the images with "
+                "--columns image=..., or set allow_text_only"
+            )
 
     def samples(self, number: int) -> list[Sample]:
         """The questions of a row, which counts from 0.
@@ -147,7 +166,7 @@ class _Reader:
         absent = [name for name in self.in_prompt if asked.get(name) is None]
         if absent:
             raise BadRow("bad row", f"the prompt needs {', '.join(absent)}, which the row does not have")
-        pictures = [row.get(self.names[name]) for name in ("images", "image")]
+        shows = _keys([row.get(self.names[name]) for name in ("images", "image")])
         own = row.get(self.names["id"])
         sample = Sample(
             id=str(number + 1) if own is None else str(own),
@@ -155,7 +174,8 @@ class _Reader:
             prompt=self.prompt.format(**{name: asked[name] for name in self.in_prompt}),
             targets=targets,
             pictures=partial(self._pictures, number),
-            group=_key(pictures) or f"row {number + 1}",
+            group=" ".join(shows) or f"row {number + 1}",
+            shows=shows,
             max_new_tokens=self.config.max_new_tokens,
             family=str(row.get(self.names["family"]) or ""),
             system=self.config.system,
@@ -188,6 +208,7 @@ class _Reader:
         for turn, (question, answer, images) in enumerate(self._conversation(row)):
             if not question.strip() or not answer.strip():
                 raise BadRow("bad row", f"turn {turn + 1}: expected a question and an answer")
+            shows = _keys(images)
             made.append(
                 Sample(
                     id=f"{number + 1}.{turn + 1}",
@@ -195,7 +216,8 @@ class _Reader:
                     prompt=self.prompt.format(question=question),
                     targets=(answer,),
                     pictures=partial(self._shown, number, turn),
-                    group=_key(images) or f"row {number + 1}",
+                    group=" ".join(shows) or f"row {number + 1}",
+                    shows=shows,
                     max_new_tokens=self.config.max_new_tokens,
                     family=str(row.get(self.names["family"]) or ""),
                     system=self.config.system,
@@ -303,18 +325,18 @@ def _targets(value: Any, options: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _key(value: Any) -> str:
-    """What tells pictures from others, "" where there is none: the path, or a digest of the bytes."""
+def _keys(value: Any) -> tuple[str, ...]:
+    """What tells each picture of a column from others: its path, or a digest of its bytes."""
     if isinstance(value, Mapping):
         value = value["bytes"] if value.get("bytes") is not None else value.get("path")
     if isinstance(value, list | tuple):
-        return " ".join(key for one in value if (key := _key(one)))
+        return tuple(key for one in value for key in _keys(one))
     if isinstance(value, bytes):
-        return hashlib.sha256(value).hexdigest()
+        return (hashlib.sha256(value).hexdigest(),)
     if isinstance(value, str | os.PathLike):
         text = os.fspath(value)
-        return text if len(text) <= 200 else hashlib.sha256(text.encode()).hexdigest()
-    return ""
+        return (text if len(text) <= 200 else hashlib.sha256(text.encode()).hexdigest(),)
+    return ()
 
 
 def _is_plain(value: Any) -> bool:

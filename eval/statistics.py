@@ -1,9 +1,12 @@
-"""How far a score can be trusted: bootstrap intervals, and two models compared on the same questions.
+"""How far a score can be trusted: intervals, and two models compared on the same questions.
 
-Resampling n scores with replacement and asking how often each distinct score was drawn is one multinomial
-draw, so intervals of means cost little, and do not depend on the order of the samples. Percentile intervals:
-Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13; the paired test: Berg-Kirkpatrick
-et al., "An Empirical Investigation of Statistical Significance in NLP" (2012), here two-sided.
+Shares of right answers have exact intervals (Clopper and Pearson, 1934): a resampled one is of no width where
+all answers are right, and near 100% it holds the true share far less often than it says. Other means are
+resampled (BCa: Efron, "Better Bootstrap Confidence Intervals", 1987), in an order that does not depend on the
+samples'. Two models are compared by the questions on which they differ: an exact sign test (McNemar's) for
+shares, else permutations. SciPy has them all; the one interval that it has not is Bonett and Price's of a
+difference of paired shares ("Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based
+on Paired Data", 2012).
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
+# SciPy takes half a second to import: functions do it.
+
+RESAMPLES = 9_999
 _NUMBERS_AT_ONCE = 4_000_000
-MULTINOMIAL_COST = 20  # drawing how often one value comes, in draws of one sample
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class PairedResult:
     """Two models on the same questions: what the second one gains over the first.
 
     difference: mean of scores_b minus mean of scores_a.
-    low, high: its bootstrap interval.
+    low, high: its interval.
     p_value: two-sided; how often chance alone would show a difference this large.
     """
 
@@ -33,39 +38,61 @@ class PairedResult:
     p_value: float
 
 
-def bootstrap_interval(
-    scores: Sequence[Any],
-    resamples: int = 10_000,
-    confidence: float = 0.95,
-    seed: int = 0,
-    statistic: Callable[[list[Any]], float] | None = None,
+def score_interval(
+    scores: Sequence[float], confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval (low, high).
-
-    Args:
-        scores: one number for each sample; or anything, where there is a `statistic`.
-        statistic: a list of samples as long as `scores` -> the figure; the mean where it is None. Called once
-            for each resample, which takes time: lower `resamples` for large sets.
+    """Interval (low, high) of the mean of scores from 0 to 1; exact where all of them are 0 or 1.
 
     Raises:
-        ValueError: no scores, or arguments outside what they can be.
+        ValueError: no scores, a score that is no finite number, or arguments outside what they can be.
     """
-    _check(len(scores), resamples, confidence)
-    if statistic is None:
-        figures = _resampled_means(np.asarray(scores, dtype=np.float64), resamples, seed)
-    else:
-        draws, count = np.random.default_rng(seed), len(scores)
-        figures = np.array(
-            [statistic([scores[i] for i in draws.integers(count, size=count)]) for _ in range(resamples)]
-        )
-    return _interval(figures, confidence)
+    values = _checked(scores, confidence, resamples)
+    if _is_share(values):
+        return _exact(float(values.sum()), len(values), confidence)
+    return _resampled(values, confidence, resamples, seed) or _exact(
+        float(values.sum()), len(values), confidence
+    )
 
 
-def paired_bootstrap(
+def figure_interval(
+    samples: Sequence[Any],
+    statistic: Callable[[list[Any]], float],
+    confidence: float = 0.95,
+    resamples: int = 1_000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval (low, high) of a figure from 0 to 1 that is no mean.
+
+    Args:
+        statistic: a list of samples as long as `samples` -> the figure. Called once for each resample, which
+            takes time: lower `resamples` for large sets.
+
+    Raises:
+        ValueError: no samples, or arguments outside what they can be.
+    """
+    from scipy.stats import bootstrap
+
+    numbers = _checked(range(len(samples)), confidence, resamples).astype(int)
+
+    def figure(drawn: np.ndarray) -> float:
+        return statistic([samples[i] for i in drawn])
+
+    if len(samples) > 1:
+        found = bootstrap(
+            (numbers,), figure, n_resamples=resamples, confidence_level=confidence, method="percentile",
+            vectorized=False, rng=seed,
+        ).confidence_interval  # fmt: skip
+        if found.low < found.high:
+            return float(found.low), float(found.high)
+    # Each resample gave the same: there is nothing to tell from them how far off it may be.
+    return _exact(figure(numbers) * len(samples), len(samples), confidence)
+
+
+def compare_paired(
     scores_a: Sequence[float],
     scores_b: Sequence[float],
-    resamples: int = 10_000,
     confidence: float = 0.95,
+    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> PairedResult:
     """Compare two models by their scores on the same questions, in the same order.
@@ -77,45 +104,88 @@ def paired_bootstrap(
         raise ValueError(
             f"expected two models' scores on the same questions, got {len(scores_a)} and {len(scores_b)}"
         )
-    _check(len(scores_a), resamples, confidence)
-    gains = np.asarray(scores_b, dtype=np.float64) - np.asarray(scores_a, dtype=np.float64)
-    means = _resampled_means(gains, resamples, seed)
-    low, high = _interval(means, confidence)
-    # The observed sample counts as one more resample: a finite number of them never proves p = 0.
-    tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    p_value = min(1.0, 2 * (tail + 1) / (resamples + 1))
-    return PairedResult(float(gains.mean()), low, high, p_value)
+    a, b = _checked(scores_a, confidence, resamples), _checked(scores_b, confidence, resamples)
+    gains = b - a
+    if _is_share(a) and _is_share(b):
+        interval = _paired_shares(gains, confidence)
+    else:
+        # Gains lie from -1 to 1: where they are all the same, half of them and a half is a score.
+        low, high = _exact(float((gains + 1).sum() / 2), len(gains), confidence)
+        interval = _resampled(gains, confidence, resamples, seed) or (2 * low - 1, 2 * high - 1)
+    return PairedResult(float(gains.mean()), *interval, _p_value(gains[gains != 0], resamples, seed))
 
 
-def _check(count: int, resamples: int, confidence: float) -> None:
-    if count < 1:
+def _p_value(gains: np.ndarray, resamples: int, seed: int) -> float:
+    """Of the questions on which the models differ: could each as well have been the other way round?"""
+    from scipy.stats import binomtest, permutation_test
+
+    if len(gains) < 2:
+        return 1.0
+    if (np.abs(gains) == 1).all():
+        return float(binomtest(int((gains > 0).sum()), len(gains)).pvalue)
+    return float(
+        permutation_test(
+            (np.sort(gains), np.zeros(len(gains))),
+            lambda x, y, axis: np.sum(x - y, axis=axis),
+            permutation_type="samples",
+            vectorized=True,
+            n_resamples=resamples,  # all there are, where they are fewer: up to 13 questions
+            batch=max(1, _NUMBERS_AT_ONCE // len(gains)),
+            rng=seed,
+        ).pvalue
+    )
+
+
+def _paired_shares(gains: np.ndarray, confidence: float) -> tuple[float, float]:
+    """Interval of a difference of two models' shares, from gains of -1, 0 and 1."""
+    from scipy.stats import norm
+
+    count = len(gains) + 2
+    better, worse = ((gains > 0).sum() + 1) / count, ((gains < 0).sum() + 1) / count
+    middle = better - worse
+    reach = norm.ppf((1 + confidence) / 2) * ((better + worse - middle**2) / count) ** 0.5
+    return float(max(-1.0, middle - reach)), float(min(1.0, middle + reach))
+
+
+def _exact(right: float, count: int, confidence: float) -> tuple[float, float]:
+    """Clopper and Pearson's interval of a share; `right` need not be whole: a mean score is at most as
+    uncertain as the share of right answers that it equals."""
+    from scipy.stats import beta
+
+    tail = (1 - confidence) / 2
+    right = min(max(right, 0.0), float(count))
+    low = 0.0 if right == 0 else float(beta.ppf(tail, right, count - right + 1))
+    high = 1.0 if right == count else float(beta.isf(tail, right + 1, count - right))
+    return low, high
+
+
+def _resampled(
+    values: np.ndarray, confidence: float, resamples: int, seed: int
+) -> tuple[float, float] | None:
+    """BCa interval of a mean; None where all values are the same, which says nothing of others."""
+    from scipy.stats import bootstrap
+
+    if np.ptp(values) == 0:
+        return None
+    found = bootstrap(
+        (np.sort(values),), np.mean, n_resamples=resamples, confidence_level=confidence, method="BCa",
+        batch=max(1, _NUMBERS_AT_ONCE // len(values)), rng=seed,
+    ).confidence_interval  # fmt: skip
+    return float(found.low), float(found.high)
+
+
+def _is_share(values: np.ndarray) -> bool:
+    return bool(np.isin(values, (0, 1)).all())
+
+
+def _checked(scores: Sequence[float], confidence: float, resamples: int) -> np.ndarray:
+    values = np.asarray(scores, dtype=np.float64)
+    if not len(values):
         raise ValueError("expected at least one score, got none")
     if resamples < 1:
         raise ValueError(f"resamples: expected at least 1, got {resamples}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence: expected above 0 and below 1, got {confidence}")
-
-
-def _resampled_means(scores: np.ndarray, resamples: int, seed: int) -> np.ndarray:
-    """Means (resamples,) of resamples of scores (n,)."""
-    if not np.isfinite(scores).all():
+    if not np.isfinite(values).all():
         raise ValueError("scores: expected finite numbers, got NaN or infinity")
-    values, counts = np.unique(scores, return_counts=True)  # (k,) both
-    draws, shares = np.random.default_rng(seed), counts / counts.sum()
-    sums = []
-    if len(values) * MULTINOMIAL_COST < len(scores):
-        at_once = max(1, _NUMBERS_AT_ONCE // len(values))
-        for begin in range(0, resamples, at_once):
-            drawn = draws.multinomial(len(scores), shares, size=min(at_once, resamples - begin))
-            sums.append(drawn @ values)
-    else:
-        ordered, at_once = np.sort(scores), max(1, _NUMBERS_AT_ONCE // len(scores))
-        for begin in range(0, resamples, at_once):
-            drawn = draws.integers(len(scores), size=(min(at_once, resamples - begin), len(scores)))
-            sums.append(ordered[drawn].sum(1))
-    return np.concatenate(sums) / len(scores)
-
-
-def _interval(figures: np.ndarray, confidence: float) -> tuple[float, float]:
-    low, high = np.quantile(figures, ((1 - confidence) / 2, (1 + confidence) / 2))
-    return float(low), float(high)
+    return values

@@ -42,6 +42,7 @@ class Sample:
     targets: accepted answers, at least one.
     pictures: () -> what `load_image` takes, for each picture; may raise ValueError or OSError.
     group: equal for samples that show the same pictures.
+    shows: what tells each of its pictures from others.
     max_new_tokens: of the answer.
     family: what kind of question it is; "" where the data do not say.
     fields: the sample's other columns, for the metric.
@@ -54,6 +55,7 @@ class Sample:
     pictures: Callable[[], Sequence[Any]]
     group: str
     max_new_tokens: int
+    shows: tuple[str, ...] = ()
     family: str = ""
     system: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -101,9 +103,9 @@ class Task:
 
     def __str__(self) -> str:
         said = self.definition()
+        pictures = len({shown for sample in self.samples for shown in sample.shows})
         rows = {
-            "task": f"{self.name}: {len(self.samples):,} questions about "
-            f"{len({sample.group for sample in self.samples}):,} different pictures",
+            "task": f"{self.name}: {len(self.samples):,} questions about {pictures:,} different pictures",
             "data": ", ".join(
                 f"{key} {value}" for key, value in self.data.items() if value not in (None, "")
             ),
@@ -184,6 +186,7 @@ def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> Task:
                 targets=(qa.answer, *qa.accept),
                 pictures=partial(_drawn, scene),
                 group=f"scene {number}",
+                shows=(f"scene {number}",),
                 max_new_tokens=DESCRIBE_TOKENS if qa.family == "describe" else SHORT_TOKENS,
                 family=qa.family,
                 fields={"family": qa.family},

@@ -1,4 +1,4 @@
-"""Options that other libraries' `generate` takes, and what to use here instead: a sentence, not a traceback."""
+"""Options of other libraries' `generate`, and what to use here instead: a sentence, not a traceback."""
 
 from __future__ import annotations
 

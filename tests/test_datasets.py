@@ -13,7 +13,7 @@ from data.datasets import DatasetConfig, Mixture, open_datasets
 from data.errors import DatasetError
 from data.images import load_image
 from data.order import MapReader, StreamReader, shuffled
-from data.sources import HubStream, JsonLines
+from data.sources import HubStream, JsonLines, count_rows
 from tests.rows import ListStream, png, source
 
 COUNT = 6
@@ -174,11 +174,55 @@ def test_what_a_mixture_refuses(tmp_path):
     write_lines(tmp_path / "a.jsonl", [{"question": "a", "answer": "b"}])
     path = str(tmp_path / "a.jsonl")
     with pytest.raises(DatasetError, match="named twice"):
-        open_datasets([{"path": path}, {"path": path}])
+        open_datasets([{"path": path, "allow_text_only": True}] * 2)
     with pytest.raises(DatasetError, match="a stream among other datasets needs a weight"):
         open_datasets([{"path": path}, {"path": path, "name": "b", "streaming": True}])
     with pytest.raises(DatasetError, match="at least one"):
         open_datasets([])
+
+
+@pytest.mark.parametrize("named", ["{}/secret.csv", "../secret.csv"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_readme_names_no_data_file_outside_of_its_folder(tmp_path, named, streaming):
+    """Its first line would be columns, which are shown, and its lines would be rows."""
+    (tmp_path / "secret.csv").write_text("token,question,answer\n1,2,3\n")
+    (tmp_path / "rows").mkdir()
+    cauldron().to_parquet(str(tmp_path / "rows" / "train.parquet"))
+    configs = [{"config_name": "default", "data_files": [{"split": "train", "path": named.format(tmp_path)}]}]
+    (tmp_path / "rows" / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    with pytest.raises(DatasetError, match="names a data file outside of it") as caught:
+        open_datasets([{"path": str(tmp_path / "rows"), "streaming": streaming}])
+    assert "token" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["lines", "parquet", "saved", "list"])
+def test_rows_that_lie_here_are_counted(tmp_path, kind, monkeypatch):
+    """Also those that a run would stream, or that a pattern names; of Parquet no row is read."""
+    table = cauldron()
+    if kind == "saved":
+        table.save_to_disk(str(tmp_path / "rows"))
+        paths = ["rows"]
+    elif kind == "parquet":
+        (tmp_path / "rows").mkdir()
+        for part in ("train-0", "train-1", "test-0"):
+            table.to_parquet(str(tmp_path / "rows" / f"{part}.parquet"))
+        monkeypatch.setattr(datasets, "load_dataset", None)
+        assert count_rows(str(tmp_path / "rows"), None, "test") == COUNT
+        assert count_rows(str(tmp_path / "rows" / "test-0.parquet"), None, "train[:50%]") == COUNT // 2
+        paths = ["rows", "rows/train-*.parquet"]
+    else:
+        (tmp_path / "rows").mkdir()
+        rows = [{"question": "?", "answer": "a"}] * (2 * COUNT)
+        if kind == "lines":
+            write_lines(tmp_path / "rows" / "a.jsonl", rows)
+        else:
+            (tmp_path / "rows" / "a.json").write_text(json.dumps(rows))
+        paths = ["rows", "rows/a.jsonl", "rows/*.jsonl"] if kind == "lines" else ["rows/a.json"]
+    whole = COUNT if kind == "saved" else 2 * COUNT
+    for path in paths:
+        assert count_rows(str(tmp_path / path), None, "train") == whole, path
+        assert count_rows(str(tmp_path / path), None, "train[:50%]") == whole // 2, path
+    assert count_rows("someone/rows", None, "train") is None
 
 
 # ------------------------------------------------------------------------------------------------ order

@@ -13,7 +13,7 @@ from eval import lmms, tasks
 from eval.metrics import find_metric
 from eval.metrics.base import Metric, MetricError, mean_score
 from eval.results import figures
-from eval.statistics import bootstrap_interval
+from eval.statistics import score_interval
 from eval.tasks import Scored, TaskError, shapes_task
 from tests.evaluations import answered, exits_of_ranks, results_of, run, samples_of, save_rows
 
@@ -44,7 +44,7 @@ def test_the_picture_world_with_its_controls(shapes):
         "overall",
     ]
     assert sum(row["n"] for row in results["answer_lengths"]) == 40
-    assert results["interval"] == list(bootstrap_interval(scores))
+    assert results["interval"] == list(score_interval(scores))
 
 
 def test_results_tell_what_they_depend_on(shapes):
@@ -60,7 +60,12 @@ def test_results_tell_what_they_depend_on(shapes):
 def test_prompt_metric_and_table_are_printed(tmp_path, capsys):
     rows = save_rows(tmp_path / "rows.jsonl", ROWS)
     arguments = ("--data", rows, "--prompt", "{question}\\nBriefly.", "--output", tmp_path / "out")
-    assert run(*arguments, "--metric", "exact_match", "--metric-option", "ignore_case=false") == 0
+    assert (
+        run(
+            *arguments, "--allow-text-only", "--metric", "exact_match", "--metric-option", "ignore_case=false"
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert r"'{question}\nBriefly.'" in out and "| **overall** |" in out
     assert find_metric("exact_match", ignore_case=False).description in out
@@ -202,7 +207,7 @@ def test_compare_refuses_other_questions_and_runs_not_at_their_end(shapes, tmp_p
     assert run("compare", shapes, tmp_path / "few") == 2
     assert "expected two runs on the same questions, but of 40" in capsys.readouterr().err
     rows = save_rows(tmp_path / "rows.jsonl", ROWS)
-    assert run("--data", rows, "--output", tmp_path / "rows") == 0
+    assert run("--data", rows, "--allow-text-only", "--output", tmp_path / "rows") == 0
     assert run("compare", shapes, tmp_path / "rows") == 2
     assert "expected two runs scored alike, got metric 'shapes' and 'exact_match'" in capsys.readouterr().err
     lines = (tmp_path / "few" / "samples.jsonl").read_text().splitlines(keepends=True)

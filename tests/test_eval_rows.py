@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset, Features, Image, List, Value
 
-from data.errors import DatasetError
+from data.datasets import open_datasets
+from data.errors import DatasetError, ImageError
 from data.images import load_image
+from data.layouts import looks_like_image
 from eval.metrics import find_metric
 from eval.rows import DataConfig, data_task
 from tests.evaluations import blank_picture, save_rows
 from tests.rows import png
 
 
-def task_of(tmp_path, rows: list[dict], **config):
-    return data_task(
-        DataConfig(str(save_rows(tmp_path / "rows.jsonl", rows)), **config), find_metric("exact_match")
-    )
+def task_of(tmp_path, rows: list[dict], allow_text_only: bool = True, **config):
+    path = str(save_rows(tmp_path / "rows.jsonl", rows))
+    return data_task(DataConfig(path, allow_text_only=allow_text_only, **config), find_metric("exact_match"))
 
 
 def refusal(tmp_path, rows: list[dict], **config) -> str:
@@ -116,7 +117,7 @@ def test_an_index_among_gaps_is_still_an_index(tmp_path):
 
 def test_too_few_answers_for_a_metric_are_told_once(tmp_path):
     rows = [{"question": "?", "answers": ["3"] * count} for count in (1, 3, 4)]
-    config = DataConfig(str(save_rows(tmp_path / "rows.jsonl", rows)))
+    config = DataConfig(str(save_rows(tmp_path / "rows.jsonl", rows)), allow_text_only=True)
     metric = find_metric("vqa_accuracy")
     task = data_task(config, metric)
     assert [metric.score("3", one.targets, {}) == 1 for one in task.samples] == [False, False, True]
@@ -166,3 +167,87 @@ def test_nothing_there(tmp_path):
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(DatasetError, match="has no rows"):
         data_task(DataConfig(str(tmp_path / "empty.jsonl")), find_metric("exact_match"))
+
+
+# -------------------------------------------------------------------------------------- where images are
+@pytest.mark.parametrize("streaming", [False, True])
+def test_images_in_a_column_of_another_name_are_asked_for(tmp_path, streaming):
+    """Else a model would be trained, or scored, on text alone."""
+    rows = [{"question": "What?", "answer": "grey", "picture": blank_picture(tmp_path)}] * 3
+    assert "write --columns image=picture" in refusal(tmp_path, rows, allow_text_only=False)
+    entry = {"path": str(tmp_path / "rows.jsonl"), "streaming": streaming}
+    with pytest.raises(DatasetError, match=r"question, answer, picture: write columns: {image: picture}"):
+        open_datasets([entry])
+    open_datasets([entry | {"columns": {"image": "picture"}}])
+    open_datasets([entry | {"allow_text_only": True}])
+    task = task_of(tmp_path, rows, allow_text_only=False, columns={"image": "picture"})
+    assert "3 questions about 1 different pictures" in str(task)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [{"bytes": png(), "path": None}, png(), [{"bytes": None, "path": "a.webp"}], "a/B.JPG", "http://a/b.png?c",
+     "data:image/png;base64,AAAA"],
+)  # fmt: skip
+def test_what_looks_like_an_image(held):
+    assert looks_like_image(held) and not looks_like_image("a cat. It is grey") and not looks_like_image(7)
+
+
+def test_rows_of_text_alone_are_meant_or_stand_beside_images(tmp_path):
+    sums = [{"question": "1 + 1?", "answer": "2"}]
+    text = {"path": str(save_rows(tmp_path / "text.jsonl", sums)), "name": "sums"}
+    for refused in (
+        lambda: open_datasets([text]),
+        lambda: data_task(DataConfig(text["path"]), find_metric("exact_match")),
+    ):
+        with pytest.raises(DatasetError, match="no image; their columns are question, answer"):
+            refused()
+    seen = {"question": "What?", "answer": "grey", "image": blank_picture(tmp_path)}
+    mixed = save_rows(tmp_path / "mixed.jsonl", [*sums, seen])
+    open_datasets([text, {"path": str(mixed)}])
+    open_datasets([text | {"allow_text_only": True}])
+    task = data_task(DataConfig(str(mixed)), find_metric("exact_match"))
+    assert "2 questions about 1 different pictures" in str(task)
+
+
+@pytest.mark.parametrize(
+    "named", ["/{}/secret.png", "../secret.png", "a/../../secret.png", "link.png", "~/x.png"]
+)
+def test_rows_name_no_file_outside_of_their_folder(tmp_path, monkeypatch, named):
+    blank_picture(tmp_path, "secret.png")
+    (tmp_path / "x.png").symlink_to(tmp_path / "secret.png")
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(folder)  # a path that begins in "." could be of a home
+    named = named.format(str(tmp_path).strip("/"))
+    path = str(save_rows(folder / "rows.jsonl", [{"question": "?", "answer": "a", "image": named}]))
+    for where in (path, "rows.jsonl"):
+        if named.startswith("~"):  # a folder of that name, which is not there
+            (source,) = data_task(DataConfig(where), find_metric("exact_match")).samples[0].pictures()
+            with pytest.raises(ImageError, match="no such file"):
+                load_image(source)
+            continue
+        for refused in (
+            lambda where=where: open_datasets([{"path": where}]),
+            lambda where=where: data_task(DataConfig(where), find_metric("exact_match")),
+        ):
+            with pytest.raises(DatasetError, match="outside of the dataset's folder"):
+                refused()
+        task = data_task(DataConfig(where, allow_outside=True), find_metric("exact_match"))
+        assert load_image(task.samples[0].pictures()[0]).size == (48, 48)
+        (source,) = open_datasets([{"path": where, "allow_outside": True}]).sources
+        assert len(source.layout.images(source.rows[0])) == 1
+
+
+def test_a_snapshot_of_the_hubs_cache_links_to_its_own_files(tmp_path):
+    cache = tmp_path / "datasets--a--b"
+    folder = cache / "snapshots" / "7e8d9f"
+    folder.mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    blank_picture(cache / "blobs", "0a1b.png")
+    (folder / "a.png").symlink_to("../../blobs/0a1b.png")
+    path = save_rows(folder / "rows.jsonl", [{"question": "?", "answer": "a", "image": "a.png"}])
+    (sample,) = data_task(DataConfig(str(path)), find_metric("exact_match")).samples
+    assert load_image(sample.pictures()[0]).size == (48, 48)

@@ -152,7 +152,9 @@ def test_three_passes_were_seen(here, trained):
     rows = [json.loads(line) for line in (here / "runs/mine/metrics.jsonl").read_text().splitlines()]
     steps = [row["step"] for row in rows if "loss" in row]
     assert steps == sorted(set(steps)) and rows[-1]["loss"] < rows[0]["loss"] / 4
-    assert rows[-1]["rate"] < 0.1
+    assert rows[-1]["lr_language_model"] < 0.1 * max(
+        row["lr_language_model"] for row in rows if "loss" in row
+    )
 
 
 @pytest.mark.parametrize("run", ["runs/mine", "runs/mine-lora"])

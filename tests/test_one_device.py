@@ -1,5 +1,5 @@
-"""What a GPU refuses and a CPU lets pass: operations that mix devices, values that are read back, memory of the
-host inside a recorded step. On the meta device, which computes nothing and refuses the same.
+"""What a GPU refuses and a CPU lets pass: operations that mix devices, values that are read back, memory of
+the host inside a recorded step. On the meta device, which computes nothing and refuses the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from data.byte_tiles import ByteTiles
 from generation import kv_cache as kv
 from generation.chooser import Chooser
-from generation.decoding import CacheCursor, GenerationOptions, decode, eager_step, prefill
+from generation.decoding import CacheCursor, GenerationOptions, eager_step, prefill
 from generation.graph_step import GraphStep, _Run
 from generation.prompt import Prompt
 from models.skeleton import without_weights

@@ -138,14 +138,16 @@ def test_an_evaluation_that_names_no_split_is_of_all_rows(tmp_path):
     write(tmp_path / "train.jsonl", "a", "b")
     write(tmp_path / "test.jsonl", "c")
     for split, expected in (("", ["c", "a", "b"]), ("test", ["c"])):
-        task = data_task(DataConfig(str(tmp_path), split=split), find_metric("exact_match"))
+        task = data_task(
+            DataConfig(str(tmp_path), split=split, allow_text_only=True), find_metric("exact_match")
+        )
         assert [target for sample in task.samples for target in sample.targets] == expected
 
 
 def test_an_evaluation_of_several_folders_that_names_no_split_is_of_train(tmp_path):
     for split, answer in (("train", "a"), ("test", "b")):
         write(tmp_path / split / "rows.jsonl", answer)
-    task = data_task(DataConfig(str(tmp_path)), find_metric("exact_match"))
+    task = data_task(DataConfig(str(tmp_path), allow_text_only=True), find_metric("exact_match"))
     assert [list(sample.targets) for sample in task.samples] == [["a"]]
 
 
@@ -174,12 +176,13 @@ def test_a_line_that_is_too_long_is_a_bad_row(tmp_path, short, streaming, longer
     whole = [row("a"), b"", row("b", short), row("c", short + longer), row("d")]
     for end in (b"", b"\n", b"\n" + row("e", short + longer)):
         (tmp_path / "rows.jsonl").write_bytes(b"\n".join(whole) + end)
-        (only,) = open_datasets([{"path": str(tmp_path / "rows.jsonl"), "streaming": streaming}]).sources
+        data = {"path": str(tmp_path / "rows.jsonl"), "allow_text_only": True}
+        (only,) = open_datasets([data | {"streaming": streaming}]).sources
         found = list(only.rows.open(0, 0) if streaming else only.rows)
         said = [one if isinstance(one, str) else one["answer"] for one in found]
         bad = "rows.jsonl: a line longer than 128 MiB"
         assert said == ["a", "b", bad, "d", *([bad] if len(end) > 1 else [])]
-    one = loader(open_datasets([{"path": str(tmp_path / "rows.jsonl")}]), epochs=1, sequence_length=512)
+    one = loader(open_datasets([data]), epochs=1, sequence_length=512)
     assert len([i for batch in one for rows in batch.sample_ids for i in rows]) == 3
     assert one.place.drops.dropped == {BAD_CONVERSATION: 2}
 
@@ -203,7 +206,7 @@ def test_a_line_of_very_many_values_is_a_bad_row(tmp_path):
     """Python's objects would take thirty times its bytes."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes(row("a") + b'\n{"answer": [' + b"[]," * 1_300_000 + b"0]}\n")
-    (only,) = open_datasets([{"path": str(path)}]).sources
+    (only,) = open_datasets([{"path": str(path), "allow_text_only": True}]).sources
     assert "expected at most 2500000 values of JSON, got more" in only.rows[1]
 
 

@@ -15,7 +15,7 @@ import train
 from tests.runs import SETTINGS, curve, flags, tiny_checkpoint, write_rows
 from training.config import TrainConfig
 from training.metrics import read_metrics
-from training.recipe import parse_config, read_recipe
+from training.recipe import parse_config, read_recipe, write_run
 from training.state import FOLDER, states
 
 RECIPES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
@@ -116,6 +116,45 @@ def test_bad_settings(tmp_path, capsys, text, arguments, message):
     assert message in refused([str(tmp_path / "recipe.yaml"), *arguments], capsys)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "7e8d9f0",
+        "7e8",
+        "1234567",
+        "0123456",
+        "0o17",
+        "0x1f",
+        "1_000",
+        "12:30:45",
+        "1e400",
+        "no",
+        ".5e3",
+        "9" * 40,
+    ],
+)
+def test_text_that_looks_like_something_else_stays_text(tmp_path, text):
+    """The beginning of a commit, a subset named after Norway."""
+    entry = f"{{path: a/b, revision: {text}, subset: {text}}}"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"init_from: {text}\noutput: &o {text}\nsteps: 5\ndata:\n- {entry}\n")
+    for config in (
+        parse_config([str(recipe)]),
+        parse_config(["--init-from", text, "--output", text, "--data", f"[{entry}]"]),
+    ):
+        (data,) = config.data
+        assert (data["revision"], data["subset"], config.init_from, config.output) == (text,) * 4
+        write_run(config, tmp_path)
+        assert parse_config([str(tmp_path / "run.yaml")]) == config
+
+
+def test_a_text_beside_the_same_number(tmp_path):
+    """An alias is text where a text is wanted, and a number elsewhere."""
+    (tmp_path / "recipe.yaml").write_text("output: &n 17\nsteps: *n\npictures: 0\nvision_pictures: 0\n")
+    config = parse_config([str(tmp_path / "recipe.yaml")])
+    assert (config.output, config.steps) == ("17", 17)
+
+
 def test_no_recipe_there(capsys):
     assert "nowhere.yaml cannot be read" in refused(["nowhere.yaml"], capsys)
 
@@ -154,6 +193,37 @@ def test_a_loss_that_is_not_finite(base, capsys, monkeypatch):
     assert len(curve(base / "skipped")) == 3
     weights = load_file(base / "skipped" / "model.safetensors")
     assert all(value.isfinite().all() for value in weights.values())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
+        None,
+    ],
+)
+def test_too_little_memory_is_one_sentence(base, capsys, monkeypatch, error):
+    def fail(*_):
+        if error is not None:
+            raise error
+        torch.empty(2**60, dtype=torch.uint8)  # as a CPU says it
+
+    monkeypatch.setattr(train, "backward", fail)
+    said = refused(settings(base, "full"), capsys)
+    assert "out of memory: lower --micro-batch-size" in said and "--sequence-length" in said
+    assert said.strip().splitlines()[-1].startswith("train.py: error: ") and "Traceback" not in said
+    small = flags(**(SMALL | {"output": str(base / "full-shapes")}))
+    assert "out of memory: lower --vision-batch-size" in refused(small, capsys)
+
+
+def test_another_error_of_ours_is_not_taken_for_too_little_memory(base, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("expected a matrix")
+
+    monkeypatch.setattr(train, "backward", fail)
+    with pytest.raises(RuntimeError, match="a matrix"):
+        train.main(settings(base, "full"))
 
 
 # ------------------------------------------------------------------------------------------------ parts

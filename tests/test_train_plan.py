@@ -114,13 +114,16 @@ def test_recipes_say_what_they_need(recipe):
 def test_a_local_folder(tmp_path, capsys):
     tiny_checkpoint(tmp_path / "tiny")
     (tmp_path / "rows.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 30)
-    source = ["--init-from", str(tmp_path / "tiny"), "--data", str(tmp_path / "rows.jsonl"), "--epochs", "2"]
+    rows = f"[{{path: {tmp_path}/rows.jsonl, allow_text_only: true}}]"
+    source = ["--init-from", str(tmp_path / "tiny"), "--data", rows, "--epochs", "2"]
     arguments = [*source, "--sequence-length", "256", "--plan-text", "20", "--plan-device", "cpu"]
     model = VisionLanguageModel.from_pretrained(tmp_path / "tiny")
     plan, (note,) = planned(*arguments, "--plan-tflops", "1")
     assert sum(plan.parameters.values()) == sum(p.numel() for p in model.parameters())
     assert "1 tiles of 4 positions" in note
     assert plan.steps == -(-60 // plan.samples_per_step)  # two passes over 30 rows
+    streamed = f"[{{path: '{tmp_path}/*.jsonl', streaming: true}}]"
+    assert planned(*arguments, "--data", streamed, "--plan-tflops", "1")[0].steps == plan.steps
     # One sample a row without packing.
     assert planned(*arguments, "--no-packing", "--plan-tflops", "1")[0].samples_per_step == 16
     # Weights are not needed.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ import training.export
 from tests.kills import STYLES, kill_and_compare
 from tests.runs import curve, flags, prepared, settings_in, start
 from tests.waiting import PATIENCE, wait_for
+from training.metrics import read_metrics
 from training.state import FOLDER, RunState, states
 
 
@@ -124,7 +126,7 @@ def test_sigterm_saves_and_leaves(folder):
     (state,) = states(folder / "stopped" / FOLDER)
     done = curve(folder / "stopped")[-1][0]
     assert state.name == f"step-{done:08d}"
-    plateau = {"steps": done + 2, "decay_fraction": 1e-9}
+    plateau = {"steps": done + 3, "decay_fraction": 1e-9}  # long enough for all of the warm-up
     train.main(flags(**settings(folder, "stopped", **plateau)))
     train.main(flags(**settings(folder, "unstopped", **plateau)))
     assert curve(folder / "stopped") == curve(folder / "unstopped")
@@ -246,3 +248,57 @@ def test_a_tracker_that_is_refused_costs_no_state(folder, capsys, monkeypatch):
         train.main(flags(**settings(folder, "kept", steps=2, resume=False, tracker="wandb")))
     assert "--tracker wandb: it is not installed" in capsys.readouterr().err
     assert before and states(folder / "kept" / FOLDER) == before
+
+
+# --------------------------------------------------------------------------------------- other settings
+def contents(folder) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def two_steps(folder):
+    train.main(flags(**settings(folder, "two-steps", steps=2)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"muon": "none"},
+        {"muon": "all"},
+        {"projector_lr": 0.0},
+        {"vision_lr": 0.0},
+        {"ema": 0.0},
+        {"lora_rank": 2},
+        {"init_from": "checkpoints/ocelli-shapes"},
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_refused_by_name(two_steps, change, capsys):
+    """Not by a KeyError of the optimizer; and nothing of the run is lost."""
+    before = contents(two_steps / "two-steps")
+    with pytest.raises(SystemExit):
+        train.main(flags(**settings(two_steps, "two-steps", steps=3, **change)))
+    (name,) = change
+    said = capsys.readouterr().err
+    assert (
+        f"--{name.replace('_', '-')} " in said
+        and "cannot be gone on from" in said
+        and "Traceback" not in said
+    )
+    assert contents(two_steps / "two-steps") == before
+
+
+def test_settings_that_have_changed_are_listed(two_steps, capsys):
+    shutil.copytree(two_steps / "two-steps", two_steps / "changed")
+    change = {"lr": 1e-3, "steps": 3, "weight_decay": 0.2, "schedule": "cosine"}
+    train.main(flags(**settings(two_steps, "changed", **change)))
+    said = capsys.readouterr().err
+    assert "goes on from step 2 with other settings: " in said
+    assert "--lr 0.003 -> 0.001" in said and "--schedule 'wsd' -> 'cosine'" in said and "--seed" not in said
+    assert read_metrics(two_steps / "changed" / "metrics.jsonl")[-1]["lr_projector"] < 1e-3
+    train.main(
+        flags(
+            **settings(two_steps, "changed", **(change | {"steps": 4, "init_from": two_steps / "." / "tiny"}))
+        )
+    )
+    assert "other settings: --steps 3 -> 4\n" in capsys.readouterr().err

@@ -33,6 +33,7 @@ _RANGES = (
     (0, 1_000, "eval_samples"),
     # optimisation
     (0, 100, "lr", "matrix_lr", "vision_matrix_lr", "weight_decay"),
+    (0, 1, "lr_floor"),
     (0, 1_000, "dense_weight", "fact_weight"),
     (0, math.inf, "grad_clip"),
     (0, 1_024, "lora_rank"),
@@ -113,9 +114,10 @@ class TrainConfig:
     vision_matrix_lr: float = _field(1e-2, "shapes: the same while the vision tower trains alone")
     weight_decay: float = _field(0.1, "decoupled weight decay of matrices; norms and biases never decay")
     beta2: float = _field(0.98, "AdamW: decay of the second moment")
-    warmup_steps: int = _field(100, "steps of linear warm-up, also at the start of a new stage")
-    schedule: str = _field("wsd", "wsd: warm-up, plateau, decay; cosine: warm-up, then decay throughout")
-    decay_fraction: float = _field(0.35, "wsd: last share of the run, over which the rate falls to zero")
+    warmup_steps: int = _field(100, "steps of linear warm-up, also of a new stage; at most half of it")
+    schedule: str = _field("wsd", "wsd: warm-up, plateau, decay; cosine: warm-up, then decay")
+    decay_fraction: float = _field(0.35, "wsd: last share of the run, over which the rate falls")
+    lr_floor: float = _field(0.0, "share of its peak that every rate falls to by the end of the run")
     dense_weight: float = _field(0.3, "shapes: weight of the dense vision loss in the second stage")
     fact_weight: float = _field(0.5, "shapes: weight of the losses on what nouns mean, see grounding.py")
     grad_clip: float = _field(1.0, "largest gradient norm; 0 never clips")

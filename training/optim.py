@@ -142,19 +142,31 @@ def set_rates(optimizers: list[Optimizer], share: float, matrix_peak: float | No
             group["lr"] = peak * share
 
 
-def schedule(step: int, steps: int, warmup: int, decay_fraction: float, second_start: int = 0) -> float:
-    """Share of the peak rate at `step` of `steps`: linear warm-up, a plateau, a cosine to zero.
+def rates(optimizers: list[Optimizer]) -> dict[str, float]:
+    """What each part learns at, as metrics.jsonl names it."""
+    return {
+        f"{'matrix_lr' if isinstance(optimizer, Muon) else 'lr'}_{group['part']}": group["lr"]
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    }
 
-    `second_start` warms up once more there (a new stage whose gradients are new). A decay_fraction of 1 has
-    no plateau: the cosine schedule.
+
+def schedule(
+    step: int, steps: int, warmup: int, decay_fraction: float, second_start: int = 0, floor: float = 0.0
+) -> float:
+    """Share of the peak rate at `step` of `steps`: linear warm-up to 1, a plateau, a cosine to `floor`.
+
+    `second_start` warms up once more there (a new stage whose gradients are new). A warm-up takes at most
+    half of its stage, so that short runs reach their rate, too. A decay_fraction of 1 has no plateau: the
+    cosine schedule, which begins where the warm-up ends.
     """
-    since = step - second_start if second_start and step >= second_start else step
-    warm = min(1.0, (since + 1) / max(warmup, 1))
-    decay_start = steps * (1 - decay_fraction)
-    if step < decay_start:
-        return warm
-    progress = min(1.0, (step - decay_start) / max(steps - decay_start, 1))
-    return warm * 0.5 * (1 + math.cos(math.pi * progress))
+    start, end = (second_start, steps) if step >= second_start else (0, second_start)
+    warm_end = start + min(warmup, (end - start) // 2)
+    if step < warm_end:
+        return (step - start + 1) / (warm_end - start)
+    decay_start = max(steps * (1 - decay_fraction), second_start + min(warmup, (steps - second_start) // 2))
+    progress = min(1.0, max(0.0, (step - decay_start) / max(steps - decay_start, 1)))
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @torch.no_grad()

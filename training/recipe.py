@@ -36,10 +36,12 @@ _MOST_DIGITS = 5_000  # of a number: from text to bits takes the square of the t
 _MOST_LETTERS = 4_096  # of a path or other text
 _MOST_WRITTEN = 64  # of a number in quotes: jsonargparse reads it as YAML, aliases and all
 _LARGEST = 2**63 - 1
-_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _DATA = ("data", "eval_data")
 _TEXT = tuple(item.name for item in dataclasses.fields(TrainConfig) if item.type == "str")
+# Whose values are text, however they look: 7e8 and 0123 may begin a commit, `no` is a language.
+_TEXT_KEYS = {*_TEXT, "path", "name", "subset", "split", "revision"}
 # Beside YAMLError: what PyYAML lets through where dates, numbers or tags are none, `!!timestamp x` for one.
 _CONSTRUCTORS_RAISE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
@@ -210,8 +212,8 @@ class _Dumper(yaml.SafeDumper):
 
 class _Loader(yaml.SafeLoader):
     """Counts values before any is made: a few hundred bytes of aliases, of merged keys too, can stand for
-    billions. Dates are text, as they are on the command line. A key that is merged (`<<`) gives way to one of
-    the same name, but none is given twice.
+    billions. Dates are text, as they are on the command line, and so are the values of `_TEXT_KEYS`. A key
+    that is merged (`<<`) gives way to one of the same name, but none is given twice.
 
     Raises:
         _Refused: more than `_MOST_VALUES`, aliases written out, a value that holds itself, a number of more
@@ -243,9 +245,22 @@ class _Loader(yaml.SafeLoader):
                     f"expected numbers of at most {_MOST_DIGITS} characters, got {len(node.value)}"
                 )
         self._sizes[id(node)] = size
+        if isinstance(node, yaml.MappingNode):
+            node.value = [(key, _as_text(value) if _is_text_key(key) else value) for key, value in node.value]
         if max(size, len(self._sizes)) > _MOST_VALUES:
             raise _Refused(f"expected at most {_MOST_VALUES} values, got more")
         return node
+
+
+def _is_text_key(key: yaml.Node) -> bool:
+    return isinstance(key, yaml.ScalarNode) and key.value in _TEXT_KEYS
+
+
+def _as_text(value: yaml.Node) -> yaml.Node:
+    """What was written, in place of a number or a truth."""
+    if not isinstance(value, yaml.ScalarNode) or value.tag not in (*_NUMBERS, "tag:yaml.org,2002:bool"):
+        return value
+    return yaml.ScalarNode("tag:yaml.org,2002:str", value.value, value.start_mark, value.end_mark)
 
 
 def _check_keys(node: yaml.MappingNode) -> None:

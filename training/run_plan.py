@@ -9,14 +9,13 @@ What a recipe cannot know about its data (pictures and words of a sample, how ma
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from data.datasets import open_datasets
+from data.datasets import DatasetConfig
 from data.shapes_stream import ShapesStream
+from data.sources import count_rows
 from models.checkpoints.backbones import read_text_config, read_vision_config
 from models.checkpoints.fields import build
 from models.checkpoints.registry import choose_reader
@@ -227,11 +226,10 @@ def _tiles(longest_edge: int, tile: int) -> int:
 
 
 def _rows_here(config: TrainConfig) -> int | None:
-    """Rows of the data, where all of them lie on this machine."""
-    entries = dataset_entries(config.data)
-    if not all(os.path.exists(Path(str(entry.get("path", ""))).expanduser()) for entry in entries):
-        return None
-    return open_datasets(entries).num_rows
+    """Rows of the data, where all of them lie on this machine; those that a run streams, too."""
+    entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.data)]
+    counts = [count_rows(entry.path, entry.subset, entry.split) for entry in entries]
+    return None if None in counts else sum(count or 0 for count in counts)
 
 
 # --------------------------------------------------------------------------------------- the picture world

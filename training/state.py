@@ -30,7 +30,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from training.config import TrainConfig
 from training.distributed import Ranks
+from training.resume import differences, fixed_differences, in_words
 
 FOLDER, RUN = "state", "run.pt"
 _WHOLE = re.compile(r"step-(\d+)")
@@ -189,12 +191,13 @@ class RunState:
         return dict(self.modules.named_parameters())
 
     # --------------------------------------------------------------------------------------------- load
-    def load(self, say: Callable[[str], None] = print) -> dict[str, Any] | None:
+    def load(self, config: TrainConfig, say: Callable[[str], None] = print) -> dict[str, Any] | None:
         """Restore the newest whole state in place; what `save` was given with it, `data` of all ranks. One
-        that was cut off or is broken is passed over, and told.
+        that was cut off or is broken is passed over, and told; so is what has changed of the settings.
 
         Raises:
-            StateError: the state is of another model or of an older train.py, or none that is there is whole.
+            StateError: the state is of another model, of other optimizers or of an older train.py, or none
+                that is there is whole.
         """
         if (self.folder.parent / _OLD).exists():
             raise StateError(
@@ -208,11 +211,14 @@ class RunState:
                 say(f"the state after step {int(step)} was cut off while it was written and is skipped")
         for number, folder in enumerate(reversed(found)):
             run: dict[str, Any] = {}
-            problem = self._attempt(folder, run)
+            problem = self._attempt(folder, run, config)
             if problem is None:
                 restore_random(run["random"], self.ranks)
                 self.model_saved = run.get("model_saved", True)
                 self._drop(found[len(found) - number :])
+                changed = in_words(differences(run["config"], config))
+                if changed and self.ranks.is_first:
+                    say(f"goes on from step {run['step']} with other settings: {changed}")
                 return run
             if self.ranks.is_first:
                 say(f"{folder} cannot be read and is passed over: {problem}")
@@ -223,13 +229,19 @@ class RunState:
             )
         return None
 
-    def _attempt(self, folder: Path, run: dict[str, Any]) -> str | None:
+    def _attempt(self, folder: Path, run: dict[str, Any], config: TrainConfig) -> str | None:
         """Load one state into `run` and in place; the first rank's sentence that says why it cannot be."""
         stored: dict[str, Any] = {}
 
         def read() -> None:
             run.update(torch.load(folder / RUN, map_location="cpu", weights_only=True))
             stored.update(FileSystemReader(folder).read_metadata().state_dict_metadata)
+            if fixed := in_words(fixed_differences(run["config"], config)):
+                raise StateError(
+                    f"{folder} cannot be gone on from with other settings of what learns and how: {fixed}; "
+                    f"set them back, or take another --output (with --init-from {self.folder.parent}, if its "
+                    "weights are to be the start), or --no-resume to begin again"
+                )
 
         may = (Exception, CheckpointException)  # unpickling what is broken raises anything
         # Agreed on first: a rank that cannot read must not leave the others waiting in `dcp.load`.

@@ -134,6 +134,7 @@ def whole_file(folder: Path, value: dict) -> str:
     path = folder / f"rows{value['suffix']}"
     path.write_bytes(value["file"])
     entry = {"path": str(path), "split": value["split"], "streaming": value["streaming"]}
+    entry["allow_text_only"] = True
     mixture = open_datasets([entry])
     lane, (source,), taken = mixture.lane(0, 1, seed=0, epochs=1), mixture.sources, 0
     while (mixed := lane.next()) is not None:

@@ -1,0 +1,75 @@
+"""The rates of a run: where its peak is, where it ends, and what of it stands in metrics.jsonl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from training.config import TrainConfig
+from training.optim import build_optimizers, rates, schedule, set_rates
+from training.recipe import parse_config
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+def shares(steps: int, warmup: int, decay: float = 1.0, second: int = 0, floor: float = 0.0) -> list[float]:
+    return [schedule(step, steps, warmup, decay, second, floor) for step in range(steps)]
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.35, 1e-9])
+@pytest.mark.parametrize(
+    "steps, warmup", [(1, 20), (2, 20), (4, 20), (91, 20), (1000, 100), (20, 0), (30, 30)]
+)
+def test_every_run_reaches_its_rate(steps, warmup, decay):
+    """At the end of a warm-up that takes at most half of it."""
+    found = shares(steps, warmup, decay)
+    peak = min(warmup, steps // 2)
+    assert max(found) == 1.0 == found[max(peak - 1, 0)]
+    assert found[:peak] == pytest.approx([(step + 1) / peak for step in range(peak)])
+    assert found[peak:] == sorted(found[peak:], reverse=True)
+
+
+def test_a_cosine_is_that_of_nanovlm():
+    """3% of warm-up, then down to a tenth."""
+    found = shares(1000, 30, floor=0.1)
+    assert found[29] == found[30] == 1.0 and found[515] == pytest.approx(0.55) and 0.1 < found[-1] < 0.1001
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.35])
+def test_a_second_stage_warms_up_once_more(decay):
+    found = shares(100, 10, decay, second=40)
+    assert found[9] == found[39] == found[49] == 1.0 and found[40] == 0.1
+    assert shares(12, 10, decay, second=8)[3] == shares(12, 10, decay, second=8)[9] == 1.0
+
+
+def test_metrics_name_the_rate_of_each_part():
+    model = torch.nn.ModuleDict(
+        {
+            "language_model": torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2)])}),
+            "vision_model": torch.nn.Linear(2, 2),
+        }
+    )
+    config = TrainConfig(lr=2e-3, vision_lr=1e-3, matrix_lr=4e-3, muon="language")
+    optimizers = build_optimizers(model, config.rates, config)
+    set_rates(optimizers, 0.5)
+    expected = {"lr_language_model": 1e-3, "lr_vision_model": 5e-4, "matrix_lr_language_model": 2e-3}
+    assert rates(optimizers) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows", "projector", "backbones", "clip"),
+    [("nanovlm-222m", 20, 2e-3, 1e-4, 0.0), ("nanovlm-460m", 8 * 16, 5.12e-3, 5e-5, 1.0)],
+)
+def test_recipes_that_name_nanovlm_learn_as_it_does(recipe, rows, projector, backbones, clip):
+    """As its v0.1 and its code of October 2025 say: in models/config.py, and get_lr and AdamW in train.py."""
+    config = parse_config([str(CONFIGS / f"{recipe}.yaml")])
+    assert config.rates == {"projector": projector, "vision_model": backbones, "language_model": backbones}
+    assert (config.muon, config.beta2, config.weight_decay) == ("none", 0.999, 0.01)
+    assert (config.batch_size, config.grad_clip, config.ema) == (rows, clip, 0.0)
+    assert config.schedule == "cosine" and config.warmup_steps == 0.03 * config.steps
+    middle = (config.steps + config.warmup_steps) // 2
+    for step, share in ((0, 1 / config.warmup_steps), (middle, 0.55), (config.steps - 1, 0.1)):
+        found = schedule(step, config.steps, config.warmup_steps, 1.0, floor=config.lr_floor)
+        assert found == pytest.approx(share, abs=1e-4)
