@@ -44,6 +44,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="address to listen on (default 127.0.0.1: nobody else; 0.0.0.0: all networks)")  # fmt: skip
     add("--port", type=int, default=os.environ.get("GRADIO_SERVER_PORT"),
         help=f"default: the first free one from {FIRST_PORT} on")  # fmt: skip
+    add("--allowed-host", action="append", default=[], metavar="NAME",
+        help="a name of the page besides those of this machine, such as a proxy's; may be given several "
+        "times")  # fmt: skip
     add("--model", action="append", dest="models", metavar="MODEL",
         help="folder, or repository on the Hub; may be given several times, to choose from (default: the "
         "embedded model)")  # fmt: skip
@@ -132,7 +135,8 @@ def start(settings: argparse.Namespace):
         for _ in range(ATTEMPTS):
             port = free_port(settings.host, settings.port)  # another page may have begun meanwhile
             try:
-                return page, thread, serve(page, desk, settings.host, port, settings.share, browser)
+                url = serve(page, desk, settings.host, port, settings.share, browser, settings.allowed_host)
+                return page, thread, url
             except OSError as error:  # or begin in the blink between looking and listening
                 if error.errno not in (None, errno.EADDRINUSE):
                     raise
