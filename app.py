@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 FIRST_PORT, PORTS = 7860, 100
 ATTEMPTS = 3  # to begin the server
+LAST_STEP = 1.0  # seconds that the step of an answer may take in the end
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -149,7 +150,7 @@ def start(settings: argparse.Namespace):
 
 def run(settings: argparse.Namespace) -> int:
     # Uploads, which nobody else's Gradio shares, and which go with this process.
-    with TemporaryDirectory(prefix="ocelli-page-") as uploads:
+    with TemporaryDirectory(prefix="ocelli-page-", ignore_cleanup_errors=True) as uploads:
         os.environ["GRADIO_TEMP_DIR"] = uploads
         return serve_until_interrupted(settings)
 
@@ -163,13 +164,15 @@ def serve_until_interrupted(settings: argparse.Namespace) -> int:
             raise
         note(f"error: {one_line(error)}")
         return 2
+    from web.page import close
+
     note(f"{url} (Ctrl-C ends it)")
     try:
         while True:
             time.sleep(3600)
     finally:
-        page.close(verbose=False)
-        thread.close()
+        thread.close(LAST_STEP)
+        close(page)
 
 
 def note(text: str) -> None:
@@ -185,4 +188,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: uploads are taken along
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # without waiting for a model that is being opened, or a long step

@@ -8,7 +8,9 @@ serve(page, desk, host="127.0.0.1", port=7860)     # its URL; nothing is asked o
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from urllib.parse import urlsplit
 
 import gradio as gr
 from gradio.routes import App
+from gradio.tunneling import CURRENT_TUNNELS
 from gradio.utils import get_upload_folder
 
 from web.ask_tab import AskTab
@@ -116,6 +119,18 @@ def serve(
     if shared:
         hosts.allowed.add(urlsplit(shared).hostname)
     return shared or url
+
+
+def close(page: gr.Blocks, seconds: float = 1.0) -> None:
+    """End a page, within so many seconds: open connections are broken off, without a word about each of them,
+    and what is still at work in a thread is left to end with the process."""
+    for tunnel in CURRENT_TUNNELS:
+        tunnel.kill()
+    page.server.config.timeout_graceful_shutdown = 0
+    logging.getLogger("uvicorn.error").disabled = True
+    ending = threading.Thread(target=page.close, kwargs={"verbose": False}, daemon=True)
+    ending.start()
+    ending.join(seconds)
 
 
 async def _look_again(uploads: Uploads) -> None:
