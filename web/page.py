@@ -77,7 +77,7 @@ def serve(
     limits = desk.limits
     space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name
     hosts = Hosts(host, [*allowed_hosts, *([space] if space else [])])
-    uploads = Uploads(get_upload_folder())
+    uploads = Uploads(get_upload_folder(), limits.max_uploaded_bytes, limits.max_uploaded_files)
 
     @asynccontextmanager
     async def guarded(app: App) -> AsyncIterator[None]:

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-MOST_BYTES, MOST_FILES = 2**30, 2_000
 KEEP = 3600  # seconds
 
 
@@ -33,13 +32,7 @@ class Uploads:
         keep: seconds after which a file that nobody used is deleted.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        most_bytes: int = MOST_BYTES,
-        most_files: int = MOST_FILES,
-        keep: float = KEEP,
-    ):
+    def __init__(self, folder: str | Path, most_bytes: int, most_files: int, keep: float = KEEP):
         self.folder = Path(folder).resolve()
         self._most_bytes, self._most_files, self._keep = most_bytes, most_files, keep
         self._own = {path for path, _ in self._files()}
