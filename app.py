@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 FIRST_PORT, PORTS = 7860, 100
 ATTEMPTS = 3  # to begin the server
+LAST_STEP = 1.0  # seconds that the step of an answer may take in the end
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -39,6 +40,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="address to listen on (default 127.0.0.1: nobody else; 0.0.0.0: all networks)")  # fmt: skip
     add("--port", type=int, default=os.environ.get("GRADIO_SERVER_PORT"),
         help=f"default: the first free one from {FIRST_PORT} on")  # fmt: skip
+    add("--allowed-host", action="append", default=[], metavar="NAME",
+        help="a name of the page besides those of this machine, such as a proxy's; may be given several "
+        "times")  # fmt: skip
     add("--model", action="append", dest="models", metavar="MODEL",
         help="folder, or repository on the Hub; may be given several times, to choose from (default: the "
         "embedded model)")  # fmt: skip
@@ -129,7 +133,8 @@ def start(settings: argparse.Namespace):
         for _ in range(ATTEMPTS):
             port = free_port(settings.host, settings.port)  # another page may have begun meanwhile
             try:
-                return page, thread, serve(page, desk, settings.host, port, settings.share, browser)
+                url = serve(page, desk, settings.host, port, settings.share, browser, settings.allowed_host)
+                return page, thread, url
             except OSError as error:  # or begin in the blink between looking and listening
                 if error.errno not in (None, errno.EADDRINUSE):
                     raise
@@ -142,7 +147,7 @@ def start(settings: argparse.Namespace):
 
 def run(settings: argparse.Namespace) -> int:
     # Uploads, which nobody else's Gradio shares, and which go with this process.
-    with TemporaryDirectory(prefix="ocelli-page-") as uploads:
+    with TemporaryDirectory(prefix="ocelli-page-", ignore_cleanup_errors=True) as uploads:
         os.environ["GRADIO_TEMP_DIR"] = uploads
         return serve_until_interrupted(settings)
 
@@ -156,13 +161,15 @@ def serve_until_interrupted(settings: argparse.Namespace) -> int:
             raise
         note(f"error: {one_line(error)}")
         return 2
+    from web.page import close
+
     note(f"{url} (Ctrl-C ends it)")
     try:
         while True:
             time.sleep(3600)
     finally:
-        page.close(verbose=False)
-        thread.close()
+        thread.close(LAST_STEP)
+        close(page)
 
 
 def note(text: str) -> None:
@@ -178,4 +185,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: uploads are taken along
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # without waiting for a model that is being opened, or a long step

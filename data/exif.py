@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from data.picture_kinds import is_heic
+
 EXIF = b"Exif\0\0"
 PIECES = 300_000  # chunks or segments that are looked at
 
@@ -22,7 +24,9 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _JPEG_BLOCK = re.compile(rb"(\xff[\xe1\xe2]..)(Exif\0\0|MPF\0)", re.DOTALL)
 _AVIF_ITEM = re.compile(rb"(infe.{8}(?:..)?)Exif", re.DOTALL)  # of an item information entry
-_MARKER = re.compile(rb"\xff+([^\x00\xff])")
+# Such an entry of anything but a picture in HEVC and its tiles.
+_HEIC_ITEM = re.compile(rb"infe(?!\x02.{7}(?:hvc1|grid)|\x03.{9}(?:hvc1|grid))", re.DOTALL)
+_MARKER = re.compile(rb"\xff([^\x00\xff])")  # without `+`, which tries a run of 0xFF from every place of it
 _WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))  # TEM, RST0 to RST7, SOI
 _APP1, SOS, _EOI = 0xE1, 0xDA, 0xD9
 
@@ -81,14 +85,15 @@ def find_exif(data: bytes) -> bytes | None:
 
 
 def without_exif(data: bytes) -> bytes:
-    """A JPEG or AVIF whose EXIF and list of further pictures Pillow does not recognise; of the same length.
+    """A JPEG, AVIF or HEIC whose EXIF and list of further pictures are not recognised; of the same length.
 
-    An AVIF is turned by properties of its own, which go before its EXIF.
+    An AVIF or HEIC is turned by properties of its own, which go before its EXIF. Of a HEIC everything but the
+    picture is hidden: its library reads all items, a thousand of which may be the same megabytes.
     """
     if data.startswith(b"\xff\xd8"):
         return _JPEG_BLOCK.sub(lambda match: match[1] + bytes(len(match[2])), data)
     if data[4:8] == b"ftyp":
-        return _AVIF_ITEM.sub(rb"\1none", data)
+        return _HEIC_ITEM.sub(b"free", data) if is_heic(data) else _AVIF_ITEM.sub(rb"\1none", data)
     return data
 
 

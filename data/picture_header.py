@@ -8,6 +8,7 @@ A few kinds of pictures are even decoded in Python, and a JPEG may tell its pixe
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from itertools import islice
 
@@ -15,29 +16,47 @@ from PIL import Image, UnidentifiedImageError
 
 from data.errors import ImageError, one_line
 from data.exif import PIECES, SOS, find_exif, jpeg_markers, without_exif
+from data.picture_kinds import is_heic, kind, register_heic
 from data.tiff_directory import plain_tiff
 
-# Formats that Pillow decodes by itself and recognises by content. Left out on purpose: those that run another
-# program (EPS), and those so loosely marked that a text file can pass for one (TGA).
+# Formats that Pillow decodes by itself and recognises by content; HEIC comes besides. Left out on purpose:
+# those that run another program (EPS), and those so loosely marked that a text file can pass for one (TGA).
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000")
 
 READS = PIECES  # that a file is read in; 128 MiB in chunks of 8 kB take 50,000
+GIF_READS = 10_000  # Pillow copies a comment anew for each piece of 255 bytes
 SCANS = 100  # of a JPEG; a usual progressive one has ten
 SCANNED_PIXELS = 1_200_000_000  # of a JPEG, each as often as it is gone through
 PIXELS_IN_PYTHON = 2_000_000  # one to three seconds of a decoder in Python
+_COMMENT = re.compile(rb"#[^\r\n]*[\r\n]?")
 PIXELS_IN_JPEG2000 = 16_000_000  # its decoder takes ten times what others take
 
 
 class _CountedReads(io.BytesIO):
     """Bytes that may be read in so many pieces."""
 
-    left = READS
+    def __init__(self, data: bytes):
+        super().__init__(data)
+        self.most = self.left = GIF_READS if data.startswith(b"GIF8") else READS
 
     def read(self, size: int | None = -1, /) -> bytes:
         self.left -= 1
         if self.left < 0:
-            raise ValueError(f"it consists of more than {READS:,} pieces")
+            raise _too_many_pieces(self.most)
         return super().read(size)
+
+
+def _too_many_pieces(most: int) -> ValueError:
+    return ValueError(f"it consists of more than {most:,} pieces")
+
+
+def _without_comments(data: bytes) -> bytes:
+    """A PBM, PGM or PPM in text without its comments: Pillow copies all that follows for each of them."""
+    if data[:2] not in (b"P1", b"P2", b"P3"):
+        return data
+    if data.count(b"#") > READS:
+        raise _too_many_pieces(READS)
+    return _COMMENT.sub(b"", data)
 
 
 def open_header(data: bytes, name: str, max_pixels: int) -> Image.Image:
@@ -48,8 +67,10 @@ def open_header(data: bytes, name: str, max_pixels: int) -> Image.Image:
     """
     Image.init()  # registers every plugin, once; naming one that is not registered is a KeyError
     formats = [name for name in FORMATS if name in Image.OPEN]
+    if is_heic(data):
+        formats = ["HEIF"] if register_heic() else []
     try:
-        readable = without_exif(plain_tiff(data, max_pixels))
+        readable = without_exif(plain_tiff(_without_comments(data), max_pixels))
         with warnings.catch_warnings():  # of a large picture: our own limit says it, in one sentence
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(_CountedReads(readable), formats=formats)
@@ -58,8 +79,7 @@ def open_header(data: bytes, name: str, max_pixels: int) -> Image.Image:
         return image
     except UnidentifiedImageError as error:
         raise ImageError(
-            f"{name}: expected a picture (PNG, JPEG, WebP, GIF, BMP, TIFF, ...), got a file that starts with "
-            f"{data[:16]!r}; it is another kind of file or damaged"
+            f"{name}: expected a picture (PNG, JPEG, WebP, AVIF, HEIC, GIF, BMP, TIFF, ...), got {kind(data)}"
         ) from error
     except Image.DecompressionBombError as error:  # Pillow's guard, at 179 million pixels
         raise ImageError(

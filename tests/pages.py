@@ -22,10 +22,11 @@ from web.asking import Desk
 from web.limits import PageLimits
 from web.model_thread import ModelThread
 from web.models import Models
-from web.page import build, serve
+from web.page import build, close, serve
 from web.visitors import Visitors
 
 EMBEDDED = str(app.DEFAULT_MODEL)
+NAME = "page.example"  # that pages have besides
 STEP = 0.2  # seconds that a slow model's decode step takes at least: 51 for the 256 tokens of an answer
 
 
@@ -49,6 +50,7 @@ class Served:
 
     url: str
     desk: Desk
+    server: http_server.Server
 
 
 def make_desk(*names: str | Path, slow: bool = False, any_model: bool = False, **visitors) -> Desk:
@@ -67,11 +69,11 @@ def served(desk: Desk) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(http_server.Server, "run_in_thread", run_in_thread)
         # Not of the ports that app.py tries: one that is being started beside these tests counts on its own.
-        url = serve(page, desk, "127.0.0.1", free_port())
+        url = serve(page, desk, "127.0.0.1", free_port(), allowed_hosts=[NAME])
     try:
-        yield Served(url, desk)
+        yield Served(url, desk, page.server)
     finally:
-        page.close(verbose=False)
+        close(page, PATIENCE)
 
 
 def run_in_thread(server: http_server.Server) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import socket
 import threading
@@ -14,11 +12,10 @@ import pytest
 import yaml
 from gradio_client import Client, handle_file
 from huggingface_hub import constants
-from PIL import Image
 
 import app
-from tests.pages import EMBEDDED, client_of, make_desk, never_stopping, served
-from tests.waiting import PATIENCE, free_port, wait_for
+from tests.pages import EMBEDDED, client_of, make_desk, served
+from tests.waiting import PATIENCE, free_port
 from web.models import Models
 
 ASSETS = app.ROOT / "assets"
@@ -38,13 +35,6 @@ def uploads(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
         yield
-
-
-@pytest.fixture(scope="module")
-def slow_desk(tmp_path_factory):
-    desk = make_desk(never_stopping(tmp_path_factory.mktemp("babbling") / "model"), slow=True)
-    yield desk
-    desk.thread.close()
 
 
 @pytest.fixture(scope="module")
@@ -93,74 +83,12 @@ def test_stop_undo_and_clear_over_the_wire(page):
     assert client.predict(api_name="/clear")[0] == []
 
 
-def test_what_the_server_refuses(page, tmp_path):
-    """Too large an upload, too large a body, URLs and server paths as pictures; and the page goes on."""
-    url = page.url + "gradio_api/"
-    upload = httpx.post(
-        url + "upload", files={"files": ("big.png", io.BytesIO(bytes(60 * 2**20)))}, timeout=PATIENCE
-    )
-    assert upload.status_code == 413 and "maximum allowed size" in upload.text
-    flood = httpx.post(
-        url + "upload", files={"files": ("all.png", io.BytesIO(bytes(90 * 2**20)))}, timeout=PATIENCE
-    )
-    assert flood.status_code == 413 and "expected at most" in flood.json()["detail"]
-    body = httpx.post(url + "queue/join", content=b"[" * 2**21, timeout=PATIENCE)
-    assert body.status_code == 413
-    for garbage in (b"\xde\xad", b"[" * 99_999, b"{"):
-        answer = httpx.post(url + "queue/join", content=garbage, timeout=PATIENCE)
-        assert answer.status_code == 400 and "expected JSON" in answer.json()["detail"]
-    for path in ("http://example.org/x.png", "HTTPS://example.org/x.png", "file:///etc/passwd"):
-        data = [[{"image": {"path": path, "meta": {"_type": "gradio.FileData"}}, "caption": None}], "Hm?"]
-        answer = httpx.post(
-            url + "queue/join", json={"data": data, "fn_index": 0, "session_hash": "s"}, timeout=PATIENCE
-        )
-        assert answer.status_code == 400 and "switched off" in answer.json()["detail"]
-    secret = tmp_path / "secret.png"
-    Image.new("RGB", (9, 9)).save(secret)
-    client = client_of(page)
-    stolen = {"image": {"path": str(secret)}, "caption": None}
-    chat, _, notice, *_ = client.predict([stolen], "What is it?", EMBEDDED, api_name="/ask")
-    assert "expected uploads" in notice and chat == {"__type__": "update"}  # which is none
-    assert ask(client, EXAMPLE, "What colour is the star?")[0][-1] == "blue"
-
-
 def test_a_model_that_does_not_exist_is_told(page, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # nobody waits for a network
     client = client_of(page)
     chat, _, notice, *_ = client.predict([], "Hello?", "nobody/nothing-here", api_name="/ask")
     assert "nobody/nothing-here" in notice and 'role="alert"' in notice and chat == []
     assert ask(client, EXAMPLE, "What colour is the star?")[0][-1] == "blue"
-
-
-def test_who_goes_away_stops_the_answer_and_leaves_no_memory(slow_desk):
-    """A client that breaks off in the middle of an answer, as a closed tab does."""
-    with served(slow_desk) as page:
-        name, session = slow_desk.models.default, "gone"
-        url = page.url + "gradio_api/"
-        data = [[], "What is it?", name, 1, 0, 1, 0, 0, 1000, -1, False]
-        alive = httpx.Client(timeout=PATIENCE)
-        with alive.stream("GET", url + f"heartbeat/{session}") as heartbeat:
-            beats = heartbeat.iter_lines()
-            next(beats)
-            function = next(
-                one["id"]
-                for one in alive.get(page.url + "config").json()["dependencies"]
-                if one["api_name"] == "ask"
-            )
-            body = {"data": data, "fn_index": function, "session_hash": session}
-            assert alive.post(url + "queue/join", json=body).status_code == 200
-            with httpx.stream("GET", url + f"queue/data?session_hash={session}", timeout=PATIENCE) as stream:
-                for line in stream.iter_lines():
-                    if "process_generating" in line and len(json.loads(line[5:])["output"]["data"]) > 0:
-                        visitor = slow_desk.visitors.get(session)
-                        task = visitor.task
-                        if task is not None and visitor.log and visitor.log[-1].answers[0]:
-                            exchange = visitor.log[-1]
-                            break
-        alive.close()
-        assert wait_for(lambda: task.ended and exchange.ended)
-        assert exchange.ended == ["stopped"]  # an answer of 1000 tokens ends by itself, after 200 seconds
-        assert wait_for(lambda: slow_desk.visitors.kept_bytes == 0 and len(slow_desk.visitors) == 0)
 
 
 # ------------------------------------------------------------------------------------------ command line

@@ -198,9 +198,6 @@ class AskTab:
             seed=None if seed in (None, -1) else _whole(seed),
             remember=bool(remember),
         )
-        if not all(is_upload(self.pictures, picture) for picture in asked.pictures):
-            yield {self.notice: view.notice("pictures: expected uploads, got files of this machine", True)}
-            return
         taken = False  # the question left its field, as it appeared among the answers
         async with aclosing(self.desk.ask(self._visitor(request), asked)) as views:
             async for now in views:
@@ -233,12 +230,6 @@ class AskTab:
             self.ask: gr.update(interactive=not now.busy),
             self.stop: gr.update(interactive=now.busy),
         }
-
-
-def is_upload(field: gr.Gallery, picture: str) -> bool:
-    """Whether a file lies where uploads and examples do. Gradio sees to that for files as browsers send them;
-    others may come."""
-    return Path(picture).resolve().is_relative_to(Path(field.GRADIO_CACHE).resolve())
 
 
 def _whole(value: Any) -> Any:

@@ -14,6 +14,7 @@ class PageLimits:
     max_characters: of one question.
     max_answers, max_new_tokens: made at once, and of each.
     max_turns: of the conversation that is shown; the first ones are forgotten behind it.
+    max_uploaded_bytes, max_uploaded_files: kept of all visitors together; see `Uploads` for what goes first.
     """
 
     max_file_bytes: int = 10 * 2**20
@@ -23,6 +24,8 @@ class PageLimits:
     max_answers: int = 8
     max_new_tokens: int = 1_024
     max_turns: int = 50
+    max_uploaded_bytes: int = 2**30
+    max_uploaded_files: int = 2_000
 
     @property
     def images(self) -> ImageLimits:

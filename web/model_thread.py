@@ -115,12 +115,12 @@ class ModelThread:
             self._changed.notify()
         return task
 
-    def close(self) -> None:
-        """End all tasks before their next step, then the thread."""
+    def close(self, seconds: float | None = None) -> None:
+        """End all tasks before their next step, then the thread; wait for that, so long at most."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(seconds)
 
     @property
     def idle(self) -> bool:

@@ -7,24 +7,30 @@ serve(page, desk, host="127.0.0.1", port=7860)     # its URL; nothing is asked o
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import gradio as gr
-from starlette.middleware import Middleware
+from gradio.routes import App
+from gradio.tunneling import CURRENT_TUNNELS
+from gradio.utils import get_upload_folder
 
 from web.ask_tab import AskTab
 from web.asking import Desk
-from web.guard import Guard
+from web.guard import Guard, Hosts
+from web.uploads import Uploads
 from web.where_tab import WhereTab
 
 CSS = Path(__file__).with_name("page.css")
 WAITING = 64  # questions in Gradio's queue, before the next one is refused
 SESSIONS = 100  # whose components' values Gradio keeps
-# Seconds: uploads are looked at so often, and deleted at that age.
-LOOK_EVERY, KEEP_UPLOADS = 600, 3600
+LOOK_EVERY = 600  # seconds, for uploads that are old
 # Gradio counts events for a dashboard that is switched off here: a few are enough, and no summary of them.
 SETTINGS = {"GRADIO_ANALYTICS_MAX_EVENTS": "100", "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000"}
 
@@ -33,9 +39,7 @@ def build(desk: Desk, remember: bool = False) -> gr.Blocks:
     """The page for a desk. `remember` as for `AskTab`."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    with gr.Blocks(
-        title="Ocelli", analytics_enabled=False, delete_cache=(LOOK_EVERY, KEEP_UPLOADS), fill_width=True
-    ) as page:
+    with gr.Blocks(title="Ocelli", analytics_enabled=False, fill_width=True) as page:
         gr.Markdown("# Ocelli\nAsk small vision-language models about pictures.", elem_id="title")
         with gr.Tabs():
             with gr.Tab("Ask"):
@@ -52,11 +56,18 @@ def build(desk: Desk, remember: bool = False) -> gr.Blocks:
 
 
 def serve(
-    page: gr.Blocks, desk: Desk, host: str, port: int, share: bool = False, browser: bool = False
+    page: gr.Blocks,
+    desk: Desk,
+    host: str,
+    port: int,
+    share: bool = False,
+    browser: bool = False,
+    allowed_hosts: Sequence[str] = (),
 ) -> str:
     """Start serving in threads of its own: the page's URL.
 
     Args:
+        allowed_hosts: names of the page besides those of this machine, see `Hosts`.
         share: through Gradio's tunnel, for everyone on the internet who knows its URL.
         browser: open one.
 
@@ -64,7 +75,21 @@ def serve(
         OSError: the port is taken, or the server took more than five seconds to begin.
     """
     limits = desk.limits
-    uploads = limits.max_pictures * (limits.max_file_bytes + 2**16)
+    space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name
+    hosts = Hosts(host, [*allowed_hosts, *([space] if space else [])])
+    uploads = Uploads(get_upload_folder(), limits.max_uploaded_bytes, limits.max_uploaded_files)
+
+    @asynccontextmanager
+    async def guarded(app: App) -> AsyncIterator[None]:
+        """In front of all that Gradio puts in front of its routes, before the first request comes."""
+        largest = limits.max_pictures * (limits.max_file_bytes + 2**16)
+        app.middleware_stack = Guard(
+            app.middleware_stack, hosts, uploads, desk.visitors.connected, max_upload=largest
+        )
+        looking = asyncio.create_task(_look_again(uploads))
+        yield
+        looking.cancel()
+
     with no_proxy_to("localhost", "127.0.0.1", "::1", host):
         _, url, shared = page.launch(
             server_name=host,
@@ -86,12 +111,32 @@ def serve(
                 primary_hue="indigo", neutral_hue="slate", font=["sans-serif"], font_mono=["monospace"]
             ),
             css_paths=[CSS],
-            app_kwargs={"middleware": [Middleware(Guard, max_upload=uploads)]},
+            app_kwargs={"lifespan": guarded},
             # Without a second look whether it answers, which gives up after three seconds: it has just been
             # asked for its start-up events.
             _frontend=False,
         )
+    if shared:
+        hosts.allowed.add(urlsplit(shared).hostname)
     return shared or url
+
+
+def close(page: gr.Blocks, seconds: float = 1.0) -> None:
+    """End a page, within so many seconds: open connections are broken off, without a word about each of them,
+    and what is still at work in a thread is left to end with the process."""
+    for tunnel in CURRENT_TUNNELS:
+        tunnel.kill()
+    page.server.config.timeout_graceful_shutdown = 0
+    logging.getLogger("uvicorn.error").disabled = True
+    ending = threading.Thread(target=page.close, kwargs={"verbose": False}, daemon=True)
+    ending.start()
+    ending.join(seconds)
+
+
+async def _look_again(uploads: Uploads) -> None:
+    while True:
+        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.to_thread(uploads.make_room)
 
 
 @contextmanager

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,9 +24,13 @@ from web.model_thread import Task
 if TYPE_CHECKING:
     from web.asking import Asked
 
-MOST_VISITORS = 100
+MOST_VISITORS, MOST_OPEN = 100, 500
 KEPT_BYTES = 512 * 2**20
 FEATURE_BYTES = 64 * 2**20
+
+
+class TooManyError(Exception):
+    """More pages than may be open at once."""
 
 
 @dataclass(eq=False)
@@ -93,13 +99,16 @@ class Visitors:
     """See the module's docstring. For any thread.
 
     Args:
-        most: visitors that are known; who asked longest ago is forgotten first.
+        most: visitors that are known without a page of theirs being open; who asked longest ago is forgotten
+            first.
+        most_open: pages that are open at once.
         kept_bytes: of caches and pictures that are kept for the next question of those who are not answered
             just now.
     """
 
-    def __init__(self, most: int = MOST_VISITORS, kept_bytes: int = KEPT_BYTES):
-        self._most, self._kept_bytes = most, kept_bytes
+    def __init__(self, most: int = MOST_VISITORS, kept_bytes: int = KEPT_BYTES, most_open: int = MOST_OPEN):
+        self._most, self._kept_bytes, self._most_open = most, kept_bytes, most_open
+        self._open: Counter[str] = Counter()  # connections by session
         self._known: OrderedDict[str, Visitor] = OrderedDict()  # who asked last stands last
         self._features: dict[int, FeatureCache] = {}
         self._lock = threading.Lock()
@@ -118,10 +127,31 @@ class Visitors:
         with self._lock:
             visitor = self._known.setdefault(key, Visitor())
             self._known.move_to_end(key)
-            idle = [known for known, other in self._known.items() if not other.busy.locked() and known != key]
-            for known in idle[: max(0, len(self._known) - self._most)]:
+            # Anybody can invent sessions: those whose page is open stay.
+            closed = {known: other for known, other in self._known.items() if known not in self._open}
+            idle = [known for known, other in closed.items() if not other.busy.locked() and known != key]
+            for known in idle[: max(0, len(closed) - self._most)]:
                 del self._known[known]
             return visitor
+
+    @contextmanager
+    def connected(self, key: str) -> Iterator[None]:
+        """A page of that session is open.
+
+        Raises:
+            TooManyError: of others as many as may be at once.
+        """
+        with self._lock:
+            if self._open.total() >= self._most_open:
+                raise TooManyError
+            self._open[key] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open[key] -= 1
+                if not self._open[key]:
+                    del self._open[key]
 
     def remove(self, key: str) -> None:
         """A page was closed: its answer ends, its memory is free."""
@@ -134,10 +164,11 @@ class Visitors:
                 visitor.forget()
 
     def make_room(self) -> None:
-        """Forget conversations, the oldest first, until what is kept is within bounds."""
+        """Forget conversations until what is kept is within bounds: those without an open page, then the
+        oldest."""
         with self._lock:
             kept = sum(visitor.kept_bytes for visitor in self._known.values())
-            for visitor in self._known.values():
+            for _, visitor in sorted(self._known.items(), key=lambda known: known[0] in self._open):
                 if kept <= self._kept_bytes:
                     return
                 if not visitor.busy.locked():

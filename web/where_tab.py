@@ -22,7 +22,7 @@ from inference.where.occlusion import occlusion_steps
 from inference.where.options import METHODS
 from inference.where.words import answer_words
 from web import view
-from web.ask_tab import ASSETS, EXAMPLES, is_upload
+from web.ask_tab import ASSETS, EXAMPLES
 from web.asking import ALIVE, POLL, REDRAW, Asked, Desk, sentence, waiting
 from web.visitors import Visitor
 
@@ -153,8 +153,6 @@ class WhereTab:
         self.desk.check(asked)
         if not asked.pictures:
             raise ImageError("Add a picture first: there is none to look at.")
-        if not all(is_upload(self.pictures, picture) for picture in asked.pictures):
-            raise ImageError("pictures: expected uploads, got files of this machine")
         if method not in METHODS:
             raise RequestError(f"method: expected {' or '.join(METHODS)}, got {str(method)[:40]!r}")
         if visitor.busy.locked():

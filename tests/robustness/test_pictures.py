@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
 import io
 import json
@@ -26,6 +27,16 @@ from data.processor import Processor
 from tests.processors import embedded, nano_config, picture, processor
 
 ROOT = Path(__file__).resolve().parents[2]
+# How a HEIC of 48 x 32 pixels is to be read, and its pixels.
+PROPERTIES = base64.b64decode(
+    "AAAA/WlwcnAAAADdaXBjbwAAAHZodmNDAQNwAAAAkAAAAAAAHvAA/P34+AAADwNgAAEAGEABDAH//wNwAAADAJAAAAMAAAMA"
+    "HroCQGEAAQAqQgEBA3AAAAMAkAAAAwAAAwAeoCCBBZbq5Ka5uAhoMCAAAAMDIAAAAwAhYgABAAZEAcFzwIkAAAATY29scm5j"
+    "bHgAAQANAAaAAAAAFGlzcGUAAAAAAAAAQAAAAEAAAAAoY2xhcAAAADAAAAABAAAAIAAAAAH////wAAAAAv///+AAAAACAAAA"
+    "EHBpeGkAAAAAAwgICAAAABhpcG1hAAAAAAAAAAEAAQWBAgMFhA=="
+)
+HEVC = base64.b64decode(
+    "AAAASigBrwng48Calv/7k3979C5//F4MbvitsTJf8Btt/VekNg5VvpsGEOBrHgrOnSWuR1rx6VWXoUym0lnBg2r3VWSqIBbYdiHjqP3/"
+)
 MEMORY, SECONDS = 1024 * 2**20, 5  # beyond what the process has; of processor time
 
 
@@ -53,6 +64,37 @@ def bomb() -> bytes:
     return zlib.compress(b"\0" * (100 * 2**20), 1)
 
 
+def gif(extension: bytes) -> bytes:
+    """A GIF with an extension in front of its picture."""
+    whole = encoded(picture(4, 4).convert("1"), "GIF")
+    place = whole.index(b",\0\0\0\0")
+    return whole[:place] + extension + whole[place:]
+
+
+def box(kind: bytes, body: bytes, version: int | None = None) -> bytes:
+    body = body if version is None else struct.pack(">I", version << 24) + body
+    return struct.pack(">I", 8 + len(body)) + kind + body
+
+
+def heic(items: int = 0, size: int = 0) -> bytes:
+    """48 x 32 pixels, blue beside red, described by items that are all the same bytes."""
+    about = range(2, 2 + items)
+    entries = struct.pack(">HH", 1, 0) + b"hvc1\0", *(struct.pack(">HH", i, 0) + b"Exif\0" for i in about)
+    known = struct.pack(">H", 1 + items) + b"".join(box(b"infe", entry, 2) for entry in entries)
+    references = b"".join(box(b"cdsc", struct.pack(">HHH", i, 1, 1)) for i in about)
+
+    def meta(place: int) -> bytes:
+        places = struct.pack(">HHHII", 1, 0, 1, place, len(HEVC))
+        places += b"".join(struct.pack(">HHHII", i, 0, 1, place + len(HEVC), size) for i in about)
+        located = box(b"iloc", b"\x44\0" + struct.pack(">H", 1 + items) + places, 0)
+        handler = box(b"hdlr", bytes(4) + b"pict" + bytes(13), 0)
+        parts = handler, box(b"pitm", b"\0\1", 0), located, box(b"iinf", known, 0)
+        return box(b"meta", b"".join(parts) + (box(b"iref", references, 0) if items else b"") + PROPERTIES, 0)
+
+    start = box(b"ftyp", b"heic" + bytes(4) + b"mif1heic")
+    return start + meta(len(start) + len(meta(0)) + 8) + box(b"mdat", HEVC + bytes(size))
+
+
 def strips(count: int) -> bytes:
     """A TIFF of 4 x 4 pixels in so many strips."""
     entries = [(256, 4, 1, 4), (257, 4, 1, 4), (258, 4, 1, 8), (259, 4, 1, 1), (262, 4, 1, 1),
@@ -69,6 +111,13 @@ def scans(count: int, side: int) -> bytes:
     return whole[:-2] + whole[last:-2] * count + whole[-2:]
 
 
+# Small pictures for all that they carry.
+LOADED = (
+    "pixels that go on",
+    "a PBM of comments",
+    "a PGM of comments",
+    "a HEIC of items",
+)
 CASES: dict[str, Callable[[], bytes]] = {
     "zTXt bomb": lambda: png(4, 4, chunk(b"zTXt", b"k\0\0" + bomb())),
     "iTXt bomb": lambda: png(4, 4, chunk(b"iTXt", b"k\0\1\0\0\0" + bomb())),
@@ -87,6 +136,12 @@ CASES: dict[str, Callable[[], bytes]] = {
     "a PPM of 10 bits": lambda: b"P6 5000 5000 1023\n" + bytes(5000 * 5000 * 6),
     "a TIFF of strips": lambda: strips(10_000_000),
     "a JPEG of scans": lambda: scans(3_000, 4_000),
+    "a JPEG of fill bytes": lambda: encoded(picture(4, 4), "JPEG")[:-2] + b"\xff" * 10**6 + b"\0",
+    "a GIF of one comment": lambda: gif(b"!\xfe" + (b"\xff" + bytes(255)) * 80_000 + b"\0"),
+    "a PBM of comments": lambda: b"P1 9 9 " + b"#\n" * 290_000 + b"1" * 81,
+    "a PGM of comments": lambda: b"P2\n" + b"#\r" * 290_000 + b"9 9 65535 " + b"1 " * 81,
+    "a PPM of comments": lambda: b"P3\n9 9 255\n" + b"#\n" * 10**7 + b"1 " * 243,
+    "a HEIC of items": lambda: heic(items=900, size=5_000_000),
 }
 
 
@@ -121,7 +176,7 @@ def verdicts() -> dict[str, list]:
 def test_no_picture_hangs_or_fills_memory(verdicts, name):
     """Memory is the process's limit; time is its processor's, five seconds being a hang."""
     kind, text, seconds = verdicts[name]
-    assert kind == ("loaded" if name == "pixels that go on" else "refused"), text
+    assert kind == ("loaded" if name in LOADED else "refused"), text
     assert "\n" not in text and len(text) < 1000
     assert seconds < SECONDS
 
@@ -130,6 +185,8 @@ def test_no_picture_hangs_or_fills_memory(verdicts, name):
     ("name", "sentence"),
     [
         ("a million chunks", "more than 300,000 pieces"),
+        ("a PPM of comments", "more than 300,000 pieces"),
+        ("a GIF of one comment", "more than 10,000 pieces"),
         ("a PPM of comment", "more than 300,000 pieces"),
         ("a PPM of text", "at most 2,000,000 pixels in this rare encoding (ppm_plain), got 8000 x 8000"),
         ("a TIFF of strips", "10,000,000 strips or tiles, at most 100,000 are read"),
@@ -139,6 +196,42 @@ def test_no_picture_hangs_or_fills_memory(verdicts, name):
 )
 def test_the_sentence_says_what(verdicts, name, sentence):
     assert sentence in verdicts[name][1]
+
+
+def test_heic_loads_and_without_its_package_the_sentence_says_what_to_install(monkeypatch):
+    whole = load_image(heic())
+    assert whole.size == (48, 32) and whole.getpixel((2, 2))[2] > 200 < whole.getpixel((45, 30))[0]
+    with pytest.raises(ImageError, match="HEIC"):
+        load_image(heic()[:300])
+    monkeypatch.setitem(sys.modules, "pi_heif", None)
+    with pytest.raises(ImageError, match=r"HEIC.*pi-heif"):
+        load_image(heic())
+
+
+@pytest.mark.parametrize(
+    ("start", "what"),
+    [
+        (b"%PDF-1.7\n", "PDF"),
+        (b"\xef\xbb\xbf<?xml version='1.0'?>\n<!-- by hand -->\n<svg/>", "SVG"),
+        (b"\n<!DOCTYPE html><html><svg/></html>", "HTML"),
+        (b"\0\0\0\x18ftypmp42", "MP4"),
+        (b"\0\0\0\x14ftypqt  ", "QuickTime"),
+        (b"\x1aE\xdf\xa3", "WebM"),
+        (b"PK\3\4" + bytes(9_000) + b"word/document.xml", "Word"),
+        (b"PK\3\4", "ZIP"),
+        (b"\0\0\1\0", "icon"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+        (b"\0\0\0\x18ftypcrx ", "raw"),
+    ],
+)
+def test_another_kind_of_file_is_named(start, what):
+    with pytest.raises(ImageError, match=f"got .*{what}.*; "):
+        load_image(start, name="photo.jpg")
+
+
+def test_comments_of_a_picture_in_text_mean_nothing():
+    plain, told = b"P3 2 1 255\n255 0 0 0 0 255\n", b"P3 # RGB\n2 #\r1\n255\n255 0 # red\n0 0 0 2#\n55"
+    assert list(load_image(told).get_flattened_data()) == list(load_image(plain).get_flattened_data())
 
 
 def test_rare_encodings_of_usual_size_load():
