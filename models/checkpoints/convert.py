@@ -146,7 +146,7 @@ def upload(
     result: Result, repo_id: str, private: bool | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> str:
     """Upload a result in transformers' layout; see `models.checkpoints.push.push`."""
-    model, processor = load(result.folder), result.companion.processor
+    model, processor = load(result.folder, dtype="stored"), result.companion.processor
     return push(model, repo_id, processor, private=private, max_shard_bytes=max_shard_bytes)
 
 
@@ -261,7 +261,7 @@ def _card(model: VisionLanguageModel, request: Request, companion: Companion, ro
     what = ["with an adapter merged"] if request.adapter is not None else []
     what += [f"rounded to {str(model.dtype).removeprefix('torch.')}"] if rounded else []
     return model_card(
-        request.push or request.target.resolve().name,
+        request.push or str(request.target),
         model.config,
         _parameters(model),
         f"Made from {name} by Ocelli's converter, {', '.join(what) or 'with the same logits'}.",
