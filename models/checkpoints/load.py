@@ -257,15 +257,15 @@ def resolve_dtype(dtype: torch.dtype | str | None, config: Mapping, device: torc
     Raises:
         CheckpointError: for a name that is none of the floating-point dtypes we compute in.
     """
-    if dtype is None or dtype == "auto":
-        dtype = AUTO_DTYPE.get(device.type, "stored")
-    if dtype == "stored":
-        stored = config.get("text_config")
-        text = stored if isinstance(stored, dict) else {}
-        dtype = next((s[k] for s in (config, text) for k in ("dtype", "torch_dtype") if s.get(k)), "float32")
+    if dtype in (None, "auto", "stored"):
+        section = config.get("text_config")
+        text = section if isinstance(section, dict) else {}
+        named = next((s[k] for s in (config, text) for k in ("dtype", "torch_dtype") if s.get(k)), "float32")
+        stored = resolve_dtype(named, {}, device)
+        return stored if dtype == "stored" else _DTYPES.get(AUTO_DTYPE.get(device.type, ""), stored)
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
-        raise CheckpointError(f"unknown dtype {dtype!r}: expected auto, stored, {', '.join(_DTYPES)}")
+        raise CheckpointError(f"unknown dtype {dtype!r}: expected auto, {', '.join(_DTYPES)} or stored")
     return _DTYPES[name]
 
 
