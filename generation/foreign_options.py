@@ -1,4 +1,4 @@
-"""Options of other libraries' `generate`, and what to use here instead: a sentence, not a traceback."""
+"""Options that other libraries' `generate` takes, and what to use here instead, in one sentence."""
 
 from __future__ import annotations
 

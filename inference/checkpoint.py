@@ -23,9 +23,6 @@ from models.device_settings import prepare_device
 from models.devices import check_device
 from models.vision_language_model import VisionLanguageModel
 
-# What "auto" computes in: bfloat16 has no speed to offer a CPU at one question, and float32 is exact.
-AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -98,9 +95,8 @@ def open_checkpoint(
         source: a folder, or a repository id.
         revision: branch, tag or commit of the repository.
         device: auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.
-        dtype: float32, bfloat16, float16, int8, or auto: float32 on a CPU, bfloat16 on CUDA, elsewhere the
-            checkpoint's own. int8 (weights only, CPU only) is rounded from the checkpoint's own. A CPU
-            without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32.
+        dtype: as for `models.checkpoints.load.load`, or int8 (weights only, CPU only), rounded from what is
+            stored. A CPU without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32.
 
     Raises:
         RequestError: a device that is not here, int8 on another device than a CPU.
@@ -110,7 +106,7 @@ def open_checkpoint(
     began = time.perf_counter()
     if dtype == "int8" and chosen.type != "cpu":
         raise RequestError(f"dtype int8: expected device cpu, got {chosen}; use bfloat16 there")
-    loaded = loading_dtype(chosen, dtype)
+    loaded = loading_dtype(dtype)
 
     def read() -> tuple[VisionLanguageModel, Processor]:
         model = VisionLanguageModel.from_pretrained(source, revision=revision, dtype=loaded, device=chosen)
@@ -126,12 +122,9 @@ def open_checkpoint(
     return Checkpoint(str(source), model, processor, time.perf_counter() - began, name)
 
 
-def loading_dtype(device: torch.device, dtype: str) -> str:
-    """What the weights are loaded in where `open_checkpoint` is asked for `dtype`: the name of a dtype, or
-    auto for the checkpoint's own."""
-    if dtype == "auto":
-        return AUTO_DTYPE.get(device.type, "auto")
-    return "auto" if dtype == "int8" else dtype
+def loading_dtype(dtype: str) -> str:
+    """What the weights are loaded in where `open_checkpoint` is asked for `dtype`."""
+    return "stored" if dtype == "int8" else dtype
 
 
 def pick_device(name: str) -> torch.device:

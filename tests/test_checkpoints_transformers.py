@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
+from data.processor import Processor
+from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
+from models.checkpoints.load import resolve_dtype
 from tests import tiny
 
 BAR = 1e-4
@@ -68,7 +72,7 @@ def test_partly_masked_tile(name, hidden, tmp_path):
 def test_bfloat16_is_kept_and_converted(tmp_path):
     theirs = tiny.hf_model("smolvlm-1-tile").to(torch.bfloat16)
     tiny.save(theirs, tmp_path / "theirs")
-    kept = VisionLanguageModel.from_pretrained(tmp_path / "theirs")
+    kept = VisionLanguageModel.from_pretrained(tmp_path / "theirs", dtype="stored")
     assert kept.dtype == torch.bfloat16
     wide = VisionLanguageModel.from_pretrained(tmp_path / "theirs", dtype="float32")
     for (name, narrow), parameter in zip(kept.named_parameters(), wide.parameters(), strict=True):
@@ -76,6 +80,21 @@ def test_bfloat16_is_kept_and_converted(tmp_path):
         assert torch.equal(narrow.float(), parameter), name
     kept.save_pretrained(tmp_path / "ours")
     assert AutoModelForImageTextToText.from_pretrained(tmp_path / "ours").dtype == torch.bfloat16
+
+
+def test_the_api_and_the_command_line_load_in_one_dtype(model_folder, tmp_path):
+    """By default, and where either is asked for one."""
+    openers = VisionLanguageModel.from_pretrained, partial(open_checkpoint, device="cpu")
+    VisionLanguageModel.from_pretrained(model_folder, dtype="bfloat16").save_pretrained(
+        tmp_path, Processor.from_pretrained(model_folder)
+    )
+    for asked in ("auto", "bfloat16", "float16"):
+        loaded, opened = (open_in(tmp_path, dtype=asked) for open_in in openers)
+        assert str(loaded.dtype) == f"torch.{opened.dtype}"
+    loaded, opened = (open_in(tmp_path) for open_in in openers)
+    assert loaded.dtype == opened.model.dtype == torch.float32  # on a CPU
+    assert resolve_dtype("auto", {"dtype": "float32"}, torch.device("cuda")) == torch.bfloat16
+    assert resolve_dtype("stored", {"dtype": "float16"}, torch.device("cuda")) == torch.float16
 
 
 def test_sharded_both_ways(tmp_path):

@@ -44,7 +44,9 @@ def test_a_finished_run_is_pushed(base, tmp_path, monkeypatch, capsys):
         for name in ("model.safetensors", "README.md", "config.json", "tokenizer.json"):
             assert (there / name).read_bytes() == (tmp_path / "run" / name).read_bytes(), name
         assert not (there / "run.yaml").exists() and not (there / "state").exists()
-        assert ModelCard((there / "README.md").read_text()).data.pipeline_tag == "image-text-to-text"
+        card = ModelCard((there / "README.md").read_text())
+        assert card.data.pipeline_tag == "image-text-to-text"
+        assert 'from_pretrained("me/tiny")' in card.content and str(base) not in card.content
         VisionLanguageModel.from_pretrained("me/tiny")
 
 

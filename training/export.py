@@ -127,6 +127,6 @@ def push(config: TrainConfig) -> None:
     """Upload what was written; it stays in the output folder whatever becomes of this."""
     from data.processor import Processor
 
-    model = VisionLanguageModel.from_pretrained(config.output)
+    model = VisionLanguageModel.from_pretrained(config.output, dtype="stored")
     processor = Processor.from_pretrained(config.output, config=model.config)
     print(model.push_to_hub(config.push_to_hub, processor))

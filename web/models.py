@@ -150,7 +150,7 @@ class Models:
         return found.commit
 
     def _check_memory(self, name: str, files: CheckpointFiles) -> None:
-        dtype = resolve_dtype(loading_dtype(pick_device(self._device), self._dtype), files.config)
+        dtype = resolve_dtype(loading_dtype(self._dtype), files.config, pick_device(self._device))
         headers = read_headers(files)
         needed = 0 if headers is None else headers.numbers * dtype.itemsize
         if needed > self.largest_guest:

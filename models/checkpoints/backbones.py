@@ -119,7 +119,7 @@ def from_backbones(
         scale_factor: pixel shuffle: patches folded along each side into one token.
         extra_tokens: rows added to the vocabulary for picture tokens; each is the mean of the existing rows.
         image_token_id: id of the picture placeholder; None is the first added row.
-        dtype: dtype of all weights; "auto" is the language model's own.
+        dtype: dtype of all weights; "stored" is the language model's own.
         device: where the weights go.
         generator: for the projector's random weights.
 
@@ -151,7 +151,8 @@ def from_backbones(
         ),
         pad_token_id=first_id(text_files.config.get("pad_token_id"), vocab_size=rows),
     )
-    device, dtype = resolve_device(device), resolve_dtype(dtype, text_files.config)
+    device = resolve_device(device)
+    dtype = resolve_dtype(dtype, text_files.config, device)
     vision_map = vision_tensor_map(vision_entries)
     vision_shapes = _checked(config, "vision_model.", vision_map, vision_entries, vision_files)
     text_shapes = _checked(config, "language_model.", text_map, text_entries, text_files, rows)

@@ -26,6 +26,7 @@ from models.checkpoints.errors import CheckpointError
 from models.checkpoints.headers import DTYPE_NAMES
 from models.checkpoints.load import load, stored_entries
 from models.checkpoints.locate import WEIGHTS, CheckpointFiles, locate, snapshot
+from models.checkpoints.one_version import one_version
 from models.checkpoints.processor_files import write_json
 from models.checkpoints.push import card_of_origin, push
 from models.checkpoints.registry import choose_reader
@@ -113,8 +114,14 @@ def convert(
     # In float32 at least, so that whatever is computed on the weights is rounded once, at the end.
     wide = "float64" if dtype == "float64" else "float32"
     revision = files.origin.commit or request.revision
-    model = load(request.source, revision, dtype=wide)
-    companion = open_companion(snapshot(request.source, revision), from_nanovlm)
+    model, companion = one_version(
+        request.source,
+        revision,
+        lambda: (
+            load(request.source, revision, dtype=wide),
+            open_companion(snapshot(request.source, revision), from_nanovlm),
+        ),
+    )
     tell(f"read {request.source}: {_family(from_nanovlm)}, {_parameters(model):,} parameters, to {dtype}")
 
     image_token_id = _image_token_id(model, companion)
@@ -146,7 +153,7 @@ def upload(
     result: Result, repo_id: str, private: bool | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> str:
     """Upload a result in transformers' layout; see `models.checkpoints.push.push`."""
-    model, processor = load(result.folder), result.companion.processor
+    model, processor = load(result.folder, dtype="stored"), result.companion.processor
     return push(model, repo_id, processor, private=private, max_shard_bytes=max_shard_bytes)
 
 
@@ -254,7 +261,7 @@ def _card(model: VisionLanguageModel, request: Request, companion: Companion, ro
     what = ["with an adapter merged"] if request.adapter is not None else []
     what += [f"rounded to {str(model.dtype).removeprefix('torch.')}"] if rounded else []
     return model_card(
-        request.push or request.target.resolve().name,
+        request.push or str(request.target),
         model.config,
         _parameters(model),
         f"Made from {name} by Ocelli's converter, {', '.join(what) or 'with the same logits'}.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from huggingface_hub import constants
 from huggingface_hub.errors import (
@@ -82,10 +82,10 @@ def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -
     return f"{what} of {repo} failed ({constants.ENDPOINT}): {first_line}"
 
 
-def patience() -> httpx.Timeout:
+def patience() -> float:
     """How long a first question waits: briefly for a connection, as long as HF_HUB_ETAG_TIMEOUT for its
-    answer."""
-    return httpx.Timeout(constants.HF_HUB_ETAG_TIMEOUT, connect=2.5)
+    answer. The client declares one number, and passes on what it gets."""
+    return cast(float, httpx.Timeout(constants.HF_HUB_ETAG_TIMEOUT, connect=2.5))
 
 
 def fetched(fetch: Callable[..., str], *what: str, **how: Any) -> str:

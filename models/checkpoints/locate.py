@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
 
 from huggingface_hub import (
     HfApi,
@@ -176,7 +175,7 @@ def _is_listed(repo: str, revision: str | None) -> bool:
     if revision and (cache_folder(repo) / "trees" / f"{revision}.json").is_file():
         return True
     try:
-        listed = HfApi().model_info(repo, revision=revision, timeout=cast(float, patience())).siblings
+        listed = HfApi().model_info(repo, revision=revision, timeout=patience()).siblings
     except OUT_OF_REACH:
         return False
     except HfHubHTTPError:
@@ -282,7 +281,7 @@ class _Hub:
         commit = None
         try:
             url = hf_hub_url(self.repo, name, revision=self.revision)
-            commit = get_hf_file_metadata(url, timeout=cast(float, patience())).commit_hash
+            commit = get_hf_file_metadata(url, timeout=patience()).commit_hash
         except OUT_OF_REACH as error:
             if cached is None:
                 raise LocalEntryNotFoundError(str(error)) from error

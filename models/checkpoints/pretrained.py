@@ -37,10 +37,11 @@ class Pretrained:
         cls,
         source: str | Path,
         revision: str | None = None,
-        dtype: torch.dtype | str | None = None,
+        dtype: torch.dtype | str | None = "auto",
         device: torch.device | str | None = None,
     ) -> VisionLanguageModel:
-        """Load a checkpoint from a folder or a repository id, in eval mode.
+        """Load a checkpoint from a folder or a repository id, in eval mode; as on the command line in float32
+        on a CPU and in bfloat16 on CUDA. dtype="stored" keeps the checkpoint's own, to save it again.
 
         `generate` stops at every id that config.json, generation_config.json and the tokenizer's files beside
         them call the end. nanoVLM keeps its tokenizer elsewhere: it is read where `lm_tokenizer` is a folder
