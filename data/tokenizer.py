@@ -250,7 +250,8 @@ def _added_tokens(
 def _gpt2(spec: dict[str, Any], add_prefix_space: bool) -> Tokenizer:
     """What transformers makes of a tokenizer.json for its class GPT2Tokenizer: vocabulary, merges and
     post-processor are the file's, the other rules are the class's."""
-    read = Tokenizer.from_str(json.dumps(spec | {"added_tokens": []}))
+    bare = spec["model"] | {"vocab": {}, "merges": []}
+    read = Tokenizer.from_str(json.dumps(spec | {"added_tokens": [], "model": bare}))
     merges = [
         tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in spec["model"]["merges"]
     ]
