@@ -14,18 +14,15 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import Encoding
 
 from data.errors import PromptError, one_line
 from data.private_tokenizer import private_tokenizer
 from data.templates import TemplateProcess, TemplateRefused, render
-from data.tokenizer import FolderTokenizer
+from data.tokenizer import AnyTokenizer
 from data.tokenizer_limits import no_panic
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 ROLES = ("system", "user", "assistant")
 LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context
@@ -134,7 +131,7 @@ class ChatEncoder:
 
     def __init__(
         self,
-        tokenizer: FolderTokenizer | PreTrainedTokenizerBase,
+        tokenizer: AnyTokenizer,
         chat_template: str,
         *,
         image_token: str | None,

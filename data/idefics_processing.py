@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,7 @@ from torch import Tensor
 from data.chat import Message
 from data.errors import PromptError
 from data.file_limits import chat_template, check_files, read_object
-from data.tokenizer import FolderTokenizer, open_tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from data.tokenizer import AnyTokenizer, open_tokenizer
 
 IMAGE, FAKE, GLOBAL, END = "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"
 
@@ -186,7 +183,7 @@ def _pixel_values(settings: Mapping[str, Any]) -> np.ndarray:
 
 def open_idefics(
     folder: Path,
-) -> tuple[IdeficsPictures, FolderTokenizer | PreTrainedTokenizerBase, str | None]:
+) -> tuple[IdeficsPictures, AnyTokenizer, str | None]:
     """The picture rules, tokenizer and chat template of a checkpoint folder, in today's layout or the older
     one.
 
@@ -205,13 +202,13 @@ def open_idefics(
     return pictures, tokenizer, chat_template(folder)
 
 
-def _as_special(tokenizer: FolderTokenizer | PreTrainedTokenizerBase) -> None:
+def _as_special(tokenizer: AnyTokenizer) -> None:
     """Mark the tokens of pictures and turns as special, as Idefics3Processor does with any tokenizer."""
     tokenizer.add_special_tokens({"additional_special_tokens": [FAKE, IMAGE, END]})
 
 
 def new_idefics(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: AnyTokenizer,
     *,
     image_size: int,
     image_seq_len: int,

@@ -15,21 +15,21 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from huggingface_hub import HfApi, constants, hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils import httpx
 from PIL import Image
 from torch import Tensor
 
 from data.chat import Message
 from data.errors import PromptError
 from data.file_limits import check_files, read_object, tokenizer_template
-from data.tokenizer import FolderTokenizer, open_tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from data.tokenizer import AnyTokenizer, open_tokenizer
 
 CHATML_TEMPLATE = (
     "{% for message in messages %}"
@@ -55,7 +55,7 @@ class NanoVLMPictures:
     flat = True
     resizes = True
 
-    def __init__(self, config: dict[str, Any], tokenizer: FolderTokenizer | PreTrainedTokenizerBase):
+    def __init__(self, config: dict[str, Any], tokenizer: AnyTokenizer):
         # Absent keys are what `models.checkpoints.nanovlm` takes them to be.
         self.tile_size: int = config.get("vit_img_size", 224)
         patch, factor = config.get("vit_patch_size", 16), config.get("mp_pixel_shuffle_factor", 2)
@@ -155,9 +155,7 @@ def resized_size(height: int, width: int, tile: int, max_side: int, to_max_side:
     return (new_short, new_long) if width >= height else (new_long, new_short)
 
 
-def open_nanovlm(
-    folder: Path, config: dict[str, Any]
-) -> tuple[NanoVLMPictures, FolderTokenizer | PreTrainedTokenizerBase, str]:
+def open_nanovlm(folder: Path, config: dict[str, Any]) -> tuple[NanoVLMPictures, AnyTokenizer, str]:
     """The picture rules, tokenizer and chat template of a nanoVLM checkpoint.
 
     `lm_tokenizer` names a folder inside the checkpoint or a repository on the Hub. The extra tokens are added
@@ -192,10 +190,6 @@ def _tokenizer_of(repo: str) -> Path:
         PromptError: it has none, or the Hub is out of reach and the cache has none.
         HfHubHTTPError: no such repository, say.
     """
-    from huggingface_hub import HfApi, constants, hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
-    from huggingface_hub.utils import httpx
-
     folder, commit, cached_only = None, None, False
     try:  # once: the client asks a Hub that is out of reach for 23 seconds a file
         HfApi().model_info(

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
 from data.errors import PromptError
-from data.tokenizer import FolderTokenizer
+from data.tokenizer import AnyTokenizer
 from data.tokenizer_limits import MOST_IDS, check_tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class PrivateTokenizer:
     longest: int
 
 
-def private_tokenizer(tokenizer: FolderTokenizer | PreTrainedTokenizerBase, nonce: str) -> PrivateTokenizer:
+def private_tokenizer(tokenizer: AnyTokenizer, nonce: str) -> PrivateTokenizer:
     """The private copy. Added tokens of white space alone, which some tokenizers have for indentation, are
     text and keep their names."""
     if not tokenizer.is_fast:

@@ -42,12 +42,11 @@ from data.nanovlm_processing import (
     open_nanovlm,
     read_config,
 )
-from data.tokenizer import FolderTokenizer
+from data.tokenizer import AnyTokenizer
 from data.tokenizer_limits import no_panic
 from models.config import VLMConfig
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
     from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 Conversation = Sequence[Mapping[str, Any]]
@@ -61,7 +60,7 @@ class Processor:
     def __init__(
         self,
         pictures: IdeficsPictures | NanoVLMPictures,
-        tokenizer: FolderTokenizer | PreTrainedTokenizerBase,
+        tokenizer: AnyTokenizer,
         chat_template: str,
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
@@ -278,7 +277,7 @@ class Processor:
 
 
 def make_processor(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: AnyTokenizer,
     *,
     image_size: int,
     image_seq_len: int,
@@ -351,7 +350,7 @@ def _check_fit(processor: Processor, config: VLMConfig) -> None:
             raise ProcessorError(f"{what}: the model expects {expected}, its processor gives {got}")
 
 
-def _stop_token_ids(tokenizer: FolderTokenizer | PreTrainedTokenizerBase) -> tuple[int, ...]:
+def _stop_token_ids(tokenizer: AnyTokenizer) -> tuple[int, ...]:
     known = tokenizer.get_added_vocab()
     stops = {known[token] for token in _TURN_ENDS if token in known}
     if tokenizer.eos_token_id is not None:

@@ -26,7 +26,7 @@ from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from data.errors import ProcessorError, PromptError, one_line
 from data.idefics_processing import END, FAKE, GLOBAL, IMAGE, IdeficsPictures, open_idefics
 from data.nanovlm_processing import NanoVLMPictures, open_nanovlm, read_config
-from data.tokenizer import FolderTokenizer
+from data.tokenizer import AnyTokenizer, FolderTokenizer
 
 _TILE_NAME = re.compile(r"<row_(\d+)_col_(\d+)>")
 
@@ -61,7 +61,7 @@ _TEXT_TO_PARTS = (
 
 
 def transformers_form(
-    pictures: IdeficsPictures, tokenizer: FolderTokenizer | PreTrainedTokenizerBase, chat_template: str | None
+    pictures: IdeficsPictures, tokenizer: AnyTokenizer, chat_template: str | None
 ) -> Idefics3Processor:
     """transformers' own processor of the same settings, tokenizer and template."""
     if isinstance(tokenizer, FolderTokenizer):

@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -155,7 +155,10 @@ class FolderTokenizer:
             return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
-def open_tokenizer(folder: Path) -> FolderTokenizer | PreTrainedTokenizerBase:
+AnyTokenizer: TypeAlias = "FolderTokenizer | PreTrainedTokenizerBase"
+
+
+def open_tokenizer(folder: Path) -> AnyTokenizer:
     """The tokenizer of a folder whose files `data.file_limits.check_files` has passed.
 
     Raises:
@@ -250,7 +253,8 @@ def _added_tokens(
 def _gpt2(spec: dict[str, Any], add_prefix_space: bool) -> Tokenizer:
     """What transformers makes of a tokenizer.json for its class GPT2Tokenizer: vocabulary, merges and
     post-processor are the file's, the other rules are the class's."""
-    read = Tokenizer.from_str(json.dumps(spec | {"added_tokens": []}))
+    bare = spec["model"] | {"vocab": {}, "merges": []}
+    read = Tokenizer.from_str(json.dumps(spec | {"added_tokens": [], "model": bare}))
     merges = [
         tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in spec["model"]["merges"]
     ]
