@@ -71,7 +71,7 @@ class ByteTiles:
         """The tiles themselves, (n, 3, M, M) float32, copied as bytes."""
         codes, levels, others = (field.to(device, non_blocking=non_blocking) for field in self._fields[:3])
         places = codes.int() + 256 * levels[:, None, None, None]
-        tiles = LEVELS.flatten().to(device)[places]
+        tiles = LEVELS.flatten().to(device).index_select(0, places.flatten()).view(codes.shape)
         if self.coded.all():
             return tiles
         order = torch.argsort(torch.argsort(~self.coded, stable=True))  # places in (codes, others)
