@@ -105,7 +105,8 @@ def test_weights_are_joined_in_place():
 
 
 def test_one_question_is_answered_by_a_graph_in_bfloat16(as_json, photo):
-    (made,) = as_json(photo, "-q", "how many?", "--device", "cuda", "--max-new-tokens", 8)
+    ask = (photo, "-q", "how many?", "--device", "cuda", "--max-new-tokens", 8)
+    (made,) = as_json(*ask)
     assert (made["decode_step"], made["dtype"]) == ("CUDA graph", "bfloat16")
     (eager,) = as_json(
         photo, "-q", "how many?", "--device", "cuda", "--max-new-tokens", 8, "--compile", "off"
