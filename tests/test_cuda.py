@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from data.document_masks import dense_mask, document_mask
 from generation import kv_cache as kv
 from generation.batching import Scheduler
+from generation.chooser import Chooser
 from generation.decoding import eager_step
 from generation.fast_decode import fast_step
 from generation.graph_step import GraphStep
@@ -61,17 +63,18 @@ def test_logits_are_the_eager_ones(dtype, rows):
 
 
 def test_nothing_in_the_loop_waits_for_the_device(vlm, step):
+    """While the tokens are read, as whoever shows them does."""
     options = {"max_new_tokens": 60, "stop_token_ids": (10**6,), "decode_step": step}
     for sampling in ({}, {"temperature": 1.0, "top_p": 0.9, "seed": 0}):
-        vlm.generate(**batch(2, "cuda"), **options, **sampling)  # records
+        expected = vlm.generate(**batch(2, "cuda"), **options, **sampling).T.tolist()  # records
         stream = iter(vlm.generate_stream(**batch(2, "cuda"), **options, **sampling))
-        tokens = [next(stream) for _ in range(5)]
+        tokens = [next(stream).tolist() for _ in range(5)]
         torch.cuda.set_sync_debug_mode("error")
         try:
-            tokens += [next(stream) for _ in range(40)]
+            tokens += [next(stream).tolist() for _ in range(40)]
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert len(tokens) == 45
+        assert tokens == expected[:45]
 
 
 def test_sessions_and_schedulers(vlm, step):
@@ -96,6 +99,59 @@ def test_random_numbers_are_those_of_the_cpu():
 def test_weights_are_joined_in_place():
     model = tiny_vlm(head_dim=16, hidden_size=512, intermediate_size=2048).cuda()
     before = torch.cuda.memory_allocated()
-    step, how = fast_step(model.language_model)
+    step, how = fast_step(model.language_model, steps=1)
     assert isinstance(step, GraphStep) and how == "CUDA graph"
     assert torch.cuda.memory_allocated() - before < 2**20
+
+
+def test_one_question_is_answered_by_a_graph_in_bfloat16(as_json, photo):
+    ask = (photo, "-q", "how many?", "--device", "cuda", "--max-new-tokens", 8)
+    (made,) = as_json(*ask)
+    assert (made["decode_step"], made["dtype"]) == ("CUDA graph", "bfloat16")
+    (eager,) = as_json(
+        photo, "-q", "how many?", "--device", "cuda", "--max-new-tokens", 8, "--compile", "off"
+    )
+    assert eager["decode_step"] == "eager" and eager["prompt_tokens"] == made["prompt_tokens"]
+
+
+def test_a_graph_that_cannot_be_recorded_leaves_the_eager_step(vlm, monkeypatch):
+    choose = Chooser.choose
+
+    def reading_back(self, logits):
+        assert self.finite.item() is not None  # which a capture forbids
+        return choose(self, logits)
+
+    monkeypatch.setattr(Chooser, "choose", reading_back)
+    step, why = fast_step(vlm.language_model, steps=1)
+    assert step is None and why.startswith("eager: no CUDA graph: ")
+    monkeypatch.undo()
+    inputs = batch(2, "cuda")  # the device, its allocator and its graphs go on
+    assert_as_eager(vlm, GraphStep(vlm.language_model), inputs, max_new_tokens=20, **NO_STOP)
+
+
+def test_packed_rows_train_as_with_a_dense_mask():
+    """flex_attention, compiled, forward and backward, in what training computes in."""
+    model = tiny_vlm(head_dim=16).cuda()
+    documents = torch.tensor([[1] * 50 + [2] * 60 + [-1] * 18, [1] * 128], device="cuda")
+    ids, places = torch.arange(256, device="cuda").view(2, 128) % 40, torch.arange(128, device="cuda")[None]
+    losses, gradients = [], []
+    for mask in (document_mask(documents), dense_mask(documents)):
+        model.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            hidden, _ = model.hidden_states(ids, attention_mask=mask, position_ids=places.expand(2, -1))
+            loss = hidden[documents > 0].float().square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append(model.language_model.layers[0].self_attn.q_proj.weight.grad.clone())
+    torch.testing.assert_close(losses[0], losses[1], rtol=0.02, atol=0.02)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0.1, atol=0.02)
+
+
+@torch.no_grad()
+def test_float32_is_float32():
+    """TF32 would be a thousandth off."""
+    model = tiny_vlm(head_dim=16)
+    pixels = batch(1)["pixel_values"]
+    expected = model.encode_images(pixels)
+    got = model.cuda().encode_images(pixels)
+    torch.testing.assert_close(got.cpu(), expected, rtol=1e-5, atol=1e-5)
