@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
@@ -20,6 +21,7 @@ from web.visitors import Exchange
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 ASSETS = app.ROOT / "assets"
+ACCESSIBILITY = Path(__file__).with_name("accessibility.js")
 ANIMATION_FRAMES = 20  # a third of a second: the first is the one that counts
 
 
@@ -65,9 +67,10 @@ def slow_house(uploads, tmp_path_factory):
 class Visit:
     """One open page: `asked` are its requests, `said` what it complained about."""
 
-    def __init__(self, browser, url: str, width: int = 1280, height: int = 900):
+    def __init__(self, browser, url: str, width: int = 1280, height: int = 900, theme: str = "light"):
         self.url, self.asked, self.said = url, [], []
-        self.context = browser.new_context(viewport={"width": width, "height": height})
+        size = {"width": width, "height": height}
+        self.context = browser.new_context(viewport=size, color_scheme=theme)
         self.page = self.context.new_page()
         self.page.set_default_timeout(1000 * PATIENCE)
         self.page.on("request", lambda request: self.asked.append(request.url))
@@ -327,6 +330,25 @@ def test_it_fits_a_phone(browser, house):
     visit.ended()
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= 360
     visit.works()
+    visit.context.close()
+
+
+@pytest.mark.parametrize("theme, width", [("light", 1280), ("dark", 360)])
+def test_it_can_be_read_touched_and_heard(browser, house, theme, width):
+    visit = Visit(browser, house.url, width=width, theme=theme)
+    page, sampling = visit.page, visit.page.locator("#sampling")
+    assert page.evaluate("document.querySelector('.dark') != null") == (theme == "dark")
+    visit.open(sampling.locator("> button"), until=sampling.get_by_label("Remember the conversation"))
+    visit.ask()
+    visit.shows("blue")
+    visit.ended()
+    look = ACCESSIBILITY.read_text(encoding="utf-8")
+    assert page.evaluate(look) == []
+    visit.ask(" ")
+    visit.refuses("Type a question")
+    assert page.evaluate(look) == []
+    visit.open(page.get_by_role("tab", name="Where did it look"), until=page.get_by_label("occlusion"))
+    assert page.evaluate(look) == []
     visit.context.close()
 
 

@@ -184,16 +184,18 @@ class Guard:
             status = message.get("status", status)
             answer += message.get("body", b"")
             if message["type"] == "http.response.body" and not message.get("more_body") and status == 200:
-                await run_in_threadpool(self.uploads.uploaded, json.loads(answer), owner)
+                self.uploads.uploaded(json.loads(answer), owner)
             await send(message)
 
         owner = (scope.get("client") or ("", 0))[0]
         headers = [header for header in scope["headers"] if header[0] != b"accept-encoding"]
         try:
             with self.uploads.coming(size):
-                await self.app(scope | {"headers": headers}, receive, heard)
+                await self.app({**scope, "headers": headers}, receive, heard)
         except TooMuchError:
             raise Refused(503, "too much is being uploaded here just now: try again in a moment") from None
+        finally:  # what was broken off has left a file, too
+            await run_in_threadpool(self.uploads.make_room)
 
     async def _checked(self, receive: Receive) -> Receive:
         """`receive` with its body read and looked through for files.

@@ -27,7 +27,16 @@ from web.guard import Guard, Hosts
 from web.uploads import Uploads
 from web.where_tab import WhereTab
 
-CSS = Path(__file__).with_name("page.css")
+CSS, JS = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "js"))
+# The theme's own colours are too light on white: text has to differ from its ground by 4.5 to 1.
+CONTRAST = {
+    "body_text_color_subdued": "*neutral_600",
+    "input_placeholder_color": "*neutral_600",
+    "input_placeholder_color_dark": "*neutral_400",
+    "color_accent": "*primary_600",
+    "button_primary_background_fill": "*primary_600",
+    "button_primary_background_fill_hover": "*primary_700",
+}
 WAITING = 64  # questions in Gradio's queue, before the next one is refused
 SESSIONS = 100  # whose components' values Gradio keeps
 LOOK_EVERY = 600  # seconds, for uploads that are old
@@ -109,8 +118,9 @@ def serve(
             pwa=False,
             theme=gr.themes.Default(
                 primary_hue="indigo", neutral_hue="slate", font=["sans-serif"], font_mono=["monospace"]
-            ),
+            ).set(**CONTRAST),
             css_paths=[CSS],
+            js=JS.read_text(encoding="utf-8"),
             app_kwargs={"lifespan": guarded},
             # Without a second look whether it answers, which gives up after three seconds: it has just been
             # asked for its start-up events.

@@ -3,7 +3,8 @@
 uploads = Uploads(folder)
 with uploads.coming(length):                   # while an upload arrives
     ...
-uploads.uploaded(paths, address)               # who holds most loses the oldest first
+    uploads.uploaded(paths, address)
+uploads.make_room()                            # who holds most loses the oldest first
 """
 
 from __future__ import annotations
@@ -73,7 +74,6 @@ class Uploads:
         """Files have arrived from an address."""
         with self._lock:
             self._owners |= {Path(path).resolve(): owner for path in paths}
-        self.make_room()
 
     def make_room(self) -> None:
         """Delete what is old; then, until the rest is within bounds, the oldest file of whoever holds most:
