@@ -123,7 +123,7 @@ def start(settings: argparse.Namespace):
         closed=visitors.close_model,
         largest_guest=settings.largest_model * 10**9,
     )
-    with told_if_slow(f"app.py: loading {models.default}"):
+    with told_if_slow("app.py", models.default):
         first = models.open(models.default)
     thread = ModelThread()
     desk = Desk(models, thread, visitors, PageLimits())

@@ -215,7 +215,7 @@ def opened(settings: argparse.Namespace, answers: int):
     """The checkpoint, for so many answers one after another."""
     from inference.checkpoint import open_checkpoint
 
-    with told_if_slow(f"generate.py: loading {settings.model}"):
+    with told_if_slow("generate.py", settings.model):
         checkpoint = open_checkpoint(settings.model, settings.revision, settings.device, settings.dtype)
     return compiled(checkpoint, settings, answers)
 

@@ -225,7 +225,7 @@ def _run_tasks(settings: argparse.Namespace, ranks) -> None:
         from eval.lmms import check_tasks
 
         check_tasks(official)
-    with told_if_slow(f"python -m eval: loading {settings.model}") if ranks.is_first else nullcontext():
+    with told_if_slow("python -m eval", settings.model) if ranks.is_first else nullcontext():
         checkpoint = open_checkpoint(settings.model, settings.revision, str(ranks.device), settings.dtype)
     if settings.compile != "off":
         checkpoint = checkpoint.compiled()

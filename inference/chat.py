@@ -101,7 +101,7 @@ class Chat:
             lines = TerminalLines(tuple(COMMANDS), tell, take_pictures=["/image"], take_files=["/save"])
             tell("/help lists the commands, Ctrl-D leaves")
         if not self.conversation.remember:
-            tell(f"{self.conversation.checkpoint.name} was trained on single questions: {FORGETS}")
+            tell(f"this model was trained on single questions: {FORGETS}")
         for question in questions:
             if self.at_terminal:
                 print(f"> {question}", flush=True)

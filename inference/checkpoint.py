@@ -74,7 +74,7 @@ class Checkpoint:
         """Raises RequestError for a question about no image where the model needs one."""
         if count == 0 and self.needs_image:
             raise RequestError(
-                f"{self.name} was trained on questions about images: expected at least one image, got none"
+                "this model was trained on questions about images: expected at least one image, got none"
             )
 
     def compiled(self, steps: int | None = None) -> Checkpoint:

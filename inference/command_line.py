@@ -77,8 +77,10 @@ def check_model(source: str, revision: str | None) -> None:
 
 
 @contextmanager
-def told_if_slow(text: str) -> Iterator[None]:
-    """Say on stderr what is being done in this block if it takes more than a moment."""
+def told_if_slow(program: str, model: str) -> Iterator[None]:
+    """Say on stderr that this model is being loaded if the block takes more than a moment."""
+    name = os.path.basename(os.path.abspath(model)) if os.path.isdir(model) else model
+    text = f"{program}: loading {name}"
     timer = threading.Timer(PATIENCE, lambda: print(text, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()

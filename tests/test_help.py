@@ -107,10 +107,10 @@ def test_help_and_version_need_no_torch():
 
 def test_a_long_load_is_told(capsys, monkeypatch):
     monkeypatch.setattr(command_line, "PATIENCE", 0.01)
-    with command_line.told_if_slow("loading the model"):
+    with command_line.told_if_slow("program", "the/model"):
         time.sleep(0.2)
-    assert capsys.readouterr().err == "loading the model\n"
+    assert capsys.readouterr().err == "program: loading the/model\n"
     monkeypatch.setattr(command_line, "PATIENCE", 60)
-    with pytest.raises(OSError), command_line.told_if_slow("loading the model"):
+    with pytest.raises(OSError), command_line.told_if_slow("program", "the/model"):
         raise OSError
     assert capsys.readouterr().err == ""

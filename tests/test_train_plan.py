@@ -70,6 +70,7 @@ def test_the_picture_world_is_the_model_that_is_built(capsys):
     plan, (before, _) = planned("--plan-tflops", "0.1")
     model = build_model(config, build_processor(config).tokenizer)
     assert sum(plan.parameters.values()) == sum(p.numel() for p in model.parameters())
+    assert model.generation_config == {"needs_image": True, "single_turn": True}
     assert plan.steps == config.shape_steps - config.vision_steps
     assert f"{config.vision_steps:,}" in before and "hours" in before
     # Rows of the picture world are nearly full, and a question has a short answer.

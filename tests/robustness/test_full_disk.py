@@ -45,7 +45,7 @@ def test_a_batch(tmp_path, size):
     assert run(work, 10**9, tmp_path / "told") == 0
     lines = out.read_bytes().splitlines(keepends=True)
     whole = [line for line in kept if line.endswith(b"\n")]
-    assert lines[: len(whole)] == whole and len(set(lines)) == len(lines) == ROWS
+    assert set(lines) >= set(whole) and len(set(lines)) == len(lines) == ROWS
 
 
 @pytest.mark.parametrize("size", [3_000, 9_000, 14_000])  # in samples.jsonl twice; only in report.html
