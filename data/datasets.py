@@ -16,7 +16,7 @@ from types import UnionType
 from typing import Any
 
 from data.errors import DatasetError
-from data.layouts import Layout, check_ratings, find_images, find_layout
+from data.layouts import Layout, check_ratings, find_images, find_layout, no_images
 from data.order import MapReader, Place, StreamReader, key_of
 from data.sources import columns_of, first_rows, is_empty, open_rows
 
@@ -209,25 +209,14 @@ def _source(config: DatasetConfig, rows: Any, folder, alone: bool) -> Source:
 def _check_images(configs: Sequence[DatasetConfig], sources: Sequence[Source]) -> None:
     """Raises DatasetError where no dataset has an image in its first rows, or one has them in a column that
     is not read; those that may be text only are not looked at."""
+    how = "columns: {image: COLUMN} in the dataset's entry, or allow_text_only: true for text alone"
     found = [
         config.allow_text_only
-        or find_images(
-            first_rows(source.rows),
-            source.layout.images,
-            source.layout,
-            source.name,
-            "columns: {{image: {}}}",
-        )
+        or find_images(first_rows(source.rows), source.layout.images, source.layout, source.name, how)
         for config, source in zip(configs, sources, strict=True)
     ]
     if not any(found):
-        first = sources[0]
-        columns = ", ".join(columns_of(first.rows, first.name))
-        raise DatasetError(
-            f"{first.name}: the first rows have no image; their columns are {columns}: write columns: "
-            "{image: ...} with the name of "
-            "the one that holds the images, or set allow_text_only"
-        )
+        raise no_images(sources[0].name, columns_of(sources[0].rows, sources[0].name), how)
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,7 @@ def find_images(
     images_of: Callable[[Any], Sequence[Any] | None],
     layout: Layout,
     where: str,
-    name_it: str,
+    how: str,
 ) -> bool:
     """Whether one of these rows has an image, as a model that sees expects. True, too, where no row can be
     used for another reason, which is counted and said elsewhere.
@@ -250,7 +250,7 @@ def find_images(
     Args:
         rows: the first ones.
         images_of: a row -> its images, None where it is filtered; may raise BadRow.
-        name_it: how a column is named, with {} for its name.
+        how: see `no_images`.
 
     Raises:
         DatasetError: none has, and a column that is not read looks like images, or their images are refused.
@@ -275,14 +275,25 @@ def find_images(
             if name not in read and looks_like_image(value):
                 alike[name] = None
     if alike:
-        raise DatasetError(
-            f"{where}: the first rows have no image in a column image or images; their columns are "
-            f"{', '.join(columns)}: write {name_it.format(next(iter(alike)))} if {' or '.join(alike)} holds "
-            "the images, else set allow_text_only"
-        )
+        raise no_images(where, columns, how, alike)
     if refused:
         raise DatasetError(f"{where}: none of the first rows has an image that can be used: {refused}")
     return not usable
+
+
+def no_images(where: str, columns: Iterable[str], how: str, alike: Iterable[str] = ()) -> DatasetError:
+    """The first rows have none.
+
+    Args:
+        how: a column is named, with COLUMN for its name, or text alone is allowed.
+        alike: columns that look like images.
+    """
+    seen = list(alike)
+    looks = f", of which {' and '.join(seen)} may hold images" if seen else ""
+    return DatasetError(
+        f"{where}: the first rows have no image in a column image or images; their columns are "
+        f"{', '.join(columns)}{looks}: write {how.replace('COLUMN', (seen or ['COLUMN'])[0])}"
+    )
 
 
 def looks_like_image(value: Any) -> bool:

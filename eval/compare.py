@@ -68,7 +68,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
     for family in [*(families if len(families) > 1 else []), None]:
         names = [name for name in common if family is None or a[name].get("family", "") == family]
         scores = [[records[name]["score"] for name in names] for records in (a, b)]
-        rows.append({"name": OVERALL if family is None else family or "other", **_row(*scores)})
+        rows.append({"name": OVERALL if family is None else family or "other", **compared(*scores)})
     differs = [key for key in _DIFFER_AT_WILL if run_a["task"].get(key) != run_b["task"].get(key)]
     models = [run["model"] for run in (run_a, run_b)]
     return {"models": models, "metric": run_a["task"]["metric"], "differs": differs, "rows": rows}
@@ -78,7 +78,7 @@ def _asked(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return record["question"], record["targets"], record.get("family")
 
 
-def _row(a: Sequence[float], b: Sequence[float]) -> dict[str, Any]:
+def compared(a: Sequence[float], b: Sequence[float]) -> dict[str, Any]:
     paired = compare_paired(a, b)
     return {
         "first": sum(a) / len(a),

@@ -27,7 +27,7 @@ from typing import Any
 
 from data.errors import BadRow, DatasetError
 from data.layouts import COLUMNS as LAYOUT_COLUMNS
-from data.layouts import Layout, find_images, find_layout
+from data.layouts import Layout, find_images, find_layout, no_images
 from data.sources import columns_of, first_rows, open_rows
 from eval.metrics.base import Metric
 from eval.tasks import Sample, Task
@@ -137,12 +137,9 @@ class _Reader:
         if config.allow_text_only:
             return
         images_of = layout.pictures if self.is_plain else layout.images
-        if not find_images(first_rows(self.rows), images_of, layout, config.path, "--columns image={}"):
-            raise DatasetError(
-                f"{config.path}: the first rows have no image; their columns are "
-                f"{', '.join(columns_of(self.rows, config.path))}: name the one that holds the images with "
-                "--columns image=..., or set allow_text_only"
-            )
+        how = "--columns image=COLUMN, or --allow-text-only"
+        if not find_images(first_rows(self.rows), images_of, layout, config.path, how):
+            raise no_images(config.path, columns_of(self.rows, config.path), how)
 
     def samples(self, number: int) -> list[Sample]:
         """The questions of a row, which counts from 0.

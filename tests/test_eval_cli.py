@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 
 from data.shapes import heldout_questions, majority_answers
 from data.shapes import score as shapes_score
-from eval import lmms, tasks
+from eval import compare, lmms, tasks
 from eval.metrics import find_metric
 from eval.metrics.base import Metric, MetricError, mean_score
 from eval.results import figures
@@ -200,6 +200,17 @@ def test_compare_pairs_the_questions(shapes, model_folder, tmp_path, capsys):
     assert row["better"] == sum(b[n][1] > a[n][1] for n in a) and row["p_value"] < 0.01 < row["interval"][0]
     assert run("compare", shapes, shapes) == 0
     assert "the difference may be chance" in capsys.readouterr().out
+
+
+def test_one_question_more_is_no_evidence():
+    """Nor are five; six are."""
+    for gained, better in ((1, False), (5, False), (6, True)):
+        row = compare.compared([0.0] * gained, [1.0] * gained)
+        models = [{"name": name, "revision": "r", "dtype": "float32"} for name in "ab"]
+        said = compare.text(
+            {"models": models, "metric": "m", "differs": [], "rows": [{"name": "overall", **row}]}
+        )
+        assert ("B is better than A" in said) is better and ("may be chance" in said) is not better
 
 
 def test_compare_refuses_other_questions_and_runs_not_at_their_end(shapes, tmp_path, capsys):
