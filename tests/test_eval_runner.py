@@ -194,7 +194,13 @@ def test_pictures_that_do_not_open_score_0_are_listed_and_tried_again(alone, tmp
     for row in rows:
         absent = row["id"].startswith("1-") and tmp_path / "absent.png"
         row["image"] = str(bad if row["id"] == "0-0" else absent or folder / row["image"])
-    arguments = ("--data", save_rows(tmp_path / "rows.jsonl", rows), "--output", tmp_path / "out")
+    arguments = (
+        "--data",
+        save_rows(tmp_path / "rows.jsonl", rows),
+        "--output",
+        tmp_path / "out",
+        "--allow-outside",
+    )
     assert run(*arguments, "--compile", "off", "--controls") == 0
     found, results = answered(tmp_path / "out"), results_of(tmp_path / "out")
     wrong = {"0-0", *(name for name in told if name.startswith("1-"))}
