@@ -168,6 +168,7 @@ def test_several_answers_and_their_seed(desk):
         ({"question": " \n"}, "Type a question"),
         ({"question": "a" * 5000}, "at most 4,000 characters, got 5,000"),
         ({"pictures": (EXAMPLE,) * 9}, "at most 8 at once, got 9"),
+        ({"pictures": ()}, "at least one image, got none"),
         ({"pictures": (str(ASSETS / "decode.svg"),)}, "'decode.svg': expected a picture"),
         ({"pictures": ("/nowhere/gone.png",)}, "'gone.png' is not kept here any more"),
         ({"model": "no/such-model"}, "expected one of"),

@@ -98,7 +98,6 @@ def test_a_model_that_does_not_exist_is_told(page, monkeypatch):
         (["--port", "70000"], "--port: expected 1 to 65535, got 70000"),
         (["--host", "203.0.113.9", "--port", "7999"], "cannot listen on 203.0.113.9"),
         (["--model", "no/such/folder"], "there is no folder no/such/folder"),
-        (["--device", "tpu"], "device: expected auto"),
     ],
 )
 def test_a_start_that_fails_is_one_sentence(capsys, monkeypatch, arguments, expected):
