@@ -11,6 +11,7 @@ from torch import nn
 
 from benchmarks.shapes import build_ours, build_transformers
 from inference.checkpoint import pick_device
+from models import devices
 from models.checkpoints.load import resolve_device
 from models.vision_language_model import VisionLanguageModel
 from training.distributed import Ranks
@@ -31,6 +32,7 @@ def defaults(monkeypatch):
     kept = torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.allow_tf32
     torch.backends.cuda.enable_cudnn_sdp(True)
     torch.backends.cudnn.allow_tf32 = True
+    monkeypatch.setattr(devices, "version", lambda package: "2.13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     yield

@@ -175,12 +175,13 @@ def _is_listed(repo: str, revision: str | None) -> bool:
     if revision and (cache_folder(repo) / "trees" / f"{revision}.json").is_file():
         return True
     try:
-        listed = HfApi().model_info(repo, revision=revision, timeout=patience()).siblings
+        HfApi().model_info(repo, revision=revision, timeout=patience())  # once, and soon: see `patience`
+        listed = next(iter(HfApi().list_repo_tree(repo, revision=revision)), None)
     except OUT_OF_REACH:
         return False
     except HfHubHTTPError:
         return True  # whether the cache will do is the client's to say
-    if not listed:
+    if listed is None:
         raise CheckpointError(
             f"{constants.ENDPOINT} lists no files of repository {repo}: check HF_ENDPOINT and the proxy, and "
             f"try again"

@@ -114,6 +114,6 @@ def _files(folder: str, names: re.Pattern[str], below: bool) -> list[str]:
         return []
     found = [entry.path for entry in entries if names.fullmatch(entry.name)]
     for entry in entries if below else ():
-        if entry.is_dir():
+        if os.path.isdir(entry.path):  # not `entry.is_dir()`, which raises for links that go in circles
             found += _files(entry.path, _READ_BELOW, below=False)
     return found
