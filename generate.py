@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.command_line import DTYPES, Parser, check_model, device, dtype, told_if_slow
-from inference.mistakes import RequestError, mistakes, sentence
+from inference.mistakes import RequestError, check_images, mistakes, sentence
 from inference.options import (
     STDIN,
     check_image_name,
@@ -198,6 +198,10 @@ def read_request(settings: argparse.Namespace) -> Asked:
         CheckpointError, ImageError, RequestError: see `check_model`, `load_image`, `piped_question`.
     """
     check_model(settings.model, settings.revision)
+    if settings.no_image and not settings.chat:  # a chat may be shown one later
+        from models.checkpoints.locate import describe
+
+        check_images(describe(settings.model, settings.revision).generation_config, 0)
     options = generation_options(settings)
     names = settings.images or ([] if settings.no_image else [str(EXAMPLE_IMAGE)])
     for name in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -38,21 +39,28 @@ REFUSED = [
     ("generate", ["--model", "assets"], "config.json"),
     ("generate", ["--revision", "main"], "revision"),
     ("generate", ["--chat", "nothing.png"], "nothing.png"),
+    ("generate", ["--model", "owner/nothing"], "owner/nothing"),
+    ("generate", ["--no-image", "What is it?"], "image"),
     ("generate", ["--batch", "assets/question.jsonl", "--out", "OUT"], "assets/questions.jsonl"),
     ("generate", ["--batch", "assets/questions.jsonl", "--out", "README.md"], "README.md"),
     ("generate", ["--batch", "assets/questions.jsonl", "--out", "OUT", "--temperature", "x"], "temperature"),
     ("app", ["--port", "99999"], "--port"),
     ("app", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
+    ("app", ["--model", "owner/nothing"], "owner/nothing"),
     ("app", ["--any-modle"], "--any-model"),
     ("eval.__main__", ["--task", "shapes"], "--tasks"),
     ("eval.__main__", ["--tasks", "shape"], "shapes"),
     ("eval.__main__", ["--data", "assets/question.jsonl"], "assets/questions.jsonl"),
     ("eval.__main__", ["--data", "assets/questions.jsonl", "--metric", "anl"], "anls"),
     ("eval.__main__", [*SHAPES, "--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
+    ("eval.__main__", [*SHAPES, "--model", "owner/nothing"], "owner/nothing"),
+    ("eval.__main__", ["--data", "README.md"], ".md"),
     ("eval.__main__", ["compare", "assets", "docs"], "assets"),
     ("eval.__main__", ["card", "checkpoints/ocelli-shapes", "docs"], "docs"),
     ("models.checkpoints.__main__", ["inspect", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
     ("models.checkpoints.__main__", ["inspect", "ocelli-shapes", "--image", "assets/cupp.png"], "cup.png"),
+    ("models.checkpoints.__main__", ["inspect", "ocelli-shapes", "--image", "0x20"], "0 x 20"),
+    ("models.checkpoints.__main__", ["inspect", "owner/nothing"], "owner/nothing"),
     ("models.checkpoints.__main__", [*CONVERT, "checkpoints/ocelli-shapes"], "--overwrite"),
     ("models.checkpoints.__main__", [*CONVERT, "OUT", "--adapter", "nothing"], "nothing"),
     ("training.recipe", ["--stepps", "3"], "--steps"),
@@ -86,7 +94,8 @@ for name, arguments in json.load(sys.stdin):
 
 def run(calls: list[tuple[str, list[str]]]) -> list[tuple[int, str, str]]:
     command, given = [sys.executable, "-c", RUN], json.dumps(calls)
-    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=ROOT)
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=ROOT, env=offline)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
