@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.command_line import DTYPES, Parser, check_model, device, dtype, told_if_slow
+from inference.command_line import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
 from inference.mistakes import RequestError, check_images, mistakes, sentence
 from inference.options import (
     STDIN,
@@ -102,8 +102,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     group = parser.add_argument_group("answer")
-    group.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="at most (default 256)")
-    group.add_argument("--num-answers", type=int, default=1, metavar="N", help="answers to each question")
+    group.add_argument(
+        "--max-new-tokens", type=positive, default=256, metavar="N", help="at most (default 256)"
+    )
+    group.add_argument(
+        "--num-answers", type=positive, default=1, metavar="N", help="answers to each question"
+    )
     group.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0 (default): the likeliest token"
     )

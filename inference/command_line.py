@@ -43,7 +43,10 @@ class Parser(argparse.ArgumentParser):
 
 def positive(text: str) -> int:
     """An option's whole number, one at least."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
     return value

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from data.errors import did_you_mean
 from inference import command_line
 from models import __version__
 
@@ -30,7 +31,7 @@ REFUSED = [
     ("generate", ["assets/cupp.png", "What is it?"], "assets/cup.png"),
     ("generate", ["README.md"], "README.md"),
     ("generate", ["--temperature", "-1"], "temperature"),
-    ("generate", ["--max-new-tokens", "0"], "max_new_tokens"),
+    ("generate", ["--max-new-tokens", "0"], "--max-new-tokens"),
     ("generate", ["--top-p", "nan"], "top_p"),
     ("generate", ["--seed", "-1"], "seed"),
     ("generate", ["--device", "toaster"], "toaster"),
@@ -73,6 +74,8 @@ REFUSED = [
         ["--init-from", "ocelli-shapes", "--data", "assets/question.jsonl"],
         "questions.jsonl",
     ),
+    ("training.recipe", ["--init-from", "owner/nothing"], "owner/nothing"),
+    ("training.recipe", ["--init-from", "assets"], "config.json"),
     ("training.recipe", ["--output", "README.md"], "README.md"),
 ]
 # What train.py calls before it imports torch is `parse_command`. None: a module that cannot be imported.
@@ -112,6 +115,12 @@ def test_help_and_version_need_no_torch():
     for (name, (option,)), (status, out, err) in zip(calls, run(calls), strict=True):
         assert (status, err) == (0, ""), name
         assert (ENTRY_POINTS[name] if option == "--help" else __version__) in out, name
+
+
+def test_dashes_make_options_alike_no_more_than_their_letters():
+    known = ["--packing", "--max-new-tokens", "-q"]
+    assert did_you_mean("--confg", known) == ""
+    assert did_you_mean("--max-new-token", known) == ", did you mean --max-new-tokens?"
 
 
 def test_a_long_load_is_told(capsys, monkeypatch):

@@ -113,8 +113,13 @@ def parse_command(
         return config, options
     try:
         check_device(config.device)
-        for source in filter(None, (config.init_from, config.vision_from, config.text_from)):
-            resolve_source(source)
+        if sources := [*filter(None, (config.init_from, config.vision_from, config.text_from))]:
+            from models.checkpoints.locate import check_has_config  # the Hub's client takes 0.2 s to import
+
+            for source in sources:
+                resolve_source(source)  # a slip that can be seen here, before the Hub is asked for any
+            for source in sources:
+                check_has_config(source)
         if not options.plan:
             check_replaceable(Path(config.output))
             for data in (config.data, config.eval_data):
