@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.command_line import DTYPES, Parser, check_model, device, dtype, told_if_slow
-from inference.mistakes import RequestError, mistakes, sentence
+from inference.command_line import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
+from inference.mistakes import RequestError, check_images, mistakes, sentence
 from inference.options import (
     STDIN,
     check_image_name,
@@ -102,8 +102,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     group = parser.add_argument_group("answer")
-    group.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="at most (default 256)")
-    group.add_argument("--num-answers", type=int, default=1, metavar="N", help="answers to each question")
+    group.add_argument(
+        "--max-new-tokens", type=positive, default=256, metavar="N", help="at most (default 256)"
+    )
+    group.add_argument(
+        "--num-answers", type=positive, default=1, metavar="N", help="answers to each question"
+    )
     group.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0 (default): the likeliest token"
     )
@@ -198,6 +202,10 @@ def read_request(settings: argparse.Namespace) -> Asked:
         CheckpointError, ImageError, RequestError: see `check_model`, `load_image`, `piped_question`.
     """
     check_model(settings.model, settings.revision)
+    if settings.no_image and not settings.chat:  # a chat may be shown one later
+        from models.checkpoints.locate import describe
+
+        check_images(describe(settings.model, settings.revision).generation_config, 0)
     options = generation_options(settings)
     names = settings.images or ([] if settings.no_image else [str(EXAMPLE_IMAGE)])
     for name in names:

@@ -32,9 +32,11 @@ def one_line(said: object, most: int = _LONGEST) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: ", did you mean NAME?" with the nearest, or ""."""
-    close = difflib.get_close_matches(word, known, n=1)
-    return f", did you mean {close[0]}?" if close else ""
+    """The end of a sentence about an unknown name: ", did you mean NAME?" with the nearest, or "". Dashes
+    in front, which all options have, do not count."""
+    names = {name.lstrip("-"): name for name in known}
+    close = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    return f", did you mean {names[close[0]]}?" if close else ""
 
 
 class OneSentence(ValueError):

@@ -44,6 +44,7 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+ROWS = (".jsonl", ".json", ".parquet")  # the endings of files of rows
 _MOST_ENTRIES = 2_000  # of a folder that is searched for a similar name
 
 
@@ -73,15 +74,18 @@ def nearest_file(path: str | os.PathLike, alike: float = 0.6) -> str:
 
 
 def check_rows_path(path: str) -> None:
-    """Refuse a path of rows that can be nothing but a file or folder here, where there is none.
+    """Refuse a path of rows that can be nothing but a file or folder here, where there is none, and a file of
+    another kind.
 
     Raises:
-        DatasetError: with the nearest name.
+        DatasetError: with the nearest name, or the kinds that are read.
     """
     local = Path(expanded(path))
+    if local.is_file() and local.suffix not in ROWS:
+        raise DatasetError(f"{path}: expected Parquet or JSON-lines files, got {local.suffix or 'no ending'}")
     if local.exists() or glob.glob(str(local), recursive=True):
         return
-    if path.startswith((".", "/", "~")) or local.suffix in (".jsonl", ".json", ".parquet") or "*" in path:
+    if path.startswith((".", "/", "~")) or local.suffix in ROWS or "*" in path:
         hint = nearest_file(path) or f" (looked in {Path.cwd()}); check the path"
         raise DatasetError(f"{path}: no such file or folder{hint}")
 

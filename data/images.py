@@ -40,6 +40,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+LONGEST_SIDE = 100_000  # of a picture that is spoken of by its size alone
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,13 @@ def check_size(width: int, height: int, limits: ImageLimits, name: str) -> None:
             f"{name}: expected sides within {limits.max_aspect:g}:1 of each other, got {width} x {height} "
             f"({aspect:,.0f}:1); crop the picture or raise ImageLimits.max_aspect"
         )
+
+
+def check_sides(width: int, height: int) -> None:
+    """Raises ImageError: sides that no picture has, or that none which is opened here may have."""
+    if not (1 <= width <= LONGEST_SIDE and 1 <= height <= LONGEST_SIDE):
+        raise ImageError(f"expected sides of 1 to {LONGEST_SIDE} pixels, got {width} x {height}")
+    check_size(width, height, ImageLimits(), f"a picture of {width} x {height}")
 
 
 # ---------------------------------------------------------------------------------- bytes to a picture

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from data.errors import ImageError
-from data.images import ImageLimits, check_size
+from data.images import check_sides
 from data.inputs import TiledPicture
 from data.processor import Processor
-
-LONGEST_SIDE = 100_000
 
 
 @dataclass(frozen=True)
@@ -39,9 +36,7 @@ def picture_cost(processor: Processor, width: int, height: int, question: str) -
         ImageError: sides that no picture has, or that none which is opened here may have.
         PromptError: the tokenizer has no names for that many tiles, or the question is empty.
     """
-    if not (1 <= width <= LONGEST_SIDE and 1 <= height <= LONGEST_SIDE):
-        raise ImageError(f"expected sides of 1 to {LONGEST_SIDE} pixels, got {width} x {height}")
-    check_size(width, height, ImageLimits(), f"a picture of {width} x {height}")
+    check_sides(width, height)
     count, rows, columns = processor.pictures.grid(width, height)
     side = processor.pictures.tile_size
     # Tiles of shape alone: the prompt depends on how many there are, not on what they show.

@@ -17,6 +17,7 @@ from generation.decoding import DecodeStep
 from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision
 from generation.graph_step import GraphStep
 from inference.mistakes import RequestError as RequestError
+from inference.mistakes import check_images
 from models.checkpoints.locate import snapshot
 from models.checkpoints.one_version import one_version
 from models.device_settings import prepare_device
@@ -59,23 +60,14 @@ class Checkpoint:
         return self.model.config.text.max_position_embeddings
 
     @property
-    def needs_image(self) -> bool:
-        """Whether it was trained on questions about images only, so that an answer without one means nothing:
-        what its generation_config.json says."""
-        return bool(self.model.generation_config.get("needs_image", False))
-
-    @property
     def single_turn(self) -> bool:
         """Whether it was trained on one question at a time, and answers a second one wrong that stands after
         a first: what its generation_config.json says."""
         return bool(self.model.generation_config.get("single_turn", False))
 
     def check_images(self, count: int) -> None:
-        """Raises RequestError for a question about no image where the model needs one."""
-        if count == 0 and self.needs_image:
-            raise RequestError(
-                "this model was trained on questions about images: expected at least one image, got none"
-            )
+        """Raises RequestError: see `mistakes.check_images`."""
+        check_images(self.model.generation_config, count)
 
     def compiled(self, steps: int | None = None) -> Checkpoint:
         """This checkpoint with the fastest decode step of this machine, or the eager one and why; the answers

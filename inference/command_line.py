@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 from data.errors import did_you_mean, printable
 from models import __version__
-from models.checkpoints.errors import CheckpointError
 from models.checkpoints.names import resolve_source
 from models.devices import check_device
 
@@ -44,7 +43,10 @@ class Parser(argparse.ArgumentParser):
 
 def positive(text: str) -> int:
     """An option's whole number, one at least."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
     return value
@@ -64,16 +66,17 @@ def device(text: str) -> str:
 
 
 def check_model(source: str, revision: str | None) -> None:
-    """Refuse the name of a model that cannot be one.
+    """Refuse the name of a model that cannot be one, or that cannot be reached.
 
     Raises:
-        CheckpointError: see `resolve_source`; a folder without a config.json.
+        CheckpointError: see `resolve_source` and `check_has_config`.
     """
     place = resolve_source(source, revision)
-    if os.path.isdir(place) and not os.path.isfile(os.path.join(place, "config.json")):
-        raise CheckpointError(
-            f"folder {source} has no config.json: a checkpoint needs one beside its weights"
-        )
+    if os.path.isdir(place) and os.path.isfile(os.path.join(place, "config.json")):
+        return
+    from models.checkpoints.locate import check_has_config  # the Hub's client takes 0.2 s to import
+
+    check_has_config(source, revision)
 
 
 @contextmanager

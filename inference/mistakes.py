@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from data.errors import ImageError, OneSentence, ProcessorError, PromptError, one_line
 from models.checkpoints.errors import CheckpointError
@@ -10,6 +12,15 @@ from models.checkpoints.errors import CheckpointError
 
 class RequestError(OneSentence):
     """What was asked for cannot be done as asked; the message is one sentence to show to a person."""
+
+
+def check_images(generation_config: Mapping[str, Any], count: int) -> None:
+    """Raises RequestError for a question about no image where the model was trained on questions about images
+    only, so that an answer without one means nothing: what its generation_config.json says."""
+    if count == 0 and generation_config.get("needs_image", False):
+        raise RequestError(
+            "this model was trained on questions about images: expected at least one image, got none"
+        )
 
 
 def mistakes() -> tuple[type[BaseException], ...]:

@@ -191,6 +191,7 @@ def test_save(talk, photo, other, tmp_path, model_folder):
     (line,) = rows.read_text().splitlines()
     row = json.loads(line)
     assert (row["images"], row["model"]) == ([str(photo), str(other)], str(model_folder))
+    # Its pictures lie where they were shown: whoever trains on the row says allow_outside.
     messages = Layout(("messages",), folder=tmp_path, allow_outside=True).conversation(row)
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 2]
     assert messages[3]["content"] == [{"type": "image", "image": other}, {"type": "text", "text": "why?"}]

@@ -339,13 +339,13 @@ def test_no_such_folder(complaint, photo, tmp_path):
 # ----------------------------------------------------------------------------------------------- bad requests
 BAD_OPTIONS = [
     (("-q", "  "), "expected a question"),
-    (("--max-new-tokens", "0"), "max_new_tokens"),
-    (("--max-new-tokens", "many"), "invalid int"),
+    (("--max-new-tokens", "0"), "--max-new-tokens: expected at least 1"),
+    (("--max-new-tokens", "many"), "--max-new-tokens: expected a whole number"),
     (("--max-new-tokens", "5000"), "context too long: expected at most 512 tokens"),
     (("-q", "why " * 400), "context too long"),
     (("--temperature", "-1"), "temperature"),
     (("--top-p", "1.5"), "top_p"),
-    (("--num-answers", "0"), "num_return_sequences"),
+    (("--num-answers", "0"), "--num-answers"),
     (("--dtype", "int3"), "invalid choice"),
     (("--device", "toaster"), "expected auto, cpu, cuda, mps"),
     (("--device", "cuda:99"), "device cuda:99"),

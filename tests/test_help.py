@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from data.errors import did_you_mean
 from inference import command_line
 from models import __version__
 
@@ -29,7 +31,7 @@ REFUSED = [
     ("generate", ["assets/cupp.png", "What is it?"], "assets/cup.png"),
     ("generate", ["README.md"], "README.md"),
     ("generate", ["--temperature", "-1"], "temperature"),
-    ("generate", ["--max-new-tokens", "0"], "max_new_tokens"),
+    ("generate", ["--max-new-tokens", "0"], "--max-new-tokens"),
     ("generate", ["--top-p", "nan"], "top_p"),
     ("generate", ["--seed", "-1"], "seed"),
     ("generate", ["--device", "toaster"], "toaster"),
@@ -38,21 +40,28 @@ REFUSED = [
     ("generate", ["--model", "assets"], "config.json"),
     ("generate", ["--revision", "main"], "revision"),
     ("generate", ["--chat", "nothing.png"], "nothing.png"),
+    ("generate", ["--model", "owner/nothing"], "owner/nothing"),
+    ("generate", ["--no-image", "What is it?"], "image"),
     ("generate", ["--batch", "assets/question.jsonl", "--out", "OUT"], "assets/questions.jsonl"),
     ("generate", ["--batch", "assets/questions.jsonl", "--out", "README.md"], "README.md"),
     ("generate", ["--batch", "assets/questions.jsonl", "--out", "OUT", "--temperature", "x"], "temperature"),
     ("app", ["--port", "99999"], "--port"),
     ("app", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
+    ("app", ["--model", "owner/nothing"], "owner/nothing"),
     ("app", ["--any-modle"], "--any-model"),
     ("eval.__main__", ["--task", "shapes"], "--tasks"),
     ("eval.__main__", ["--tasks", "shape"], "shapes"),
     ("eval.__main__", ["--data", "assets/question.jsonl"], "assets/questions.jsonl"),
     ("eval.__main__", ["--data", "assets/questions.jsonl", "--metric", "anl"], "anls"),
     ("eval.__main__", [*SHAPES, "--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
+    ("eval.__main__", [*SHAPES, "--model", "owner/nothing"], "owner/nothing"),
+    ("eval.__main__", ["--data", "README.md"], ".md"),
     ("eval.__main__", ["compare", "assets", "docs"], "assets"),
     ("eval.__main__", ["card", "checkpoints/ocelli-shapes", "docs"], "docs"),
     ("models.checkpoints.__main__", ["inspect", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
     ("models.checkpoints.__main__", ["inspect", "ocelli-shapes", "--image", "assets/cupp.png"], "cup.png"),
+    ("models.checkpoints.__main__", ["inspect", "ocelli-shapes", "--image", "0x20"], "0 x 20"),
+    ("models.checkpoints.__main__", ["inspect", "owner/nothing"], "owner/nothing"),
     ("models.checkpoints.__main__", [*CONVERT, "checkpoints/ocelli-shapes"], "--overwrite"),
     ("models.checkpoints.__main__", [*CONVERT, "OUT", "--adapter", "nothing"], "nothing"),
     ("training.recipe", ["--stepps", "3"], "--steps"),
@@ -65,6 +74,8 @@ REFUSED = [
         ["--init-from", "ocelli-shapes", "--data", "assets/question.jsonl"],
         "questions.jsonl",
     ),
+    ("training.recipe", ["--init-from", "owner/nothing"], "owner/nothing"),
+    ("training.recipe", ["--init-from", "assets"], "config.json"),
     ("training.recipe", ["--output", "README.md"], "README.md"),
 ]
 # What train.py calls before it imports torch is `parse_command`. None: a module that cannot be imported.
@@ -86,7 +97,8 @@ for name, arguments in json.load(sys.stdin):
 
 def run(calls: list[tuple[str, list[str]]]) -> list[tuple[int, str, str]]:
     command, given = [sys.executable, "-c", RUN], json.dumps(calls)
-    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=ROOT)
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=ROOT, env=offline)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -103,6 +115,12 @@ def test_help_and_version_need_no_torch():
     for (name, (option,)), (status, out, err) in zip(calls, run(calls), strict=True):
         assert (status, err) == (0, ""), name
         assert (ENTRY_POINTS[name] if option == "--help" else __version__) in out, name
+
+
+def test_dashes_make_options_alike_no_more_than_their_letters():
+    known = ["--packing", "--max-new-tokens", "-q"]
+    assert did_you_mean("--confg", known) == ""
+    assert did_you_mean("--max-new-token", known) == ", did you mean --max-new-tokens?"
 
 
 def test_a_long_load_is_told(capsys, monkeypatch):

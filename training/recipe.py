@@ -113,14 +113,20 @@ def parse_command(
         return config, options
     try:
         check_device(config.device)
-        for source in filter(None, (config.init_from, config.vision_from, config.text_from)):
-            resolve_source(source)
+        sources = [*filter(None, (config.init_from, config.vision_from, config.text_from))]
+        for source in sources:
+            resolve_source(source)  # a slip that can be seen here, before the Hub is asked for any
         if not options.plan:
             check_replaceable(Path(config.output))
             for data in (config.data, config.eval_data):
                 if data and data != SHAPES:
                     for entry in dataset_entries(data):
                         check_rows_path(str(entry.get("path", "")))
+            if sources:
+                from models.checkpoints.locate import check_has_config  # takes 0.2 s to import
+
+                for source in sources:
+                    check_has_config(source)
     except (ValueError, OSError) as error:
         _leave(one_line(error))
     return config, options

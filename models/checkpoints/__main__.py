@@ -101,6 +101,10 @@ def run_inspect(settings: argparse.Namespace) -> None:
         build_parser().error("--question counts the prompt of a picture, expected it with --image")
     if settings.image is not None and not _SIZE.fullmatch(settings.image):
         check_image_name(settings.image)
+    elif settings.image is not None:
+        from data.images import check_sides
+
+        check_sides(*map(int, settings.image.lower().split("x")))
     from models.checkpoints.inspection import as_text, inspect
 
     report = inspect(settings.source, settings.revision)

@@ -122,10 +122,26 @@ def describe(source: str | Path, revision: str | None = None) -> CheckpointFiles
     return described
 
 
-def _describe(source: str | Path, fetch: _Folder | _Hub) -> CheckpointFiles:
-    config_path = fetch.file("config.json")
-    if config_path is None:
+def check_has_config(source: str | Path, revision: str | None = None) -> None:
+    """Ask for config.json alone, the Hub only where its cache has none: a mistyped name costs no more.
+
+    Raises:
+        CheckpointError: as in `locate`.
+    """
+    fetch = _fetcher(source, revision)
+    if isinstance(fetch, _Folder) or _Cache(fetch.repo, revision).file("config.json") is None:
+        _config_path(fetch)
+
+
+def _config_path(fetch: _Folder | _Hub) -> Path:
+    path = fetch.file("config.json")
+    if path is None:
         raise CheckpointError(f"{fetch.name} has no config.json: a checkpoint needs one beside its weights")
+    return path
+
+
+def _describe(source: str | Path, fetch: _Folder | _Hub) -> CheckpointFiles:
+    config_path = _config_path(fetch)
     generation_path = fetch.file("generation_config.json")
     return CheckpointFiles(
         origin=Origin(str(source), config_path.parent, fetch.commit),
