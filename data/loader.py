@@ -191,7 +191,9 @@ class Loader:
             try:
                 item = next(produced[lane])
             except RuntimeError as error:
-                raise died(error) if str(error).startswith("DataLoader worker (pid") else error from error
+                if not str(error).startswith("DataLoader worker (pid"):
+                    raise
+                raise died(error) from error
             if isinstance(item, Failure):
                 raise DatasetError(item.message)
             ahead.states[lane] = item.state

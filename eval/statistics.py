@@ -1,12 +1,13 @@
 """How far a score can be trusted: intervals, and two models compared on the same questions.
 
 Shares of right answers have exact intervals (Clopper and Pearson, 1934): a resampled one is of no width where
-all answers are right, and near 100% it holds the true share far less often than it says. Other means are
-resampled (BCa: Efron, "Better Bootstrap Confidence Intervals", 1987), in an order that does not depend on the
-samples'. Two models are compared by the questions on which they differ: an exact sign test (McNemar's) for
-shares, else permutations. SciPy has them all; the one interval that it has not is Bonett and Price's of a
-difference of paired shares ("Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based
-on Paired Data", 2012).
+all answers are right, and near 100% it holds the true share far less often than it says. The same is true of
+other scores near an end, whose means get the interval of a share that is as large. Other means are resampled
+(BCa: Efron, "Better Bootstrap Confidence Intervals", 1987), in an order that does not depend on the samples'.
+Two models are compared by the questions on which they differ: an exact sign test (McNemar's) for shares, else
+permutations. SciPy has them all; the one interval that it has not is Bonett and Price's of a difference of
+paired shares ("Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based on Paired
+Data", 2012).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 # SciPy takes half a second to import: functions do it.
 
 RESAMPLES = 9_999
+_FEW = 5  # right or wrong answers: resampling fewer says little of those that were not drawn
 _NUMBERS_AT_ONCE = 4_000_000
 
 
@@ -41,17 +43,19 @@ class PairedResult:
 def score_interval(
     scores: Sequence[float], confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Interval (low, high) of the mean of scores from 0 to 1; exact where all of them are 0 or 1.
+    """Interval (low, high) of the mean of scores from 0 to 1: exact where all of them are 0 or 1; that of a
+    share, which is at least as wide, where their sum is within 5 of 0 or of their number.
 
     Raises:
         ValueError: no scores, a score that is no finite number, or arguments outside what they can be.
     """
     values = _checked(scores, confidence, resamples)
-    if _is_share(values):
-        return _exact(float(values.sum()), len(values), confidence)
-    return _resampled(values, confidence, resamples, seed) or _exact(
-        float(values.sum()), len(values), confidence
-    )
+    right, count = float(values.sum()), len(values)
+    exact = _exact(right, count, confidence)
+    near_an_end = ((values >= 0) & (values <= 1)).all() and min(right, count - right) < _FEW
+    if _is_share(values) or near_an_end:
+        return exact
+    return _resampled(values, confidence, resamples, seed) or exact
 
 
 def figure_interval(

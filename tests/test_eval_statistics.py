@@ -43,13 +43,18 @@ def test_an_interval_of_right_answers_holds_the_share_as_often_as_it_says(share,
     assert held > 0.9499
 
 
-def test_scores_in_between_are_covered_near_the_end_too():
-    """A partial answer among right ones: resampling finds few of them."""
+@pytest.mark.parametrize(
+    ("values", "shares"),
+    [((0.65, 1.0), (0.05, 0.95)), ((0, 0.95, 1), (0.03, 0.3, 0.67)), ((0, 0.05, 1), (0.93, 0.05, 0.02))],
+)
+@pytest.mark.parametrize("count", [10, 50])
+def test_scores_in_between_are_covered_near_the_end_too(values, shares, count):
+    """A wrong answer among nearly right ones: most samples have few of them or none, and so has whatever is
+    resampled from these."""
     draws, held = np.random.default_rng(5), 0
     for _ in range(100):
-        scores = np.where(draws.random(50) < 0.95, 1.0, 0.65)
-        low, high = score_interval(scores, resamples=999)
-        held += low <= 0.95 + 0.05 * 0.65 <= high
+        low, high = score_interval(draws.choice(values, count, p=shares), resamples=999)
+        held += low <= np.dot(values, shares) <= high
     assert held > 91
 
 

@@ -148,6 +148,16 @@ def test_text_that_looks_like_something_else_stays_text(tmp_path, text):
         assert parse_config([str(tmp_path / "run.yaml")]) == config
 
 
+@pytest.mark.parametrize("text", ["no", "7e8", "12"])
+def test_a_path_of_rows_and_the_names_of_columns_stay_text(tmp_path, text):
+    recipe = tmp_path / "recipe.yaml"
+    entry = f"{{path: a/b, weight: 2, columns: {{question: {text}}}}}"
+    recipe.write_text(f"init_from: a/b\ndata: {text}\neval_data:\n- {entry}\n")
+    config = parse_config([str(recipe)])
+    assert config.data == text
+    assert config.eval_data == [{"path": "a/b", "weight": 2, "columns": {"question": text}}]
+
+
 def test_a_text_beside_the_same_number(tmp_path):
     """An alias is text where a text is wanted, and a number elsewhere."""
     (tmp_path / "recipe.yaml").write_text("output: &n 17\nsteps: *n\npictures: 0\nvision_pictures: 0\n")
@@ -200,6 +210,8 @@ def test_a_loss_that_is_not_finite(base, capsys, monkeypatch):
     [
         torch.OutOfMemoryError("CUDA out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
+        RuntimeError("unable to mmap 8 bytes from file <x>: Cannot allocate memory (12)"),
+        RuntimeError("std::bad_alloc"),
         None,
     ],
 )

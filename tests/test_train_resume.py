@@ -273,18 +273,14 @@ def two_steps(folder):
         {"init_from": "checkpoints/ocelli-shapes"},
     ],
 )
-def test_what_cannot_be_gone_on_with_is_refused_by_name(two_steps, change, capsys):
+def test_what_cannot_be_resumed_is_refused_by_name(two_steps, change, capsys):
     """Not by a KeyError of the optimizer; and nothing of the run is lost."""
     before = contents(two_steps / "two-steps")
     with pytest.raises(SystemExit):
         train.main(flags(**settings(two_steps, "two-steps", steps=3, **change)))
     (name,) = change
     said = capsys.readouterr().err
-    assert (
-        f"--{name.replace('_', '-')} " in said
-        and "cannot be gone on from" in said
-        and "Traceback" not in said
-    )
+    assert f"--{name.replace('_', '-')} " in said and "cannot be resumed" in said and "Traceback" not in said
     assert contents(two_steps / "two-steps") == before
 
 
@@ -293,7 +289,7 @@ def test_settings_that_have_changed_are_listed(two_steps, capsys):
     change = {"lr": 1e-3, "steps": 3, "weight_decay": 0.2, "schedule": "cosine"}
     train.main(flags(**settings(two_steps, "changed", **change)))
     said = capsys.readouterr().err
-    assert "goes on from step 2 with other settings: " in said
+    assert "resuming from step 2 with changed settings: " in said
     assert "--lr 0.003 -> 0.001" in said and "--schedule 'wsd' -> 'cosine'" in said and "--seed" not in said
     assert read_metrics(two_steps / "changed" / "metrics.jsonl")[-1]["lr_projector"] < 1e-3
     train.main(
@@ -301,4 +297,4 @@ def test_settings_that_have_changed_are_listed(two_steps, capsys):
             **settings(two_steps, "changed", **(change | {"steps": 4, "init_from": two_steps / "." / "tiny"}))
         )
     )
-    assert "other settings: --steps 3 -> 4\n" in capsys.readouterr().err
+    assert "changed settings: --steps 3 -> 4\n" in capsys.readouterr().err

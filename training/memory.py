@@ -8,7 +8,7 @@ import torch
 
 from training.config import TrainConfig
 
-_SAID = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
+_SAID = ("t allocate memory", "not enough memory", "out of memory", "alloc_failed", "bad_alloc")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -17,7 +17,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _SAID)
+    return isinstance(error, RuntimeError) and any(said in str(error).lower() for said in _SAID)
 
 
 def out_of_memory(config: TrainConfig, device: torch.device, world_size: int) -> str:

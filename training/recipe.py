@@ -41,7 +41,7 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _DATA = ("data", "eval_data")
 _TEXT = tuple(item.name for item in dataclasses.fields(TrainConfig) if item.type == "str")
 # Whose values are text, however they look: 7e8 and 0123 may begin a commit, `no` is a language.
-_TEXT_KEYS = {*_TEXT, "path", "name", "subset", "split", "revision"}
+_TEXT_KEYS = {*_TEXT, *_DATA, "path", "name", "subset", "split", "revision", "columns"}
 # Beside YAMLError: what PyYAML lets through where dates, numbers or tags are none, `!!timestamp x` for one.
 _CONSTRUCTORS_RAISE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
@@ -263,7 +263,9 @@ def _is_text_key(key: yaml.Node) -> bool:
 
 
 def _as_text(value: yaml.Node) -> yaml.Node:
-    """What was written, in place of a number or a truth."""
+    """What was written, in place of a number or a truth; of a mapping, its values."""
+    if isinstance(value, yaml.MappingNode):
+        value.value = [(key, _as_text(inner)) for key, inner in value.value]
     if not isinstance(value, yaml.ScalarNode) or value.tag not in (*_NUMBERS, "tag:yaml.org,2002:bool"):
         return value
     return yaml.ScalarNode("tag:yaml.org,2002:str", value.value, value.start_mark, value.end_mark)

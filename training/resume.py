@@ -1,4 +1,4 @@
-"""Settings of a run that goes on: which of them may differ from those that it was saved with."""
+"""Settings of a resumed run: which of them may differ from those that it was saved with."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _same(name: str, was: Any, now: Any) -> bool:
 
 
 def fixed_differences(saved: Mapping[str, Any], config: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Those with which a saved state cannot be gone on from."""
+    """Those with which a saved state cannot be resumed."""
     changed = differences(saved, config)
     fixed = {name: change for name, change in changed.items() if name in _FIXED}
     if "ema" in changed and 0 in changed["ema"]:

@@ -218,7 +218,7 @@ class RunState:
                 self._drop(found[len(found) - number :])
                 changed = in_words(differences(run["config"], config))
                 if changed and self.ranks.is_first:
-                    say(f"goes on from step {run['step']} with other settings: {changed}")
+                    say(f"resuming from step {run['step']} with changed settings: {changed}")
                 return run
             if self.ranks.is_first:
                 say(f"{folder} cannot be read and is passed over: {problem}")
@@ -238,9 +238,9 @@ class RunState:
             stored.update(FileSystemReader(folder).read_metadata().state_dict_metadata)
             if fixed := in_words(fixed_differences(run["config"], config)):
                 raise StateError(
-                    f"{folder} cannot be gone on from with other settings of what learns and how: {fixed}; "
-                    f"set them back, or take another --output (with --init-from {self.folder.parent}, if its "
-                    "weights are to be the start), or --no-resume to begin again"
+                    f"{folder} cannot be resumed, because these settings have changed: {fixed}; set them "
+                    f"back, or take another --output (with --init-from {self.folder.parent} to start from "
+                    "its weights), or --no-resume to begin again"
                 )
 
         may = (Exception, CheckpointException)  # unpickling what is broken raises anything
