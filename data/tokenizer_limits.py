@@ -25,6 +25,7 @@ MOST_IDS = 4_194_304  # as many as a config may say there are
 # characters; the longest token is 128 characters long, and 6,400 are added to a vocabulary.
 MOST_PARTS, DEEPEST = 16, 4
 LONGEST_PATTERN, LONGEST_INSERT, LONGEST_TOKEN = 2000, 64, 1024
+MOST_WRITTEN_OUT = 10_000  # characters of a pattern when its library has written out `{1000}`, nested or not
 MOST_ADDED, MOST_ADDED_CHARACTERS, MOST_POST_VALUES = 16_384, 1_000_000, 20_000
 LONGEST_WORD = 1000  # of WordPiece, whose time grows with the square of it
 MOST_GROWTH = 100  # characters that one character may become
@@ -228,6 +229,8 @@ def _is_squared(pattern: str, section: str) -> bool:
         tried = _tried(tree, False)
     except ValueError as error:
         raise ValueError(f"{shown} {error}") from None
+    if (length := _written_out(tree)) > MOST_WRITTEN_OUT:
+        raise ValueError(f"{shown} is {length} characters long when its repetitions are written out")
     if tried > 1:
         raise ValueError(f"{shown} has {tried} repetitions that may be tried at every length, expected one")
     return tried == 1
@@ -305,6 +308,24 @@ def _tried(tree: Any, after: bool) -> int:
     if choices > _MOST_CHOICES:
         raise ValueError(f"has {choices} choices side by side, expected at most {_MOST_CHOICES}")
     return tried
+
+
+def _written_out(tree: Any) -> int:
+    """Characters of a pattern in which each `{n}` stands as n copies: what a library may make of it."""
+    length = 0
+    for kind, value in tree:
+        if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+            least, most, inner = value
+            length += max(least if most == sre.MAXREPEAT else most, 1) * _written_out(inner)
+        elif kind is sre.BRANCH:
+            length += sum(map(_written_out, value[1]))
+        elif kind in (sre.SUBPATTERN, sre.ATOMIC_GROUP):
+            length += _written_out(value[-1] if kind is sre.SUBPATTERN else value)
+        elif kind in (sre.ASSERT, sre.ASSERT_NOT):
+            length += _written_out(value[1])
+        else:
+            length += 1
+    return length
 
 
 def _has_branch(tree: Any) -> bool:

@@ -104,6 +104,24 @@ def test_model_and_processor_are_of_one_version(versions, tmp_path, monkeypatch)
     assert template_of(checkpoint.processor) == template_of(original(second))
 
 
+def test_a_folder_in_which_drafts_still_grow(versions, tmp_path, monkeypatch):
+    """As rsync leaves it while the second shard is on its way: the first is new, and all else lies still."""
+    folder = shutil.copytree(versions[0], tmp_path / "model")
+    first, *_, last = sorted(path.name for path in versions[1].glob("*.safetensors"))
+    shutil.copy2(versions[1] / first, folder / first)
+    original, draft, calls = load.fill, folder / f".{last}.a1B2c3", []
+
+    def meanwhile(*arguments):
+        with draft.open("ab") as file:
+            calls.append(file.write(b"0"))
+        return original(*arguments)
+
+    monkeypatch.setattr(load, "fill", meanwhile)
+    with pytest.raises(BeingWrittenError):
+        load.load(folder)
+    assert 1 < len(calls) < 10
+
+
 @pytest.mark.parametrize("opening", [VisionLanguageModel.from_pretrained, open_checkpoint])
 def test_a_folder_that_is_always_written_to(versions, tmp_path, monkeypatch, opening):
     folder = shutil.copytree(versions[0], tmp_path / "model")

@@ -22,7 +22,10 @@ from models.checkpoints.names import resolve_source
 
 T = TypeVar("T")
 # What a model or a processor is read from. A run's log beside it grows without being part of it.
-_READ = re.compile(r"[\w-][\w.-]*\.(safetensors|json|jinja|model)|(merges|vocab)\.txt", re.ASCII)
+_NAMES = r"[\w-][\w.-]*\.(safetensors|json|jinja|model)|(merges|vocab)\.txt"
+# And such a file on its way here under a draft's name, `.NAME.a1B2c3` of rsync: until it is renamed, all
+# others lie still, of two versions.
+_READ = re.compile(rf"({_NAMES})|\.?({_NAMES})\.\w+", re.ASCII)
 _READ_BELOW = re.compile(
     r"tokenizer[\w.-]*|[\w-]+\.jinja|(special_tokens_map|added_tokens|vocab)\.json|merges\.txt"
 )

@@ -84,6 +84,7 @@ PATTERNS = (
     r"(e+)+$", r"(e|e)*x", r"(e*)*[xy]", r"e*e*[xy]", r"[a-z]+[a-z]+;", r"(e?){30}e{30}", "e?" * 20 + "e",
     r"(e{0,100}){0,100}x", r"(e)\1+x", r"(?<n>e\g<n>?x)", r"((e{1,9}){1,9}){1,9}[xy]", r"(?=(e+)+x)",
     r"(?:e|ee)+[xy]", r".*.*=.*", r"(?>e+)+x", "e" * 3000, "[",
+    r"((e{1000}){1000}){1000}", r"(?=(e{200}){200})x", r"e{99999}",
 )  # fmt: skip
 _BEFORE, _WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
