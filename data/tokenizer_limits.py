@@ -63,7 +63,7 @@ def check_tokenizer(spec: Mapping[str, Any]) -> int:
     Raises:
         ValueError: it is no tokenizer that anyone publishes, and what is wrong with it.
     """
-    _check_vocabulary(spec)
+    longest_piece = _check_vocabulary(spec)
     squared = 0
     for section in _OWN_SECTIONS:
         parts = list(_parts(spec.get(section), section))
@@ -83,11 +83,15 @@ def check_tokenizer(spec: Mapping[str, Any]) -> int:
             raise ValueError(
                 f"expected {what} to grow at most {MOST_GROWTH} times, got {min(grows, 10**9):.0f}"
             )
-    longest = int(MOST_CHARACTERS / growth)
+    normalizers = len(list(_parts(spec.get("normalizer"), "normalizer")))
+    longest = int(MOST_CHARACTERS / growth / max(normalizers / 4, 1))  # each takes its time anew
+    if (spec.get("model") or {}).get("type") == "Unigram":  # tries each piece at each place
+        longest = min(longest, MOST_CHARACTERS // longest_piece)
     return min(longest, int(MOST_SQUARED / squared**0.5)) if squared else longest
 
 
-def _check_vocabulary(spec: Mapping[str, Any]) -> None:
+def _check_vocabulary(spec: Mapping[str, Any]) -> int:
+    """The length of the longest token, in characters, at least 1."""
     added, model = spec.get("added_tokens") or [], spec.get("model") or {}
     if not isinstance(added, list) or not isinstance(model, dict):
         raise ValueError("expected a list of added_tokens and a model")
@@ -119,6 +123,7 @@ def _check_vocabulary(spec: Mapping[str, Any]) -> None:
     word = model.get("max_input_chars_per_word", 0)
     if not isinstance(word, int) or word > LONGEST_WORD:
         raise ValueError(f"model: expected max_input_chars_per_word of at most {LONGEST_WORD}, got {word}")
+    return max(longest, 1)
 
 
 def _parts(value: Any, where: str, depth: int = 0) -> Iterator[Mapping[str, Any]]:

@@ -104,12 +104,15 @@ def test_model_and_processor_are_of_one_version(versions, tmp_path, monkeypatch)
     assert template_of(checkpoint.processor) == template_of(original(second))
 
 
-def test_a_folder_in_which_drafts_still_grow(versions, tmp_path, monkeypatch):
-    """As rsync leaves it while the second shard is on its way: the first is new, and all else lies still."""
+@pytest.mark.parametrize("name", [".{}.a1B2c3", ".cache/huggingface/download/x1=.9f8e.incomplete"])
+def test_a_folder_in_which_drafts_still_grow(versions, tmp_path, monkeypatch, name):
+    """As rsync and `hf download --local-dir` leave it while the second shard is on its way: the first is new,
+    and all else lies still."""
     folder = shutil.copytree(versions[0], tmp_path / "model")
     first, *_, last = sorted(path.name for path in versions[1].glob("*.safetensors"))
     shutil.copy2(versions[1] / first, folder / first)
-    original, draft, calls = load.fill, folder / f".{last}.a1B2c3", []
+    original, draft, calls = load.fill, folder / name.format(last), []
+    draft.parent.mkdir(parents=True, exist_ok=True)
 
     def meanwhile(*arguments):
         with draft.open("ab") as file:

@@ -69,7 +69,12 @@ def removed(path: Path) -> None:
     path.unlink()
 
 
-DAMAGES = [emptied, cut, padded, one_bit, no_library, removed]
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES = [emptied, cut, padded, one_bit, no_library, removed, a_pipe]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

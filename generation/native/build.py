@@ -92,6 +92,8 @@ def load_library(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
 def is_sound(library: Path) -> bool:
     """Whether a library is there, with the bytes that were written, and ours or the system's."""
     try:
+        if not library.is_file():  # a pipe of that name would be waited for
+            return False
         with library.open("rb") as file:
             owner, content = os.fstat(file.fileno()).st_uid, file.read(_LARGEST)
     except OSError:

@@ -26,13 +26,15 @@ _NAMES = r"[\w-][\w.-]*\.(safetensors|json|jinja|model)|(merges|vocab)\.txt"
 # And such a file on its way here under a draft's name, `.NAME.a1B2c3` of rsync: until it is renamed, all
 # others lie still, of two versions.
 _READ = re.compile(rf"({_NAMES})|\.?({_NAMES})\.\w+", re.ASCII)
+# `hf download --local-dir` keeps its drafts here.
+_DOWNLOADS, _DOWNLOADED = os.path.join(".cache", "huggingface", "download"), re.compile(r".*\.incomplete")
 _READ_BELOW = re.compile(
     r"tokenizer[\w.-]*|[\w-]+\.jinja|(special_tokens_map|added_tokens|vocab)\.json|merges\.txt"
 )
 TRIES = 5
 # Seconds without a change before reading: whoever writes file by file pauses between them, to make a
 # processor for instance, and file systems' clocks tick every few milliseconds.
-QUIET, _LONGEST_WAIT = 0.25, 3.0
+QUIET, _LONGEST_WAIT = 0.5, 3.0
 
 State = frozenset[tuple]
 
@@ -100,7 +102,8 @@ def _moved_since(folder: str, changed: int) -> bool:
 def _state(folder: str) -> State:
     """(path, device, inode, length, time of change in ns) of each file that a checkpoint is read from."""
     found = set()
-    for path in _files(folder, _READ, below=True):
+    downloads = _files(os.path.join(folder, _DOWNLOADS), _DOWNLOADED, below=False)
+    for path in (*_files(folder, _READ, below=True), *downloads):
         try:
             stat = os.stat(path)
         except OSError:

@@ -167,8 +167,13 @@ def test_published_normalizers_are_taken():
         charsmap(b"\xff\xff\xff\x7f" * 1024, b"abc\0"),
         {"pre_tokenizer": split("e+[xyz]")},
         normalizers(*[replace("e", "ee")] * 5),
+        {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["e" * n, 0.0] for n in range(1, 1000)]}},
+        normalizers(*[{"type": kind} for kind in ("NFKD", "NFC", "Lowercase", "NFD")] * 4),
     ],
-    ids=["a panic", "no token for the rest", "a mapping out of bounds", "a square", "growth"],
+    ids=[
+        *("a panic", "no token for the rest", "a mapping out of bounds", "a square", "growth"),
+        *("long pieces", "many normalizers"),
+    ],
 )
 def test_what_only_a_text_shows_is_a_sentence(changes, with_spec):
     with pytest.raises((PromptError, ProcessorError)) as error:
