@@ -105,6 +105,7 @@ def run_inspect(settings: argparse.Namespace) -> None:
         from data.images import check_sides
 
         check_sides(*map(int, settings.image.lower().split("x")))
+    check_model(settings.source, settings.revision)
     from models.checkpoints.inspection import as_text, inspect
 
     report = inspect(settings.source, settings.revision)
@@ -149,6 +150,7 @@ def run_convert(settings: argparse.Namespace) -> None:
         from models.checkpoints.hub import check_repo_id
 
         check_repo_id(settings.push)
+    check_model(settings.source, settings.revision)
     from models.checkpoints.convert import Request, convert, upload
     from models.checkpoints.save import MAX_SHARD_BYTES
 
@@ -219,7 +221,6 @@ def note(text: str) -> None:
 def main(arguments: list[str] | None = None) -> int:
     settings = build_parser().parse_args(arguments)
     try:
-        check_model(settings.source, settings.revision)
         (run_inspect if settings.command == "inspect" else run_convert)(settings)
     except (CheckpointError, ImageError, ProcessorError, PromptError, OSError, MemoryError) as error:
         note(f"python -m models.checkpoints: error: {one_line(error)}")
