@@ -25,7 +25,7 @@ import generate
 ROOT = Path(__file__).resolve().parent.parent
 QUESTION = "Which colour comes next?"
 NEXT = {"red": "green", "orange": "red", "green": "orange"}
-MACHINE = ["--device", "cpu", "--threads", "1", "--workers", "0"]
+MACHINE = ["--device", "cpu", "--threads", "1", "--workers", "0", "--no-activation-checkpointing"]
 
 
 def lines_of_the_page() -> tuple[list[str], list[list[str]]]:
@@ -61,12 +61,12 @@ def write_lights(folder: Path, name: str, count: int, rng: random.Random) -> Non
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """A checkout in which the page's lines are run: 200 rows, a photo, and what came of each command."""
+    """A checkout in which the page's lines are run: 120 rows, a photo, and what came of each command."""
     folder, rng = tmp_path_factory.mktemp("finetune"), random.Random(0)
     for name in ("train.py", "generate.py", "configs", "checkpoints"):
         (folder / name).symlink_to(ROOT / name)
     (folder / ".venv").symlink_to(sys.prefix)
-    write_lights(folder, "rows", 200, rng)
+    write_lights(folder, "rows", 120, rng)
     write_lights(folder, "heldout", 24, rng)
     draw_light(rng, "red").save(folder / "photo.jpg")
     return folder
