@@ -17,10 +17,11 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
+import huggingface_hub
 import numpy as np
 import torch
 import torch.nn.functional as F
-from huggingface_hub import HfApi, constants, hf_hub_download
+from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import httpx
 from PIL import Image
@@ -192,7 +193,7 @@ def _tokenizer_of(repo: str) -> Path:
     """
     folder, commit, cached_only = None, None, False
     try:  # once: the client asks a Hub that is out of reach for 23 seconds a file
-        HfApi().model_info(
+        huggingface_hub.HfApi().model_info(
             repo, timeout=cast(float, httpx.Timeout(constants.HF_HUB_ETAG_TIMEOUT, connect=2.5))
         )
     except (OfflineModeIsEnabled, httpx.ConnectError, httpx.TimeoutException):

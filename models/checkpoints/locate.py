@@ -15,13 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import huggingface_hub  # what asks the Hub is looked up when it is called: its import takes 0.1 s
 from huggingface_hub import (
-    HfApi,
     constants,
     get_hf_file_metadata,
     hf_hub_download,
     hf_hub_url,
-    snapshot_download,
     try_to_load_from_cache,
 )
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
@@ -176,7 +175,7 @@ def snapshot(
     with one_sentence(repo, revision, "the processor's files"):
         cached_only = not _is_listed(repo, revision)
         wanted = {"revision": revision, "allow_patterns": list(patterns), "local_files_only": cached_only}
-        folder = Path(fetched(snapshot_download, repo, **wanted))
+        folder = Path(fetched(huggingface_hub.snapshot_download, repo, **wanted))
         for path in folder.iterdir():
             _check_download(path, began, repo)
         return folder
@@ -191,8 +190,9 @@ def _is_listed(repo: str, revision: str | None) -> bool:
     if revision and (cache_folder(repo) / "trees" / f"{revision}.json").is_file():
         return True
     try:
-        HfApi().model_info(repo, revision=revision, timeout=patience())  # once, and soon: see `patience`
-        listed = next(iter(HfApi().list_repo_tree(repo, revision=revision)), None)
+        api = huggingface_hub.HfApi()
+        api.model_info(repo, revision=revision, timeout=patience())  # once, and soon: see `patience`
+        listed = next(iter(api.list_repo_tree(repo, revision=revision)), None)
     except OUT_OF_REACH:
         return False
     except HfHubHTTPError:
