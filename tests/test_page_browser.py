@@ -20,6 +20,8 @@ from tests.waiting import PATIENCE, wait_for
 from web.visitors import Exchange
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+pytestmark = pytest.mark.usefixtures("uploads")
 ASSETS = app.ROOT / "assets"
 ACCESSIBILITY = Path(__file__).with_name("accessibility.js")
 ANIMATION_FRAMES = 20  # a third of a second: the first is the one that counts
@@ -36,14 +38,6 @@ def browser():
             pytest.skip(f"no Chromium to start: {str(error).splitlines()[0]}")
         yield opened
         opened.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def uploads(tmp_path_factory):
-    """Where all pages of this module put what is uploaded: Gradio knows one place in a process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
-        yield
 
 
 @pytest.fixture(scope="module")

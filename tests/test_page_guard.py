@@ -21,13 +21,7 @@ from tests.test_page_server import EXAMPLE, ask
 from tests.waiting import PATIENCE, wait_for
 from web.uploads import KEEP, TooMuchError, Uploads
 
-
-@pytest.fixture(scope="module", autouse=True)
-def uploads(tmp_path_factory):
-    """Where all pages of this module put what is uploaded: Gradio knows one place in a process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
-        yield
+pytestmark = pytest.mark.usefixtures("uploads")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from tests.pages import EMBEDDED, client_of, make_desk, served
 from tests.waiting import PATIENCE, free_port
 from web.models import Models
 
+pytestmark = pytest.mark.usefixtures("uploads")
 ASSETS = app.ROOT / "assets"
 EXAMPLE, CUP, WOLF = (str(ASSETS / f"{name}.png") for name in ("example", "cup", "wolf"))
 # Who asks at the same time, and what each must be told.
@@ -27,14 +28,6 @@ CROWD = (
     (CUP, "What is the printed word?", "cup"),
     (WOLF, "What is the printed word?", "wolf"),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def uploads(tmp_path_factory):
-    """Where all pages of this module put what is uploaded: Gradio knows one place in a process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
-        yield
 
 
 @pytest.fixture(scope="module")
