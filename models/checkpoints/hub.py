@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from huggingface_hub import constants
 from huggingface_hub.errors import (
@@ -26,6 +26,9 @@ from models.checkpoints.errors import CheckpointError
 # What says that there is no network: asked once, not again for 23 seconds as the client does.
 OUT_OF_REACH = (OfflineModeIsEnabled, httpx.ConnectError, httpx.TimeoutException)
 HUB_ERRORS = (OSError, HFValidationError, HfHubHTTPError, EntryNotFoundError, httpx.HTTPError)
+
+
+Answer = TypeVar("Answer")
 
 
 @contextmanager
@@ -88,7 +91,7 @@ def patience() -> float:
     return cast(float, httpx.Timeout(constants.HF_HUB_ETAG_TIMEOUT, connect=2.5))
 
 
-def fetched(fetch: Callable[..., str], *what: str, **how: Any) -> str:
+def fetched(fetch: Callable[..., Answer], *what: str, **how: Any) -> Answer:
     """What the client's `fetch` gives; tried once more where the Hub had closed a connection that the client
     kept for later, as it then finds out too late."""
     try:

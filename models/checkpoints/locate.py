@@ -298,7 +298,7 @@ class _Hub:
         commit = None
         try:
             url = hf_hub_url(self.repo, name, revision=self.revision)
-            commit = get_hf_file_metadata(url, timeout=patience()).commit_hash
+            commit = fetched(get_hf_file_metadata, url, timeout=patience()).commit_hash
         except OUT_OF_REACH as error:
             if cached is None:
                 raise LocalEntryNotFoundError(str(error)) from error
