@@ -1,4 +1,4 @@
-"""Ask vision-language models about pictures in the browser.
+"""Ask vision-language models about images in the browser.
 
     python app.py                                             # the embedded model, http://127.0.0.1:7860
     python app.py --model HuggingFaceTB/SmolVLM-256M-Instruct --dtype int8

@@ -1,6 +1,6 @@
-"""Ask a vision-language model about pictures.
+"""Ask a vision-language model about images.
 
-    python generate.py                                        # the example picture, the embedded model
+    python generate.py                                        # the example image, the embedded model
     python generate.py photo.jpg "How many boats are there?"
     python generate.py photo.jpg -q "What is this?" -q "Where is it?" --json
     python generate.py a.png b.png -q "What differs?" --model HuggingFaceTB/SmolVLM-256M-Instruct
@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from inference.attribution.options import add_where_options, mistake_about_where
 from inference.command_line import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
 from inference.mistakes import RequestError, check_images, mistakes, sentence
 from inference.options import (
@@ -43,7 +44,6 @@ from inference.options import (
     piped_question,
     read_image,
 )
-from inference.where.options import add_where_options, mistake_about_where
 
 # Everything that imports torch is imported inside functions, after all that can be checked without it: --help
 # and a mistake answer at once.
@@ -51,8 +51,8 @@ from inference.where.options import add_where_options, mistake_about_where
 ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 EXAMPLE_IMAGE = ROOT / "assets" / "example.png"
-DEFAULT_QUESTION = "What is in the picture?"
-# What answers depend on besides model, pictures and question. A seed that was not given is drawn anew.
+DEFAULT_QUESTION = "What is in the image?"
+# What answers depend on besides model, images and question. A seed that was not given is drawn anew.
 ASKED = (
     "revision", "system", "max_new_tokens", "num_answers", "temperature", "top_k", "top_p", "min_p",
     "repetition_penalty", "seed",
@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         help="may be given several times; without one, stdin is read if it is a pipe or a file",
     )
-    add("--no-image", action="store_true", help="ask without a picture, not about the example picture")
+    add("--no-image", action="store_true", help="ask without an image, not about the example image")
     add("--chat", action="store_true", help="a conversation, begun with -q; /help lists its commands")
     add("--system", metavar="TEXT", help="system message in front of every question")
 
@@ -233,8 +233,8 @@ def answer_questions(settings: argparse.Namespace) -> None:
     asked = read_request(settings)
     from generation.session import Session
     from inference.answer import ask
+    from inference.attribution.show import check_where, write_where
     from inference.stats import as_table, stats_rows
-    from inference.where.show import check_where, write_where
 
     questions, options, images = asked.questions or [DEFAULT_QUESTION], asked.options, asked.images
     checkpoint = opened(settings, answers=len(questions))
@@ -278,7 +278,7 @@ def chat(settings: argparse.Namespace) -> int:
 def compiled(checkpoint, settings: argparse.Namespace, answers: int):
     """The checkpoint with a decode step as --compile says, for so many answers one after another. That it had
     to be the eager one is told once."""
-    from generation.fast_decode import steps_that_pay
+    from generation.fast.choose_step import steps_that_pay
 
     if settings.compile == "off" or not settings.cache:
         return checkpoint

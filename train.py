@@ -105,7 +105,7 @@ def train(config: TrainConfig, ranks: Ranks, output: Path) -> None:
     ask = questions_to_ask(config, task, ranks)
     dtype = compute_dtype(config, ranks.device)
     if config.lora_rank:
-        from training.adapters import add_adapters  # peft takes seconds to import
+        from training.lora import add_adapters  # peft takes seconds to import
 
         add_adapters(task.model, config)
     else:

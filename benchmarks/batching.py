@@ -1,7 +1,7 @@
 """Many requests of uneven length: the scheduler against padded batches that wait for their longest row.
 
     python benchmarks/batching.py                                # 64 requests, 8 slots, text prompts
-    python benchmarks/batching.py --pictures 8                   # ... about 8 pictures of one tile
+    python benchmarks/batching.py --pictures 8                   # ... about 8 images of one tile
     python benchmarks/batching.py --quick
 
 Answers are 4 to 128 tokens, most of them short, of lengths fixed beforehand and the same for all. The padded
@@ -68,17 +68,17 @@ def answer_lengths(count: int) -> list[int]:
     return lengths
 
 
-def make_prompts(shape: str, count: int, pictures: int) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """(ids (T,), tiles (1, 3, H, W) or None) of each request; the pictures take turns."""
+def make_prompts(shape: str, count: int, images: int) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """(ids (T,), tiles (1, 3, H, W) or None) of each request; the images take turns."""
     config, generator, prompts = SHAPES[shape], random.Random(1), []
     side = config.vision.image_size
     for number in range(count):
         ids, tiles = words(shape, number, generator.randint(*PROMPT_WORDS)), None
-        if pictures:
-            picture = torch.full((config.tokens_per_tile,), config.image_token_id)
-            ids = torch.cat((words(shape, 1000, 4), picture, ids))
+        if images:
+            image = torch.full((config.tokens_per_tile,), config.image_token_id)
+            ids = torch.cat((words(shape, 1000, 4), image, ids))
             pixels = torch.empty(1, config.vision.num_channels, side, side)
-            tiles = fill(pixels, 1.0, start=104_729 * (number % pictures))
+            tiles = fill(pixels, 1.0, start=104_729 * (number % images))
         prompts.append((ids, tiles))
     return prompts
 
@@ -95,7 +95,7 @@ class Requests:
     """The same requests, answered in one of three ways."""
 
     def __init__(self, setup: dict):
-        from generation.fast_decode import fast_step
+        from generation.fast.choose_step import fast_step
 
         self.setup, self.device = setup, setup["device"]
         self.model = build_precision(setup, packed=True)
@@ -110,9 +110,9 @@ class Requests:
         return {"seconds": now(self.device) - start, "token_ids": tokens, "decode_steps": steps}
 
     def scheduled(self) -> tuple[list[list[int]], int]:
-        from generation.batching import Scheduler
         from generation.decoding import GenerationOptions
         from generation.requests import Request
+        from generation.scheduler import Scheduler
 
         scheduler = Scheduler(self.model, slots=self.setup["slots"], decode_step=self.step)
         requests = (
@@ -210,9 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"benchmarks/batching.py: error: {next(iter(failed.values()))}", file=sys.stderr)
         return 1
     rows = make_rows(settings, replies)
-    print(
-        f"{settings.shape} on {settings.device}: {settings.requests} requests, {settings.pictures} pictures"
-    )
+    print(f"{settings.shape} on {settings.device}: {settings.requests} requests, {settings.pictures} images")
     print(table(COLUMNS, rows))
     finish("batching", settings, rows)
     return 0

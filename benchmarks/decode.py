@@ -7,7 +7,7 @@
 
 At batch 1 a decode step reads every weight and the whole cache once: the floor of its time is those bytes at
 the speed at which this machine reads, measured in several ways of which the fastest counts. Weights are
-random, shapes real, prompts of one picture of 1 or 17 tiles. Each system runs in a process of its own, all in
+random, shapes real, prompts of one image of 1 or 17 tiles. Each system runs in a process of its own, all in
 turn, medians are shown, the last line is JSON. llama.cpp takes part where requirements-bench.txt is there.
 """
 

@@ -1,11 +1,11 @@
-"""Many questions about few pictures: the evaluation's runner against transformers' model in padded batches.
+"""Many questions about few images: the evaluation's runner against transformers' model in padded batches.
 
-    python benchmarks/evaluation.py                         # 400 questions on 20 pictures of one tile
+    python benchmarks/evaluation.py                         # 400 questions on 20 images of one tile
     python benchmarks/evaluation.py --peer-questions 400    # nothing of transformers' scaled up
     python benchmarks/evaluation.py --quick
 
-Both take the same pictures and prompts through their own processors and answer greedily, with as many tokens
-for each answer. Ours is what `python -m eval` runs: grouped by picture, `--slots` answers at a time. Of
+Both take the same images and prompts through their own processors and answer greedily, with as many tokens
+for each answer. Ours is what `python -m eval` runs: grouped by image, `--slots` answers at a time. Of
 transformers' batches the fastest size counts (--peer-batches); every question costs it the same, so that
 some of them may be measured (--peer-questions) and are scaled up; the table says how many were. The
 answers of both are compared. Each system runs in a process of its own, all in turn; the last line is JSON.
@@ -86,7 +86,7 @@ def make_handler(setup: dict):
 
 
 class Questions:
-    """The same model shape, processor, pictures and questions for both systems."""
+    """The same model shape, processor, images and questions for both systems."""
 
     def __init__(self, setup: dict):
         from data.processor import make_processor
@@ -104,8 +104,8 @@ class Questions:
             tokenizer, image_size=self.side, image_seq_len=shape.tokens_per_tile, config=self.config
         )
 
-    def picture(self, question: int) -> list[Image.Image]:
-        """What question number so-and-so is about; the pictures take turns."""
+    def image(self, question: int) -> list[Image.Image]:
+        """What question number so-and-so is about; the images take turns."""
         number = question % self.setup["pictures"]
         pixels = np.random.default_rng(number).integers(0, 256, (self.side, self.side, 3), dtype=np.uint8)
         return [Image.fromarray(pixels)]
@@ -158,7 +158,7 @@ class Ours(Questions):
     def handle(self, job: dict) -> dict:
         from eval.answering import answers
         from eval.tasks import Sample
-        from generation.batching import Stats
+        from generation.scheduler import Stats
 
         samples = [
             Sample(
@@ -166,7 +166,7 @@ class Ours(Questions):
                 question=self.question(number),
                 prompt=self.question(number),
                 targets=("",),
-                pictures=partial(self.picture, number),
+                images=partial(self.image, number),
                 group=str(number % self.setup["pictures"]),
                 shows=(str(number % self.setup["pictures"]),),
                 max_new_tokens=self.setup["tokens"],
@@ -219,9 +219,9 @@ class Transformers(Questions):
             processor.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
             for parts in content
         ]
-        pictures = [self.picture(number) for number in numbers]
+        images = [self.image(number) for number in numbers]
         return processor(
-            text=prompts, images=pictures, padding=True, padding_side="left", return_tensors="pt"
+            text=prompts, images=images, padding=True, padding_side="left", return_tensors="pt"
         ).to(self.device, DTYPES[self.setup["precision"]])
 
 
@@ -262,7 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     rows = make_rows(settings, replies)
     print(
-        f"{settings.pictures * settings.each} questions about {settings.pictures} pictures, "
+        f"{settings.pictures * settings.each} questions about {settings.pictures} images, "
         f"{settings.shape}, {settings.precision}, {settings.tokens} tokens an answer, "
         f"{settings.threads} threads"
     )

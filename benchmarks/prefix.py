@@ -1,10 +1,10 @@
-"""What one prefill saves: several answers to one prompt, many questions about one picture.
+"""What one prefill saves: several answers to one prompt, many questions about one image.
 
     python benchmarks/prefix.py                                  # 16 answers; 20 questions; 17 tiles
     python benchmarks/prefix.py --precision bfloat16 --peer-calls 4
     python benchmarks/prefix.py --quick
 
-Measured: the cost of the prompt with 16 answers against that with one; 20 short questions about one picture
+Measured: the cost of the prompt with 16 answers against that with one; 20 short questions about one image
 through a `Session`, against asking ours one by one and against as many calls of transformers' generate.
 Each question is answered alike in both ways of ours (in float32; in fewer bits a prefill in two pieces rounds
 differently). Calls that cost the same may be measured in part (--peer-calls) and are scaled up; the table
@@ -41,9 +41,9 @@ COLUMNS = {
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = base_parser(__doc__, one_precision=True)
     add = parser.add_argument
-    add("--tiles", type=positive, default=17, metavar="N", help="of the picture (default 17)")
+    add("--tiles", type=positive, default=17, metavar="N", help="of the image (default 17)")
     add("--answers", type=positive, default=16, metavar="N", help="to one prompt (default 16)")
-    add("--questions", type=positive, default=20, metavar="N", help="about one picture (default 20)")
+    add("--questions", type=positive, default=20, metavar="N", help="about one image (default 20)")
     add("--tokens", type=positive, default=8, metavar="N", help="of each answer (default 8)")
     add("--peer-calls", type=positive, metavar="N", help="measured one by one, of --questions (default: all)")
     settings = parser.parse_args(arguments)
@@ -80,7 +80,7 @@ class OursPrefix:
     """Our three ways of asking, with the fast decode step where there is one."""
 
     def __init__(self, setup: dict):
-        from generation.fast_decode import fast_step
+        from generation.fast.choose_step import fast_step
 
         self.setup, self.device = setup, setup["device"]
         self.model = build_precision(setup, packed=True)
@@ -103,7 +103,7 @@ class OursPrefix:
         return prompt(self.setup["shape"], self.setup["tiles"], question, self.device)
 
     def _answers(self, count: int) -> dict:
-        """Seconds until decoding can begin: picture, prefill and the copies of the cache."""
+        """Seconds until decoding can begin: image, prefill and the copies of the cache."""
         made = self.model.generate_detailed(
             **self._prompt(0), **self.options, num_return_sequences=count, temperature=1.0, seed=0
         )

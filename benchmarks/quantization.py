@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from data.errors import ProcessorError
-from data.shapes import heldout_questions, render
-from eval.tasks import DEFAULT_MODEL, PICTURE_SIZE
+from eval.tasks import DEFAULT_MODEL, IMAGE_SIZE
 from generation import kv_cache as kv
 from generation.decoding import DecodeStep, eager_step, prefill
-from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision
+from generation.fast.choose_step import fast_step, has_fast_bfloat16, set_precision
 from generation.prompt import Prompt
 from inference.checkpoint import Checkpoint, RequestError, open_checkpoint
 from models.checkpoints import CheckpointError
+from shapes import heldout_questions, render
 
 BAR = -0.005  # agreement of the fast bfloat16 step less the eager one's
 
@@ -36,7 +36,7 @@ BAR = -0.005  # agreement of the fast bfloat16 step less the eager one's
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks.quantization", description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=str(DEFAULT_MODEL), help="checkpoint folder or repository")
-    parser.add_argument("--questions", type=int, default=200, help="held-out questions of the picture world")
+    parser.add_argument("--questions", type=int, default=200, help="held-out questions of the image world")
     return parser
 
 
@@ -76,7 +76,7 @@ def compare(checkpoint: Checkpoint, questions: int) -> list[dict]:
     processor, asked = checkpoint.processor, []
     step = eager_step(checkpoint.model.language_model)
     for scene, qa in heldout_questions(questions, 0):
-        inputs = processor.ask(render(scene, PICTURE_SIZE), qa.question)
+        inputs = processor.ask(render(scene, IMAGE_SIZE), qa.question)
         made = checkpoint.model.generate_detailed(
             **inputs, max_new_tokens=64, stop_token_ids=checkpoint.stop_token_ids
         )

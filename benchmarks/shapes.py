@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from generation.fast_decode import has_fast_bfloat16, set_precision
+from generation.fast.choose_step import has_fast_bfloat16, set_precision
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.device_settings import prepare_device
 from models.skeleton import without_weights
 from models.vision_language_model import VisionLanguageModel
 
-TEXT_TOKENS = 20  # of a prompt, besides its picture: 84 tokens with one tile of 64, 1,108 with 17
+TEXT_TOKENS = 20  # of a prompt, besides its image: 84 tokens with one tile of 64, 1,108 with 17
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _SIGLIP = VisionConfig(
@@ -208,11 +208,11 @@ def words(shape: str, seed: int, count: int) -> Tensor:
 
 
 def prompt(shape: str, tiles: int, question: int = 0, device: str = "cpu") -> dict[str, Tensor]:
-    """Model inputs: half of the text, a picture of `tiles` tiles, the other half (as `question` seeds it)."""
+    """Model inputs: half of the text, an image of `tiles` tiles, the other half (as `question` seeds it)."""
     config = SHAPES[shape]
-    picture = torch.full((tiles * config.tokens_per_tile,), config.image_token_id)
+    image = torch.full((tiles * config.tokens_per_tile,), config.image_token_id)
     half = TEXT_TOKENS // 2
-    ids = torch.cat((words(shape, 1, half), picture, words(shape, 100 + question, TEXT_TOKENS - half)))
+    ids = torch.cat((words(shape, 1, half), image, words(shape, 100 + question, TEXT_TOKENS - half)))
     inputs = {"input_ids": ids[None].to(device)}
     if tiles:
         side = config.vision.image_size

@@ -30,8 +30,8 @@ from benchmarks.shapes import (
 from benchmarks.workers import Unavailable
 from generation import kv_cache as kv
 from generation.decoding import CacheCursor, Chooser, decode, eager_step
-from generation.fast_decode import fast_step
-from generation.native.build import load_library
+from generation.fast.choose_step import fast_step
+from generation.fast.native.build import load_library
 
 WARM_UP = 3  # steps before the clock starts: graphs are captured, libraries choose their kernels
 NO_CACHE_TOKENS = 1
@@ -239,7 +239,7 @@ class TransformersStatic(Transformers):
 
 
 class LlamaCpp:
-    """llama.cpp on a GGUF file of the text part's shape. It has no picture, so no time to first token of one;
+    """llama.cpp on a GGUF file of the text part's shape. It has no image, so no time to first token of one;
     choosing the token is not counted, in its favour; its cache is in 16 bits, as it is by default."""
 
     def __init__(self, setup: dict):

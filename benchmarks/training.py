@@ -5,7 +5,7 @@
     python benchmarks/training.py --device cuda --documents 128 --peak-flops 989e12
     python benchmarks/training.py --quick --shape tiny
 
-All systems learn from the same documents, of uneven length, a picture in every second one, with the same
+All systems learn from the same documents, of uneven length, an image in every second one, with the same
 optimizer, precision and clipping; weights are random, shapes real. Only what answers is supervised. Tokens
 a second count documents, never padding: supervised ones, and all. MFU is the FLOPs that the documents need
 (`training/costs.py`: no padding, each document by itself) a second, over --peak-flops or over what a product
@@ -66,7 +66,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--precision", choices=("float32", "bfloat16"), help="default: float32 on a CPU, bfloat16 on CUDA")
     add("--systems", type=names(*TRAINERS, "loader"), metavar="S,S", help="default: all")
     add("--documents", type=positive, metavar="N", help="of one optimizer step (default 6; 128 on CUDA)")
-    add("--tiles", type=integers, default=[1, 0], metavar="N,N", help="of their pictures (default 1,0)")
+    add("--tiles", type=integers, default=[1, 0], metavar="N,N", help="of their images (default 1,0)")
     add("--row", type=positive, metavar="N", help="positions of a packed row (default 2048; 4096 on CUDA)")
     add("--micro-batch", type=positive, metavar="N", help="padded rows of a batch (default 6; 16 on CUDA)")
     add("--packed-micro-batch", type=positive, metavar="N", help="packed rows of one (default 1; 4 on CUDA)")

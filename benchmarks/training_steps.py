@@ -35,7 +35,7 @@ LANES = 4  # of the loader: each is warm once it has made a row
 
 # ---------------------------------------------------------------------------------------------- documents
 def documents(shape: str, count: int, tiles: list[int], longest: int, seed: int) -> list[Sample]:
-    """Documents of uneven length: a picture of so many tiles (they take turns), a question, an answer.
+    """Documents of uneven length: an image of so many tiles (they take turns), a question, an answer.
 
     Args:
         longest: positions that none exceeds.
@@ -43,15 +43,15 @@ def documents(shape: str, count: int, tiles: list[int], longest: int, seed: int)
     config, generator, made = SHAPES[shape], random.Random(seed), []
     for number in range(count):
         shown = tiles[number % len(tiles)]
-        picture = [config.image_token_id] * (shown * config.tokens_per_tile)
-        room = min(MOST, longest - len(picture))
+        image = [config.image_token_id] * (shown * config.tokens_per_tile)
+        room = min(MOST, longest - len(image))
         length = min(room, max(FEWEST, round(generator.lognormvariate(np.log(MEDIAN_WORDS), SPREAD))))
         text = words(shape, 10_000 * seed + number, length).tolist()
         answer = max(1, round(length * generator.uniform(*ANSWER)))
-        ids = picture + text
+        ids = image + text
         labels = [IGNORE_INDEX] * (len(ids) - answer) + text[-answer:]
-        pictures, counts = ((None,), (shown,)) if shown else ((), ())
-        made.append(Sample(("made", number), ids, labels, pictures, counts))
+        images, counts = ((None,), (shown,)) if shown else ((), ())
+        made.append(Sample(("made", number), ids, labels, images, counts))
     return made
 
 
@@ -220,14 +220,14 @@ class PlainProducts:
 
 
 class LoaderAlone:
-    """Rows with encoded pictures through `data/loader.py`, as training has them, and nothing after it."""
+    """Rows with encoded images through `data/loader.py`, as training has them, and nothing after it."""
 
     def __init__(self, setup: dict):
         self.setup = setup
         config = SHAPES[setup["shape"]]
         generator = random.Random(0)
         sentences = [
-            "how many red circles are there in the picture",
+            "how many red circles are there in the image",
             "there are three of them and two squares",
         ]
         tokenizer = build_tokenizer(sentences, 400)

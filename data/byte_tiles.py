@@ -1,11 +1,11 @@
-"""Tiles on their way from the worker that decodes a picture to the device: as bytes, which is what they were.
+"""Tiles on their way from the worker that decodes an image to the device: as bytes, which is what they were.
 
     tiles = ByteTiles.of(pixels)        # (n, 3, M, M) float32
     tiles.to("cuda")                    # the same numbers, to the bit
 
-A picture's 256 levels, rescaled and perhaps normalised, are 256 numbers. As bytes they take a quarter of the
+An image's 256 levels, rescaled and perhaps normalised, are 256 numbers. As bytes they take a quarter of the
 memory, of the copy to the device, and of what passes between processes. Tiles of other numbers (nanoVLM's
-whole picture is reduced behind its rescaling) travel as they are.
+whole image is reduced behind its rescaling) travel as they are.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing
 
 @dataclass(frozen=True)
 class Message:
-    """One turn: its parts in order, each a text or a picture source."""
+    """One turn: its parts in order, each a text or an image source."""
 
     role: str
     parts: tuple[tuple[str, Any], ...]  # ("text", str) or ("image", source)
@@ -89,7 +89,7 @@ def _read_part(part: Mapping[str, Any], where: str) -> tuple[str, Any]:
         for key in ("image", "url", "path", "base64"):
             if part.get(key) is not None:
                 return "image", part[key]
-        raise PromptError(f"{where}: the image part holds no picture: expected one under 'image'")
+        raise PromptError(f"{where}: the image part holds no image: expected one under 'image'")
     raise PromptError(
         f"{where}: expected a part {{'type': 'text', 'text': ...}} or {{'type': 'image', 'image': ...}}, "
         f"got {str(part)[:80]!r}"
@@ -123,7 +123,7 @@ class ChatEncoder:
 
     Args:
         string_content: the template takes a message's content as one string (nanoVLM) rather than as parts.
-        image_token: the placeholder that stands once for every picture in the rendered template.
+        image_token: the placeholder that stands once for every image in the rendered template.
         stop_token_ids: the ids that end a turn; the one after an answer is part of the answer.
         add_special_tokens: let the tokenizer's post-processor add its own (a BOS), unless the template did.
         harmless_template: it is this repository's own, and needs no limits; see `data/templates.py`.
@@ -172,7 +172,7 @@ class ChatEncoder:
         """Token ids of a conversation.
 
         Args:
-            image_prompts: what replaces each picture's placeholder, in the order of the pictures: special
+            image_prompts: what replaces each image's placeholder, in the order of the images: special
                 tokens by their ordinary names, and plain text. Written by a processor, never by a person.
         """
         rendered, texts = self._render(messages, add_generation_prompt, where)
@@ -254,7 +254,7 @@ class ChatEncoder:
     def _fill(
         self, rendered: str, texts: list[tuple[str, str]], image_prompts: list[str], where: str
     ) -> tuple[list[str], list[int], list[tuple[int, int]]]:
-        """Put names, pictures and texts in their places.
+        """Put names, images and texts in their places.
 
         Returns:
             The pieces of the final string, the special ids placed, in order, and the (start, end) characters
@@ -263,7 +263,7 @@ class ChatEncoder:
         pieces: list[str] = []
         placed: list[int] = []
         spans: list[tuple[int, int]] = []
-        used, answering, length, last, pictures = set(), False, 0, 0, 0
+        used, answering, length, last, images = set(), False, 0, 0, 0
 
         def put(text: str) -> None:
             nonlocal length
@@ -285,9 +285,9 @@ class ChatEncoder:
                 continue
             name = match[0]
             if name == self.image_token:
-                if pictures < len(image_prompts):
-                    put(self._named(image_prompts[pictures], placed))
-                pictures += 1
+                if images < len(image_prompts):
+                    put(self._named(image_prompts[images], placed))
+                images += 1
                 continue
             put(self._names[name])
             placed.append(self._ids[name])
@@ -295,17 +295,16 @@ class ChatEncoder:
                 spans[-1] = (spans[-1][0], length)
             answering = False
         put(rendered[last:])
-        if pictures != len(image_prompts):
+        if images != len(image_prompts):
             raise PromptError(
-                f"{where}: the chat template places {pictures} pictures, "
-                f"the messages hold {len(image_prompts)}"
+                f"{where}: the chat template places {images} images, the messages hold {len(image_prompts)}"
             )
         if len(used) != len(texts):
             raise PromptError(f"{where}: the checkpoint's chat template leaves out part of the text")
         return pieces, placed, spans
 
     def _named(self, prompt: str, placed: list[int]) -> str:
-        """A picture's prompt with private names, its special ids appended to `placed`."""
+        """An image's prompt with private names, its special ids appended to `placed`."""
 
         def rename(match: re.Match) -> str:
             placed.append(self._ids[match[0]])

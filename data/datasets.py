@@ -5,7 +5,7 @@
         {"path": "my/rows.jsonl", "columns": {"question": "query"}},
     ])
 
-See `data/layouts.py` for the columns that are understood and `data/loader.py` for what comes next.
+See `data/row_schemas.py` for the columns that are understood and `data/loader.py` for what comes next.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from types import UnionType
 from typing import Any
 
 from data.errors import DatasetError
-from data.layouts import Layout, check_ratings, find_images, find_layout, no_images
 from data.order import MapReader, Place, StreamReader, key_of
+from data.row_schemas import Layout, check_ratings, find_images, find_layout, no_images
 from data.sources import columns_of, first_rows, is_empty, open_rows
 
 
@@ -59,9 +59,9 @@ class DatasetConfig:
         streaming: read it from front to back, with nothing downloaded before.
         columns: our column names → its own, e.g. {"question": "query"}.
         min_ratings: rating column → the least that is trained on.
-        allow_urls: rows may name pictures by URL, to be fetched while training.
-        allow_outside: rows may name pictures outside of the dataset's folder.
-        allow_text_only: there need not be a picture among the first rows.
+        allow_urls: rows may name images by URL, to be fetched while training.
+        allow_outside: rows may name images outside of the dataset's folder.
+        allow_text_only: there need not be an image among the first rows.
         revision: branch, tag or commit on the Hub.
     """
 

@@ -2,7 +2,7 @@
 
 `documents` (B, T) numbers the documents of a row from 1. Two numbers are special: -1 is padding, which sees
 itself alone so that no softmax runs over nothing, and 0 is a prefix that all documents of the row see, as the
-picture world packs its questions (`data/shapes_stream.py`).
+image world packs its questions (`shapes/stream.py`).
 """
 
 from __future__ import annotations

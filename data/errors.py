@@ -1,4 +1,4 @@
-"""What `data/` raises about pictures, prompts, processors and datasets: one sentence each, for a person."""
+"""What `data/` raises about images, prompts, processors and datasets: one sentence each, for a person."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OneSentence(ValueError):
 
 
 class ImageError(OneSentence):
-    """A picture that cannot be used."""
+    """An image that cannot be used."""
 
 
 class FetchError(OneSentence):

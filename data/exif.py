@@ -1,4 +1,4 @@
-"""Which way up a picture is, read from its EXIF block alone.
+"""Which way up an image is, read from its EXIF block alone.
 
 Pillow copies every tag of an EXIF block, and tags may all point at the same bytes: half a megabyte of them
 becomes gigabytes. So Pillow is not shown the blocks that it would read, and the one tag that counts is read
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from data.picture_kinds import is_heic
+from data.image_kinds import is_heic
 
 EXIF = b"Exif\0\0"
 PIECES = 300_000  # chunks or segments that are looked at
@@ -24,7 +24,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _JPEG_BLOCK = re.compile(rb"(\xff[\xe1\xe2]..)(Exif\0\0|MPF\0)", re.DOTALL)
 _AVIF_ITEM = re.compile(rb"(infe.{8}(?:..)?)Exif", re.DOTALL)  # of an item information entry
-# Such an entry of anything but a picture in HEVC and its tiles.
+# Such an entry of anything but an image in HEVC and its tiles.
 _HEIC_ITEM = re.compile(rb"infe(?!\x02.{7}(?:hvc1|grid)|\x03.{9}(?:hvc1|grid))", re.DOTALL)
 _MARKER = re.compile(rb"\xff([^\x00\xff])")  # without `+`, which tries a run of 0xFF from every place of it
 _WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))  # TEM, RST0 to RST7, SOI
@@ -32,7 +32,7 @@ _APP1, SOS, _EOI = 0xE1, 0xDA, 0xD9
 
 
 def orientation(info: dict[Any, Any]) -> int:
-    """1 to 8, of a picture's `info`: its EXIF, else its XMP. What cannot be read counts as none, 1."""
+    """1 to 8, of an image's `info`: its EXIF, else its XMP. What cannot be read counts as none, 1."""
     exif = info.get("exif")
     if exif is None and isinstance(text := info.get("Raw profile type exif"), str):
         try:
@@ -85,10 +85,10 @@ def find_exif(data: bytes) -> bytes | None:
 
 
 def without_exif(data: bytes) -> bytes:
-    """A JPEG, AVIF or HEIC whose EXIF and list of further pictures are not recognised; of the same length.
+    """A JPEG, AVIF or HEIC whose EXIF and list of further images are not recognised; of the same length.
 
     An AVIF or HEIC is turned by properties of its own, which go before its EXIF. Of a HEIC everything but the
-    picture is hidden: its library reads all items, a thousand of which may be the same megabytes.
+    image is hidden: its library reads all items, a thousand of which may be the same megabytes.
     """
     if data.startswith(b"\xff\xd8"):
         return _JPEG_BLOCK.sub(lambda match: match[1] + bytes(len(match[2])), data)

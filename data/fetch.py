@@ -1,4 +1,4 @@
-"""Download one picture: http(s) only and from the public internet only, also after redirects, with limits on
+"""Download one image: http(s) only and from the public internet only, also after redirects, with limits on
 size and time."""
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def _read(opener, url: str, body: bytearray, max_bytes: int, timeout: float, dea
         while not deadline.over and (chunk := response.read1(_CHUNK)):
             body += chunk
             if len(body) > max_bytes:
-                raise FetchError(f"expected at most {max_bytes:,} bytes, got more; shrink the picture")
+                raise FetchError(f"expected at most {max_bytes:,} bytes, got more; shrink the image")
         return response.headers.get("Content-Length", "")
 
 
 def _too_slow(timeout: float, body: bytearray) -> FetchError:
-    return FetchError(f"expected the whole picture within {2 * timeout:g} s, got {len(body):,} bytes")
+    return FetchError(f"expected the whole image within {2 * timeout:g} s, got {len(body):,} bytes")
 
 
 def _told(error: Exception) -> FetchError:
@@ -89,7 +89,7 @@ def _told(error: Exception) -> FetchError:
         return error
     if isinstance(error, urllib.error.HTTPError):
         return FetchError(
-            f"expected a picture, the server answered {error.code} {one_line(error.reason, 200)}"
+            f"expected an image, the server answered {error.code} {one_line(error.reason, 200)}"
         )
     if isinstance(error, OSError | http.client.HTTPException):  # URLError and timeouts are OSErrors
         reason = getattr(error, "reason", None) or error

@@ -1,10 +1,10 @@
-"""The one image loader: anything that holds a picture → an upright RGB `PIL.Image`.
+"""The one image loader: anything that holds an image → an upright RGB `PIL.Image`.
 
     image = load_image("photo.jpg")                       # a path
     image = load_image("https://example.org/photo.jpg")   # a URL
     image = load_image(array, ImageLimits(max_pixels=10_000_000))
 
-Every refusal is an `ImageError`: one sentence with the picture's name, what was expected and what was got.
+Every refusal is an `ImageError`: one sentence with the image's name, what was expected and what was got.
 Limits are checked on the header, before a pixel is decoded.
 """
 
@@ -26,7 +26,7 @@ from PIL import Image
 from data.errors import ImageError, one_line
 from data.exif import orientation
 from data.fetch import FetchError, fetch
-from data.picture_header import check_decoder, open_header
+from data.image_header import check_decoder, open_header
 
 if TYPE_CHECKING:
     import torch
@@ -40,17 +40,17 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-LONGEST_SIDE = 100_000  # of a picture that is spoken of by its size alone
+LONGEST_SIDE = 100_000  # of an image that is spoken of by its size alone
 
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What a picture may cost. `max_pixels` stays under Pillow's own guard (`PIL.Image.MAX_IMAGE_PIXELS`).
+    """What an image may cost. `max_pixels` stays under Pillow's own guard (`PIL.Image.MAX_IMAGE_PIXELS`).
 
     `allow_urls` and `allow_paths` say whether a string may reach the network or the disk: turn them off
     wherever the strings come from someone else (a web page, a dataset). `allow_private_urls` lets a URL lead
     to this machine and its own network; the environment variable OCELLI_ALLOW_PRIVATE_URLS=1 does, too.
-    `max_tiles` is for `data.processor`, which cuts the picture up.
+    `max_tiles` is for `data.processor`, which cuts the image up.
     """
 
     max_bytes: int = 128 * 2**20
@@ -70,15 +70,15 @@ class ImageLimits:
 
 
 def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> Image.Image:
-    """An upright, opaque RGB picture from whatever `source` is.
+    """An upright, opaque RGB image from whatever `source` is.
 
     Args:
         source: a path, an http(s) or data: URL, bytes, a binary file object, a PIL image, or a numpy array or
             torch tensor: (H, W), (H, W, 1|3|4) or (1|3|4, H, W); 8-bit, 16-bit, or floats from 0 to 1.
-        name: what error messages call the picture; its path or URL by default.
+        name: what error messages call the image; its path or URL by default.
 
     Raises:
-        ImageError: the picture cannot be read, is damaged, or is past a limit.
+        ImageError: the image cannot be read, is damaged, or is past a limit.
     """
     name = name or describe(source)
     if _is_array(source):
@@ -128,7 +128,7 @@ def _read(source: Any, limits: ImageLimits, name: str) -> bytes:
             return _read_data_url(source, limits, name)
         if scheme.startswith(("http://", "https://")):
             if not limits.allow_urls:
-                raise ImageError(f"{name}: pictures from URLs are switched off here; send the picture itself")
+                raise ImageError(f"{name}: images from URLs are switched off here; send the image itself")
             try:
                 return fetch(source, limits.max_bytes, limits.url_timeout, limits.allow_private_urls)
             except FetchError as error:
@@ -146,26 +146,26 @@ def _read(source: Any, limits: ImageLimits, name: str) -> bytes:
         _check_bytes(len(data), limits, name)
         return data
     raise ImageError(
-        f"expected a picture as path, URL, bytes, file, PIL image or array, got {type(source).__name__}"
+        f"expected an image as path, URL, bytes, file, PIL image or array, got {type(source).__name__}"
     )
 
 
 def _read_path(source: str | os.PathLike, limits: ImageLimits, name: str) -> bytes:
     if not limits.allow_paths:
-        raise ImageError(f"{name}: pictures from the disk are switched off here; send the picture itself")
+        raise ImageError(f"{name}: images from the disk are switched off here; send the image itself")
     try:
         # Non-blocking, and looked at before it is read: a pipe or a device would never end.
         with open(os.open(Path(source).expanduser(), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-                raise ImageError(f"{name}: expected a picture file, got {kind}")
+                raise ImageError(f"{name}: expected an image file, got {kind}")
             _check_bytes(status.st_size, limits, name)
             return file.read(limits.max_bytes + 1)
     except FileNotFoundError as error:
         raise ImageError(f"{name}: no such file (looked in {os.getcwd()}); check the path") from error
     except IsADirectoryError as error:
-        raise ImageError(f"{name}: expected a picture file, got a directory") from error
+        raise ImageError(f"{name}: expected an image file, got a directory") from error
     except ImageError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: NUL in the path; RuntimeError: no home
@@ -190,44 +190,44 @@ def _read_data_url(source: str, limits: ImageLimits, name: str) -> bytes:
 def _check_bytes(got: int, limits: ImageLimits, name: str) -> None:
     if got > limits.max_bytes:
         raise ImageError(
-            f"{name}: expected at most {limits.max_bytes:,} bytes, got {got:,} or more; shrink the picture "
+            f"{name}: expected at most {limits.max_bytes:,} bytes, got {got:,} or more; shrink the image "
             "or raise ImageLimits.max_bytes"
         )
 
 
 def check_size(width: int, height: int, limits: ImageLimits, name: str) -> None:
-    """Raises ImageError: a picture of so many pixels is over a limit."""
+    """Raises ImageError: an image of so many pixels is over a limit."""
     if width < 1 or height < 1:
         raise ImageError(f"{name}: expected at least one pixel, got {width} x {height}")
     if width * height > limits.max_pixels:
         raise ImageError(
             f"{name}: expected at most {limits.max_pixels:,} pixels, got {width} x {height} = "
-            f"{width * height:,}; shrink the picture or raise ImageLimits.max_pixels"
+            f"{width * height:,}; shrink the image or raise ImageLimits.max_pixels"
         )
     aspect = max(width, height) / min(width, height)
     if aspect > limits.max_aspect:
         raise ImageError(
             f"{name}: expected sides within {limits.max_aspect:g}:1 of each other, got {width} x {height} "
-            f"({aspect:,.0f}:1); crop the picture or raise ImageLimits.max_aspect"
+            f"({aspect:,.0f}:1); crop the image or raise ImageLimits.max_aspect"
         )
 
 
 def check_sides(width: int, height: int) -> None:
-    """Raises ImageError: sides that no picture has, or that none which is opened here may have."""
+    """Raises ImageError: sides that no image has, or that none which is opened here may have."""
     if not (1 <= width <= LONGEST_SIDE and 1 <= height <= LONGEST_SIDE):
         raise ImageError(f"expected sides of 1 to {LONGEST_SIDE} pixels, got {width} x {height}")
-    check_size(width, height, ImageLimits(), f"a picture of {width} x {height}")
+    check_size(width, height, ImageLimits(), f"an image of {width} x {height}")
 
 
-# ---------------------------------------------------------------------------------- bytes to a picture
+# ---------------------------------------------------------------------------------- bytes to an image
 def _header(source: Any, limits: ImageLimits, name: str) -> Image.Image:
-    """A picture held against the limits, not decoded yet unless it came decoded."""
+    """An image held against the limits, not decoded yet unless it came decoded."""
     if isinstance(source, Image.Image):
         check_size(source.width, source.height, limits, name)
         return source
     data = _read(source, limits, name)
     if not data:
-        raise ImageError(f"{name}: expected a picture, got 0 bytes; the file is empty")
+        raise ImageError(f"{name}: expected an image, got 0 bytes; the file is empty")
     image = open_header(data, name, limits.max_pixels)
     check_size(image.width, image.height, limits, name)
     check_decoder(image, data, name)
@@ -241,7 +241,7 @@ def _decode(image: Image.Image, name: str) -> Image.Image:
         image.load()
     except Exception as error:  # see open_header
         raise ImageError(
-            f"{name}: the picture is damaged or cut off ({one_line(error, 200)}); get a whole copy of it"
+            f"{name}: the image is damaged or cut off ({one_line(error, 200)}); get a whole copy of it"
         ) from error
     return _flatten(image if turn is None else image.transpose(turn), name)
 
@@ -268,7 +268,7 @@ def _flatten(image: Image.Image, name: str) -> Image.Image:
         raise
     except Exception as error:  # see open_header; also a mode Pillow cannot convert, such as LAB
         raise ImageError(
-            f"{name}: a picture in mode {image.mode} cannot be made RGB ({one_line(error, 200)})"
+            f"{name}: an image in mode {image.mode} cannot be made RGB ({one_line(error, 200)})"
         ) from error
     rgb.info = {}  # so that a second load does not turn it again by the same EXIF
     return rgb
@@ -297,7 +297,7 @@ def _integers_to_uint8(values: np.ndarray) -> np.ndarray:
     return np.stack([(row >> 24 if wide else (row + 128) // 257).astype(np.uint8) for row in rows])
 
 
-# --------------------------------------------------------------------------------- arrays to a picture
+# --------------------------------------------------------------------------------- arrays to an image
 def _array_size(array: np.ndarray | torch.Tensor, name: str) -> tuple[int, int]:
     """(width, height) of an array in one of the accepted layouts."""
     shape = tuple(array.shape)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ModelInputs(dict):
-    """Tensors for the model, by argument name; `image_tokens[i]` positions of row i are pictures."""
+    """Tensors for the model, by argument name; `image_tokens[i]` positions of row i are images."""
 
     image_tokens: list[int]
 
@@ -28,11 +28,11 @@ class ModelInputs(dict):
 
 
 @dataclass(frozen=True)
-class TiledPicture:
-    """A picture as the model sees it: tiles (n, 3, M, M) of `rows` x `columns` and the whole, behind them or
-    in front of them (`whole_first` of a processor's `pictures`).
+class TiledImage:
+    """An image as the model sees it: tiles (n, 3, M, M) of `rows` x `columns` and the whole, behind them or
+    in front of them (`whole_first` of a processor's `images`).
 
-    Made once by `Processor.tile`, it goes wherever a picture goes.
+    Made once by `Processor.tile`, it goes wherever an image goes.
     """
 
     tiles: Tensor
@@ -46,7 +46,7 @@ class EncodedConversation:
     """One conversation, unpadded.
 
     `tiles` is (n, 3, M, M) or None; `assistant_mask` marks what the assistant says, end of turn included;
-    `image_tokens` counts the positions that pictures take, in the ids or in front of them.
+    `image_tokens` counts the positions that images take, in the ids or in front of them.
     """
 
     input_ids: list[int]

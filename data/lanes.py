@@ -145,7 +145,7 @@ class Lane:
         return sample
 
     def _pack(self) -> PackedRow | None:
-        """Take samples off the buffer and decode their pictures; None where none of them is whole."""
+        """Take samples off the buffer and decode their images; None where none of them is whole."""
         chosen = [0]
         if self.waiting:
             samples = [sample for _, sample in self._buffer]
@@ -200,7 +200,7 @@ class DropCount:
     end is `max_rate` and, beyond it, four standard deviations and three rows. Whether all rows there are keep
     to it, `exceeded` tells.
 
-    Late in a long run, `max_rate` of all its rows may be more than there are in a dataset whose pictures have
+    Late in a long run, `max_rate` of all its rows may be more than there are in a dataset whose images have
     gone. So it also stops where fewer of the latest rows are good than a quarter of what should be.
 
     Args:

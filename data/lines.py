@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from models.untrusted import check_values
 
-# Bytes, without the line's end. A row may carry its pictures as base64; as Python's text, of which one
+# Bytes, without the line's end. A row may carry its images as base64; as Python's text, of which one
 # character beyond the usual ones makes four bytes of each, it takes half a GiB twice while it is parsed.
 MAX_LINE = 128 * 2**20
 TOO_LONG = f"longer than {MAX_LINE >> 20} MiB"

@@ -3,7 +3,7 @@
     mixture = open_datasets([{"path": "rows.jsonl"}])
     loader = Loader(mixture, processor, LoaderConfig(batch_size=8, sequence_length=4096), rank, world_size)
     for batch in loader:                       # (micro_batch_size, 4096); batch_size / world_size rows a step
-        batch = batch.to(model.device)         # pictures travel as bytes
+        batch = batch.to(model.device)         # images travel as bytes
         hidden, _ = model.hidden_states(batch["input_ids"], batch.get("pixel_values"),
                                         attention_mask=document_mask(batch["documents"]),
                                         position_ids=batch["position_ids"])
@@ -134,7 +134,7 @@ class Loader:
             )
         if config.packing and processor.image_token_id is None:
             raise DatasetError(
-                "packing: this model puts its picture in front of a row, which then holds one sample; "
+                "packing: this model puts its image in front of a row, which then holds one sample; "
                 "turn packing off"
             )
         self.mixture, self.processor, self.config = mixture, processor, config

@@ -56,7 +56,7 @@ def choose(tokens: Sequence[int], tiles: Sequence[int], max_tokens: int, max_til
 @dataclass(frozen=True)
 class PackedRow:
     """One row, not yet padded: `input_ids` and `labels` (T,), `position_ids` and `documents` (F + T,), with F
-    picture positions in front for models that place them there; `pixel_values` n tiles or None.
+    image positions in front for models that place them there; `pixel_values` n tiles or None.
 
     Arrays, not tensors: between processes these would take shared memory, of which there may be none."""
 
@@ -66,7 +66,7 @@ class PackedRow:
     documents: np.ndarray
     pixel_values: ByteTiles | None
     sample_ids: tuple[SampleId, ...]
-    pictures: int = 0  # that the tiles were cut from
+    images: int = 0  # that the tiles were cut from
 
 
 def pack_row(samples: Sequence[Sample], tiles: Sequence[Tensor | None]) -> PackedRow:
@@ -77,9 +77,7 @@ def pack_row(samples: Sequence[Sample], tiles: Sequence[Tensor | None]) -> Packe
         tiles: of each sample, (n, 3, M, M) float32 or None.
     """
     if any(sample.front for sample in samples) and len(samples) > 1:
-        raise ValueError(
-            "a model with pictures in front of the row takes one document a row; turn packing off"
-        )
+        raise ValueError("a model with images in front of the row takes one document a row; turn packing off")
     ids: list[int] = []
     labels: list[int] = []
     positions: list[int] = []
@@ -89,39 +87,39 @@ def pack_row(samples: Sequence[Sample], tiles: Sequence[Tensor | None]) -> Packe
         labels += [IGNORE_INDEX, *sample.labels[1:]]  # a first token has nothing in front that could tell it
         positions += range(sample.tokens)
         documents += [number] * sample.tokens
-    if samples[0].front:  # there, the position in front of the first id is a picture's
+    if samples[0].front:  # there, the position in front of the first id is an image's
         labels = list(samples[0].labels)
-    pictures = [ByteTiles.of(picture) for picture in tiles if picture is not None]
+    images = [ByteTiles.of(image) for image in tiles if image is not None]
     return PackedRow(
         np.array(ids),
         np.array(labels),
         np.array(positions),
         np.array(documents),
-        ByteTiles.cat(pictures) if pictures else None,
+        ByteTiles.cat(images) if images else None,
         tuple(sample.sample_id for sample in samples),
-        sum(len(sample.pictures) for sample in samples),
+        sum(len(sample.images) for sample in samples),
     )
 
 
 class Batch(dict):
     """A batch's tensors, by name, and `sample_ids`: for each row, the ids of its documents in order.
 
-    input_ids, labels (B, T); position_ids, documents (B, F + T); pixel_values where any row shows a picture:
-    `ByteTiles`, of which `to` makes tiles (N, 3, M, M) float32 on the device. `pictures` is how many these
+    input_ids, labels (B, T); position_ids, documents (B, F + T); pixel_values where any row shows an image:
+    `ByteTiles`, of which `to` makes tiles (N, 3, M, M) float32 on the device. `images` is how many these
     were cut from, `fill` the share of positions that is not padding.
     """
 
     sample_ids: list[tuple[SampleId, ...]]
-    pictures: int = 0
+    images: int = 0
 
     def to(self, device, non_blocking: bool = False) -> Batch:
         moved = Batch({name: value.to(device, non_blocking=non_blocking) for name, value in self.items()})
-        moved.sample_ids, moved.pictures = self.sample_ids, self.pictures
+        moved.sample_ids, moved.images = self.sample_ids, self.images
         return moved
 
     def pin_memory(self) -> Batch:
         pinned = Batch({name: value.pin_memory() for name, value in self.items()})
-        pinned.sample_ids, pinned.pictures = self.sample_ids, self.pictures
+        pinned.sample_ids, pinned.images = self.sample_ids, self.images
         return pinned
 
     @property
@@ -156,9 +154,9 @@ def collate(rows: Sequence[PackedRow | None], pad_token_id: int, length: int | N
             for name, padded in batch.items():
                 value = getattr(row, name)
                 padded[i, : len(value)] = torch.from_numpy(value)
-    pictures = [row.pixel_values for row in real if row.pixel_values is not None]
-    if pictures:
-        batch["pixel_values"] = ByteTiles.cat(pictures)
+    images = [row.pixel_values for row in real if row.pixel_values is not None]
+    if images:
+        batch["pixel_values"] = ByteTiles.cat(images)
     batch.sample_ids = [() if row is None else row.sample_ids for row in rows]
-    batch.pictures = sum(row.pictures for row in real)
+    batch.images = sum(row.images for row in real)
     return batch

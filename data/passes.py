@@ -19,9 +19,9 @@ Size = tuple[int, int]  # tokens and tiles of a sample
 
 
 def steps_of_epochs(mixture: Mixture, encoder: SampleEncoder, config: LoaderConfig) -> int:
-    """Steps until the data of a loader end: packed as it packs them, with no picture decoded.
+    """Steps until the data of a loader end: packed as it packs them, with no image decoded.
 
-    Exact for small data, unless a picture turns out to be broken; else from the first rows.
+    Exact for small data, unless an image turns out to be broken; else from the first rows.
 
     Raises:
         DatasetError: a stream has no length.

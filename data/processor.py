@@ -1,4 +1,4 @@
-"""Pictures and messages → what `model.generate(**inputs)` and training take; token ids → text.
+"""Images and messages → what `model.generate(**inputs)` and training take; token ids → text.
 
     processor = Processor.from_pretrained("path/to/checkpoint", config=model.config)
     inputs = processor.ask("photo.jpg", "How many boats are there?")
@@ -26,21 +26,21 @@ from torch import Tensor
 from data.chat import ChatEncoder, Message, check_text, read_conversation
 from data.cutting import check_sizes, cut
 from data.errors import ImageError, ProcessorError, PromptError, one_line
-from data.idefics_processing import (
-    SMOLVLM_CHAT_TEMPLATE,
-    IdeficsPictures,
-    new_idefics,
-    open_idefics,
-)
 from data.images import ImageLimits, describe, load_image
-from data.inputs import EncodedConversation, ModelInputs, TiledPicture, collate
-from data.nanovlm_processing import (
+from data.inputs import EncodedConversation, ModelInputs, TiledImage, collate
+from data.nanovlm import (
     CHATML_TEMPLATE,
     V01_TEMPLATE,
-    NanoVLMPictures,
+    NanoVLMImages,
     is_nanovlm,
     open_nanovlm,
     read_config,
+)
+from data.smolvlm import (
+    SMOLVLM_CHAT_TEMPLATE,
+    IdeficsImages,
+    new_idefics,
+    open_idefics,
 )
 from data.tokenizer import AnyTokenizer
 from data.tokenizer_limits import no_panic
@@ -59,29 +59,29 @@ class Processor:
 
     def __init__(
         self,
-        pictures: IdeficsPictures | NanoVLMPictures,
+        images: IdeficsImages | NanoVLMImages,
         tokenizer: AnyTokenizer,
         chat_template: str,
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
     ):
-        check_sizes(pictures)
-        self.pictures = pictures
+        check_sizes(images)
+        self.images = images
         self.tokenizer = tokenizer
         self.limits = limits
         self.stop_token_ids = _stop_token_ids(tokenizer)
         self.image_token_id = (
-            None if pictures.image_token is None else tokenizer.convert_tokens_to_ids(pictures.image_token)
+            None if images.image_token is None else tokenizer.convert_tokens_to_ids(images.image_token)
         )
         if config is not None:
             _check_fit(self, config)
         self.chat = ChatEncoder(
             tokenizer,
             chat_template,
-            image_token=pictures.image_token,
+            image_token=images.image_token,
             stop_token_ids=self.stop_token_ids,
-            string_content=pictures.string_content,
-            add_special_tokens=pictures.add_special_tokens,
+            string_content=images.string_content,
+            add_special_tokens=images.add_special_tokens,
             harmless_template=chat_template in (SMOLVLM_CHAT_TEMPLATE, CHATML_TEMPLATE, V01_TEMPLATE),
         )
 
@@ -109,15 +109,15 @@ class Processor:
             with no_panic():
                 described = read_config(folder)
                 if is_nanovlm(described):
-                    pictures, tokenizer, template = open_nanovlm(folder, described)
+                    images, tokenizer, template = open_nanovlm(folder, described)
                 else:
                     _check_files(folder)
-                    pictures, tokenizer, template = open_idefics(folder)
+                    images, tokenizer, template = open_idefics(folder)
                 if not template:
                     raise ProcessorError(
                         f"{folder}: expected a chat template (chat_template.jinja), found none"
                     )
-                return cls(pictures, tokenizer, template, config, limits)
+                return cls(images, tokenizer, template, config, limits)
         except ProcessorError:
             raise
         except PromptError as error:
@@ -131,15 +131,15 @@ class Processor:
     @cached_property
     def hf_processor(self) -> Idefics3Processor | None:
         """transformers' processor, for saving, made when first asked for; None for nanoVLM checkpoints."""
-        if not isinstance(self.pictures, IdeficsPictures):
+        if not isinstance(self.images, IdeficsImages):
             return None
         from data.processor_conversion import transformers_form  # takes seconds to import
 
-        return transformers_form(self.pictures, self.tokenizer, self.chat.chat_template)
+        return transformers_form(self.images, self.tokenizer, self.chat.chat_template)
 
     # --------------------------------------------------------------------------------------------- in
     def ask(self, images: Any, question: str, system: str | None = None, **options) -> ModelInputs:
-        """Inputs for one question about one picture, a list of them, or none (None or []).
+        """Inputs for one question about one image, a list of them, or none (None or []).
 
         Raises:
             PromptError: the question is empty.
@@ -168,15 +168,15 @@ class Processor:
         padding_side: str = "left",
         return_assistant_mask: bool = False,
     ) -> ModelInputs:
-        """Model inputs for one conversation, or a batch of several with any number of pictures each.
+        """Model inputs for one conversation, or a batch of several with any number of images each.
 
         Returns:
-            input_ids and attention_mask (B, T); with pictures, pixel_values: (B, n, 3, M, M), zero-padded,
+            input_ids and attention_mask (B, T); with images, pixel_values: (B, n, 3, M, M), zero-padded,
             with pixel_attention_mask (B, n, M, M), or for nanoVLM (N, 3, M, M) alone; on request
             assistant_mask (B, T) bool.
 
         Raises:
-            PromptError, ImageError: naming the conversation and message, or the picture.
+            PromptError, ImageError: naming the conversation and message, or the image.
         """
         if not isinstance(conversations, Sequence):
             raise PromptError(
@@ -206,11 +206,11 @@ class Processor:
         messages = read_conversation(conversation, where)
         if add_generation_prompt:
             _check_question(messages, where)
-        messages = self.pictures.arrange(messages, where)
+        messages = self.images.arrange(messages, where)
         sources = [value for message in messages for kind, value in message.parts if kind == "image"]
         names = [_name(source) for source in sources]
         cut = self._tile_all(sources, where)
-        prompts = [self.pictures.prompt(one.rows, one.columns, i, len(cut)) for i, one in enumerate(cut)]
+        prompts = [self.images.prompt(one.rows, one.columns, i, len(cut)) for i, one in enumerate(cut)]
         if self.image_token_id is None:  # the features stand in front; the template has no place for them
             prompts = []
         encoded = self.chat.encode(messages, prompts, add_generation_prompt, where)
@@ -218,37 +218,37 @@ class Processor:
         image_tokens = self._count(encoded.input_ids, tiles, names, where)
         return EncodedConversation(encoded.input_ids, encoded.assistant_mask, tiles, image_tokens)
 
-    def tile(self, source: Any) -> TiledPicture:
-        """A picture (anything `load_image` takes) loaded, resized and cut, for several questions about it.
+    def tile(self, source: Any) -> TiledImage:
+        """An image (anything `load_image` takes) loaded, resized and cut, for several questions about it.
 
         Raises:
             ImageError: see `load_image`; too many tiles.
             ProcessorError: the checkpoint's settings make no tiles of it.
         """
-        if isinstance(source, TiledPicture):
+        if isinstance(source, TiledImage):
             return source
-        return cut(self.pictures, load_image(source, self.limits), describe(source), self.limits.max_tiles)
+        return cut(self.images, load_image(source, self.limits), describe(source), self.limits.max_tiles)
 
-    def _tile_all(self, sources: Sequence[Any], where: str) -> list[TiledPicture]:
-        """`tile` of each; together they may have as many tiles as one picture may."""
+    def _tile_all(self, sources: Sequence[Any], where: str) -> list[TiledImage]:
+        """`tile` of each; together they may have as many tiles as one image may."""
         made, tiles = [], 0
         for number, source in enumerate(sources, 1):
             made.append(self.tile(source))
             tiles += len(made[-1].tiles)
             if tiles > self.limits.max_tiles:
                 raise ImageError(
-                    f"{where}: expected pictures of at most {self.limits.max_tiles} tiles in all, got more "
+                    f"{where}: expected images of at most {self.limits.max_tiles} tiles in all, got more "
                     f"in the first {number} of {len(sources)}; leave some out or raise ImageLimits.max_tiles"
                 )
         return made
 
     def _count(self, input_ids: list[int], tiles: Tensor | None, names: list[str], where: str) -> int:
         count = 0 if tiles is None else len(tiles)
-        expected = count * self.pictures.tokens_per_tile
+        expected = count * self.images.tokens_per_tile
         got = expected if self.image_token_id is None else input_ids.count(self.image_token_id)
         if got != expected:
             raise PromptError(
-                f"{where}: {got} image placeholders for {count} tiles of {', '.join(names) or 'no picture'}; "
+                f"{where}: {got} image placeholders for {count} tiles of {', '.join(names) or 'no image'}; "
                 f"expected {expected}, {self.pictures.tokens_per_tile} a tile"
             )
         return expected
@@ -260,7 +260,7 @@ class Processor:
         return_assistant_mask: bool = False,
     ) -> ModelInputs:
         """Pad encoded conversations to one length; see `prepare`."""
-        return collate(rows, self.pad_token_id, padding_side, return_assistant_mask, self.pictures.flat)
+        return collate(rows, self.pad_token_id, padding_side, return_assistant_mask, self.images.flat)
 
     @property
     def pad_token_id(self) -> int:
@@ -292,20 +292,20 @@ def make_processor(
         tokenizer: with SmolVLM's special tokens, such as `data.tokenizer.build_tokenizer` gives.
         image_size: side of a tile in pixels, the vision model's.
         image_seq_len: language-model positions a tile takes, `VLMConfig.tokens_per_tile`.
-        longest_edge: what a picture is resized to before it is split, or, unsplit, squashed into a tile; one
+        longest_edge: what an image is resized to before it is split, or, unsplit, squashed into a tile; one
             tile by default, four with `split`.
 
     Raises:
         PromptError: the tokenizer lacks one of the special tokens.
     """
-    pictures = new_idefics(
+    images = new_idefics(
         tokenizer,
         image_size=image_size,
         image_seq_len=image_seq_len,
         longest_edge=longest_edge,
         split=split,
     )
-    return Processor(pictures, tokenizer, chat_template, config)
+    return Processor(images, tokenizer, chat_template, config)
 
 
 def _folder_of(source: str | Path, revision: str | None) -> Path:
@@ -321,7 +321,7 @@ def _folder_of(source: str | Path, revision: str | None) -> Path:
 
 
 def _name(source: Any) -> str:
-    return source.name if isinstance(source, TiledPicture) else describe(source)
+    return source.name if isinstance(source, TiledImage) else describe(source)
 
 
 def _check_question(messages: list[Message], where: str) -> None:
@@ -335,15 +335,15 @@ def _check_files(folder: Path) -> None:
     if not any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
         raise ProcessorError(
             f"{folder}: expected processor_config.json or preprocessor_config.json, found neither: "
-            "the folder holds a model without the means to read pictures and text"
+            "the folder holds a model without the means to read images and text"
         )
 
 
 def _check_fit(processor: Processor, config: VLMConfig) -> None:
-    pictures = processor.pictures
+    images = processor.images
     for what, got, expected in (
-        ("image tokens per tile", pictures.tokens_per_tile, config.tokens_per_tile),
-        ("pixels per tile side", pictures.tile_size, config.vision.image_size),
+        ("image tokens per tile", images.tokens_per_tile, config.tokens_per_tile),
+        ("pixels per tile side", images.tile_size, config.vision.image_size),
         ("image token id", processor.image_token_id, config.image_token_id),
     ):
         if got != expected and not (what == "image token id" and config.image_placement == "prefix"):

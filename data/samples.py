@@ -1,6 +1,6 @@
-"""One conversation → one sample: ids, labels, and pictures whose tiles are counted but not yet decoded.
+"""One conversation → one sample: ids, labels, and images whose tiles are counted but not yet decoded.
 
-A packer decides by tokens and tiles, and both are known from the text and the headers of the pictures: pixels
+A packer decides by tokens and tiles, and both are known from the text and the headers of the images: pixels
 are decoded only once a sample's place is certain, so that many samples may wait at a few kilobytes each.
 """
 
@@ -17,8 +17,8 @@ from data.chat import read_conversation
 from data.cutting import count_tiles, cut
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
 from data.images import describe, image_size, load_image
-from data.layouts import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
 from data.processor import Processor
+from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
 
 IGNORE_INDEX = -100  # label of a position that carries no loss
 SampleId = tuple[str, int]  # name of the dataset, number of the row
@@ -28,16 +28,16 @@ SampleId = tuple[str, int]  # name of the dataset, number of the row
 class Sample:
     """A document to train on.
 
-    `labels` are the ids where the assistant speaks (its end of turn included), else -100. `pictures` are
-    sources for `load_image`, `picture_tiles` how many tiles each makes, in order. `front` positions are
-    pictures that stand in front of the ids, in models that place them there.
+    `labels` are the ids where the assistant speaks (its end of turn included), else -100. `images` are
+    sources for `load_image`, `image_tiles` how many tiles each makes, in order. `front` positions are
+    images that stand in front of the ids, in models that place them there.
     """
 
     sample_id: SampleId
     input_ids: list[int]
     labels: list[int]
-    pictures: tuple[Any, ...] = ()
-    picture_tiles: tuple[int, ...] = ()
+    images: tuple[Any, ...] = ()
+    image_tiles: tuple[int, ...] = ()
     front: int = 0
 
     @property
@@ -47,7 +47,7 @@ class Sample:
 
     @property
     def tiles(self) -> int:
-        return sum(self.picture_tiles)
+        return sum(self.image_tiles)
 
 
 class SampleEncoder:
@@ -55,7 +55,7 @@ class SampleEncoder:
 
     Args:
         max_tokens: positions that a sample may take.
-        max_tiles: tiles that its pictures may make; None leaves that to the tokens.
+        max_tiles: tiles that its images may make; None leaves that to the tokens.
     """
 
     def __init__(self, processor: Processor, max_tokens: int, max_tiles: int | None = None):
@@ -69,7 +69,7 @@ class SampleEncoder:
         """
         processor, where = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
         try:
-            messages = processor.pictures.arrange(read_conversation(conversation, where), where)
+            messages = processor.images.arrange(read_conversation(conversation, where), where)
         except PromptError as error:
             raise BadRow(BAD_CONVERSATION, str(error)) from error
         sources = [value for message in messages for kind, value in message.parts if kind == "image"]
@@ -78,7 +78,7 @@ class SampleEncoder:
         if processor.image_token_id is not None:
             try:
                 prompts = [
-                    processor.pictures.prompt(rows, cols, i, len(grids))
+                    processor.images.prompt(rows, cols, i, len(grids))
                     for i, (_, rows, cols) in enumerate(grids)
                 ]
             except PromptError as error:
@@ -95,17 +95,17 @@ class SampleEncoder:
             labels=[
                 i if said else IGNORE_INDEX for i, said in zip(encoded.input_ids, encoded.assistant_mask)
             ],
-            pictures=tuple(sources),
-            picture_tiles=tiles,
-            front=sum(tiles) * processor.pictures.tokens_per_tile if in_front else 0,
+            images=tuple(sources),
+            image_tiles=tiles,
+            front=sum(tiles) * processor.images.tokens_per_tile if in_front else 0,
         )
         if sample.tokens > self.max_tokens:
             raise BadRow(TOO_LONG, f"expected at most {self.max_tokens} tokens, got {sample.tokens}")
         return sample
 
     def _grids(self, sources: list[Any]) -> list[tuple[int, int, int]]:
-        """(tiles, rows, columns) of each picture."""
-        pictures, limits = self.processor.pictures, self.processor.limits
+        """(tiles, rows, columns) of each image."""
+        images, limits = self.processor.images, self.processor.limits
         grids: list[tuple[int, int, int]] = []
         for source in sources:
             try:
@@ -113,7 +113,7 @@ class SampleEncoder:
             except ImageError as error:
                 raise BadRow(BROKEN_IMAGE, str(error)) from error
             try:
-                grids.append(count_tiles(pictures, width, height, describe(source), limits.max_tiles))
+                grids.append(count_tiles(images, width, height, describe(source), limits.max_tiles))
             except ImageError as error:
                 raise BadRow(TOO_MANY_TILES, str(error)) from error
             except ProcessorError as error:
@@ -122,24 +122,24 @@ class SampleEncoder:
         if most is not None and tiles > most:
             raise BadRow(TOO_MANY_TILES, f"expected at most {most} tiles, got {tiles}")
         # Text aside, so many tiles cannot fit: not worth a prompt of their placeholders.
-        if tiles * self.processor.pictures.tokens_per_tile > self.max_tokens:
+        if tiles * self.processor.images.tokens_per_tile > self.max_tokens:
             raise BadRow(
                 TOO_MANY_TILES, f"{tiles} tiles take more than the {self.max_tokens} tokens there are"
             )
         return grids
 
     def tiles(self, sample: Sample) -> Tensor | None:
-        """A sample's tiles, (n, 3, M, M) float32 in the order of its placeholders; None without pictures.
+        """A sample's tiles, (n, 3, M, M) float32 in the order of its placeholders; None without images.
 
         Raises:
-            BadRow: a picture turns out to be broken.
+            BadRow: an image turns out to be broken.
         """
         limits, made = self.processor.limits, []
-        for source, expected in zip(sample.pictures, sample.picture_tiles, strict=True):
+        for source, expected in zip(sample.images, sample.image_tiles, strict=True):
             name = describe(source)
             try:
                 image = load_image(source, limits)
-                tiles = cut(self.processor.pictures, image, name, limits.max_tiles).tiles
+                tiles = cut(self.processor.images, image, name, limits.max_tiles).tiles
             except (ImageError, ProcessorError) as error:
                 raise BadRow(BROKEN_IMAGE, str(error)) from error
             if len(tiles) != expected:  # a header that its file does not keep to

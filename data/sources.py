@@ -1,7 +1,7 @@
 """Where rows come from: the Hub, `save_to_disk` folders, Parquet, JSON lines, image folders; nothing decoded.
 
 The `datasets` library opens everything but JSON lines: it would guess types there, and turn an answer that
-looks like a date into one. Pictures stay as the bytes or paths they are, for `load_image` to open.
+looks like a date into one. Images stay as the bytes or paths they are, for `load_image` to open.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def open_rows(path: str, subset: str | None, split: str, streaming: bool, revisi
             lines of one folder, and train of several folders or other files.
 
     Returns:
-        (rows, folder): a sequence or a `Stream`, and the folder that relative picture paths start from, None
+        (rows, folder): a sequence or a `Stream`, and the folder that relative image paths start from, None
         for what is on the Hub.
 
     Raises:
@@ -208,7 +208,7 @@ def is_empty(rows: Any) -> bool:
 
 
 def _open_folder(folder: Path, subset: str | None, split: str, streaming: bool):
-    """(rows, the folder that relative picture paths start from)."""
+    """(rows, the folder that relative image paths start from)."""
     if any((folder / name).is_file() for name in _SAVED):
         return _from_disk(folder, split or TRAIN, streaming), folder
     try:
@@ -323,7 +323,7 @@ def _check_data_files(builder: datasets.DatasetBuilder, where: str) -> None:
 
 
 def _undecoded(rows):
-    """The same rows with pictures left as bytes or paths."""
+    """The same rows with images left as bytes or paths."""
     for name, feature in (rows.features or {}).items():
         plain = _without_decoding(feature)
         if plain != feature:
@@ -344,7 +344,7 @@ def _without_decoding(feature: Any) -> Any:
 
 
 def _start_of_paths(files: list[Path], folder: Path) -> Path:
-    """Where relative picture paths start: beside the files or, where a picture of the first rows lies only
+    """Where relative image paths start: beside the files or, where an image of the first rows lies only
     there, in the folder that has the splits."""
     inside = _common_folder(files, str(folder))
     if inside == folder or files[0].name == METADATA:
@@ -372,7 +372,7 @@ def _common_folder(files: list[Path], path: str) -> Path:
     folders = {file.parent for file in files}
     if len(folders) > 1 and files[0].suffix != ".parquet":
         raise DatasetError(
-            f"{path}: expected files of one folder, where picture paths start, got {len(folders)} folders; "
+            f"{path}: expected files of one folder, where image paths start, got {len(folders)} folders; "
             "list them as datasets of their own"
         )
     return files[0].parent

@@ -36,9 +36,9 @@ def files_by_split(folder: Path, asked: str) -> dict[str, list[Path]]:
     is a split, and no other belongs to it.
 
     Raises:
-        DatasetError: one list of the pictures of several splits.
+        DatasetError: one list of the images of several splits.
     """
-    with os.scandir(folder) as entries:  # which knows folders without a look at each of a million pictures
+    with os.scandir(folder) as entries:  # which knows folders without a look at each of a million images
         named = {Path(entry.path): _named(entry.name, asked) for entry in entries if entry.is_dir()}
     by_folder: dict[str, list[Path]] = {}
     for path, splits in sorted(named.items()):
@@ -56,7 +56,7 @@ def files_by_split(folder: Path, asked: str) -> dict[str, list[Path]]:
     several = sorted({split for splits in named.values() for split in splits})
     if not by_folder and len(several) > 1 and any(path.name == METADATA for path in unnamed):
         raise DatasetError(
-            f"{folder}: {METADATA} does not say which of its pictures are {' and which '.join(several)}; "
+            f"{folder}: {METADATA} does not say which of its images are {' and which '.join(several)}; "
             "put one into each of their folders"
         )
     found = by_name | by_folder

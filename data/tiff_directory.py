@@ -23,7 +23,7 @@ _KEPT = frozenset((
 
 
 def plain_tiff(data: bytes, max_pixels: int) -> bytes:
-    """A TIFF or BigTIFF with a directory of its first picture, rewritten at its end; other data as it is.
+    """A TIFF or BigTIFF with a directory of its first image, rewritten at its end; other data as it is.
 
     Raises:
         ValueError: too many values in one tag, or tiles of more than `max_pixels` pixels together.
@@ -59,7 +59,7 @@ def plain_tiff(data: bytes, max_pixels: int) -> bytes:
 
 
 def _check_tiles(found: dict[int, list[Any]], order: str, max_pixels: int) -> None:
-    """A picture of few pixels may be cut out of tiles of many, which are decoded whole.
+    """An image of few pixels may be cut out of tiles of many, which are decoded whole.
 
     `found` is {tag: [type, count, value or place]}.
     """

@@ -1,4 +1,4 @@
-"""Score a model: on the built-in picture world, on your own rows, on the official tasks of lmms-eval.
+"""Score a model: on the built-in image world, on your own rows, on the official tasks of lmms-eval.
 
     python -m eval --tasks shapes --controls                    # the embedded model, held-out questions
     python -m eval --tasks shapes --model runs/shapes --limit 500
@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--tasks", metavar="NAMES", help="shapes, or tasks of lmms-eval; several with commas")
     add("--data", metavar="PATH", help="rows of your own: a Hub id, a folder, JSON lines, Parquet")
     add("--limit", type=positive, metavar="N", help="only the first N questions (shapes: default 2000)")
-    add("--controls", action="store_true", help="also with pictures blanked, and the most common answer "
+    add("--controls", action="store_true", help="also with images blanked, and the most common answer "
         "to the questions asked; not for lmms-eval's tasks")  # fmt: skip
     add("--seed", type=int, help="shapes: which held-out questions (default 0)")
 
@@ -67,9 +67,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--prompt", default="", metavar="TEXT", help="template with columns in braces; \\n is a new line")
     add("--system", default="", metavar="TEXT", help="system message in front of every question")
     add("--max-new-tokens", type=positive, metavar="N", help="of an answer (default 32)")
-    add("--allow-urls", action="store_true", help="rows may name pictures by URL")
-    add("--allow-outside", action="store_true", help="rows may name pictures outside of the data's folder")
-    add("--allow-text-only", action="store_true", help="there need not be a picture in the first rows")
+    add("--allow-urls", action="store_true", help="rows may name images by URL")
+    add("--allow-outside", action="store_true", help="rows may name images outside of the data's folder")
+    add("--allow-text-only", action="store_true", help="there need not be an image in the first rows")
 
     group = parser.add_argument_group("model")
     add = group.add_argument

@@ -1,9 +1,9 @@
-"""Samples to answers: grouped by picture, longest first, through the scheduler's slots.
+"""Samples to answers: grouped by image, longest first, through the scheduler's slots.
 
     for number, answer in answers(checkpoint, task.samples, slots=32):
         print(task.samples[number].question, answer.text)
 
-All questions about a picture stand one after another: it is opened, cut into tiles, encoded and prefilled
+All questions about an image stand one after another: it is opened, cut into tiles, encoded and prefilled
 once, however many there are. In float32 each answer is the one that the model gives alone, whatever the
 number of slots, the order and the number of ranks.
 """
@@ -20,17 +20,17 @@ from PIL import Image
 
 from data.errors import one_line
 from data.images import image_size
-from data.inputs import TiledPicture
+from data.inputs import TiledImage
 from eval.tasks import Sample
-from generation.batching import Scheduler, Stats
 from generation.decoding import GenerationOptions
 from generation.feature_cache import FeatureCache, tile_digests
 from generation.requests import Deferred, Request
+from generation.scheduler import Scheduler, Stats
 from inference.answer import answer_text, check_context, encode
 from inference.checkpoint import Checkpoint, RequestError
 
-BLANK = (200, 200, 200)  # what a blanked picture shows, everywhere
-BLANK_FEATURES = 64 * 2**20  # bytes of features: blank tiles are alike, whatever the picture's size
+BLANK = (200, 200, 200)  # what a blanked image shows, everywhere
+BLANK_FEATURES = 64 * 2**20  # bytes of features: blank tiles are alike, whatever the image's size
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Answer:
     error: str = ""
 
 
-def by_picture(samples: Sequence[Sample]) -> list[list[int]]:
-    """Numbers of the samples by picture: the groups with the longest prompt first, inside them too, so that
+def by_image(samples: Sequence[Sample]) -> list[list[int]]:
+    """Numbers of the samples by image: the groups with the longest prompt first, inside them too, so that
     neighbours are of similar length and what does not fit shows early."""
     groups: dict[str, list[int]] = {}
     for number, sample in enumerate(samples):
@@ -80,15 +80,15 @@ def answers(
 
     Args:
         slots: answers in work at the same time.
-        groups: which samples, as `by_picture` gives them; all by default.
-        blank: show a uniform picture of the same size in place of each.
+        groups: which samples, as `by_image` gives them; all by default.
+        blank: show a uniform image of the same size in place of each.
         stats: counts what the scheduler does.
         tell: gets one line about the caches' memory before any work.
 
     Raises:
         RequestError: the memory does not suffice for so many slots.
     """
-    groups = by_picture(samples) if groups is None else groups
+    groups = by_image(samples) if groups is None else groups
     slots = max(1, min(slots, sum(map(len, groups))))
     features = FeatureCache(checkpoint.model, BLANK_FEATURES if blank else 0)
     try:
@@ -100,9 +100,9 @@ def answers(
     tell(str(scheduler.plan()))
     if stats is not None:
         scheduler.stats = stats
-    pictures = _Pictures(checkpoint, blank)
+    images = _Images(checkpoint, blank)
     requests = (
-        Deferred(number, partial(_request, checkpoint, samples[number], pictures))
+        Deferred(number, partial(_request, checkpoint, samples[number], images))
         for group in groups
         for number in group
     )
@@ -113,9 +113,9 @@ def answers(
             yield done.key, Answer(answer_text(checkpoint, done.token_ids), len(done.token_ids))
 
 
-def _request(checkpoint: Checkpoint, sample: Sample, pictures: _Pictures) -> Request:
-    """Raises PromptError, ImageError, RequestError and what the sample's pictures raise."""
-    tiled, digests = pictures.of(sample)
+def _request(checkpoint: Checkpoint, sample: Sample, images: _Images) -> Request:
+    """Raises PromptError, ImageError, RequestError and what the sample's images raise."""
+    tiled, digests = images.of(sample)
     row = encode(checkpoint, tiled, sample.prompt, sample.system or None)
     check_context(checkpoint, row, sample.max_new_tokens)
     options = GenerationOptions(
@@ -125,24 +125,24 @@ def _request(checkpoint: Checkpoint, sample: Sample, pictures: _Pictures) -> Req
 
 
 @dataclass
-class _Pictures:
-    """The pictures of the group in work, opened, cut and digested once."""
+class _Images:
+    """The images of the group in work, opened, cut and digested once."""
 
     checkpoint: Checkpoint
     blank: bool
     _group: str | None = None
-    _held: tuple[list[TiledPicture], list[bytes]] = ([], [])
-    _blanks: dict[tuple[int, int], TiledPicture] = field(default_factory=dict)
+    _held: tuple[list[TiledImage], list[bytes]] = ([], [])
+    _blanks: dict[tuple[int, int], TiledImage] = field(default_factory=dict)
 
-    def of(self, sample: Sample) -> tuple[list[TiledPicture], list[bytes]]:
+    def of(self, sample: Sample) -> tuple[list[TiledImage], list[bytes]]:
         if self._group != sample.group:
             self._group = None
-            tiled = [self._tile(source) for source in sample.pictures()]
+            tiled = [self._tile(source) for source in sample.images()]
             self._held = tiled, [digest for one in tiled for digest in tile_digests(one.tiles)]
             self._group = sample.group
         return self._held
 
-    def _tile(self, source: Any) -> TiledPicture:
+    def _tile(self, source: Any) -> TiledImage:
         processor = self.checkpoint.processor
         if not self.blank:
             return processor.tile(source)

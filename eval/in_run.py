@@ -15,7 +15,7 @@ import torch
 from data.datasets import DatasetConfig
 from data.errors import DatasetError
 from data.processor import Processor
-from eval.answering import answers, by_picture, share
+from eval.answering import answers, by_image, share
 from eval.metrics import find_metric
 from eval.rows import DataConfig, data_task
 from eval.run import record_of
@@ -30,7 +30,7 @@ SEED = 1  # other questions than those of `python -m eval --tasks shapes`, which
 
 
 def held_out_tasks(config: TrainConfig) -> list[Task]:
-    """What a run's model is asked: the picture world's questions, or held-out rows where there is a metric.
+    """What a run's model is asked: the image world's questions, or held-out rows where there is a metric.
 
     Raises:
         DatasetError, MetricError, TaskError: rows or a metric that cannot be.
@@ -75,7 +75,7 @@ def score_in_run(
         # Blocks compiled for training would be compiled once more for each shape that generation has.
         with torch.compiler.set_stance("force_eager"):
             for task in tasks:
-                groups = share(by_picture(task.samples), ranks.rank, ranks.world_size)
+                groups = share(by_image(task.samples), ranks.rank, ranks.world_size)
                 for number, answer in answers(checkpoint, task.samples, SLOTS, groups) if groups else ():
                     sample = task.samples[number]
                     scores.append((sample.family, record_of(task, sample, answer)["score"]))

@@ -19,9 +19,9 @@ from tqdm import tqdm
 
 from data.errors import one_line
 from eval.lmms_settings import cut, read_settings
-from generation.batching import Scheduler
 from generation.decoding import GenerationOptions
 from generation.requests import Deferred, Request
+from generation.scheduler import Scheduler
 from inference.answer import answer_text, check_context, prompt_tokens, requests_for
 from inference.checkpoint import Checkpoint, RequestError, open_checkpoint
 
@@ -105,7 +105,7 @@ class Ocelli(lmms):
             yield Deferred(number, partial(self._request, request, replace(options, seed=seed)))
 
     def _request(self, request: Instance, options: GenerationOptions) -> Request:
-        """Raises PromptError, ImageError, RequestError, and what reading the document's pictures raises."""
+        """Raises PromptError, ImageError, RequestError, and what reading the document's images raises."""
         _, doc_to_messages, settings, document, task, split = request.args
         messages = ChatMessages(messages=doc_to_messages(self.task_dict[task][split][document]))
         row = self.checkpoint.processor.encode_conversation(

@@ -3,7 +3,7 @@
     python -m eval.release runs/shapes checkpoints/ocelli-shapes
 
 The weights are stored in bfloat16, opened again from the new folder and scored on held-out questions with the
-picture shown and blanked; the figures go into the card, and into results.json beside it. What the run says of
+image shown and blanked; the figures go into the card, and into results.json beside it. What the run says of
 its training data is kept.
 """
 

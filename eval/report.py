@@ -1,4 +1,4 @@
-"""results.json to look at: one HTML file that holds its pictures and asks no network for anything."""
+"""results.json to look at: one HTML file that holds its images and asks no network for anything."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from eval.tasks import Sample, Task
 
 TEMPLATE = "report.html.jinja"
 SHOWN = 12  # samples of each kind
-SIDE = 320  # pixels that an embedded picture has at most
-PICTURES = 4  # of one sample
+SIDE = 320  # pixels that an embedded image has at most
+IMAGES = 4  # of one sample
 Record = Mapping[str, Any]
 
 
@@ -33,9 +33,9 @@ def write_report(
     """Write the report.
 
     Args:
-        task: opens its pictures once more, for the samples that are shown.
+        task: opens its images once more, for the samples that are shown.
         results: what results.json holds.
-        records: the lines of samples.jsonl by id; `blind`: those with pictures blanked.
+        records: the lines of samples.jsonl by id; `blind`: those with images blanked.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -114,7 +114,7 @@ def _card(
     return {
         "id": sample.id,
         "family": sample.family,
-        "pictures": _pictures(sample),
+        "pictures": _images(sample),
         "question": sample.question,
         "answer": record["answer"],
         "targets": list(dict.fromkeys(sample.targets)),
@@ -124,10 +124,10 @@ def _card(
     }
 
 
-def _pictures(sample: Sample) -> Sequence[str]:
-    """data: URLs of a sample's pictures, small; "" for one that does not open."""
+def _images(sample: Sample) -> Sequence[str]:
+    """data: URLs of a sample's images, small; "" for one that does not open."""
     try:
-        sources = list(sample.pictures())[:PICTURES]
+        sources = list(sample.images())[:IMAGES]
     except (ValueError, OSError):
         return [""]
     return [_embedded(source) for source in sources]
@@ -135,10 +135,10 @@ def _pictures(sample: Sample) -> Sequence[str]:
 
 def _embedded(source: Any) -> str:
     try:
-        picture = load_image(source)
+        image = load_image(source)
     except (ValueError, OSError):
         return ""
-    picture.thumbnail((SIDE, SIDE))
+    image.thumbnail((SIDE, SIDE))
     file = io.BytesIO()
-    picture.save(file, "WEBP", quality=82, method=4)
+    image.save(file, "WEBP", quality=82, method=4)
     return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()

@@ -40,7 +40,7 @@ def figures(metric: Metric, scored: Sequence[Scored]) -> dict[str, Any]:
 
 
 def controls_of(task: Task, blind: Mapping[str, Mapping[str, Any]] | None) -> dict[str, list[Scored]]:
-    """What the majority answers score, and the answers to blanked pictures where there are some."""
+    """What the majority answers score, and the answers to blanked images where there are some."""
     common = task.majority()
     majority = {sample.id: common[sample.family] for sample in task.samples}
     scores = {
@@ -70,7 +70,7 @@ def summarise(
 
     Args:
         controls: also what the majority answer scores.
-        blind: answers to blanked pictures.
+        blind: answers to blanked images.
     """
     scored = _scored(task, records)
     beside = controls_of(task, blind) if controls else {}
@@ -125,7 +125,7 @@ def by_length(task: Task, scored: Sequence[Scored]) -> list[dict[str, Any]]:
 def table_text(rows: Sequence[Mapping[str, Any]], title: str = "questions about") -> str:
     """The rows of `summarise` as a Markdown table."""
     names = {"score": "score", "interval": f"{CONFIDENCE:.0%} interval"}
-    names |= {"blind": "picture blanked"} if "blind" in rows[0] else {}
+    names |= {"blind": "image blanked"} if "blind" in rows[0] else {}
     names |= {"majority": "majority answer"} if "majority" in rows[0] else {}
     lines = [f"| {title} | {' | '.join(names.values())} | n |", "|---" * (len(names) + 2) + "|"]
     for row in rows:

@@ -1,4 +1,4 @@
-"""Rows of your own as a task: a Hub id, a folder, JSON lines or Parquet with pictures, questions and answers.
+"""Rows of your own as a task: a Hub id, a folder, JSON lines or Parquet with images, questions and answers.
 
     task = data_task(DataConfig("rows.jsonl", columns={"question": "query"}), find_metric("anls"))
 
@@ -26,8 +26,8 @@ from string import Formatter
 from typing import Any
 
 from data.errors import BadRow, DatasetError
-from data.layouts import COLUMNS as LAYOUT_COLUMNS
-from data.layouts import Layout, find_images, find_layout, no_images
+from data.row_schemas import COLUMNS as LAYOUT_COLUMNS
+from data.row_schemas import Layout, find_images, find_layout, no_images
 from data.sources import columns_of, first_rows, open_rows
 from eval.metrics.base import Metric
 from eval.tasks import Sample, Task
@@ -66,7 +66,7 @@ class DataConfig:
 
 
 def data_task(config: DataConfig, metric: Metric) -> Task:
-    """Read and check all rows; pictures are left where they are.
+    """Read and check all rows; images are left where they are.
 
     Raises:
         DatasetError: no such data, a column that is missing (names those there are), rows without a question
@@ -170,7 +170,7 @@ class _Reader:
             question=question,
             prompt=self.prompt.format(**{name: asked[name] for name in self.in_prompt}),
             targets=targets,
-            pictures=partial(self._pictures, number),
+            images=partial(self._images, number),
             group=" ".join(shows) or f"row {number + 1}",
             shows=shows,
             max_new_tokens=self.config.max_new_tokens,
@@ -180,7 +180,7 @@ class _Reader:
         )
         return [sample]
 
-    def _pictures(self, number: int) -> list[Any]:
+    def _images(self, number: int) -> list[Any]:
         return self.layout.pictures(self.rows[number])
 
     def _choices(self, row: Mapping[str, Any]) -> list[str]:
@@ -194,13 +194,13 @@ class _Reader:
         return [str(option) for option in options]
 
     def _fields(self, row: Mapping[str, Any], question: str, options: list[str]) -> dict[str, Any]:
-        """Every column that is no picture, under the data's name; question and choices also under ours."""
-        pictures = {self.names["image"], self.names["images"]}
-        fields = {key: value for key, value in row.items() if key not in pictures and _is_plain(value)}
+        """Every column that is no image, under the data's name; question and choices also under ours."""
+        images = {self.names["image"], self.names["images"]}
+        fields = {key: value for key, value in row.items() if key not in images and _is_plain(value)}
         return fields | {"question": question} | ({"choices": options} if options else {})
 
     def _turns(self, number: int, row: Mapping[str, Any]) -> list[Sample]:
-        """A conversation's turns, each a question of its own about the pictures shown so far."""
+        """A conversation's turns, each a question of its own about the images shown so far."""
         made = []
         for turn, (question, answer, images) in enumerate(self._conversation(row)):
             if not question.strip() or not answer.strip():
@@ -212,7 +212,7 @@ class _Reader:
                     question=question,
                     prompt=self.prompt.format(question=question),
                     targets=(answer,),
-                    pictures=partial(self._shown, number, turn),
+                    images=partial(self._shown, number, turn),
                     group=" ".join(shows) or f"row {number + 1}",
                     shows=shows,
                     max_new_tokens=self.config.max_new_tokens,
@@ -227,7 +227,7 @@ class _Reader:
         return list(self._conversation(self.rows[number]))[turn][2]
 
     def _conversation(self, row: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Any]]]:
-        """(question, answer, pictures so far) of each turn."""
+        """(question, answer, images so far) of each turn."""
         images: list[Any] = []
         question = ""
         for message in self.layout.conversation(row) or ():
@@ -323,7 +323,7 @@ def _targets(value: Any, options: Sequence[str]) -> tuple[str, ...]:
 
 
 def _keys(value: Any) -> tuple[str, ...]:
-    """What tells each picture of a column from others: its path, or a digest of its bytes."""
+    """What tells each image of a column from others: its path, or a digest of its bytes."""
     if isinstance(value, Mapping):
         value = value["bytes"] if value.get("bytes") is not None else value.get("path")
     if isinstance(value, list | tuple):
@@ -337,7 +337,7 @@ def _keys(value: Any) -> tuple[str, ...]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a column's value is text and numbers, not a picture in disguise."""
+    """Whether a column's value is text and numbers, not an image in disguise."""
     if isinstance(value, Mapping):
         return all(map(_is_plain, value.values()))
     if isinstance(value, list | tuple):

@@ -5,12 +5,12 @@
 | file | holds |
 |---|---|
 | `run.json` | task and model: what a later run must agree with to go on here |
-| `samples.jsonl` | every question, answer, target and score; `samples-blind.jsonl`: pictures blanked |
+| `samples.jsonl` | every question, answer, target and score; `samples-blind.jsonl`: images blanked |
 | `results.json` | score, interval, controls, prompts, versions, revision, seconds, samples/s |
-| `report.html` | the same to look at, with pictures; opens offline |
+| `report.html` | the same to look at, with images; opens offline |
 
-Under torchrun each rank answers its share of the pictures. A run that was killed goes on where it stopped,
-on any number of ranks; a question whose picture did not open scores 0, is listed, and is tried again.
+Under torchrun each rank answers its share of the images. A run that was killed goes on where it stopped,
+on any number of ranks; a question whose image did not open scores 0, is listed, and is tried again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from tqdm import tqdm
 
 from data.files import replacing
-from eval.answering import Answer, answers, by_picture, share
+from eval.answering import Answer, answers, by_image, share
 from eval.records import RESULTS, RUN, SAMPLES, Records
 from eval.report import write_report
 from eval.results import describe_model, environment, summarise
@@ -53,7 +53,7 @@ def evaluate(
     Args:
         output: folder, new or of an earlier run of the same task and model.
         batch_size: answers in work at the same time; no score depends on it (in float32).
-        controls: also answer with pictures blanked, and score the majority answer.
+        controls: also answer with images blanked, and score the majority answer.
         ranks: this process among others.
         tell: gets one line about the caches' memory before any work.
 
@@ -158,9 +158,9 @@ def _answer(
     done = records.read()
     left = [sample for sample in task.samples if sample.id not in done]
     ranks.gather(len(left))  # all have read before any writes
-    groups = share(by_picture(left), ranks.rank, ranks.world_size)
+    groups = share(by_image(left), ranks.rank, ranks.world_size)
     count = sum(map(len, groups))
-    label = f"{task.name}, pictures blanked" if blank else task.name
+    label = f"{task.name}, images blanked" if blank else task.name
     began = time.perf_counter()
     bar = tqdm(total=count, desc=label, unit="sample", disable=not (progress and ranks.is_first and count))
     told = answers(checkpoint, left, batch_size, groups, blank, tell=tell) if count else ()

@@ -1,6 +1,6 @@
 """What is asked and how it is scored: a task holds its samples, its prompt and its metric.
 
-task = shapes_task(500)                                    # the built-in picture world
+task = shapes_task(500)                                    # the built-in image world
 task = data_task(DataConfig("rows.jsonl"), find_metric("relaxed_accuracy"))  # rows of your own
 print(task)                                                # prompt and post-processing in words
 """
@@ -18,12 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from data.shapes import heldout_questions, render
-from data.shapes import score as shapes_score
 from eval.metrics.base import Metric, MetricError, Scored, mean_score
+from shapes import heldout_questions, render
+from shapes import score as shapes_score
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "checkpoints" / "ocelli-shapes"
-PICTURE_SIZE = 256  # pixels a side of the drawn pictures; the processor reduces them
+IMAGE_SIZE = 256  # pixels a side of the drawn images; the processor reduces them
 SHAPES_QUESTIONS = 2000
 DESCRIBE_TOKENS, SHORT_TOKENS = 128, 16
 
@@ -34,15 +34,15 @@ class TaskError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One question about pictures.
+    """One question about images.
 
     id: names it within its task, whatever the order.
     question: as the data have it.
     prompt: what the model is asked.
     targets: accepted answers, at least one.
-    pictures: () -> what `load_image` takes, for each picture; may raise ValueError or OSError.
-    group: equal for samples that show the same pictures.
-    shows: what tells each of its pictures from others.
+    images: () -> what `load_image` takes, for each image; may raise ValueError or OSError.
+    group: equal for samples that show the same images.
+    shows: what tells each of its images from others.
     max_new_tokens: of the answer.
     family: what kind of question it is; "" where the data do not say.
     fields: the sample's other columns, for the metric.
@@ -52,7 +52,7 @@ class Sample:
     question: str
     prompt: str
     targets: tuple[str, ...]
-    pictures: Callable[[], Sequence[Any]]
+    images: Callable[[], Sequence[Any]]
     group: str
     max_new_tokens: int
     shows: tuple[str, ...] = ()
@@ -103,9 +103,9 @@ class Task:
 
     def __str__(self) -> str:
         said = self.definition()
-        pictures = len({shown for sample in self.samples for shown in sample.shows})
+        images = len({shown for sample in self.samples for shown in sample.shows})
         rows = {
-            "task": f"{self.name}: {len(self.samples):,} questions about {pictures:,} different pictures",
+            "task": f"{self.name}: {len(self.samples):,} questions about {images:,} different images",
             "data": ", ".join(
                 f"{key} {value}" for key, value in self.data.items() if value not in (None, "")
             ),
@@ -150,7 +150,7 @@ class Task:
         ]
 
     def majority(self) -> dict[str, str]:
-        """Family -> the answer given most often in it: a control that never looks at the picture. It is
+        """Family -> the answer given most often in it: a control that never looks at the image. It is
         taken from the very questions that it is scored on, which flatters it where these are few."""
         counts: dict[str, Counter[str]] = {}
         for sample in self.samples:
@@ -158,7 +158,7 @@ class Task:
         return {family: count.most_common(1)[0][0] for family, count in counts.items()}
 
 
-# ------------------------------------------------------------------------------------- the picture world
+# ------------------------------------------------------------------------------------- the image world
 def _score_shapes(answer: str, targets: Sequence[str], fields: Mapping[str, Any]) -> float:
     family = fields["family"]
     return max(shapes_score(family, target, answer) for target in targets)
@@ -167,14 +167,14 @@ def _score_shapes(answer: str, targets: Sequence[str], fields: Mapping[str, Any]
 SHAPES_METRIC = Metric(
     "shapes",
     'Exact match after lower-casing and dropping a final dot; for "describe", F1 over the things named '
-    "(colour and shape, word, digit); data/shapes/scoring.py.",
+    "(colour and shape, word, digit); shapes/scoring.py.",
     _score_shapes,
     mean_score,
 )
 
 
 def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> Task:
-    """Held-out questions about the built-in picture world: scenes that training never draws, with digits that
+    """Held-out questions about the built-in image world: scenes that training never draws, with digits that
     training never sees, a scene for each question, families in turn."""
     samples = []
     for number, (scene, qa) in enumerate(heldout_questions(questions, seed)):
@@ -184,7 +184,7 @@ def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> Task:
                 question=qa.question,
                 prompt=qa.question,
                 targets=(qa.answer, *qa.accept),
-                pictures=partial(_drawn, scene),
+                images=partial(_drawn, scene),
                 group=f"scene {number}",
                 shows=(f"scene {number}",),
                 max_new_tokens=DESCRIBE_TOKENS if qa.family == "describe" else SHORT_TOKENS,
@@ -192,18 +192,18 @@ def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> Task:
                 fields={"family": qa.family},
             )
         )
-    data = {"name": "Ocelli's picture world, held out", "seed": seed, "picture_size": PICTURE_SIZE}
+    data = {"name": "Ocelli's image world, held out", "seed": seed, "picture_size": IMAGE_SIZE}
     return Task("shapes", samples, SHAPES_METRIC, "{question}", data)
 
 
 def _drawn(scene) -> list[Any]:
-    return [render(scene, PICTURE_SIZE)]
+    return [render(scene, IMAGE_SIZE)]
 
 
 # --------------------------------------------------------------------------------- tasks of other people
 OWN = ("shapes",)
 # Tasks of lmms-eval whose definitions, prompts and scorers are tried here; every other one of its tasks that
-# generates answers about pictures may do as well.
+# generates answers about images may do as well.
 TRIED = (
     *("mmstar", "mmmu_val", "ai2d", "scienceqa_img", "textvqa_val", "docvqa_val"),
     *("chartqa", "infovqa_val", "ocrbench", "mme", "pope"),

@@ -42,7 +42,7 @@ class Generated:
     token_ids: (B · N, T_new), the pad id behind a row's stop token.
     lengths: tokens of each row, its stop token included.
     stop_reasons: "stop" or "length" for each row.
-    prompt_tokens: positions of each prompt, pictures included, padding not.
+    prompt_tokens: positions of each prompt, images included, padding not.
     seconds: "vision" (with the token embeddings), "prefill", "decode".
     kv_cache_bytes: of the buffers as they were at the end; 0 without a cache.
     decode_steps: calls of the decode step.
@@ -116,7 +116,7 @@ def eager_step(language_model) -> DecodeStep:
 
 
 def recompute_step(language_model, embed_prompt: Callable[[], Prompt]) -> DecodeStep:
-    """The reference decode step: no cache; pictures, prompt and every token so far anew for each token."""
+    """The reference decode step: no cache; images, prompt and every token so far anew for each token."""
     new_ids: list[Tensor] = []
 
     def step(token_ids: Tensor, kv_cache: KVCache | None, start_pos: int | Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Picture features kept by content: a tile that was encoded once is not encoded again.
+"""Image features kept by content: a tile that was encoded once is not encoded again.
 
     kept = FeatureCache(model, max_bytes=64 * 2**20)
     digests = tile_digests(tiles, masks)

@@ -45,7 +45,7 @@ def prompt_lengths(
     Args:
         input_ids: (B, T).
         attention_mask: (B, T), 0 on padding, wherever that is; or None.
-        front: picture positions that stand in front of every row's text.
+        front: image positions that stand in front of every row's text.
         max_new_tokens: how many are to follow.
         context: positions the model has.
 
@@ -77,9 +77,9 @@ def compact(embeddings: Tensor, attention_mask: Tensor | None, lengths: list[int
     """Move each row's real positions to the front, in order: padding anywhere becomes right padding.
 
     Args:
-        embeddings: (B, F + T, D), F picture positions standing in front of the text.
+        embeddings: (B, F + T, D), F image positions standing in front of the text.
         attention_mask: (B, T), or None where nothing is padding.
-        lengths: real positions of each row, pictures included.
+        lengths: real positions of each row, images included.
     """
     longest = max(lengths)
     if attention_mask is None or min(lengths) == embeddings.shape[1]:
@@ -127,7 +127,7 @@ def tiles_of_rows(
 
 
 def check_placeholders(held: Tensor, tiles: int, per_tile: int, row_tiles: list[int] | None) -> None:
-    """Whether pictures fit their places in the prompts.
+    """Whether images fit their places in the prompts.
 
     Args:
         held: (B,) placeholders of each row.
@@ -145,7 +145,7 @@ def check_placeholders(held: Tensor, tiles: int, per_tile: int, row_tiles: list[
         if expected != got * per_tile:
             raise ValueError(
                 f"{f'row {row}: ' if len(places) > 1 else ''}the prompt holds {expected} image placeholders "
-                f"but the pictures give {got * per_tile} features, {per_tile} a tile: build both with the "
+                f"but the images give {got * per_tile} features, {per_tile} a tile: build both with the "
                 "same processor"
             )
 

@@ -14,7 +14,7 @@ from generation.feature_cache import tile_digests
 from generation.options import MAX_SEED, SamplingParams
 from generation.prompt import prompt_lengths, real_tiles
 
-SHARE_FROM = 32  # positions of text that are worth sharing; a picture always is
+SHARE_FROM = 32  # positions of text that are worth sharing; an image always is
 _MANY_TILES = 65_536  # digests remembered
 
 
@@ -52,7 +52,7 @@ class Completed:
 
     token_ids: with the stop token; empty where there is an error.
     stop_reason: "stop", "length" or "error".
-    prompt_tokens: positions of the prompt, pictures included; 0 where there is an error.
+    prompt_tokens: positions of the prompt, images included; 0 where there is an error.
     reused_tokens: how many of them were taken from another prompt.
     error: what was wrong with this request, or None.
     """
@@ -124,7 +124,7 @@ class RequestReader:
         """Refuse what cannot be done, before any work.
 
         Raises:
-            ValueError: shapes, ids or options that cannot be, pictures and placeholders that do not fit each
+            ValueError: shapes, ids or options that cannot be, images and placeholders that do not fit each
                 other, prompt and answer longer than the context.
         """
         config, options, ids = self._config, request.options, request.input_ids.cpu()
@@ -190,7 +190,7 @@ class RequestReader:
             )
 
     def _position_keys(self, ids: Tensor, digests: list[bytes]) -> Tensor:
-        """(L,) int64: a token's id, or a number below 0 for the tile at a picture's position."""
+        """(L,) int64: a token's id, or a number below 0 for the tile at an image's position."""
         config = self._config
         if len(self._tile_ids) > _MANY_TILES:
             self._tile_ids.clear()  # numbers are not used twice: a tile that comes again is just not known

@@ -1,4 +1,4 @@
-"""A kept prefix: a conversation, or many questions about one picture, without computing anything twice.
+"""A kept prefix: a conversation, or many questions about one image, without computing anything twice.
 
     session = Session(model, FeatureCache(model, max_bytes=64 * 2**20))
     first = session.generate_detailed(**processor.ask("photo.jpg", "How many boats?"), max_new_tokens=32)
@@ -8,9 +8,9 @@
 A session takes what `model.generate` takes and gives the same tokens. Its cache keeps the last prompt and
 answer; a new prompt is compared with them from the front, the cache rewound to where they part, and only the
 rest prefilled. So the next turn of a conversation costs what is new in it; a changed or shortened history
-rewinds by itself; a second question about a picture goes on behind the picture.
+rewinds by itself; a second question about an image goes on behind the image.
 
-Positions are compared by what was computed there: a token by its id, a picture position by the digest of its
+Positions are compared by what was computed there: a token by its id, an image position by the digest of its
 tile's pixels, because all placeholders carry the same id.
 """
 
@@ -244,10 +244,10 @@ class Session:
 
     def _position_keys(self, ids: Sequence[int], digests: Sequence[bytes]) -> list[PositionKey]:
         config = self.model.config
-        pictures = [(digest, place) for digest in digests for place in range(config.tokens_per_tile)]
+        images = [(digest, place) for digest in digests for place in range(config.tokens_per_tile)]
         if config.image_placement == "prefix":
-            return [*pictures, *ids]
-        remaining = iter(pictures)
+            return [*images, *ids]
+        remaining = iter(images)
         return [next(remaining) if token_id == config.image_token_id else token_id for token_id in ids]
 
     def _embed_rest(
@@ -255,7 +255,7 @@ class Session:
     ) -> tuple[Tensor, int]:
         """Embeddings (1, P - reused, D) of what is not in the cache, and the tiles encoded for them."""
         model, features, encoded = self.model, None, 0
-        in_cache = sum(isinstance(key, tuple) for key in keys[:reused])  # picture positions
+        in_cache = sum(isinstance(key, tuple) for key in keys[:reused])  # image positions
         tile, place = divmod(in_cache, model.config.tokens_per_tile)
         if tile < len(digests):
             masks = None if request.masks is None else request.masks[tile:]

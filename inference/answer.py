@@ -5,7 +5,7 @@ for number, piece in reply:
     print(piece, end="", flush=True)
 print(reply.finish()["decode_tokens_per_second"])
 
-Several questions about the same pictures share a `Session(checkpoint.model)`: same answers, and the pictures
+Several questions about the same images share a `Session(checkpoint.model)`: same answers, and the images
 are encoded and prefilled once.
 """
 
@@ -107,14 +107,14 @@ def ask(
     system: str | None = None,
     session: Session | None = None,
 ) -> Reply:
-    """Put a question about pictures (any number, anything that `load_image` takes).
+    """Put a question about images (any number, anything that `load_image` takes).
 
     Args:
         session: of the checkpoint's model: what the prompt shares with the session's last one is not computed
             again, and counted in "reused_tokens".
 
     Raises:
-        PromptError, ImageError: question or picture cannot be used.
+        PromptError, ImageError: question or image cannot be used.
         RequestError: prompt and answer do not fit the context, or no image where the model needs one. Nothing
             has been computed by then.
     """
@@ -137,7 +137,7 @@ def encode(
 
 
 def prompt_tokens(checkpoint: Checkpoint, row: EncodedConversation) -> int:
-    """Positions that a prompt takes, its pictures included."""
+    """Positions that a prompt takes, its images included."""
     in_front = row.image_tokens if checkpoint.model.config.image_placement == "prefix" else 0
     return in_front + len(row.input_ids)
 
@@ -148,7 +148,7 @@ def check_context(checkpoint: Checkpoint, row: EncodedConversation, max_new_toke
     if prompt + max_new_tokens > checkpoint.context:
         raise RequestError(
             f"context too long: expected at most {checkpoint.context} tokens, got {prompt} of prompt "
-            f"({row.image_tokens} of them picture) and {max_new_tokens} new ones; "
+            f"({row.image_tokens} of them image) and {max_new_tokens} new ones; "
             "shorten the question or lower max_new_tokens"
         )
 

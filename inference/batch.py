@@ -3,7 +3,7 @@
     files = BatchFiles(Path("questions.jsonl"), Path("answers.jsonl"), name, options)
     print(BatchJob(files).run(open_checkpoint(name), GenerationOptions()))
 
-Lines about the same pictures are taken one after another, wherever they stand, so that a picture is encoded
+Lines about the same images are taken one after another, wherever they stand, so that an image is encoded
 and prefilled once. A run that was killed leaves the results in the order in which they were ready; the next
 one goes on from there, and ends with all of them in the order of the questions.
 """
@@ -21,9 +21,9 @@ from data.errors import one_line
 from data.files import naming
 from data.inputs import EncodedConversation
 from data.lines import line_at
-from generation.batching import Scheduler
 from generation.decoding import GenerationOptions
 from generation.requests import Completed, Deferred, Request
+from generation.scheduler import Scheduler
 from inference.answer import answers_of, check_context, encode, requests_for
 from inference.batch_files import BatchFiles, Line, carried, read_object, read_question
 from inference.checkpoint import Checkpoint, RequestError
@@ -107,7 +107,7 @@ class BatchJob:
             return row, requests_for(checkpoint, row, limit, options)
 
         with self.files.questions.open("rb") as file:
-            for number, place in self.files.by_pictures():
+            for number, place in self.files.by_images():
                 question = Question(number, line_at(file, place), options.num_return_sequences, prepare)
                 for answer in range(options.num_return_sequences):
                     yield Deferred((question, answer), partial(question.request, answer))

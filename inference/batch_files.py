@@ -141,10 +141,10 @@ class BatchFiles:
         own = {"system": line.system, "max_new_tokens": line.max_new_tokens}
         return {**self.options, **{name: value for name, value in own.items() if value is not None}}
 
-    def by_pictures(self) -> list[tuple[int, int]]:
-        """(number, place in the file) of each line without an answer, those about the same pictures together,
+    def by_images(self) -> list[tuple[int, int]]:
+        """(number, place in the file) of each line without an answer, those about the same images together,
         otherwise in their order."""
-        first: dict[int, int] = {}  # hash of the pictures -> the first line about them
+        first: dict[int, int] = {}  # hash of the images -> the first line about them
         lines = []
         for number, place, raw in read_lines(self.questions):
             if number not in self.answered:

@@ -20,7 +20,7 @@ from typing import Any
 
 from data.errors import did_you_mean
 from data.files import expanded
-from data.inputs import TiledPicture
+from data.inputs import TiledImage
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
 from inference.checkpoint import RequestError
@@ -31,9 +31,9 @@ from inference.stats import as_table, stats_rows
 from inference.transcript import save_transcript
 
 COMMANDS = {
-    "/image": ("PATH", "show a picture (or its URL) with the next question"),
-    "/undo": ("", "take back the last picture, or the last question with its answer"),
-    "/reset": ("", "begin anew: no pictures, no questions"),
+    "/image": ("PATH", "show an image (or its URL) with the next question"),
+    "/undo": ("", "take back the last image, or the last question with its answer"),
+    "/reset": ("", "begin anew: no images, no questions"),
     "/memory": ("on|off", "whether earlier questions and answers stand before the next one"),
     "/save": ("FILE", "write the conversation to a new file: .md to read, .jsonl to train on"),
     "/stats": ("", "what the last answer took"),
@@ -41,7 +41,7 @@ COMMANDS = {
     "/quit": ("", "leave, as Ctrl-D does"),
 }
 REMEMBERS = "each question is asked with the questions and answers before it"
-FORGETS = "each question is asked alone, about the pictures shown last; /memory on changes that"
+FORGETS = "each question is asked alone, about the images shown last; /memory on changes that"
 KEYS = "Ctrl-C stops an answer, Tab completes, arrows and Ctrl-R find earlier lines."
 MORE_MEMORY = "/reset gives the conversation's memory back, --device cpu may have more"
 # Control characters in an answer could do anything to a terminal; line breaks and tabs are text.
@@ -57,7 +57,7 @@ class Chat:
         stats: tell what each answer took.
         debug: show the traceback of an error.
 
-    `pictures` are shown with the next question; `failed` counts lines that could not be done; `at_terminal`
+    `images` are shown with the next question; `failed` counts lines that could not be done; `at_terminal`
     says whether a person watches: Ctrl-C stops the answer then, and how one ended is told.
     """
 
@@ -71,7 +71,7 @@ class Chat:
         self.conversation, self.options, self.stats, self.debug = conversation, options, stats, debug
         conversation.remember = not conversation.checkpoint.single_turn
         self.at_terminal = is_at_terminal()
-        self.pictures: list[TiledPicture] = []
+        self.images: list[TiledImage] = []
         self.failed = self._asked = 0
         self._made: dict[str, Any] | None = None
         self._commands: dict[str, Callable[[str], None]] = {
@@ -84,13 +84,13 @@ class Chat:
             "/help": self._help,
         }
 
-    def show(self, picture: Any, name: str) -> None:
-        """Show a picture (anything that `load_image` takes) under this name with the next question.
+    def show(self, image: Any, name: str) -> None:
+        """Show an image (anything that `load_image` takes) under this name with the next question.
 
         Raises:
             ImageError: see `load_image`.
         """
-        self.pictures.append(replace(self.conversation.picture(picture), name=name))
+        self.images.append(replace(self.conversation.image(image), name=name))
 
     def run(self, questions: Sequence[str] = ()) -> int:
         """Ask these, then do every line that is typed or piped in, up to /quit: the exit status."""
@@ -98,7 +98,7 @@ class Chat:
         if self.at_terminal:
             from inference.terminal import TerminalLines
 
-            lines = TerminalLines(tuple(COMMANDS), tell, take_pictures=["/image"], take_files=["/save"])
+            lines = TerminalLines(tuple(COMMANDS), tell, take_images=["/image"], take_files=["/save"])
             tell("/help lists the commands, Ctrl-D leaves")
         if not self.conversation.remember:
             tell(f"this model was trained on single questions: {FORGETS}")
@@ -148,12 +148,12 @@ class Chat:
             options = replace(options, seed=(options.seed + self._asked) % MAX_SEED)
         self._asked += 1
         reply, talk = None, self.conversation
-        pictures = self.pictures
-        if not (pictures or talk.remember) and talk.turns:
-            pictures = list(talk.turns[-1].pictures)  # those shown last stay on the table
+        images = self.images
+        if not (images or talk.remember) and talk.turns:
+            images = list(talk.turns[-1].images)  # those shown last stay on the table
         try:
             with stoppable(self.at_terminal) as begun:
-                reply = talk.ask(question, pictures, options)
+                reply = talk.ask(question, images, options)
                 self._stream(reply, begun)
         except KeyboardInterrupt:
             if reply is None or not self.at_terminal:
@@ -162,7 +162,7 @@ class Chat:
         if not reply.kept:
             tell("stopped before the first word: the question is not kept")
             return
-        self.pictures.clear()
+        self.images.clear()
         self._made = made | {"model": self.conversation.checkpoint.name}
         if self.at_terminal:
             self._tell_ending(made["stop_reasons"][0])
@@ -197,21 +197,21 @@ class Chat:
         tell(f"{path} is shown with the next question")
 
     def _undo(self, _: str) -> None:
-        if self.pictures:
-            tell(f"took back {self.pictures.pop().name}")
+        if self.images:
+            tell(f"took back {self.images.pop().name}")
             return
         turn = self.conversation.undo()
         self._made = None
-        self.pictures = list(turn.pictures)
-        names = ", ".join(picture.name for picture in turn.pictures)
+        self.images = list(turn.images)
+        names = ", ".join(image.name for image in turn.images)
         shown = f"; {names} is shown with the next one, unless taken back too" if names else ""
         tell(f"took back {turn.question!r}{shown}")
 
     def _reset(self, _: str) -> None:
         self.conversation.reset()
-        self.pictures.clear()
+        self.images.clear()
         self._made = None
-        tell("begun anew, without pictures")
+        tell("begun anew, without images")
 
     def _memory(self, argument: str) -> None:
         if argument not in ("on", "off"):

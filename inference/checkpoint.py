@@ -14,8 +14,8 @@ import torch
 
 from data.processor import Processor
 from generation.decoding import DecodeStep
-from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision
-from generation.graph_step import GraphStep
+from generation.fast.choose_step import fast_step, has_fast_bfloat16, set_precision
+from generation.fast.cuda_graph import GraphStep
 from inference.mistakes import RequestError as RequestError
 from inference.mistakes import check_images
 from models.checkpoints.locate import snapshot

@@ -1,4 +1,4 @@
-"""A conversation with an opened checkpoint, pictures in any turn, on a kept prefix.
+"""A conversation with an opened checkpoint, images in any turn, on a kept prefix.
 
     conversation = Conversation(checkpoint, system="Be brief.")
     with conversation.ask("How many boats are there?", ["photo.jpg"]) as reply:
@@ -7,8 +7,8 @@
     conversation.ask("And how many of them are red?").finish()["reused_tokens"]
     conversation.undo()
 
-A turn costs what is new in it: earlier pictures are neither encoded nor prefilled again. It enters the
-history when its answer is finished, or stopped with what was answered so far. An error (a picture that does
+A turn costs what is new in it: earlier images are neither encoded nor prefilled again. It enters the
+history when its answer is finished, or stopped with what was answered so far. An error (an image that does
 not open, a full context, ...) leaves the history as it was.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from data.inputs import EncodedConversation, TiledPicture
+from data.inputs import EncodedConversation, TiledImage
 from generation.decoding import GenerationOptions, TokenStream
 from generation.feature_cache import FeatureCache
 from generation.session import Session
@@ -29,7 +29,7 @@ from inference.answer import AnswerText, answer_text, prompt_tokens
 from inference.checkpoint import Checkpoint, RequestError
 from inference.history import Answer, Turn, encode_next, messages_of, seam_of
 
-# Of pictures' features: for what the cache cannot keep, as where undone turns are asked again.
+# Of images' features: for what the cache cannot keep, as where undone turns are asked again.
 FEATURE_BYTES = 64 * 2**20
 
 
@@ -61,8 +61,8 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """What stands before the next question, in the Hub's form, which `Processor.prepare` takes; pictures
-        are `TiledPicture`s."""
+        """What stands before the next question, in the Hub's form, which `Processor.prepare` takes; images
+        are `TiledImage`s."""
         return self._messages(self._remembered())
 
     @property
@@ -82,8 +82,8 @@ class Conversation:
             return []
         return self._turns[max((place for place, turn in enumerate(self._turns) if turn.alone), default=0) :]
 
-    def picture(self, source: Any) -> TiledPicture:
-        """A picture (anything that `load_image` takes) opened and cut, to be asked about.
+    def image(self, source: Any) -> TiledImage:
+        """An image (anything that `load_image` takes) opened and cut, to be asked about.
 
         Raises:
             ImageError: see `load_image`.
@@ -95,14 +95,14 @@ class Conversation:
     def ask(
         self, question: str, images: Sequence[Any] = (), options: GenerationOptions | None = None
     ) -> TurnReply:
-        """Put the next question, about the pictures so far and new ones (anything that `load_image` takes).
+        """Put the next question, about the images so far and new ones (anything that `load_image` takes).
 
         An answer that is still being made is stopped first. The answer gets as many tokens as the context has
         left, if that is less than `max_new_tokens`. Of several answers (num_return_sequences) the
         conversation goes on behind the first, or the one that `choose` names.
 
         Raises:
-            PromptError, ImageError: question or picture cannot be used.
+            PromptError, ImageError: question or image cannot be used.
             ContextFullError: no room for an answer.
             RequestError: `use_cache=False`; no image so far where the model needs one.
             CacheMemoryError: the cache does not fit in memory.
@@ -112,8 +112,8 @@ class Conversation:
         options = GenerationOptions() if options is None else options
         if not options.use_cache:
             raise RequestError("a conversation is a kept cache: expected use_cache=True, got False")
-        pictures, before = tuple(self.picture(image) for image in images), self._remembered()
-        self.checkpoint.check_images(len(pictures) + sum(len(turn.pictures) for turn in before))
+        pictures, before = tuple(self.image(image) for image in images), self._remembered()
+        self.checkpoint.check_images(len(pictures) + sum(len(turn.images) for turn in before))
         processor, stops = self.checkpoint.processor, self.checkpoint.stop_token_ids
         row = encode_next(processor, stops, self.system, before, pictures, question)
         room = self._room(row)
@@ -134,7 +134,7 @@ class Conversation:
         way_out = "undo some turns, or begin anew" if self._remembered() else "ask less, or show less"
         raise ContextFullError(
             f"context full: expected fewer than {context} tokens, got {prompt} of conversation and question "
-            f"({row.image_tokens} of them picture); {way_out}"
+            f"({row.image_tokens} of them image); {way_out}"
         )
 
     def choose(self, number: int) -> None:
@@ -194,7 +194,7 @@ class TurnReply:
         self,
         conversation: Conversation,
         question: str,
-        pictures: tuple[TiledPicture, ...],
+        images: tuple[TiledImage, ...],
         row: EncodedConversation,
         options: GenerationOptions,
         room: int,
@@ -202,7 +202,7 @@ class TurnReply:
     ):
         self._alone = not conversation._remembered()
         self.kept = False  # whether the turn is in the history
-        self._conversation, self._question, self._pictures = conversation, question, pictures
+        self._conversation, self._question, self._images = conversation, question, images
         self._row, self._limit = replace(row, tiles=None), options.max_new_tokens
         self._fills_context = options.max_new_tokens == room
         self._ids: list[list[int]] = [[] for _ in range(options.num_return_sequences)]
@@ -248,7 +248,7 @@ class TurnReply:
 
     def finish(self) -> dict[str, Any]:
         """Make what is left, unless stopped, and tell what came of it: the fields of `Reply.finish`, with
-        "prefilled_tokens" and "tiles_encoded". Of the "seconds", "prepare" went into pictures and prompt,
+        "prefilled_tokens" and "tiles_encoded". Of the "seconds", "prepare" went into images and prompt,
         "first_token" is from the question to its first token ("prepare" included), "decode" is all others.
         """
         for _ in self:
@@ -296,7 +296,7 @@ class TurnReply:
             Answer(answer_text(checkpoint, ids), tuple(ids), self._ending(ids, stopped)) for ids in self._ids
         )
         self._made = self._describe(answers)
-        self._turn = Turn(self._question, self._pictures, answers, seam_of(self._row), alone=self._alone)
+        self._turn = Turn(self._question, self._images, answers, seam_of(self._row), alone=self._alone)
         self.kept = all(self._ids)
         self._conversation._settle(self._turn if self.kept else None)
 

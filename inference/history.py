@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from data.inputs import EncodedConversation, TiledPicture
+from data.inputs import EncodedConversation, TiledImage
 from data.processor import Processor
 
 STAND_IN = "ok"
@@ -35,14 +35,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Turn:
-    """A question about pictures and its answers, of which the conversation goes on behind one.
+    """A question about images and its answers, of which the conversation goes on behind one.
 
     seam: the last tokens of the prompt that the answers were generated behind.
     alone: no earlier turn stood in that prompt.
     """
 
     question: str
-    pictures: tuple[TiledPicture, ...]
+    images: tuple[TiledImage, ...]
     answers: tuple[Answer, ...]
     seam: tuple[int, ...]
     chosen: int = 0
@@ -56,7 +56,7 @@ class Turn:
 def messages_of(
     processor: Processor, system: str | None, turns: Sequence[Turn], answers: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """A conversation in the Hub's form, with these texts as answers; pictures are `TiledPicture`s.
+    """A conversation in the Hub's form, with these texts as answers; images are `TiledImage`s.
 
     Raises:
         PromptError: a question without text.
@@ -65,7 +65,7 @@ def messages_of(
     if system:
         messages.append({"role": "system", "content": [{"type": "text", "text": system}]})
     for turn, answer in zip(turns, answers, strict=True):
-        messages += processor.conversation(list(turn.pictures), turn.question)
+        messages += processor.conversation(list(turn.images), turn.question)
         messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
     return messages
 
@@ -75,7 +75,7 @@ def encode_next(
     stop_token_ids: Sequence[int],
     system: str | None,
     turns: Sequence[Turn],
-    pictures: Sequence[TiledPicture],
+    images: Sequence[TiledImage],
     question: str,
 ) -> EncodedConversation:
     """The prompt of the next question: as much of it as can be is what the earlier ones left in a cache.
@@ -83,7 +83,7 @@ def encode_next(
     Raises:
         PromptError: the question has no text, or the checkpoint cannot take such a conversation.
     """
-    asked = processor.conversation(list(pictures), question)
+    asked = processor.conversation(list(images), question)
 
     def encode(answers: list[str]) -> EncodedConversation:
         messages = messages_of(processor, system, turns, answers) + asked
@@ -108,7 +108,7 @@ def _with_answers(
     for (start, end), turn in zip(spans, turns):
         if tuple(row.input_ids[max(0, start - SEAM) : start]) != turn.seam:
             return None
-        # What nobody was shown is not said: a placeholder that a model makes is no picture.
+        # What nobody was shown is not said: a placeholder that a model makes is no image.
         said = [i for i in turn.answer.token_ids if i not in hidden]
         closing = row.input_ids[end - 1 : end] if row.input_ids[end - 1] in stops else []
         ids += [*row.input_ids[last:start], *said, *closing]
@@ -125,7 +125,7 @@ def _answer_spans(row: EncodedConversation) -> list[tuple[int, int]]:
 
 
 def _hidden_ids(processor: Processor) -> frozenset[int]:
-    """Ids that an answer's text does not show, and the placeholder of pictures in any case."""
+    """Ids that an answer's text does not show, and the placeholder of images in any case."""
     hidden = {i for i, token in processor.tokenizer.added_tokens_decoder.items() if token.special}
     return frozenset(hidden if processor.image_token_id is None else hidden | {processor.image_token_id})
 

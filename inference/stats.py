@@ -12,7 +12,7 @@ def stats_rows(made: dict[str, Any]) -> dict[str, str]:
     kept = f", {made['reused_tokens']} kept from the last question" if made["reused_tokens"] else ""
     rows = {
         "model": f"{made['model']}, {made['dtype']} on {made['device']}",
-        "prompt": f"{made['prompt_tokens']} tokens, {made['image_tokens']} of them picture{kept}",
+        "prompt": f"{made['prompt_tokens']} tokens, {made['image_tokens']} of them image{kept}",
         "answer": f"{' + '.join(map(str, lengths))} tokens, ended by {ends}",
         **{name.replace("_", " "): f"{value:.3f} s" for name, value in made["seconds"].items()},
         "kv cache": f"{made['kv_cache_bytes'] / 2**20:.2f} MiB",

@@ -15,7 +15,7 @@ from prompt_toolkit.history import FileHistory
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from data.picture_header import FORMATS
+from data.image_header import FORMATS
 
 PROMPT = "> "
 
@@ -24,7 +24,7 @@ class TerminalLines:
     """Iterate for the lines that a person types, until Ctrl-D. Ctrl-C throws a line away.
 
     Args:
-        commands: to complete at the beginning of a line; those in `take_pictures` and `take_files` go on with
+        commands: to complete at the beginning of a line; those in `take_images` and `take_files` go on with
             a path.
         tell: shows one sentence.
     """
@@ -33,13 +33,13 @@ class TerminalLines:
         self,
         commands: Sequence[str],
         tell: Callable[[str], None],
-        take_pictures: Sequence[str] = (),
+        take_images: Sequence[str] = (),
         take_files: Sequence[str] = (),
     ):
         self._tell = tell
         self._session: PromptSession[str] = PromptSession(
             history=KeptHistory(history_file(), tell),
-            completer=CommandCompleter(commands, take_pictures, take_files),
+            completer=CommandCompleter(commands, take_images, take_files),
             complete_style=CompleteStyle.READLINE_LIKE,
             complete_while_typing=False,
             output=create_output(sys.stdout if sys.stdout.isatty() else sys.stderr),
@@ -61,11 +61,11 @@ class TerminalLines:
 class CommandCompleter(Completer):
     """Commands, and behind those that take one a path."""
 
-    def __init__(self, commands: Sequence[str], take_pictures: Sequence[str], take_files: Sequence[str]):
+    def __init__(self, commands: Sequence[str], take_images: Sequence[str], take_files: Sequence[str]):
         self._commands = sorted(commands)
-        pictures = PathCompleter(file_filter=is_picture_or_folder, expanduser=True)
+        images = PathCompleter(file_filter=is_image_or_folder, expanduser=True)
         self._arguments = {
-            **dict.fromkeys(take_pictures, pictures),
+            **dict.fromkeys(take_images, images),
             **dict.fromkeys(take_files, PathCompleter(expanduser=True)),
         }
 
@@ -80,7 +80,7 @@ class CommandCompleter(Completer):
                     yield Completion(name + " " * (name in self._arguments), start_position=-len(text))
 
 
-def is_picture_or_folder(path: str) -> bool:
+def is_image_or_folder(path: str) -> bool:
     suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
     return os.path.isdir(path) or Path(path).suffix.lower() in suffixes
 

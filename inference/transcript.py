@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.files import expanded, naming
-from data.inputs import TiledPicture
+from data.inputs import TiledImage
 from inference.checkpoint import RequestError
 from inference.conversation import Conversation
 from inference.results import to_json
@@ -65,18 +65,18 @@ def _row(messages: list[dict[str, Any]], model: str) -> str:
 
 
 def as_markdown(conversation: Conversation) -> str:
-    """Who said what, with the pictures; that an answer did not come to its own end."""
+    """Who said what, with the images; that an answer did not come to its own end."""
     blocks = [f"# A conversation with {conversation.checkpoint.name}"]
     if conversation.system:
         blocks.append(f"**System:** {conversation.system}")
     for turn in conversation.turns:
-        blocks += [f"![{Path(picture.name).name}](<{place(picture)}>)" for picture in turn.pictures]
+        blocks += [f"![{Path(image.name).name}](<{place(image)}>)" for image in turn.images]
         cut = "" if turn.answer.ended == "stop" else f" _(ended by: {turn.answer.ended})_"
         blocks += [f"**You:** {turn.question}", f"**Model:** {turn.answer.text}{cut}"]
     return "\n\n".join(blocks) + "\n"
 
 
-def place(picture: TiledPicture) -> str:
-    """Where a picture is: its URL, or its path from anywhere."""
-    path = expanded(picture.name)
-    return os.path.abspath(path) if os.path.isfile(path) else picture.name
+def place(image: TiledImage) -> str:
+    """Where an image is: its URL, or its path from anywhere."""
+    path = expanded(image.name)
+    return os.path.abspath(path) if os.path.isfile(path) else image.name

@@ -149,9 +149,9 @@ class TextConfig:
 
 @dataclass(frozen=True)
 class VLMConfig:
-    """The whole model: vision, projector, text and how pictures stand among the tokens.
+    """The whole model: vision, projector, text and how images stand among the tokens.
 
-    `image_placement` is "placeholder" where the prompt carries `image_token_id` once per picture
+    `image_placement` is "placeholder" where the prompt carries `image_token_id` once per image
     feature (Idefics3, SmolVLM, today's nanoVLM), and "prefix" where the features are put in front
     of the text (nanoVLM v0.1), one tile a row.
     """
@@ -180,7 +180,7 @@ class VLMConfig:
             )
         if self.image_placement == "placeholder":
             if self.image_token_id is None:
-                raise ValueError("VLMConfig.image_token_id is needed where pictures stand as placeholders")
+                raise ValueError("VLMConfig.image_token_id is needed where images stand as placeholders")
             _check_range("VLMConfig", "image_token_id", self.image_token_id, 0, self.text.vocab_size - 1)
 
     @property

@@ -1,4 +1,4 @@
-"""`VisionLanguageModel`: picture features placed among token embeddings, the loss, and answers.
+"""`VisionLanguageModel`: image features placed among token embeddings, the loss, and answers.
 
 model = VisionLanguageModel.from_pretrained("HuggingFaceTB/SmolVLM-256M-Instruct")
 new_ids = model.generate(**processor_output, max_new_tokens=64)      # (B, T_new)
@@ -68,7 +68,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What activations are computed in; packed weights (generation/packed_weights.py) take less."""
+        """What activations are computed in; packed weights (generation/fast/quantized.py) take less."""
         return self.language_model.norm.weight.dtype
 
     def to(self, *arguments, **named) -> VisionLanguageModel:
@@ -107,7 +107,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
                 nn.init.normal_(parameter, std=std, generator=generator)
 
     def encode_images(self, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None) -> Tensor:
-        """Pictures to language-model embeddings.
+        """Images to language-model embeddings.
 
         Args:
             pixel_values: (N, 3, H, W), or (B, n, 3, H, W) with padding; see `generation.prompt.real_tiles`.
@@ -130,7 +130,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
         pixel_values: Tensor | None = None,
         pixel_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """Token embeddings with picture features in their places: (B, T, D), or (B, S + T, D) where the
+        """Token embeddings with image features in their places: (B, T, D), or (B, S + T, D) where the
         features stand in front of the text.
 
         Raises:
@@ -162,7 +162,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
     def check_places(
         self, input_ids: Tensor, tiles: int | None, per_tile: int, row_tiles: list[int] | None = None
     ) -> None:
-        """Raises ValueError unless `tiles` (None: no picture) of `per_tile` features fit input_ids (B, T),
+        """Raises ValueError unless `tiles` (None: no image) of `per_tile` features fit input_ids (B, T),
         and, where `row_tiles` tells how many of them are whose, unless each row has its own."""
         batch = len(input_ids)
         if row_tiles is not None and len(row_tiles) != batch:
@@ -170,8 +170,8 @@ class VisionLanguageModel(Pretrained, nn.Module):
         if self.config.image_placement == "prefix":
             if tiles is not None and (tiles != batch or set(row_tiles or [1]) != {1}):
                 raise ValueError(
-                    "this checkpoint puts one picture in front of each row: "
-                    f"expected {batch} pictures, got {row_tiles if tiles == batch else tiles}"
+                    "this checkpoint puts one image in front of each row: "
+                    f"expected {batch} images, got {row_tiles if tiles == batch else tiles}"
                 )
             return
         check_placeholders((input_ids == self.config.image_token_id).sum(1), tiles or 0, per_tile, row_tiles)
@@ -198,7 +198,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
             logits_to_keep: compute logits of only the last so many positions; 0 means all.
 
         Returns:
-            `VLMOutput`; logits are (B, T, V), with the picture positions in front for "prefix" checkpoints.
+            `VLMOutput`; logits are (B, T, V), with the image positions in front for "prefix" checkpoints.
         """
         hidden, _ = self.hidden_states(
             input_ids, pixel_values, pixel_attention_mask, attention_mask, position_ids=position_ids
@@ -266,8 +266,8 @@ class VisionLanguageModel(Pretrained, nn.Module):
     ) -> TokenStream:
         """`generate`, token by token: iterate for (B · N,) ids, then read `.result`."""
         options = self.generation_options(**options)
-        has_pictures = pixel_values is not None and pixel_values.numel() > 0
-        prefix = self.config.image_placement == "prefix" and has_pictures
+        has_images = pixel_values is not None and pixel_values.numel() > 0
+        prefix = self.config.image_placement == "prefix" and has_images
         lengths = prompt_lengths(
             input_ids,
             attention_mask,
@@ -357,7 +357,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
 
     def summed_loss(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """`loss` from hidden states (B, T, D) on; the position before a labelled token predicts it."""
-        front = hidden.shape[1] - labels.shape[1]  # picture positions in front carry no loss
+        front = hidden.shape[1] - labels.shape[1]  # image positions in front carry no loss
         hidden = hidden[:, front - 1 : -1] if front else hidden[:, :-1]
         targets = labels if front else labels[:, 1:]
         chosen = targets != IGNORE_INDEX

@@ -86,7 +86,7 @@ class VisionTransformer(nn.Module):
         if max(height, width) > self.config.image_size:
             raise ValueError(
                 f"tiles of {height}×{width} px do not fit a vision tower of {self.config.image_size} px: "
-                f"resize or split the picture with the checkpoint's processor"
+                f"resize or split the image with the checkpoint's processor"
             )
         x = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)  # (N, D, h, w) -> (N, P, D)
         grid = (height // self.config.patch_size, width // self.config.patch_size)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from generation.batching import Request, Scheduler
 from generation.decoding import GenerationOptions
-from tests.prompts import Picture, inputs_of, words
+from generation.scheduler import Request, Scheduler
+from tests.prompts import ImageBlock, inputs_of, words
 
 STOPS = tuple(range(20, 40))  # so many that answers end at all lengths
-SYSTEM = words(900, 40)  # a beginning that prompts may share without a picture
+SYSTEM = words(900, 40)  # a beginning that prompts may share without an image
 
 
 def request(prompt: list[int], key, in_front: bool = False, **options) -> Request:
@@ -21,20 +21,20 @@ def request(prompt: list[int], key, in_front: bool = False, **options) -> Reques
 
 
 def uneven(**options) -> list[Request]:
-    """Prompts of 1 to 60 positions, limits of 1 to 30; no picture, one, two; some share a picture or more."""
+    """Prompts of 1 to 60 positions, limits of 1 to 30; no image, one, two; some share an image or more."""
     prompts = [
         words(1, 3),
-        [*words(2, 2), Picture(1), *words(3, 9)],
-        [*words(2, 2), Picture(1), *words(4, 2)],
+        [*words(2, 2), ImageBlock(1), *words(3, 9)],
+        [*words(2, 2), ImageBlock(1), *words(4, 2)],
         words(5, 1),
-        [Picture(2), Picture(3), *words(6, 5)],
-        [Picture(2), Picture(4), *words(6, 5)],
+        [ImageBlock(2), ImageBlock(3), *words(6, 5)],
+        [ImageBlock(2), ImageBlock(4), *words(6, 5)],
         [*SYSTEM, *words(7, 20)],
-        [*words(2, 2), Picture(1), *words(3, 9)],  # the second one again
-        [*words(2, 2), Picture(5), *words(3, 9)],  # the same ids, another picture
-        [*SYSTEM, Picture(1), *words(8, 4)],
+        [*words(2, 2), ImageBlock(1), *words(3, 9)],  # the second one again
+        [*words(2, 2), ImageBlock(5), *words(3, 9)],  # the same ids, another image
+        [*SYSTEM, ImageBlock(1), *words(8, 4)],
         [*SYSTEM, *words(9, 4)],
-        [Picture(2), Picture(3), *words(6, 5), Picture(2), *words(10, 2)],
+        [ImageBlock(2), ImageBlock(3), *words(6, 5), ImageBlock(2), *words(10, 2)],
     ]
     limits = [9, 1, 30, 5, 12, 3, 2, 17, 8, 25, 6, 4]
     return [

@@ -16,7 +16,7 @@ from inference import command_line
 from models.checkpoints import one_version
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
-from tests.processors import embedded, picture
+from tests.processors import draw_image, embedded
 from tests.tiny import randomize
 
 
@@ -29,7 +29,7 @@ def pytest_configure():
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory) -> Path:
-    """A checkpoint whose random weights make its answers vary with question and picture."""
+    """A checkpoint whose random weights make its answers vary with question and image."""
     processor = embedded(split=True)
     tokenizer = processor.tokenizer
     config = VLMConfig(
@@ -74,7 +74,7 @@ def single_folder(model_folder, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def photo(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("pictures") / "photo.png"
-    picture(40, 30).save(path)
+    draw_image(40, 30).save(path)
     return path
 
 

@@ -79,7 +79,7 @@ def inline_code(page: Path) -> list[str]:
 
 
 def links(page: Path) -> list[str]:
-    """Targets of links and pictures."""
+    """Targets of links and images."""
     return re.findall(r"\]\(([^)\s]+)\)", prose(page))
 
 

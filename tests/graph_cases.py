@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from generation.decoding import Generated
-from generation.graph_step import GraphStep
+from generation.fast.cuda_graph import GraphStep
 from tests import invariants
-from tests.prompts import NO_STOP, Picture, inputs_of, words
+from tests.prompts import NO_STOP, ImageBlock, inputs_of, words
 
 SAMPLINGS = [
     {},
@@ -24,12 +24,12 @@ SAMPLINGS = [
 
 
 def rows(count: int) -> list[dict]:
-    """Prompts of several lengths, some with a picture."""
+    """Prompts of several lengths, some with an image."""
     prompts = [
-        [*words(1, 5), Picture(1), *words(2, 3)],
+        [*words(1, 5), ImageBlock(1), *words(2, 3)],
         words(3, 14),
-        [Picture(2), 7],
-        [*words(4, 2), Picture(1), Picture(3), *words(5, 30)],
+        [ImageBlock(2), 7],
+        [*words(4, 2), ImageBlock(1), ImageBlock(3), *words(5, 30)],
     ]
     return [inputs_of(prompt) for prompt in prompts[:count]]
 

@@ -89,7 +89,7 @@ def padded_equals_alone(vlm, rows: Sequence[dict], side: str, pad_id: int = 0) -
     tokens = vlm.generate(**batch, max_new_tokens=12, stop_token_ids=())
     for index, row in enumerate(rows):
         alone, _ = vlm.hidden_states(**row)
-        front = together.shape[1] - batch["input_ids"].shape[1]  # picture positions, all real
+        front = together.shape[1] - batch["input_ids"].shape[1]  # image positions, all real
         mask = F.pad(batch["attention_mask"][index].bool(), (front, 0), value=True)
         assert_close(together[index][mask], alone[0], f"row {index}, {side} padding")
         expected = vlm.generate(**row, max_new_tokens=12, stop_token_ids=())

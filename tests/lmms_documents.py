@@ -1,4 +1,4 @@
-"""Drawn pictures in the columns of the official benchmarks, and the prompts that lmms-eval makes of them.
+"""Drawn images in the columns of the official benchmarks, and the prompts that lmms-eval makes of them.
 
 The prompts are written out, as they are to reach a model: MMStar's and MMMU's harness prompts have been worth
 more than a model's size.
@@ -28,11 +28,11 @@ class Benchmark:
     figure: str
 
 
-def benchmarks(picture: Image) -> dict[str, Benchmark]:
+def benchmarks(image: Image) -> dict[str, Benchmark]:
     """By lmms-eval's names."""
-    asked = {"image": picture, "question": ASKED}
+    asked = {"image": image, "question": ASKED}
     read = {**asked, "answers": ["blue"] * 10, "questionId": "7", "question_id": 7, "ocr_tokens": ["x"]}
-    yes_no = {"image": picture, "question_id": "7", "question": "Is it red?", "answer": "Yes"}
+    yes_no = {"image": image, "question_id": "7", "question": "Is it red?", "answer": "Yes"}
     return {
         "mmstar": Benchmark(
             "val",
@@ -48,7 +48,7 @@ def benchmarks(picture: Image) -> dict[str, Benchmark]:
                 "options": "['red', 'blue']",
                 "answer": "B",
                 "question_type": "multiple-choice",
-                "image_1": picture,
+                "image_1": image,
             },
             (f"What is it?{LISTED}\n{LETTER}.",),
             "mmmu_acc",

@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 CORPUS = (
     "how many circles are there? 3 or 12 of them, and two red squares",
     "what colour is the big triangle on the left? it is blue",
-    "describe the picture: a green star above a small image of a row",
+    "describe the image: a green star above a small image of a row",
 )
 LLAMA_TEMPLATE = (
     "<|begin_of_text|>{% for message in messages %}{{message['role']|capitalize}}:"
@@ -51,7 +51,7 @@ def assert_same(ours: dict, theirs: dict) -> None:
         assert torch.equal(ours[name], theirs[name]), name
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+def draw_image(width: int, height: int, seed: int = 0) -> Image.Image:
     """Noise: a wrong crop, order or resampling filter shows."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
@@ -78,13 +78,13 @@ def processor(kind: str) -> Processor:
 
 @cache
 def nanovlm_base() -> Processor:
-    from data.nanovlm_processing import NanoVLMPictures, open_nanovlm
+    from data.nanovlm import NanoVLMImages, open_nanovlm
 
     config = json.loads((GOLDEN / "nanovlm-current" / "config.json").read_text())
     config["lm_tokenizer"] = "tokenizer_base"
-    pictures, tokenizer, template = open_nanovlm(GOLDEN / "nanovlm-current", config)
-    assert isinstance(pictures, NanoVLMPictures)
-    return Processor(pictures, tokenizer, template)
+    images, tokenizer, template = open_nanovlm(GOLDEN / "nanovlm-current", config)
+    assert isinstance(images, NanoVLMImages)
+    return Processor(images, tokenizer, template)
 
 
 def _fast(backend: Tokenizer, eos: str = "<end_of_utterance>", **names: str) -> PreTrainedTokenizerFast:

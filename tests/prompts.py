@@ -1,4 +1,4 @@
-"""A tiny model, prompts with pictures by their seeds, and what to hold a `Session` against."""
+"""A tiny model, prompts with images by their seeds, and what to hold a `Session` against."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def words(seed: int, count: int) -> list[int]:
     return torch.randint(IMAGE_ID, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-class Picture(int):
+class ImageBlock(int):
     """A tile in a prompt, by its seed."""
 
 
 def inputs_of(prompt: list[int], in_front: bool = False) -> dict:
-    """Model inputs of a prompt: token ids, with a `Picture` wherever a tile stands."""
-    ids, seeds = [], [part for part in prompt if isinstance(part, Picture)]
+    """Model inputs of a prompt: token ids, with an `ImageBlock` wherever a tile stands."""
+    ids, seeds = [], [part for part in prompt if isinstance(part, ImageBlock)]
     for part in prompt:
-        if not isinstance(part, Picture):
+        if not isinstance(part, ImageBlock):
             ids.append(part)
         elif not in_front:
             ids += [IMAGE_ID] * PER_TILE
@@ -78,7 +78,9 @@ def positions_of(prompt: list[int]) -> list:
     """What stands at each position, as the session should see it but made of other stuff."""
     positions = []
     for part in prompt:
-        positions += [f"{part}.{place}" for place in range(PER_TILE)] if isinstance(part, Picture) else [part]
+        positions += (
+            [f"{part}.{place}" for place in range(PER_TILE)] if isinstance(part, ImageBlock) else [part]
+        )
     return positions
 
 
@@ -91,19 +93,19 @@ def shared(first: list, second: list) -> int:
 
 def record(monkeypatch, model) -> tuple[list, list, list]:
     """What passes from now on: positions of each decoder pass, tiles of each encoding, logits."""
-    passes, pictures, logits = [], [], []
+    passes, images, logits = [], [], []
     forward, encode = model.language_model.forward, model.encode_images
     head = model.language_model.logits
     monkeypatch.setattr(
         model.language_model, "forward", lambda x, **k: passes.append(x.shape[1]) or forward(x, **k)
     )
     monkeypatch.setattr(
-        model, "encode_images", lambda *a: pictures.append(a[0].numel() // (3 * SIDE**2)) or encode(*a)
+        model, "encode_images", lambda *a: images.append(a[0].numel() // (3 * SIDE**2)) or encode(*a)
     )
     monkeypatch.setattr(
         model.language_model, "logits", lambda hidden: logits.append(head(hidden)) or logits[-1]
     )
-    return passes, pictures, logits
+    return passes, images, logits
 
 
 @torch.no_grad()

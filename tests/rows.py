@@ -1,4 +1,4 @@
-"""Small rows, pictures and loaders for the tests of datasets and packing."""
+"""Small rows, images and loaders for the tests of datasets and packing."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import random
 from data.datasets import DatasetConfig, Mixture, Source, source_of
 from data.loader import Loader, LoaderConfig
 from data.processor import Processor
-from tests.processors import embedded, picture
+from tests.processors import draw_image, embedded
 
 WORDS = ("how", "many", "circles", "are", "there", "three", "of", "them", "and", "two", "red", "squares")
 
 
 def png(width: int = 8, height: int = 6, seed: int = 0) -> bytes:
-    """An encoded picture."""
+    """An encoded image."""
     file = io.BytesIO()
-    picture(width, height, seed).save(file, "PNG")
+    draw_image(width, height, seed).save(file, "PNG")
     return file.getvalue()
 
 
 def rows(count: int, every: int = 5, longest: int = 24) -> list[dict]:
-    """Questions of 1 to `longest` words, answers that name the row, and a picture with each `every`th."""
+    """Questions of 1 to `longest` words, answers that name the row, and an image with each `every`th."""
     rng = random.Random(0)
     return [
         {

@@ -77,7 +77,7 @@ def tiny_checkpoint(folder: Path) -> Path:
 
 
 def write_rows(path: Path, count: int = 60, every: int = 4) -> Path:
-    """A JSONL with answers of 1 to 12 words, and a picture with each row `every`."""
+    """A JSONL with answers of 1 to 12 words, and an image with each row `every`."""
     rng = random.Random(3)
     with path.open("w", encoding="utf-8") as file:
         for i in range(count):

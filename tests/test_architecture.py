@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = {"app", "generate", "train"}
-ROOMS = ("models", "generation", "data", "training", "inference", "web", "eval", "benchmarks")
-EVERYTHING_BELOW = {"models", "generation", "data", "training", "inference"}
+ROOMS = ("models", "generation", "data", "shapes", "training", "inference", "web", "eval", "benchmarks")
+EVERYTHING_BELOW = {"models", "generation", "data", "shapes", "training", "inference"}
 # The first prefix that fits a module says what of this repository it may import.
 MAY_IMPORT = {
     "models.vision_language_model": {"models", "generation"},
@@ -27,7 +27,8 @@ MAY_IMPORT = {
         "models.checkpoints.locate",
     },
     "data": {"data", "models.config", "models.untrusted"},
-    "training": {"training", "models", "data"},
+    "shapes": {"shapes", "training", "models", "data"},
+    "training": {"training", "shapes", "models", "data"},
     "inference": {"inference", "models", "generation", "data"},
     "web": {"web", "inference", "models", "generation", "data"},
     "eval": {"eval"} | EVERYTHING_BELOW,

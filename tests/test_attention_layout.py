@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from generation.batching import Scheduler
-from generation.graph_step import GraphStep
+from generation.fast.cuda_graph import GraphStep
+from generation.scheduler import Scheduler
 from generation.session import Session
 from tests.batches import uneven
 from tests.graph_cases import batch
-from tests.prompts import NO_STOP, Picture, inputs_of, tiny_vlm, words
+from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -53,7 +53,7 @@ def test_generate(vlm, gpu_layout, rows):
 
 
 def test_session_with_a_chunk_and_a_single_token_behind_its_prefix(vlm, gpu_layout):
-    first = [*words(1, 9), Picture(1)]
+    first = [*words(1, 9), ImageBlock(1)]
     prompts = [first, [*first, *words(3, 9)], [*first, *words(3, 9), 7]]
     alone, options = Session(vlm), {"max_new_tokens": 5, **NO_STOP}
     expected = [alone.generate(**inputs_of(prompt), **options) for prompt in prompts]

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from generation import kv_cache as kv
-from generation.batching import Deferred, Scheduler
 from generation.decoding import eager_step
-from generation.fast_decode import set_precision
+from generation.fast.choose_step import set_precision
 from generation.feature_cache import FeatureCache
+from generation.scheduler import Deferred, Scheduler
 from tests.batches import SYSTEM, alone, assert_as_alone, request, run, uneven
-from tests.prompts import NO_STOP, PER_TILE, TILE_BYTES, Picture, inputs_of, record, tiny_vlm, words
+from tests.prompts import NO_STOP, PER_TILE, TILE_BYTES, ImageBlock, inputs_of, record, tiny_vlm, words
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +67,18 @@ def test_without_a_seed_rows_draw_from_torchs_generator(vlm):
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_with_the_picture_in_front(slots):
+def test_with_the_image_in_front(slots):
     model = tiny_vlm("prefix")
     prompts = [
-        [Picture(1), *words(1, 4)],
+        [ImageBlock(1), *words(1, 4)],
         words(2, 6),
-        [Picture(1), *words(3, 2)],
-        [Picture(2), *words(1, 4)],
+        [ImageBlock(1), *words(3, 2)],
+        [ImageBlock(2), *words(1, 4)],
     ]
     requests = [request(prompt, key, in_front=True) for key, prompt in enumerate(prompts)]
     results, scheduler = run(model, requests, slots)
     assert_as_alone(model, requests, results)
-    assert scheduler.stats.tiles_encoded == 3 - (slots == 3)  # one slot has forgotten picture 1 by then
+    assert scheduler.stats.tiles_encoded == 3 - (slots == 3)  # one slot has forgotten image 1 by then
     assert results[0].prompt_tokens == PER_TILE + 4
 
 
@@ -158,13 +158,13 @@ def test_requests_are_taken_when_there_is_a_slot(vlm):
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5])
-def test_questions_about_one_picture_encode_and_prefill_it_once(vlm, monkeypatch, slots):
-    head = [*words(1, 3), Picture(1), Picture(2)]
+def test_questions_about_one_image_encode_and_prefill_it_once(vlm, monkeypatch, slots):
+    head = [*words(1, 3), ImageBlock(1), ImageBlock(2)]
     requests = [request([*head, *words(10 + key, 2 + key % 3)], key) for key in range(9)]
-    passes, pictures, _ = record(monkeypatch, vlm)
+    passes, images, _ = record(monkeypatch, vlm)
     results, scheduler = run(vlm, requests, slots)
     monkeypatch.undo()
-    assert sum(pictures) == 2 == scheduler.stats.tiles_encoded
+    assert sum(images) == 2 == scheduler.stats.tiles_encoded
     questions = [2 + key % 3 for key in range(9)]
     shared = len(words(1, 3)) + 2 * PER_TILE
     # Random questions may share a first word, too.
@@ -175,10 +175,10 @@ def test_questions_about_one_picture_encode_and_prefill_it_once(vlm, monkeypatch
     assert_as_alone(vlm, requests, results)
 
 
-def test_a_picture_is_known_by_its_pixels_and_its_mask(vlm):
-    """Same ids throughout: only the first and the last request have a picture in common."""
-    one = request([Picture(1), *words(1, 3)], 0)
-    other = request([Picture(2), *words(1, 3)], 1)
+def test_a_image_is_known_by_its_pixels_and_its_mask(vlm):
+    """Same ids throughout: only the first and the last request have an image in common."""
+    one = request([ImageBlock(1), *words(1, 3)], 0)
+    other = request([ImageBlock(2), *words(1, 3)], 1)
     mask = torch.ones(1, 1, *one.pixel_values.shape[-2:], dtype=torch.int64)
     whole = replace(one, pixel_attention_mask=mask, key=3)
     mask = mask.clone()
@@ -196,7 +196,7 @@ def test_a_picture_is_known_by_its_pixels_and_its_mask(vlm):
 
 
 def test_several_answers_to_one_prompt_prefill_it_once(vlm):
-    prompt = [*SYSTEM, Picture(1), *words(1, 6)]
+    prompt = [*SYSTEM, ImageBlock(1), *words(1, 6)]
     requests = [request(prompt, key, temperature=1.0, seed=7 + key, **NO_STOP) for key in range(6)]
     results, scheduler = run(vlm, requests, 4)
     forked = vlm.generate(
@@ -239,8 +239,8 @@ def test_prompts_are_not_padded_past_the_end_of_the_cache(vlm):
 
 
 def test_a_feature_cache_outlives_the_slots(vlm):
-    pictures = [1, 2, 3, 1]
-    requests = [request([Picture(seed), *words(1, 3)], key) for key, seed in enumerate(pictures)]
+    images = [1, 2, 3, 1]
+    requests = [request([ImageBlock(seed), *words(1, 3)], key) for key, seed in enumerate(images)]
     kept = FeatureCache(vlm, 3 * TILE_BYTES)
     assert run(vlm, requests, 1)[1].stats.tiles_encoded == 4
     results, scheduler = run(vlm, requests, 1, feature_cache=kept)

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from generation.batching import Deferred, Request, Scheduler
 from generation.decoding import NotFiniteError
 from generation.memory import CacheMemoryError, available_bytes, left_by_groups
+from generation.scheduler import Deferred, Request, Scheduler
 from generation.slots import Plan
 from tests.batches import assert_as_alone, request, run, uneven
-from tests.prompts import Picture, tiny_vlm, words
+from tests.prompts import ImageBlock, tiny_vlm, words
 from tests.tiny import VOCAB
 
 
@@ -26,7 +26,7 @@ def vlm():
 
 
 def bad_requests(vlm) -> dict[str, Request | Deferred]:
-    good = request([Picture(1), *words(1, 3)], None)
+    good = request([ImageBlock(1), *words(1, 3)], None)
 
     def unreadable():
         raise OSError("photo.jpg: cannot be read")
@@ -42,7 +42,7 @@ def bad_requests(vlm) -> dict[str, Request | Deferred]:
         "cannot be read": Deferred("cannot be read", unreadable),
         "a bad question": Deferred("a bad question", wrong),
         "image placeholders": bad(pixel_values=None),
-        "pictures give": bad(pixel_values=good.pixel_values.repeat(1, 2, 1, 1, 1)),
+        "images give": bad(pixel_values=good.pixel_values.repeat(1, 2, 1, 1, 1)),
         "expected tiles of": bad(pixel_values=good.pixel_values[..., :8]),
         "pixel_attention_mask": bad(pixel_attention_mask=torch.ones(1, 1, 3, 3)),
         "expected 0 to": bad(input_ids=torch.tensor([VOCAB])),

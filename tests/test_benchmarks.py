@@ -179,9 +179,9 @@ def test_prefix(run):
 
 
 @pytest.mark.parametrize("pictures", [0, 2])
-def test_batching(run, pictures, monkeypatch):
+def test_batching(run, images, monkeypatch):
     monkeypatch.setattr(batching, "LONGEST", 12)
-    result = run(batching, "--requests", "6", "--slots", "2", "--rounds", "1", "--pictures", str(pictures))
+    result = run(batching, "--requests", "6", "--slots", "2", "--rounds", "1", "--pictures", str(images))
     rows = {row["system"]: row for row in result["rows"]}
     assert set(rows) == set(batching.SYSTEMS)
     assert all(row["identical_to_alone"] for row in rows.values())

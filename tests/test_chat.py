@@ -15,14 +15,14 @@ import pytest
 import torch
 
 import generate
-from data.inputs import TiledPicture
-from data.layouts import Layout
+from data.inputs import TiledImage
+from data.row_schemas import Layout
 from generation.chooser import Chooser, NotFiniteError
 from inference.chat import COMMANDS, path_of
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
 from inference.transcript import place
-from tests.processors import picture
+from tests.processors import draw_image
 from tests.test_conversation import fresh
 
 SHORT = ("--max-new-tokens", 8)
@@ -54,7 +54,7 @@ def one(as_json):
 @pytest.fixture(scope="module")
 def other(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("pictures") / "another photo.png"
-    picture(30, 60, seed=1).save(path)
+    draw_image(30, 60, seed=1).save(path)
     return path
 
 
@@ -79,18 +79,18 @@ def options_of(new: int):
     return GenerationOptions(max_new_tokens=new)
 
 
-def test_a_later_turn_does_not_compute_the_picture_again(talk, photo):
+def test_a_later_turn_does_not_compute_the_image_again(talk, photo):
     status, _, err = talk("how many?", "why?", "/stats", arguments=(photo, photo, "--stats"))
     prompts = [line for line in err if line.strip().startswith("prompt")]
     assert status == 0 and len(prompts) == 3 and prompts[1] == prompts[2]
     assert "kept" not in prompts[0]
-    prompt, pictures, kept = map(int, re.findall(r"\d+", prompts[1]))
-    assert pictures % 4 == 0 and pictures > 2 * 4 and pictures < kept < prompt
+    prompt, images, kept = map(int, re.findall(r"\d+", prompts[1]))
+    assert images % 4 == 0 and images > 2 * 4 and images < kept < prompt
     for part in ("first token", "tokens/s", "kv cache", "context", "float32"):
         assert sum(part in line for line in err) == 3, part
 
 
-def test_the_example_picture_stands_in(talk, one):
+def test_the_example_image_stands_in(talk, one):
     status, out, err = talk("how many?", arguments=())
     assert (status, out) == (0, [one("-q", "how many?")])
     assert err == ["generate.py: assets/example.png is shown with the first question"]
@@ -120,7 +120,7 @@ def test_options_without_effect_are_named(talk):
 def test_a_model_of_single_questions_is_asked_each_alone(
     talk, as_json, photo, other, single_folder, tmp_path
 ):
-    """About the pictures shown last, until told to remember."""
+    """About the images shown last, until told to remember."""
 
     def one(*arguments) -> str:
         return as_json(*arguments, *SHORT)[0]["answers"][0]
@@ -157,7 +157,7 @@ def test_quit_ends_it(talk):
 
 
 def test_undo(talk, photo, one):
-    """The picture of what was taken back is shown again, unless it is taken back too."""
+    """The image of what was taken back is shown again, unless it is taken back too."""
     alone = one(photo, "-q", "why?")
     status, out, err = talk("how many?", "/undo", "why?", arguments=(photo,))
     assert (status, out[-1]) == (0, alone)
@@ -176,7 +176,7 @@ def test_reset(talk, photo, other, one):
     lines = ("how many?", f"/image {other}", "/reset", "why?", "/undo")
     status, out, err = talk(*lines, arguments=(photo,))
     assert (status, out[-1]) == (0, one("--no-image", "-q", "why?"))
-    assert err[1:] == ["begun anew, without pictures", "took back 'why?'"]
+    assert err[1:] == ["begun anew, without images", "took back 'why?'"]
 
 
 def test_save(talk, photo, other, tmp_path, model_folder):
@@ -191,7 +191,7 @@ def test_save(talk, photo, other, tmp_path, model_folder):
     (line,) = rows.read_text().splitlines()
     row = json.loads(line)
     assert (row["images"], row["model"]) == ([str(photo), str(other)], str(model_folder))
-    # Its pictures lie where they were shown: whoever trains on the row says allow_outside.
+    # Its images lie where they were shown: whoever trains on the row says allow_outside.
     messages = Layout(("messages",), folder=tmp_path, allow_outside=True).conversation(row)
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 2]
     assert messages[3]["content"] == [{"type": "image", "image": other}, {"type": "text", "text": "why?"}]
@@ -224,9 +224,9 @@ def test_names_that_no_file_can_have_end_nothing(talk, tmp_path):
     ]
 
 
-def test_a_picture_with_a_name_that_is_no_text_is_saved(talk, tmp_path):
+def test_a_image_with_a_name_that_is_no_text_is_saved(talk, tmp_path):
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png"))
-    picture(30, 60).save(tmp_path / "plain.png")
+    draw_image(30, 60).save(tmp_path / "plain.png")
     os.rename(tmp_path / "plain.png", odd)
     lines = ("how many?", f"/save {tmp_path}/x.md", f"/save {tmp_path}/x.jsonl")
     status, _, err = talk(*lines, arguments=(odd,))
@@ -235,9 +235,9 @@ def test_a_picture_with_a_name_that_is_no_text_is_saved(talk, tmp_path):
     assert json.loads((tmp_path / "x.jsonl").read_text())["images"] == [str(odd)]
 
 
-def test_pictures_that_are_at_no_path_keep_their_name():
+def test_images_that_are_at_no_path_keep_their_name():
     for name in ("~nosuchuser/x.png", "~a\0b", "data:image/png;base64," + "A" * 5000, "a\0b.png"):
-        assert place(TiledPicture(torch.zeros(1, 3, 2, 2), 1, 1, name=name)) == name
+        assert place(TiledImage(torch.zeros(1, 3, 2, 2), 1, 1, name=name)) == name
 
 
 def test_nothing_is_left_of_what_cannot_be_written(talk, tmp_path):
@@ -283,7 +283,7 @@ MISTAKES = {
 def test_a_mistake_is_one_sentence_and_the_chat_goes_on(talk, one, photo, line):
     status, out, err = talk(line, "how many?", arguments=(photo,))
     assert status == 2 and len(err) == 1 and err[0].startswith("error: ") and MISTAKES[line] in err[0]
-    assert out == [one(photo, "-q", "how many?")]  # the picture is still shown
+    assert out == [one(photo, "-q", "how many?")]  # the image is still shown
 
 
 def test_an_empty_line_is_no_mistake(talk):

@@ -135,11 +135,11 @@ def answering(talk: Terminal) -> None:
 
 def test_lines_are_edited_completed_and_remembered(terminal, photo, model_folder, tmp_path):
     shutil.copy(photo, tmp_path / "boat-1.png")
-    (tmp_path / "boat-1.txt").write_text("not a picture")
+    (tmp_path / "boat-1.txt").write_text("not an image")
     arguments = ("--model", model_folder, "--no-image", "--max-new-tokens", 4)
     talk = terminal(*arguments)
     talk.expect(PROMPT)
-    talk.type("/im\tbo\t\r")  # both completed: there is one command and one picture
+    talk.type("/im\tbo\t\r")  # both completed: there is one command and one image
     talk.expect("boat-1.png is shown with the next question")
     talk.expect(PROMPT)
     talk.type("many?" + CTRL_A + "how \r")

@@ -65,7 +65,7 @@ def llama(folder, tied: bool = False) -> LlamaForCausalLM:
 @pytest.mark.parametrize(("alone", "tied"), [(True, True), (False, False)])
 @torch.no_grad()
 def test_joined(tmp_path, alone, tied):
-    """Each half computes what it did; new rows are the mean of the old; pictures have a place."""
+    """Each half computes what it did; new rows are the mean of the old; images have a place."""
     vision, text = siglip(tmp_path / "vision", alone), llama(tmp_path / "text", tied)
     model = VisionLanguageModel.from_backbones(
         tmp_path / "vision", tmp_path / "text", scale_factor=2, extra_tokens=3
@@ -161,7 +161,7 @@ class TestRefused:
         (vision / "config.json").write_text(json.dumps(config | {"model_type": "siglip2"}))
         assert "fixed-resolution SigLIP2" in self.complaint(vision, text)
 
-    def test_no_room_for_pictures(self, folders):
+    def test_no_room_for_images(self, folders):
         assert "extra_tokens must be at least 1" in self.complaint(*folders, extra_tokens=0)
         assert "image_token_id: expected an integer from 0 to 90" in self.complaint(
             *folders, image_token_id=91

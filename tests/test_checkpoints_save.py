@@ -256,10 +256,10 @@ class TestProcessor:
     def test_same_inputs_and_same_answer(self, with_processor):
         _, processor, folder = with_processor
         opened = AutoProcessor.from_pretrained(folder)
-        picture = Image.effect_noise((70, 50), 80).convert("RGB")
+        image = Image.effect_noise((70, 50), 80).convert("RGB")
         prompt = opened.apply_chat_template(list(self.MESSAGES), add_generation_prompt=True)
-        inputs = opened(text=prompt, images=[picture], return_tensors="pt")
-        before = processor.hf_processor(text=prompt, images=[picture], return_tensors="pt")
+        inputs = opened(text=prompt, images=[image], return_tensors="pt")
+        before = processor.hf_processor(text=prompt, images=[image], return_tensors="pt")
         assert inputs.keys() == before.keys()
         assert all(torch.equal(inputs[name], before[name]) for name in inputs)
         theirs = AutoModelForImageTextToText.from_pretrained(folder)
@@ -272,7 +272,7 @@ class TestProcessor:
             text=[
                 {
                     "role": "user",
-                    "content": [{"type": "image", "image": picture}, *self.MESSAGES[0]["content"][1:]],
+                    "content": [{"type": "image", "image": image}, *self.MESSAGES[0]["content"][1:]],
                 }
             ],
             max_new_tokens=12,

@@ -48,7 +48,7 @@ def test_logits_and_round_trip(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["idefics3-1-tile", "smolvlm-2-images-tied", "idefics3-scale-3"])
 def test_ragged_batch(name, tmp_path):
-    """Rows of different length, pictures and tiles, one with none, left-padded."""
+    """Rows of different length, images and tiles, one with none, left-padded."""
     theirs = tiny.hf_model(name)
     inputs = tiny.make_inputs(tiny.CASES[name], rows=((1,), (), (2, 1), (3,)))
     ours = VisionLanguageModel.from_pretrained(tiny.save(theirs, tmp_path))

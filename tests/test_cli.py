@@ -41,7 +41,7 @@ FIELDS = {
 
 
 # ------------------------------------------------------------------------------------------------- answers
-def test_no_arguments_show_the_example_picture(cli):
+def test_no_arguments_show_the_example_image(cli):
     status, out, err = cli("--max-new-tokens", 4)
     assert status == 0 and out.strip()
     assert err == f"generate.py: assets/example.png: {generate.DEFAULT_QUESTION}\n"
@@ -60,7 +60,7 @@ def test_json_fields(as_json, photo, model_folder):
     assert made.keys() >= FIELDS
     assert (made["model"], made["images"]) == (str(model_folder), [str(photo)] * 2)
     assert made["question"] == "how many?" and made["dtype"] == "float32"
-    assert made["image_tokens"] % 4 == 0 and made["image_tokens"] > 2 * 4  # two pictures of several tiles
+    assert made["image_tokens"] % 4 == 0 and made["image_tokens"] > 2 * 4  # two images of several tiles
     assert made["prompt_tokens"] > made["image_tokens"]
     assert len(made["token_ids"][0]) == 6 and made["stop_reasons"] == ["length"]
     assert made["seconds"].keys() >= {"load", "vision", "prefill", "decode"}
@@ -68,7 +68,7 @@ def test_json_fields(as_json, photo, model_folder):
     assert made["device"] == str(pick_device("auto"))
 
 
-def test_no_picture_and_one_token(as_json):
+def test_no_image_and_one_token(as_json):
     (made,) = as_json("--no-image", "-q", "how many?", "--max-new-tokens", 1)
     assert made.keys() >= FIELDS
     assert (made["images"], made["image_tokens"], made["decode_tokens_per_second"]) == ([], 0, None)
@@ -88,7 +88,7 @@ def test_a_model_of_questions_about_images_needs_one(cli, complaint, photo, sing
     {
         "What is this?": True,
         "What?": True,
-        "Describe the picture": True,
+        "Describe the image": True,
         "Is it black/white or grey": True,
         "これは何ですか？": True,
         "": True,
@@ -254,7 +254,7 @@ def test_no_network(complaint, photo, tmp_path, monkeypatch):
     assert "cannot be reached" in complaint(photo, "-q", "how many?", model="owner/tiny")
 
 
-# ----------------------------------------------------------------------------------------------- bad pictures
+# ----------------------------------------------------------------------------------------------- bad images
 def big_header(path: Path) -> None:
     """A PNG that claims 30,000 x 30,000 pixels."""
     size = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
@@ -270,9 +270,9 @@ def half_a_jpeg(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:3000])
 
 
-BAD_PICTURES = {
+BAD_IMAGES = {
     "missing.png": (lambda path: None, "no such file"),
-    "text.png": (lambda path: path.write_text("a picture of a boat"), "a file that starts with"),
+    "text.png": (lambda path: path.write_text("an image of a boat"), "a file that starts with"),
     "half.jpg": (half_a_jpeg, "cut off"),
     "empty.png": (lambda path: path.touch(), "0 bytes"),
     "huge.png": (big_header, "at most 80,000,000 pixels"),
@@ -281,9 +281,9 @@ BAD_PICTURES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_PICTURES)
-def test_bad_picture(complaint, tmp_path, name):
-    make, expected = BAD_PICTURES[name]
+@pytest.mark.parametrize("name", BAD_IMAGES)
+def test_bad_image(complaint, tmp_path, name):
+    make, expected = BAD_IMAGES[name]
     make(tmp_path / name)
     err = complaint(tmp_path / name, "-q", "how many?")
     assert name in err and expected in err

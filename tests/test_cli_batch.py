@@ -12,18 +12,18 @@ from generation import batching
 from generation.row_sampling import sample_rows
 from models.language_model import LanguageModel
 from models.vision_language_model import VisionLanguageModel
-from tests.processors import picture
+from tests.processors import draw_image
 
 ALONE = ("answers", "token_ids", "stop_reasons", "prompt_tokens", "image_tokens")
 
 
 @pytest.fixture
 def questions(tmp_path) -> list[dict]:
-    """Uneven lines: no picture, one, two; short and long questions; limits of their own."""
+    """Uneven lines: no image, one, two; short and long questions; limits of their own."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     for name, size in (("wide", (90, 30)), ("small", (20, 20)), ("tall", (30, 70))):
-        picture(*size, seed=len(name)).save(folder / f"{name}.png")
+        draw_image(*size, seed=len(name)).save(folder / f"{name}.png")
     return [
         {"image": "pictures/wide.png", "question": "how many circles are there?", "id": "a"},
         {"question": "what is it?"},
@@ -157,7 +157,7 @@ def test_an_interrupted_run_keeps_what_it_has(batch, questions, tmp_path, monkey
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_picture_is_encoded_once_wherever_its_lines_stand(batch, questions, tmp_path, monkeypatch, size):
+def test_a_image_is_encoded_once_wherever_its_lines_stand(batch, questions, tmp_path, monkeypatch, size):
     images = ["pictures/wide.png", "pictures/tall.png", None] * 3
     lines = [
         {"question": f"how many {'big ' * place}circles?"} | ({"image": image} if image else {})
@@ -210,7 +210,7 @@ def test_a_mended_line_is_tried_again(batch, questions, tmp_path):
     assert "1 answered, 1 failed" in batch(status=1)
     assert "0 answered, 1 failed, 1 skipped" in batch(status=1)
     assert [("error" in record) for record in read(tmp_path / "out.jsonl")] == [False, True]
-    picture(30, 30).save(late)
+    draw_image(30, 30).save(late)
     assert "1 answered, 0 failed, 1 skipped" in batch()
     assert not any("error" in record for record in read(tmp_path / "out.jsonl"))
 

@@ -14,7 +14,7 @@ from generation.decoding import GenerationOptions
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.conversation import ContextFullError, Conversation
 from inference.history import encode_next
-from tests.processors import picture
+from tests.processors import draw_image
 
 SHORT = GenerationOptions(max_new_tokens=8)
 
@@ -33,7 +33,7 @@ def fresh(conversation: Conversation, question: str, images=(), new: int = 8) ->
     """The answer's ids without a kept prefix: model.generate on the whole prompt."""
     checkpoint = conversation.checkpoint
     p, stops = checkpoint.processor, checkpoint.stop_token_ids
-    pictures = [conversation.picture(image) for image in images]
+    pictures = [conversation.image(image) for image in images]
     row = encode_next(p, stops, conversation.system, conversation.turns, pictures, question)
     made = checkpoint.model.generate(**p.collate([row]), max_new_tokens=new, stop_token_ids=stops)
     return made[0].tolist()
@@ -43,12 +43,12 @@ def texts(conversation: Conversation) -> list[str]:
     return [turn.question for turn in conversation.turns]
 
 
-def test_turns_with_pictures_equal_fresh_answers_and_cost_what_is_new(conversation):
+def test_turns_with_images_equal_fresh_answers_and_cost_what_is_new(conversation):
     held = 0
     for question, images in (
-        ("how many?", [picture(70, 40)]),
+        ("how many?", [draw_image(70, 40)]),
         ("what colour is the triangle?", []),
-        ("and in this one?", [picture(30, 60, seed=1)]),
+        ("and in this one?", [draw_image(30, 60, seed=1)]),
         ("why?", []),
     ):
         expected = fresh(conversation, question, images)
@@ -66,7 +66,7 @@ def test_turns_with_pictures_equal_fresh_answers_and_cost_what_is_new(conversati
 
 
 def test_messages_ask_the_same(conversation):
-    conversation.ask("how many?", [picture(70, 40)], SHORT).finish()
+    conversation.ask("how many?", [draw_image(70, 40)], SHORT).finish()
     messages = conversation.messages
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
     assert [part["type"] for part in messages[1]["content"]] == ["image", "text"]
@@ -88,18 +88,18 @@ def test_the_embedded_model_in_a_conversation_answers_as_from_text():
         assert made["answers"] == [expected] and made["stop_reasons"] == ["stop"]
         assert (made["tiles_encoded"], made["reused_tokens"] > 64) == ((1, False), (0, True))[number > 0]
     assert conversation.turns[0].answer.text == "blue"
-    assert conversation.turns[0].pictures[0].name == str(generate.EXAMPLE_IMAGE)
+    assert conversation.turns[0].images[0].name == str(generate.EXAMPLE_IMAGE)
 
 
 def stopped_by_break(conversation):
-    with conversation.ask("how many?", [picture(70, 40)], SHORT) as reply:
+    with conversation.ask("how many?", [draw_image(70, 40)], SHORT) as reply:
         for _ in reply:
             break
     return reply
 
 
 def stopped_by_another_thread(conversation):
-    reply = conversation.ask("how many?", [picture(70, 40)], SHORT)
+    reply = conversation.ask("how many?", [draw_image(70, 40)], SHORT)
     for _ in reply:
         thread = Thread(target=reply.stop)
         thread.start()
@@ -108,7 +108,7 @@ def stopped_by_another_thread(conversation):
 
 
 def stopped_by_the_next_question(conversation):
-    reply = conversation.ask("how many?", [picture(70, 40)], SHORT)
+    reply = conversation.ask("how many?", [draw_image(70, 40)], SHORT)
     next(iter(reply))
     with pytest.raises(PromptError):
         conversation.ask(" ")
@@ -117,7 +117,7 @@ def stopped_by_the_next_question(conversation):
 
 @pytest.mark.parametrize("stop", [stopped_by_break, stopped_by_another_thread, stopped_by_the_next_question])
 def test_a_stopped_answer_is_kept_as_far_as_it_went(conversation, stop):
-    expected = fresh(conversation, "how many?", [picture(70, 40)])
+    expected = fresh(conversation, "how many?", [draw_image(70, 40)])
     reply = stop(conversation)
     made = reply.finish()
     (ids,) = made["token_ids"]
@@ -154,13 +154,13 @@ def test_ctrl_c(conversation, monkeypatch, tokens):
 
     with monkeypatch.context() as patch:
         patch.setattr(Chooser, "choose", interrupted)
-        reply = conversation.ask("how many?", [picture(70, 40)], SHORT)
+        reply = conversation.ask("how many?", [draw_image(70, 40)], SHORT)
         with pytest.raises(KeyboardInterrupt):
             list(reply)
     assert reply.finish()["stop_reasons"] == ["stopped"] and reply.kept == (tokens > 0)
     assert [len(turn.answer.token_ids) for turn in conversation.turns] == [tokens] * (tokens > 0)
-    expected = fresh(conversation, "why?", [picture(70, 40)])
-    assert conversation.ask("why?", [picture(70, 40)], SHORT).finish()["token_ids"] == [expected]
+    expected = fresh(conversation, "why?", [draw_image(70, 40)])
+    assert conversation.ask("why?", [draw_image(70, 40)], SHORT).finish()["token_ids"] == [expected]
 
 
 def test_an_answer_that_was_never_begun_is_not_kept(conversation):
@@ -171,12 +171,12 @@ def test_an_answer_that_was_never_begun_is_not_kept(conversation):
 
 
 def test_errors_leave_the_history_as_it_was(conversation, tmp_path, monkeypatch):
-    conversation.ask("how many?", [picture(70, 40)], SHORT).finish()
+    conversation.ask("how many?", [draw_image(70, 40)], SHORT).finish()
     before, held = conversation.turns, conversation.session.held
     (tmp_path / "text.png").write_text("a boat")
     for question, images, error in (
         ("why?", [tmp_path / "missing.png"], ImageError),
-        ("why?", [picture(9, 9), tmp_path / "text.png"], ImageError),
+        ("why?", [draw_image(9, 9), tmp_path / "text.png"], ImageError),
         (" ", [], PromptError),
         ("half a pair \ud800", [], PromptError),
         ("why " * 400, [], ContextFullError),
@@ -223,9 +223,9 @@ def fits(conversation: Conversation, question: str) -> bool:
 
 
 def test_undo_goes_on_from_the_turn_before(conversation):
-    conversation.ask("how many?", [picture(70, 40)], SHORT).finish()
+    conversation.ask("how many?", [draw_image(70, 40)], SHORT).finish()
     expected = fresh(conversation, "why?")
-    conversation.ask("and here?", [picture(30, 60, seed=1)], SHORT).finish()
+    conversation.ask("and here?", [draw_image(30, 60, seed=1)], SHORT).finish()
     assert conversation.undo().question == "and here?"
     made = conversation.ask("why?", options=SHORT).finish()
     assert made["token_ids"] == [expected] and made["tiles_encoded"] == 0
@@ -243,16 +243,16 @@ def test_undo_takes_back_what_is_being_answered(conversation):
 
 def test_undo_before_the_first_token_leaves_the_turn_before(conversation):
     conversation.ask("how many?", options=SHORT).finish()
-    conversation.ask("and here?", [picture(70, 40)], SHORT)
+    conversation.ask("and here?", [draw_image(70, 40)], SHORT)
     undone = conversation.undo()
-    assert undone.question == "and here?" and len(undone.pictures) == 1 and undone.answer.token_ids == ()
+    assert undone.question == "and here?" and len(undone.images) == 1 and undone.answer.token_ids == ()
     assert texts(conversation) == ["how many?"]
     assert conversation.undo().question == "how many?" and conversation.turns == ()
 
 
 def test_reset(conversation):
     expected = fresh(conversation, "how many?")
-    conversation.ask("why?", [picture(70, 40)], SHORT).finish()
+    conversation.ask("why?", [draw_image(70, 40)], SHORT).finish()
     conversation.reset()
     assert (conversation.turns, conversation.session.kv_cache_bytes) == ((), 0)
     made = conversation.ask("how many?", options=SHORT).finish()
@@ -261,7 +261,7 @@ def test_reset(conversation):
 
 def test_several_answers_and_the_one_to_go_on_behind(conversation):
     options = replace(SHORT, num_return_sequences=3, temperature=2.0, seed=5)
-    reply = conversation.ask("how many?", [picture(70, 40)], options)
+    reply = conversation.ask("how many?", [draw_image(70, 40)], options)
     streamed = ["", "", ""]
     for number, piece in reply:
         streamed[number] += piece
@@ -279,7 +279,7 @@ def test_several_answers_and_the_one_to_go_on_behind(conversation):
 
 
 def test_the_system_message_may_change(conversation):
-    conversation.ask("how many?", [picture(70, 40)], SHORT).finish()
+    conversation.ask("how many?", [draw_image(70, 40)], SHORT).finish()
     conversation.system = "be long"
     expected = fresh(conversation, "why?")
     assert conversation.ask("why?", options=SHORT).finish()["token_ids"] == [expected]

@@ -13,14 +13,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from data.nanovlm_processing import CHATML_TEMPLATE
+from data.nanovlm import CHATML_TEMPLATE
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import nanovlm
 from models.checkpoints.__main__ import main
 from tests import tiny
 from tests.hub_server import point_client_at
-from tests.processors import picture
+from tests.processors import draw_image
 from tests.test_golden_nanovlm import (
     BAR,
     CASES,
@@ -30,7 +30,7 @@ from tests.test_golden_nanovlm import (
     comparable,
     difference,
     expected,
-    pictures,
+    golden_images,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,9 +65,9 @@ class TestNanoVLMToTransformers:
     @torch.no_grad()
     def test_golden_logits(self, converted, folder, case):
         """transformers' own model on the converted folder, against what nanoVLM itself recorded. v0.1's
-        pictures stand where the converted one has placeholders."""
+        images stand where the converted one has placeholders."""
         theirs = AutoModelForImageTextToText.from_pretrained(converted[folder]).eval()
-        stored, images = expected(folder), pictures(folder, case)
+        stored, images = expected(folder), golden_images(folder, case)
         ids, wanted = stored[f"{case}.input_ids"], stored[f"{case}.logits"]
         mask = stored.get(f"{case}.attention_mask", torch.ones_like(ids))
         if folder == OLD:
@@ -94,13 +94,13 @@ class TestNanoVLMToTransformers:
 
     @pytest.mark.parametrize("name", [CURRENT, OLD])
     def test_transformers_answers_a_question(self, converted, name):
-        """Processor, chat template and model, a black picture among the pictures."""
+        """Processor, chat template and model, a black image among the images."""
         processor = AutoProcessor.from_pretrained(converted[name])
         model = AutoModelForImageTextToText.from_pretrained(converted[name]).eval()
         ours = Processor.from_pretrained(
             converted[name], config=VisionLanguageModel.from_pretrained(converted[name]).config
         )
-        for image in (picture(100, 40), Image.new("RGB", (40, 70))):
+        for image in (draw_image(100, 40), Image.new("RGB", (40, 70))):
             content = [{"type": "image", "image": image}, {"type": "text", "text": "how many circles?"}]
             inputs = processor.apply_chat_template(
                 [{"role": "user", "content": content}],
@@ -128,7 +128,7 @@ class TestNanoVLMToTransformers:
         taken = before.convert_ids_to_tokens(ids)
         assert set(taken) == {"<row_8_col_8>", "<row_8_col_7>"}
 
-    def test_several_pictures_are_numbered_as_in_nanovlm(self, converted):
+    def test_several_images_are_numbered_as_in_nanovlm(self, converted):
         processor = AutoProcessor.from_pretrained(converted[CURRENT])
         parts = [{"type": "text", "text": "which?"}, {"type": "image"}]
         messages = [
@@ -164,7 +164,7 @@ class TestNanoVLMToTransformers:
 
 
 def rows_of(model, ids, images) -> dict[int, dict]:
-    """The pictures of each row, by how many places it has."""
+    """The images of each row, by how many places it has."""
     per_tile = model.model.image_seq_len
     counts = [int((row == model.config.image_token_id).sum()) // per_tile for row in ids]
     split = images.split(counts)
@@ -203,7 +203,7 @@ class TestTransformersToNanoVLM:
         before, after = (VisionLanguageModel.from_pretrained(folder) for folder in (original, nano))
         assert after.config.image_token_id == before.config.image_token_id
         processor = Processor.from_pretrained(nano, config=after.config)
-        inputs = processor.ask(picture(60, 30), "how many circles are there?")
+        inputs = processor.ask(draw_image(60, 30), "how many circles are there?")
         pixels = inputs["pixel_values"]
         got = after(inputs["input_ids"], pixels).logits
         wanted = before(inputs["input_ids"], 2 * pixels - 1).logits

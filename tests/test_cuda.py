@@ -7,12 +7,12 @@ import torch
 
 from data.document_masks import dense_mask, document_mask
 from generation import kv_cache as kv
-from generation.batching import Scheduler
 from generation.chooser import Chooser
 from generation.decoding import eager_step
-from generation.fast_decode import fast_step
-from generation.graph_step import GraphStep
+from generation.fast.choose_step import fast_step
+from generation.fast.cuda_graph import GraphStep
 from generation.sampling import uniforms
+from generation.scheduler import Scheduler
 from generation.session import Session
 from tests.batches import assert_as_alone, uneven
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, stops_for

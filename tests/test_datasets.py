@@ -44,10 +44,10 @@ def cauldron() -> datasets.Dataset:
             "relevance_ratings": datasets.List(datasets.Value("int64")),
         }
     )
-    pictures = [[{"bytes": png(seed=i), "path": None}] if i % 3 else [] for i in range(COUNT)]
+    images = [[{"bytes": png(seed=i), "path": None}] if i % 3 else [] for i in range(COUNT)]
     return datasets.Dataset.from_dict(
         {
-            "images": pictures,
+            "images": images,
             "texts": [turns(i) for i in range(COUNT)],
             "relevance_ratings": [[i] for i in range(COUNT)],
         },
@@ -69,17 +69,17 @@ def write_lines(path, rows) -> None:
 
 
 def check(mixture: Mixture, expected: range = range(COUNT), streamed: bool = False) -> None:
-    """One epoch holds every row once, with its text and its picture."""
+    """One epoch holds every row once, with its text and its image."""
     reader, seen = mixture.lane(0, 1, seed=0, epochs=1), set()
     assert mixture.sources[0].streaming is streamed
     while (read := reader.next()) is not None:
         messages = mixture.sources[0].layout.conversation(read.row)
-        *pictures, question = messages[0]["content"]
+        *images, question = messages[0]["content"]
         i = int(question["text"].split()[1])
         assert messages[1]["content"][0]["text"] == f"answer {i}"
-        assert read.number == i - expected.start and len(pictures) == bool(i % 3)
-        for picture in pictures:
-            assert load_image(picture["image"]).tobytes() == load_image(png(seed=i)).tobytes()
+        assert read.number == i - expected.start and len(images) == bool(i % 3)
+        for image in images:
+            assert load_image(image["image"]).tobytes() == load_image(png(seed=i)).tobytes()
         seen.add(i)
     assert seen == set(expected)
 
@@ -104,7 +104,7 @@ def test_parquet_files(tmp_path):
     check(open_datasets([{"path": str(tmp_path)}]))  # as a repository lies on the disk
 
 
-def test_json_lines_with_pictures_beside_them(tmp_path):
+def test_json_lines_with_images_beside_them(tmp_path):
     write_lines(tmp_path / "rows.jsonl", plain_lines(tmp_path))
     path = str(tmp_path / "rows.jsonl")
     check(open_datasets([{"path": path}]))
@@ -143,9 +143,9 @@ def test_json_lines_keep_types_and_name_lines_that_are_none(tmp_path):
         ({"path": "{}/rows.csv"}, "expected Parquet or JSON-lines files, got .csv"),
         (
             {"path": "{}/rows.jsonl", "columns": {"question": "what"}},
-            "no column what; it has caption, picture",
+            "no column what; it has caption, image",
         ),
-        ({"path": "{}/rows.jsonl"}, "it has caption, picture: name yours under columns"),
+        ({"path": "{}/rows.jsonl"}, "it has caption, image: name yours under columns"),
         (
             {"path": "{}/good.jsonl", "min_ratings": {"score": 3}},
             "no rating column score; it has question, answer",

@@ -48,7 +48,7 @@ RUN_ELSEWHERE = {
     "1108,8000 --tokens 24 --rounds 5 --prefill-rounds 1": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.prefix": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.batching": "tests/test_benchmarks.py",
-    "OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.where": "tests/test_benchmark_where.py",
+    "OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.attribution": "tests/test_benchmark_where.py",
 }
 ELSEWHERE_PYTHON = {"OpenAI(": "tests/test_served.py"}  # by what stands in the block
 NEEDS = re.compile(
@@ -110,8 +110,8 @@ def here(tmp_path_factory) -> Path:
         if entry.name != "requirements.installed":
             (venv / entry.name).symlink_to(entry)
     shutil.copy(folder / "requirements.txt", venv / "requirements.installed")
-    with Image.open(ROOT / "assets/example.png") as picture:
-        picture.convert("RGB").save(folder / "photo.jpg")
+    with Image.open(ROOT / "assets/example.png") as image:
+        image.convert("RGB").save(folder / "photo.jpg")
     questions = ("What colour is the star?", "How many shapes are there?", "What word do you see?")
     rows = [{"image": "photo.jpg", "question": question} for question in questions]
     write_lines(folder / "questions.jsonl", rows)

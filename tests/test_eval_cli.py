@@ -1,4 +1,4 @@
-"""python -m eval: the picture world with its controls, what it prints and writes, and mistakes."""
+"""python -m eval: the image world with its controls, what it prints and writes, and mistakes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 import pytest
 from huggingface_hub import ModelCard
 
-from data.shapes import heldout_questions, majority_answers
-from data.shapes import score as shapes_score
 from eval import compare, lmms, tasks
 from eval.metrics import find_metric
 from eval.metrics.base import Metric, MetricError, mean_score
 from eval.results import figures
 from eval.statistics import score_interval
 from eval.tasks import Scored, TaskError, shapes_task
+from shapes import heldout_questions, majority_answers
+from shapes import score as shapes_score
 from tests.evaluations import answered, exits_of_ranks, results_of, run, samples_of, save_rows
 
 ROWS = [{"question": "How many?", "answer": "3"}, {"question": "What colour?", "answer": "red"}]
@@ -22,13 +22,13 @@ ROWS = [{"question": "How many?", "answer": "3"}, {"question": "What colour?", "
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
-    """The folder of a run on the picture world with controls."""
+    """The folder of a run on the image world with controls."""
     output = tmp_path_factory.mktemp("eval") / "shapes"
     assert run("--tasks", "shapes", "--limit", 40, "--controls", "--output", output) == 0
     return output
 
 
-def test_the_picture_world_with_its_controls(shapes):
+def test_the_shapes_world_with_its_controls(shapes):
     results, pairs, found = results_of(shapes), heldout_questions(40), answered(shapes)
     scores = [shapes_score(qa, qa.answer, found[str(n)][0]) for n, (_, qa) in enumerate(pairs)]
     assert [found[str(n)][1] for n in range(40)] == scores

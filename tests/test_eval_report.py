@@ -12,7 +12,7 @@ from PIL import Image
 
 from eval.report import SHOWN, SIDE, random_samples, worst_samples
 from eval.tasks import shapes_task
-from tests.evaluations import blank_picture, report_of, run, save_rows
+from tests.evaluations import blank_image, report_of, run, save_rows
 
 
 @pytest.fixture(scope="module")
@@ -42,24 +42,24 @@ def test_it_names_nothing_outside_itself(report):
     assert "default-src 'none'" in report
 
 
-def test_its_pictures_are_whole_and_small(report):
+def test_its_images_are_whole_and_small(report):
     embedded = re.findall(r'src="data:image/webp;base64,([^"]+)"', report)
     assert len(embedded) >= SHOWN
     for data in embedded:
-        with Image.open(io.BytesIO(base64.b64decode(data))) as picture:
-            picture.load()
-            assert max(picture.size) <= SIDE
+        with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+            image.load()
+            assert max(image.size) <= SIDE
 
 
 def test_it_shows_figures_and_controls(report):
     for part in ("By kind of question", "By length", "Worst answers", "Random answers", "samples/s"):
         assert part in report
-    assert "picture blanked" in report and "majority answer" in report and "sha256:" in report
+    assert "image blanked" in report and "majority answer" in report and "sha256:" in report
 
 
 def test_what_data_say_is_text(tmp_path):
     evil = '<script>alert("x")</script> & "quotes" \ud800'
-    rows = [{"question": evil, "answer": evil, "family": "<b>", "image": blank_picture(tmp_path)}]
+    rows = [{"question": evil, "answer": evil, "family": "<b>", "image": blank_image(tmp_path)}]
     rows.append({"question": "plain", "answer": "x", "family": "other", "image": None})
     arguments = ("--data", save_rows(tmp_path / "rows.jsonl", rows), "--output", tmp_path / "out")
     assert run(*arguments, "--prompt", "{question}", "--compile", "off", "--controls") == 0

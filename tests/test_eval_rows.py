@@ -8,10 +8,10 @@ from datasets import Dataset, Features, Image, List, Value
 from data.datasets import open_datasets
 from data.errors import DatasetError, ImageError
 from data.images import load_image
-from data.layouts import looks_like_image
+from data.row_schemas import looks_like_image
 from eval.metrics import find_metric
 from eval.rows import DataConfig, data_task
-from tests.evaluations import blank_picture, save_rows
+from tests.evaluations import blank_image, save_rows
 from tests.rows import png
 
 
@@ -28,7 +28,7 @@ def refusal(tmp_path, rows: list[dict], **config) -> str:
 
 # ----------------------------------------------------------------------------------------- what is asked
 def test_rows_become_samples(tmp_path):
-    name = blank_picture(tmp_path)
+    name = blank_image(tmp_path)
     rows = [
         {"image": name, "question": "How many?", "answers": ["3", "three", "three"], "hint": "few"},
         {"image": name, "question": "How {old}?", "answers": 7, "hint": None},
@@ -41,15 +41,15 @@ def test_rows_become_samples(tmp_path):
     assert (first.id, second.id) == ("1", "2") and first.group == second.group
     assert first.fields["hint"] == "few" and "image" not in first.fields
     assert (first.system, first.max_new_tokens) == ("Be kind.", 9)
-    assert load_image(first.pictures()[0]).size == (48, 48)
+    assert load_image(first.images()[0]).size == (48, 48)
 
 
 def test_columns_by_other_names_and_the_limit(tmp_path):
-    rows = [{"q": f"What {n}?", "label": "x", "pic": blank_picture(tmp_path), "kind": "k"} for n in range(5)]
+    rows = [{"q": f"What {n}?", "label": "x", "pic": blank_image(tmp_path), "kind": "k"} for n in range(5)]
     columns = {"question": "q", "answer": "label", "image": "pic", "family": "kind"}
     task = task_of(tmp_path, rows, columns=columns, limit=3)
     assert [sample.question for sample in task.samples] == ["What 0?", "What 1?", "What 2?"]
-    assert task.samples[0].family == "k" and task.samples[0].pictures()
+    assert task.samples[0].family == "k" and task.samples[0].images()
 
 
 def test_choices_are_shown_with_letters_and_an_index_means_one(tmp_path):
@@ -72,7 +72,7 @@ def test_answers_as_known_sets_hold_them(tmp_path, answers):
     assert task_of(tmp_path, [{"question": "Is it?", "answers": answers}]).samples[0].targets == ("yes", "ja")
 
 
-def test_pictures_in_parquet_are_grouped_by_their_bytes_and_opened_late(tmp_path):
+def test_images_in_parquet_are_grouped_by_their_bytes_and_opened_late(tmp_path):
     rows = {
         "images": [[png(seed=0)], [png(seed=1)], [png(seed=0)], []],
         "question": ["a?", "b?", "c?", "d?"],
@@ -83,22 +83,22 @@ def test_pictures_in_parquet_are_grouped_by_their_bytes_and_opened_late(tmp_path
     samples = data_task(DataConfig(str(tmp_path / "rows.parquet")), find_metric("exact_match")).samples
     groups = [sample.group for sample in samples]
     assert groups[0] == groups[2] and len(set(groups)) == 3
-    assert load_image(samples[1].pictures()[0]).size == (8, 6) and samples[3].pictures() == []
+    assert load_image(samples[1].images()[0]).size == (8, 6) and samples[3].images() == []
 
 
 def test_every_turn_of_a_conversation_is_a_question(tmp_path):
-    name = blank_picture(tmp_path)
+    name = blank_image(tmp_path)
     texts = [{"user": "Which colour?", "assistant": "grey"}, {"user": "Which shape?", "assistant": "none"}]
     first, second = task_of(tmp_path, [{"images": [name], "texts": texts}]).samples
     assert (first.prompt, first.targets) == ("Which colour?", ("grey",))
     assert (second.id, second.prompt, second.targets) == ("1.2", "Which shape?", ("none",))
-    assert first.group == second.group and len(second.pictures()) == 1
+    assert first.group == second.group and len(second.images()) == 1
     messages = [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]},
         {"role": "assistant", "content": [{"type": "text", "text": "grey"}]},
     ]
     (sample,) = task_of(tmp_path, [{"images": [name], "messages": messages}]).samples
-    assert (sample.prompt, sample.targets) == ("What?", ("grey",)) and len(sample.pictures()) == 1
+    assert (sample.prompt, sample.targets) == ("What?", ("grey",)) and len(sample.images()) == 1
 
 
 def test_each_row_may_have_answer_or_answers(tmp_path):
@@ -173,15 +173,15 @@ def test_nothing_there(tmp_path):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_images_in_a_column_of_another_name_are_asked_for(tmp_path, streaming):
     """Else a model would be trained, or scored, on text alone."""
-    rows = [{"question": "What?", "answer": "grey", "picture": blank_picture(tmp_path)}] * 3
-    assert "write --columns image=picture" in refusal(tmp_path, rows, allow_text_only=False)
+    rows = [{"question": "What?", "answer": "grey", "picture": blank_image(tmp_path)}] * 3
+    assert "write --columns image=image" in refusal(tmp_path, rows, allow_text_only=False)
     entry = {"path": str(tmp_path / "rows.jsonl"), "streaming": streaming}
-    with pytest.raises(DatasetError, match=r"picture may hold images: write columns: {image: picture}"):
+    with pytest.raises(DatasetError, match=r"image may hold images: write columns: {image: image}"):
         open_datasets([entry])
     open_datasets([entry | {"columns": {"image": "picture"}}])
     open_datasets([entry | {"allow_text_only": True}])
     task = task_of(tmp_path, rows, allow_text_only=False, columns={"image": "picture"})
-    assert "3 questions about 1 different pictures" in str(task)
+    assert "3 questions about 1 different images" in str(task)
 
 
 @pytest.mark.parametrize(
@@ -202,19 +202,19 @@ def test_rows_of_text_alone_are_meant_or_stand_beside_images(tmp_path):
     ):
         with pytest.raises(DatasetError, match=r"no image .* their columns are question, answer: write"):
             refused()
-    seen = {"question": "What?", "answer": "grey", "image": blank_picture(tmp_path)}
+    seen = {"question": "What?", "answer": "grey", "image": blank_image(tmp_path)}
     mixed = save_rows(tmp_path / "mixed.jsonl", [*sums, seen])
     open_datasets([text, {"path": str(mixed)}])
     open_datasets([text | {"allow_text_only": True}])
     task = data_task(DataConfig(str(mixed)), find_metric("exact_match"))
-    assert "2 questions about 1 different pictures" in str(task)
+    assert "2 questions about 1 different images" in str(task)
 
 
 @pytest.mark.parametrize(
     "named", ["/{}/secret.png", "../secret.png", "a/../../secret.png", "link.png", "~/x.png"]
 )
 def test_rows_name_no_file_outside_of_their_folder(tmp_path, monkeypatch, named):
-    blank_picture(tmp_path, "secret.png")
+    blank_image(tmp_path, "secret.png")
     (tmp_path / "x.png").symlink_to(tmp_path / "secret.png")
     folder = tmp_path / "rows"
     folder.mkdir()
@@ -225,7 +225,7 @@ def test_rows_name_no_file_outside_of_their_folder(tmp_path, monkeypatch, named)
     path = str(save_rows(folder / "rows.jsonl", [{"question": "?", "answer": "a", "image": named}]))
     for where in (path, "rows.jsonl"):
         if named.startswith("~"):  # a folder of that name, which is not there
-            (source,) = data_task(DataConfig(where), find_metric("exact_match")).samples[0].pictures()
+            (source,) = data_task(DataConfig(where), find_metric("exact_match")).samples[0].images()
             with pytest.raises(ImageError, match="no such file"):
                 load_image(source)
             continue
@@ -236,7 +236,7 @@ def test_rows_name_no_file_outside_of_their_folder(tmp_path, monkeypatch, named)
             with pytest.raises(DatasetError, match="outside of the dataset's folder"):
                 refused()
         task = data_task(DataConfig(where, allow_outside=True), find_metric("exact_match"))
-        assert load_image(task.samples[0].pictures()[0]).size == (48, 48)
+        assert load_image(task.samples[0].images()[0]).size == (48, 48)
         (source,) = open_datasets([{"path": where, "allow_outside": True}]).sources
         assert len(source.layout.images(source.rows[0])) == 1
 
@@ -246,8 +246,8 @@ def test_a_snapshot_of_the_hubs_cache_links_to_its_own_files(tmp_path):
     folder = cache / "snapshots" / "7e8d9f"
     folder.mkdir(parents=True)
     (cache / "blobs").mkdir()
-    blank_picture(cache / "blobs", "0a1b.png")
+    blank_image(cache / "blobs", "0a1b.png")
     (folder / "a.png").symlink_to("../../blobs/0a1b.png")
     path = save_rows(folder / "rows.jsonl", [{"question": "?", "answer": "a", "image": "a.png"}])
     (sample,) = data_task(DataConfig(str(path)), find_metric("exact_match")).samples
-    assert load_image(sample.pictures()[0]).size == (48, 48)
+    assert load_image(sample.images()[0]).size == (48, 48)

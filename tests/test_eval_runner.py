@@ -13,13 +13,13 @@ import torch
 from data.images import load_image
 from eval import answering, records
 from eval.__main__ import main
-from eval.answering import answers, by_picture, share
+from eval.answering import answers, by_image, share
 from eval.metrics import find_metric
 from eval.rows import DataConfig, data_task
 from eval.run import evaluate
 from eval.tasks import DEFAULT_MODEL, shapes_task
-from generation.batching import Stats
 from generation.decoding import GenerationOptions
+from generation.scheduler import Stats
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from tests.evaluations import FORK, answered, results_of, run, run_ranks, samples_of, save_rows, write_rows
@@ -73,13 +73,13 @@ def test_two_ranks_change_nothing(alone, tmp_path):
     assert not list(output.glob("*.part"))
 
 
-def test_a_picture_is_encoded_and_prefilled_once_for_all_its_questions(checkpoint, alone, monkeypatch):
+def test_a_image_is_encoded_and_prefilled_once_for_all_its_questions(checkpoint, alone, monkeypatch):
     folder, _ = alone
     task, opened = data_task(DataConfig(str(folder / "rows.jsonl")), find_metric("exact_match")), []
     tile = type(checkpoint.processor).tile
 
     def counting(self, source):
-        if not isinstance(source, answering.TiledPicture):
+        if not isinstance(source, answering.TiledImage):
             opened.append(source)
         return tile(self, source)
 
@@ -91,7 +91,7 @@ def test_a_picture_is_encoded_and_prefilled_once_for_all_its_questions(checkpoin
 
 
 def test_shares_of_ranks_are_everything_once():
-    groups = by_picture(shapes_task(30).samples)
+    groups = by_image(shapes_task(30).samples)
     assert sorted(number for group in groups for number in group) == list(range(30))
     for sizes in (groups, [list(range(25)), [25], [26, 27, 28], [29]]):
         parts = [share(sizes, rank, 4) for rank in range(4)]
@@ -185,8 +185,8 @@ def test_files_that_are_no_run_are_left_alone(alone, tmp_path, capsys):
     assert (tmp_path / "new" / "samples.jsonl").read_text() == "precious\n"
 
 
-# -------------------------------------------------------------------------------------------- pictures
-def test_pictures_that_do_not_open_score_0_are_listed_and_tried_again(alone, tmp_path, capsys):
+# -------------------------------------------------------------------------------------------- images
+def test_images_that_do_not_open_score_0_are_listed_and_tried_again(alone, tmp_path, capsys):
     folder, told = alone
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     bad = tmp_path / "bad.png"
@@ -218,8 +218,8 @@ def test_pictures_that_do_not_open_score_0_are_listed_and_tried_again(alone, tmp
     assert answered(tmp_path / "out")["1-2"][0] == told["1-2"]
 
 
-def test_blanked_pictures_have_the_size_of_the_others(checkpoint, alone):
-    """As answering about that grey picture."""
+def test_blanked_images_have_the_size_of_the_others(checkpoint, alone):
+    """As answering about that grey image."""
     folder, told = alone
     task = data_task(DataConfig(str(folder / "rows.jsonl")), find_metric("exact_match"))
     stats = Stats()
@@ -230,7 +230,7 @@ def test_blanked_pictures_have_the_size_of_the_others(checkpoint, alone):
 
     for number in (0, 7, 23):
         sample = task.samples[number]
-        grey = Image.new("RGB", load_image(sample.pictures()[0]).size, answering.BLANK)
+        grey = Image.new("RGB", load_image(sample.images()[0]).size, answering.BLANK)
         options = GenerationOptions(max_new_tokens=32)
         reply = ask(checkpoint, [grey], sample.question, options).finish()
         assert blind[number].text == reply["answers"][0]
@@ -246,14 +246,14 @@ def test_a_prompt_too_long_for_the_context_scores_0(checkpoint, tmp_path):
 
 
 def test_too_many_answers_at_a_time_are_refused(checkpoint, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("generation.batching.available_bytes", lambda device: 10)
+    monkeypatch.setattr("generation.scheduler.available_bytes", lambda device: 10)
     assert run("--tasks", "shapes", "--limit", "2", "--output", tmp_path / "out") == 2
     assert "take fewer slots or a shorter context (--batch-size)" in capsys.readouterr().err
 
 
 def test_digests_that_do_not_fit_the_tiles_are_refused(checkpoint):
-    from generation.batching import Scheduler
     from generation.requests import Request
+    from generation.scheduler import Scheduler
 
     size = checkpoint.model.config.vision.image_size
     ids = torch.full((64,), checkpoint.model.config.image_token_id)

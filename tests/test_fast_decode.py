@@ -8,11 +8,11 @@ import torch
 
 from generation import kv_cache as kv
 from generation.decoding import eager_step
-from generation.fast_decode import fast_step, set_precision
-from generation.graph_step import GraphStep
-from generation.native import build
-from generation.native.step import NativeStep, unsupported
-from generation.packed_weights import PackedLinear, pack, quantize_rows
+from generation.fast.choose_step import fast_step, set_precision
+from generation.fast.cuda_graph import GraphStep
+from generation.fast.native import build
+from generation.fast.native.step import NativeStep, unsupported
+from generation.fast.quantized import PackedLinear, pack, quantize_rows
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
 from models.language_model import LanguageModel
 from tests.invariants import assert_close
@@ -219,7 +219,7 @@ def test_set_precision_keeps_generating():
 
 @pytest.mark.parametrize("starts", [None, [0, 40]])
 def test_graph_logic_without_capture(starts, monkeypatch):
-    monkeypatch.setattr("generation.graph_step.BUCKET", 32)
+    monkeypatch.setattr("generation.fast.cuda_graph.BUCKET", 32)
     lm = make_model().language_model
     expected, _ = walk(eager_step(lm), lm, 2, 100, torch.float32, starts)
     got, _ = walk(GraphStep(lm, capture=False), lm, 2, 100, torch.float32, starts)
@@ -230,7 +230,7 @@ def test_what_cannot_run_natively_says_so(monkeypatch):
     model = make_model(dtype=torch.float16)
     assert "float16" in unsupported(model.language_model)
     assert fast_step(model.language_model)[0] is None
-    monkeypatch.setattr("generation.native.build.shutil.which", lambda name: None)
+    monkeypatch.setattr("generation.fast.native.build.shutil.which", lambda name: None)
     build.load_library.cache_clear()
     step, why = fast_step(make_model().language_model)
     build.load_library.cache_clear()

@@ -39,7 +39,7 @@ def lines_of_the_page() -> tuple[list[str], list[list[str]]]:
 
 
 def draw_light(rng: random.Random, lit: str) -> Image.Image:
-    """A traffic light on a pale wall, somewhere in the picture."""
+    """A traffic light on a pale wall, somewhere in the image."""
     image = Image.new("RGB", (96, 96), tuple(rng.randint(190, 255) for _ in range(3)))
     draw, x, y = ImageDraw.Draw(image), rng.randint(4, 50), rng.randint(2, 8)
     draw.rounded_rectangle((x, y, x + 34, y + 86), 6, fill=(40, 40, 40))
@@ -54,7 +54,7 @@ def write_lights(folder: Path, name: str, count: int, rng: random.Random) -> Non
     (folder / "pictures").mkdir(exist_ok=True)
     with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
         for i in range(count):
-            lit, path = list(NEXT)[i % 3], f"pictures/{name}-{i}.png"
+            lit, path = list(NEXT)[i % 3], f"images/{name}-{i}.png"
             draw_light(rng, lit).save(folder / path)
             file.write(json.dumps({"question": QUESTION, "answer": NEXT[lit], "image": path}) + "\n")
 

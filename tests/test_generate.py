@@ -49,23 +49,23 @@ def tiny_vlm(placement="placeholder", **text) -> VisionLanguageModel:
     return model
 
 
-def row(text_length: int, pictures: int, seed: int, per_tile: int = 4, size: int = 16, prefix=False) -> dict:
-    """One prompt with its pictures' placeholders spread among the text."""
+def row(text_length: int, images: int, seed: int, per_tile: int = 4, size: int = 16, prefix=False) -> dict:
+    """One prompt with its images' placeholders spread among the text."""
     generator = torch.Generator().manual_seed(seed)
     pieces = []
-    for length in [text_length // (pictures + 1) + 1] * (pictures + 1):
+    for length in [text_length // (images + 1) + 1] * (images + 1):
         pieces += [torch.randint(1, IMAGE, (length,), generator=generator), torch.full((per_tile,), IMAGE)]
     ids = torch.cat(pieces[:-1])
     if prefix:
         ids = ids[ids != IMAGE]
     inputs = {"input_ids": ids[None]}
-    if pictures:
-        inputs["pixel_values"] = torch.randn(1, pictures, 3, size, size, generator=generator)
+    if images:
+        inputs["pixel_values"] = torch.randn(1, images, 3, size, size, generator=generator)
     return inputs
 
 
 def ragged_rows(**options) -> list[dict]:
-    shapes = ((5, 1), (12, 0), (9, 3), (1, 0))  # text length, pictures
+    shapes = ((5, 1), (12, 0), (9, 3), (1, 0))  # text length, images
     return [row(*shape, seed, **options) for seed, shape in enumerate(shapes)]
 
 
@@ -97,7 +97,7 @@ def test_padded_rows_equal_alone(vlm, side):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_rows_equal_alone_with_the_picture_in_front(side):
+def test_padded_rows_equal_alone_with_the_image_in_front(side):
     rows = [row(length, 1, length, prefix=True) for length in (5, 11, 1, 7)]
     invariants.padded_equals_alone(tiny_vlm("prefix"), rows, side)
 
@@ -137,15 +137,15 @@ def test_a_penalty_does_not_count_padding(vlm):
 
 
 def test_prompts_encode_and_prefill_once_for_n_answers(vlm, monkeypatch):
-    pictures, passes = [], []
+    images, passes = [], []
     encode, forward = vlm.encode_images, vlm.language_model.forward
-    monkeypatch.setattr(vlm, "encode_images", lambda *a: pictures.append(1) or encode(*a))
+    monkeypatch.setattr(vlm, "encode_images", lambda *a: images.append(1) or encode(*a))
     monkeypatch.setattr(
         vlm.language_model, "forward", lambda x, **k: passes.append(tuple(x.shape[:2])) or forward(x, **k)
     )
     inputs = row(6, 2, 1)
     vlm.generate(**inputs, max_new_tokens=3, num_return_sequences=5, temperature=1.0, **NO_STOP)
-    assert len(pictures) == 1 and passes == [(1, inputs["input_ids"].shape[1]), (5, 1), (5, 1)]
+    assert len(images) == 1 and passes == [(1, inputs["input_ids"].shape[1]), (5, 1), (5, 1)]
 
 
 # --- stopping
@@ -322,7 +322,7 @@ def test_options_normalise_stop_ids():
     assert GenerationOptions(stop_token_ids=[7, 8]).stop_token_ids == (7, 8)
 
 
-def test_pictures_of_another_row_are_refused(vlm):
+def test_images_of_another_row_are_refused(vlm):
     """The whole batch has as many placeholders as features; its rows have not."""
     good = invariants.collate([row(5, 1, 1), row(6, 2, 2)])
     swapped = good | {"pixel_values": good["pixel_values"].flip(0)}
@@ -338,16 +338,16 @@ def test_pictures_of_another_row_are_refused(vlm):
     assert torch.equal(vlm.generate(**flat, max_new_tokens=4), vlm.generate(**good, max_new_tokens=4))
 
 
-def test_a_picture_in_front_of_each_row():
+def test_a_image_in_front_of_each_row():
     model = tiny_vlm("prefix")
     good = invariants.collate([row(5, 1, 1, prefix=True), row(6, 1, 2, prefix=True)])
     pixels = torch.cat((good["pixel_values"], torch.zeros_like(good["pixel_values"])), 1)
-    pixels[0, 1], pixels[1, 0] = pixels[1, 0].clone(), 0.0  # both pictures are the first row's
-    with pytest.raises(ValueError, match=r"in front of each row: expected 2 pictures, got \[2, 0\]"):
+    pixels[0, 1], pixels[1, 0] = pixels[1, 0].clone(), 0.0  # both images are the first row's
+    with pytest.raises(ValueError, match=r"in front of each row: expected 2 images, got \[2, 0\]"):
         model.generate(**good | {"pixel_values": pixels}, max_new_tokens=1)
 
 
-def test_placing_pictures_reads_back_once(vlm, monkeypatch):
+def test_placing_images_reads_back_once(vlm, monkeypatch):
     batch, reads = invariants.collate([row(5, 1, 1), row(6, 2, 2)]), []
     for name in ("item", "tolist", "__bool__", "__int__"):
         original = getattr(torch.Tensor, name)

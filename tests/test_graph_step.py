@@ -14,12 +14,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generation import kv_cache as kv
-from generation.batching import Scheduler
 from generation.decoding import GenerationOptions, NotFiniteError, eager_step
-from generation.fast_decode import fast_step, graph_step
-from generation.fused_decoder import FusedDecoder
-from generation.graph_step import Graphs, GraphStep, LateCopy, bucket_of
-from generation.kept_cache import KeptCache
+from generation.fast.choose_step import fast_step, graph_step
+from generation.fast.cuda_graph import Graphs, GraphStep, LateCopy, bucket_of
+from generation.fast.fused_decoder import FusedDecoder
+from generation.fast.static_cache import KeptCache
+from generation.scheduler import Scheduler
 from generation.session import Session
 from inference.answer import ask
 from inference.checkpoint import Checkpoint, open_checkpoint
@@ -27,7 +27,7 @@ from models.language_model import LanguageModel
 from models.skeleton import without_weights
 from tests.batches import assert_as_alone, uneven
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, rows, stops_for
-from tests.prompts import NO_STOP, Picture, assert_holds, inputs_of, tiny_vlm, words
+from tests.prompts import NO_STOP, ImageBlock, assert_holds, inputs_of, tiny_vlm, words
 
 MANY = 2**30  # bytes: every cache is kept
 
@@ -39,8 +39,8 @@ def vlm():
 
 @pytest.fixture(autouse=True)
 def short_buckets(monkeypatch):
-    monkeypatch.setattr("generation.graph_step.BUCKET", 16)
-    monkeypatch.setattr("generation.kept_cache.MULTIPLE", 16)
+    monkeypatch.setattr("generation.fast.cuda_graph.BUCKET", 16)
+    monkeypatch.setattr("generation.fast.static_cache.MULTIPLE", 16)
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +197,7 @@ def test_an_answer_left_alone_does_not_touch_the_next_one(kept_bytes, anew):
 
 def test_a_session_goes_on_behind_a_stop(vlm):
     eager, fast, step = Session(vlm), Session(vlm), make_step(vlm)
-    history = [*words(1, 5), Picture(1), *words(2, 4)]
+    history = [*words(1, 5), ImageBlock(1), *words(2, 4)]
     for turn in range(5):
         options = {"max_new_tokens": 14}
         free = vlm.generate(**inputs_of(history), **options, **NO_STOP)[0].tolist()
@@ -252,7 +252,7 @@ def test_graphs_serve_the_next_answer_where_the_cache_is_kept(vlm, kept_bytes, a
 
 
 def test_buckets_are_at_most_a_quarter_too_long(monkeypatch):
-    monkeypatch.setattr("generation.graph_step.BUCKET", 256)
+    monkeypatch.setattr("generation.fast.cuda_graph.BUCKET", 256)
     buckets = [bucket_of(length) for length in range(1, 9000)]
     assert buckets == sorted(buckets) and len(set(buckets)) < 20
     for length, bucket in enumerate(buckets, start=1):
@@ -404,7 +404,7 @@ def test_on_cuda_every_answer_has_a_graph_and_long_work_a_compiler(vlm, monkeypa
         def rehearse(self):
             return None
 
-    monkeypatch.setattr("generation.fast_decode.GraphStep", Recorder)
+    monkeypatch.setattr("generation.fast.choose_step.GraphStep", Recorder)
     with without_weights():
         language_model = LanguageModel(vlm.config.text)
     with FakeTensorMode():

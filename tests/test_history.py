@@ -10,21 +10,21 @@ import torch
 from data.errors import PromptError
 from data.processor import make_processor
 from inference.history import STAND_IN, Answer, Turn, encode_next, messages_of, seam_of
-from tests.processors import KINDS, embedded, picture, processor
+from tests.processors import KINDS, draw_image, embedded, processor
 from tests.test_injection import special_ids
 
 MULTI_TURN = [kind for kind in KINDS if kind != "nanovlm-v0.1"]
 
 
-def turn_of(kind: str, question: str, pictures, answer_ids, before=(), chosen: int = 0) -> Turn:
+def turn_of(kind: str, question: str, images, answer_ids, before=(), chosen: int = 0) -> Turn:
     p = processor(kind)
-    row = encode_next(p, p.stop_token_ids, None, before, pictures, question)
-    return Turn(question, pictures, (Answer("?", tuple(answer_ids), "stop"),), seam_of(row), chosen)
+    row = encode_next(p, p.stop_token_ids, None, before, images, question)
+    return Turn(question, images, (Answer("?", tuple(answer_ids), "stop"),), seam_of(row), chosen)
 
 
-def ids_of(kind: str, turns, pictures, question) -> list[int]:
+def ids_of(kind: str, turns, images, question) -> list[int]:
     p = processor(kind)
-    return encode_next(p, p.stop_token_ids, None, turns, pictures, question).input_ids
+    return encode_next(p, p.stop_token_ids, None, turns, images, question).input_ids
 
 
 def odd_spelling(kind: str) -> list[int]:
@@ -36,7 +36,7 @@ def odd_spelling(kind: str) -> list[int]:
 @pytest.mark.parametrize("kind", MULTI_TURN)
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_prompt_begins_with_the_last_one_and_its_answer(kind, stopped):
-    tiled = processor(kind).tile(picture(40, 40))
+    tiled = processor(kind).tile(draw_image(40, 40))
     said = odd_spelling(kind)
     end = [] if stopped else [processor(kind).stop_token_ids[0]]
     first = turn_of(kind, "how many?", (tiled,), said + end)
@@ -50,7 +50,7 @@ def test_a_prompt_begins_with_the_last_one_and_its_answer(kind, stopped):
 @pytest.mark.parametrize("kind", MULTI_TURN)
 def test_an_answer_in_the_tokenizers_own_tokens_is_as_its_text(kind):
     p = processor(kind)
-    tiled = p.tile(picture(40, 40))
+    tiled = p.tile(draw_image(40, 40))
     asked = p.conversation([tiled], "how many?")
     two = [*asked, {"role": "assistant", "content": "two red"}]
     whole = p.encode_conversation(two, False)
@@ -93,6 +93,6 @@ def test_a_template_that_writes_prompt_and_answer_apart(answer):
 
 
 def test_a_model_for_one_question_says_so():
-    first = turn_of("nanovlm-v0.1", "how many?", (picture(8, 8),), [70])
-    with pytest.raises(PromptError, match="takes one picture and one question"):
+    first = turn_of("nanovlm-v0.1", "how many?", (draw_image(8, 8),), [70])
+    with pytest.raises(PromptError, match="takes one image and one question"):
         ids_of("nanovlm-v0.1", [first], (), "why?")

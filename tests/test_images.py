@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from data.images import ImageError, ImageLimits, load_image
-from tests.processors import picture
+from tests.processors import draw_image
 from tests.waiting import hasten_downloads
 
 
@@ -47,7 +47,7 @@ def png_header(width: int, height: int) -> bytes:
 
 # ------------------------------------------------------------------------------------------------ sources
 def test_every_source_gives_the_same_pixels(tmp_path, monkeypatch):
-    image = picture(7, 5)
+    image = draw_image(7, 5)
     data = encoded(image)
     path = tmp_path / "a.png"
     path.write_bytes(data)
@@ -64,9 +64,9 @@ def test_every_source_gives_the_same_pixels(tmp_path, monkeypatch):
 
 
 def test_result_does_not_share_state_with_the_source():
-    image = picture(4, 4)
+    image = draw_image(4, 4)
     load_image(image).putpixel((0, 0), (1, 2, 3))
-    assert image.getpixel((0, 0)) == picture(4, 4).getpixel((0, 0))
+    assert image.getpixel((0, 0)) == draw_image(4, 4).getpixel((0, 0))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -74,7 +74,7 @@ def test_result_does_not_share_state_with_the_source():
 def test_exif_orientation(orientation: int, format: str):
     upright = Image.new("RGB", (48, 16), "white")
     upright.paste((200, 0, 0), (0, 0, 16, 16))
-    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Pillow's Transpose that leads to the stored picture
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Pillow's Transpose that leads to the stored image
     stored = upright.transpose(undo[orientation]) if orientation > 1 else upright
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -87,7 +87,7 @@ def test_exif_orientation(orientation: int, format: str):
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_broken_exif_counts_as_none():
-    image = picture(4, 6)
+    image = draw_image(4, 6)
     for exif in (b"Exif\x00\x00garbage", b"", b"Exif\x00\x00II*\x00\xff\xff\xff\xff"):
         assert same(load_image(encoded(image, exif=exif)), image)
 
@@ -182,9 +182,9 @@ def test_refusals_name_the_file_and_the_fault(tmp_path):
         (tmp_path / name).write_bytes(data)
         return str(tmp_path / name)
 
-    jpeg = encoded(picture(64, 64), "JPEG")
+    jpeg = encoded(draw_image(64, 64), "JPEG")
     refused(tmp_path / "none.png", r"none\.png'?: no such file")
-    refused(tmp_path, "expected a picture file, got a directory")
+    refused(tmp_path, "expected an image file, got a directory")
     refused(file("text.png", b"hello, I am text"), r"text\.png.*starts with b'hello, I am text'")
     refused(file("cut.jpg", jpeg[: len(jpeg) // 2]), r"cut\.jpg.*damaged or cut off.*truncated")
     refused(file("header.jpg", jpeg[:20]), r"header\.jpg")
@@ -204,7 +204,7 @@ def test_refusals_name_the_file_and_the_fault(tmp_path):
     refused(png_header(10, 10), "damaged or cut off")
 
 
-def test_a_large_picture_is_refused_without_a_warning(recwarn):
+def test_a_large_image_is_refused_without_a_warning(recwarn):
     """Pillow warns from 89 million pixels on, which would be a second message beside ours."""
     refused(png_header(10_000, 10_000), r"10000 x 10000 = 100,000,000")
     assert not recwarn.list
@@ -217,7 +217,7 @@ def test_a_pipe_is_refused_and_does_not_hang(tmp_path):
 
 
 def test_limits_are_adjustable_and_checked_before_decoding(tmp_path, monkeypatch):
-    data = encoded(picture(40, 10))
+    data = encoded(draw_image(40, 10))
     (tmp_path / "a.png").write_bytes(data)
     url = "data:image/png;base64," + base64.b64encode(data).decode()
     for source in (data, tmp_path / "a.png", io.BytesIO(data), url):
@@ -235,7 +235,7 @@ def test_limits_are_adjustable_and_checked_before_decoding(tmp_path, monkeypatch
 # -------------------------------------------------------------------------------------------------- URLs
 @pytest.fixture(scope="module")
 def server():
-    data = encoded(picture(7, 5))
+    data = encoded(draw_image(7, 5))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -281,9 +281,9 @@ def test_urls(server: str, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OCELLI_ALLOW_PRIVATE_URLS", "1")  # the server is on loopback
-    assert same(load_image(f"{server}/a.png"), picture(7, 5))
-    assert same(load_image(f"{server}/moved.png"), picture(7, 5))
-    assert same(load_image(f"{server}/café b.png"), picture(7, 5))
+    assert same(load_image(f"{server}/a.png"), draw_image(7, 5))
+    assert same(load_image(f"{server}/moved.png"), draw_image(7, 5))
+    assert same(load_image(f"{server}/café b.png"), draw_image(7, 5))
     refused(f"{server}/none.png", r"none\.png.*404")
     refused(f"{server}/cut.png", "cut off")
     refused(f"{server}/ftp.png", "expected http or https")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from data.chat import PromptError, read_conversation
-from tests.processors import KINDS, picture, processor
+from tests.processors import KINDS, draw_image, processor
 
 PLAIN = "how many?"
 BYTE_LEVEL = ("embedded", "llama", "nanovlm-current", "nanovlm-base", "nanovlm-v0.1")
@@ -46,12 +46,12 @@ def parts(*texts: str) -> list[dict]:
 
 
 def encode(kind: str, content: list[dict], **roles: str) -> list[int]:
-    """Ids of a conversation; nanoVLM v0.1 needs its one picture."""
+    """Ids of a conversation; nanoVLM v0.1 needs its one image."""
     messages = [{"role": role, "content": text} for role, text in roles.items()]
     messages.append({"role": "user", "content": content})
     p = processor(kind)
     if kind == "nanovlm-v0.1":
-        messages[-1]["content"] = [{"type": "image", "image": picture(4, 4)}, *content]
+        messages[-1]["content"] = [{"type": "image", "image": draw_image(4, 4)}, *content]
         return p.encode_conversation(messages, True).input_ids
     return p.chat.encode(read_conversation(messages)).input_ids
 
@@ -102,11 +102,11 @@ def test_typed_special_tokens_are_kept_as_text(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["embedded", "nanovlm-current"])
-def test_typed_placeholders_beside_a_real_picture(kind: str):
+def test_typed_placeholders_beside_a_real_image(kind: str):
     p = processor(kind)
-    image_token = p.pictures.image_token
-    honest = p.ask(picture(50, 20), PLAIN)
-    typed = p.ask(picture(50, 20), f"{image_token * 3} {PLAIN} <image: 0>")
+    image_token = p.images.image_token
+    honest = p.ask(draw_image(50, 20), PLAIN)
+    typed = p.ask(draw_image(50, 20), f"{image_token * 3} {PLAIN} <image: 0>")
     assert honest.image_tokens == typed.image_tokens
     assert int((typed["input_ids"] == p.image_token_id).sum()) == typed.image_tokens[0] > 0
 
@@ -115,7 +115,7 @@ def test_private_names_cannot_be_guessed_and_do_not_leak():
     p = processor("embedded")
     nonce = p.chat._nonce
     assert len(nonce) == 30
-    other = type(p)(p.pictures, p.tokenizer, p.chat.chat_template)
+    other = type(p)(p.images, p.tokenizer, p.chat.chat_template)
     assert other.chat._nonce != nonce
     ids = encode("embedded", parts(f"\ue000{other.chat._nonce}.0\ue001<{other.chat._nonce}-5>"))
     assert special_ids("embedded", ids) == special_ids("embedded", encode("embedded", parts(PLAIN)))

@@ -19,7 +19,7 @@ from models.skeleton import TABLE_PARTS, without_weights
 from models.vision_language_model import VisionLanguageModel
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
-from tests.processors import picture
+from tests.processors import draw_image
 from tests.test_checkpoints_backbones import llama, siglip
 from tests.test_checkpoints_published import PUBLISHED
 from tests.test_golden_nanovlm import CURRENT, GOLDEN, OLD
@@ -192,18 +192,18 @@ def test_text_backbones(report, tmp_path, tied):
 
 @pytest.mark.parametrize("size", [(640, 480), (100, 40), (33, 200), (64, 64)])
 @pytest.mark.parametrize("folder", [EMBEDDED, GOLDEN / CURRENT, GOLDEN / OLD])
-def test_a_picture_costs_what_the_processor_makes_of_it(report, folder, size):
+def test_a_image_costs_what_the_processor_makes_of_it(report, folder, size):
     told = report(folder, "--image", "{}x{}".format(*size), "--question", "how many?")["picture"]
     processor = Processor.from_pretrained(folder)
-    inputs = processor.ask(picture(*size), "how many?")
+    inputs = processor.ask(draw_image(*size), "how many?")
     in_front = inputs.image_tokens[0] if folder.name == OLD else 0
     assert told["prompt_tokens"] == inputs["input_ids"].shape[1] + in_front
     assert told["image_tokens"] == inputs.image_tokens[0]
     assert told["tiles"] == math.prod(inputs["pixel_values"].shape[:-3])
 
 
-def test_a_picture_from_a_file(report, tmp_path):
-    picture(50, 70).save(tmp_path / "photo.png")
+def test_a_image_from_a_file(report, tmp_path):
+    draw_image(50, 70).save(tmp_path / "photo.png")
     told = report(EMBEDDED, "--image", tmp_path / "photo.png")["picture"]
     assert (told["width"], told["height"]) == (50, 70)
     assert told["left"] == 2048 - told["prompt_tokens"]

@@ -1,7 +1,7 @@
 """lmms-eval's tasks, prompts and scorers over our engine: the answers and scores that we get directly.
 
 No benchmark's data can be fetched here: the official tasks run, definition and scorer unchanged, on drawn
-pictures in the benchmark's columns.
+images in the benchmark's columns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, Image
 
-from data.shapes import heldout_questions, render
 from eval.lmms import LmmsError, check_names, run_lmms, table_text
 from eval.lmms_settings import MAX_NEW_TOKENS, cut, read_settings
 from eval.metrics import find_metric
@@ -25,6 +24,7 @@ from eval.tasks import TRIED
 from generation.decoding import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import RequestError, open_checkpoint
+from shapes import heldout_questions, render
 from tests.evaluations import run as evaluation
 from tests.lmms_documents import benchmarks
 
@@ -43,7 +43,7 @@ def embedded():
 
 @pytest.fixture(scope="module")
 def drawn() -> list[dict]:
-    """Questions about drawn pictures, with short answers."""
+    """Questions about drawn images, with short answers."""
     pairs = [pair for pair in heldout_questions(60, 5) if pair[1].family != "describe"][:DRAWN]
     return [
         {"image": render(scene, 256), "question": qa.question, "answer": qa.answer} for scene, qa in pairs
@@ -167,15 +167,15 @@ def test_official_scorers_run(official, drawn, name):
 
 
 @NEEDS_LMMS_EVAL
-def test_limit_and_an_unreadable_picture(embedded, drawn, tmp_path):
-    """A picture that does not open is an empty answer, counted and listed; the others are answered."""
+def test_limit_and_an_unreadable_image(embedded, drawn, tmp_path):
+    """An image that does not open is an empty answer, counted and listed; the others are answered."""
     rows = [{**row} for row in drawn[:4]]
     settings = stored(rows, tmp_path / "drawn.parquet")
     table = pq.read_table(tmp_path / "drawn.parquet")
-    pictures, column = table.column("image").to_pylist(), table.schema.field("image")
-    pictures[1]["bytes"] = b"no picture"
+    images, column = table.column("image").to_pylist(), table.schema.field("image")
+    images[1]["bytes"] = b"no picture"
     place = table.schema.get_field_index("image")
-    table = table.set_column(place, column, [pa.array(pictures, column.type)])
+    table = table.set_column(place, column, [pa.array(images, column.type)])
     pq.write_table(table, tmp_path / "drawn.parquet")
     result = run_lmms(
         [{"task": "ocelli_drawn"} | settings],

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.losses import CHUNK_BYTES, chunk_positions, summed_cross_entropy
 from models.vision_language_model import IGNORE_INDEX
-from tests.prompts import Picture, inputs_of, tiny_vlm, words
+from tests.prompts import ImageBlock, inputs_of, tiny_vlm, words
 from tests.tiny import IMAGE_ID
 
 WIDTH, VOCAB, COUNT = 24, 301, 23
@@ -182,7 +182,7 @@ def test_the_model_learns_what_all_its_logits_teach(placement, tied):
     if tied:
         model.language_model.lm_head.weight = model.language_model.embed_tokens.weight
     in_front = placement == "prefix"
-    inputs = inputs_of([Picture(1), *words(1, 12)], in_front)
+    inputs = inputs_of([ImageBlock(1), *words(1, 12)], in_front)
     labels = inputs["input_ids"].masked_fill(inputs["input_ids"] == IMAGE_ID, IGNORE_INDEX)
     labels[:, 5:8] = IGNORE_INDEX
     logits = model(**inputs).logits[:, -labels.shape[1] :]
@@ -199,7 +199,7 @@ def test_the_model_learns_what_all_its_logits_teach(placement, tied):
 
 def test_a_batch_without_labels_reaches_every_parameter_with_zeros():
     model = tiny_vlm()
-    inputs = inputs_of([Picture(1), *words(1, 6)])
+    inputs = inputs_of([ImageBlock(1), *words(1, 6)])
     total, count = model.loss(labels=torch.full_like(inputs["input_ids"], IGNORE_INDEX), **inputs)
     (total / count.clamp(min=1)).backward()
     assert total == 0 and count == 0

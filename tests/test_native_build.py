@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from generation.fast_decode import fast_step
-from generation.native import build
+from generation.fast.choose_step import fast_step
+from generation.fast.native import build
 from tests.test_fast_decode import make_model, needs_compiler  # noqa: F401  (for every test here)
 
 

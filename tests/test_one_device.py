@@ -13,7 +13,7 @@ from data.byte_tiles import ByteTiles
 from generation import kv_cache as kv
 from generation.chooser import Chooser
 from generation.decoding import CacheCursor, GenerationOptions, eager_step, prefill
-from generation.graph_step import GraphStep, _Run
+from generation.fast.cuda_graph import GraphStep, _Run
 from generation.prompt import Prompt
 from models.skeleton import without_weights
 from models.vision_language_model import VisionLanguageModel
@@ -92,7 +92,7 @@ def test_the_eager_step_mixes_no_devices(model, lengths):
 
 
 @torch.no_grad()
-def test_pictures_mix_no_devices(model):
+def test_images_mix_no_devices(model):
     """A processor leaves them on the host, and a loader as bytes."""
     for tiles in (torch.zeros(2, 3, SIDE, SIDE), ByteTiles.of(torch.rand(2, 3, SIDE, SIDE)).to(model.device)):
         with OneDevice():

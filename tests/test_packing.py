@@ -72,12 +72,12 @@ def test_rows_are_full_on_lengths_as_they_come(max_tiles, least):
 
 
 # ------------------------------------------------------------------------ a row as its documents alone
-def document(seed: int, question: int, answer: int, pictures: int = 0) -> tuple[Sample, torch.Tensor | None]:
-    ids = [1, *[IMAGE_ID] * (PER_TILE * pictures), *words(seed, question)]
+def document(seed: int, question: int, answer: int, images: int = 0) -> tuple[Sample, torch.Tensor | None]:
+    ids = [1, *[IMAGE_ID] * (PER_TILE * images), *words(seed, question)]
     said = words(100 + seed, answer)
     labels = [IGNORE_INDEX] * len(ids) + said
-    tiles = torch.stack([tile(10 * seed + i) for i in range(pictures)]) if pictures else None
-    return Sample(("toy", seed), ids + said, labels, (None,) * pictures, (1,) * pictures), tiles
+    tiles = torch.stack([tile(10 * seed + i) for i in range(images)]) if images else None
+    return Sample(("toy", seed), ids + said, labels, (None,) * images, (1,) * images), tiles
 
 
 def batch_of(*rows, length=None) -> Batch:
@@ -234,7 +234,7 @@ def test_flex_attention_is_compiled_on_cuda_whatever_the_recipe_says(monkeypatch
     assert compiled == [language_model.flex_attention]  # once, for the device that needs it
 
 
-def test_pictures_in_front_of_a_row():
+def test_images_in_front_of_a_row():
     """Such a model takes one document a row; padding leaves its loss as it is."""
     model = tiny_vlm("prefix")
     documents = []

@@ -129,15 +129,15 @@ def test_a_question_is_answered_and_measured(desk):
     assert last.made["prompt_tokens"] > last.made["reused_tokens"] == 0
 
 
-def test_a_second_question_reuses_the_picture_and_another_picture_does_not(desk):
+def test_a_second_question_reuses_the_image_and_another_image_does_not(desk):
     visitor = Visitor()
     views(desk, STAR, visitor)
     word = views(desk, changed(STAR, question="What word do you see?"), visitor)[-1]
-    assert word.log[1].answers == ["tree"] and word.log[1].pictures == ()
+    assert word.log[1].answers == ["tree"] and word.log[1].images == ()
     assert word.made["reused_tokens"] > word.made["image_tokens"]
     assert len(visitor.conversation.turns) == 1  # the first question is not in the second one's prompt
-    cup = views(desk, changed(STAR, pictures=(CUP,), question="What is the printed word?"), visitor)[-1]
-    assert cup.log[2].answers == ["cup"] and cup.log[2].pictures == (CUP,)
+    cup = views(desk, changed(STAR, images=(CUP,), question="What is the printed word?"), visitor)[-1]
+    assert cup.log[2].answers == ["cup"] and cup.log[2].images == (CUP,)
     assert cup.made["reused_tokens"] < cup.made["image_tokens"]
 
 
@@ -151,12 +151,12 @@ def test_a_remembered_conversation_grows_and_is_taken_back(desk):
     assert len(view.log) == len(visitor.conversation.turns) == 1
     asyncio.run(desk.undo(visitor))
     assert asyncio.run(desk.undo(visitor)).notice
-    assert views(desk, again, visitor)[-1].log[0].answers == ["blue"]  # with its picture again
+    assert views(desk, again, visitor)[-1].log[0].answers == ["blue"]  # with its image again
     assert asyncio.run(desk.clear(visitor)).log == [] and visitor.kept_bytes == 0
 
 
 def test_several_answers_and_their_seed(desk):
-    asked = changed(STAR, question="Describe the picture.", answers=3, temperature=1.5, seed=7)
+    asked = changed(STAR, question="Describe the image.", answers=3, temperature=1.5, seed=7)
     first, second = views(desk, asked)[-1], views(desk, asked)[-1]
     assert first.log[0].answers == second.log[0].answers and len(set(first.log[0].answers)) > 1
     assert first.made["seed"] == 7 and first.log[0].ended == ["stop"] * 3
@@ -169,7 +169,7 @@ def test_several_answers_and_their_seed(desk):
         ({"question": "a" * 5000}, "at most 4,000 characters, got 5,000"),
         ({"pictures": (EXAMPLE,) * 9}, "at most 8 at once, got 9"),
         ({"pictures": ()}, "at least one image, got none"),
-        ({"pictures": (str(ASSETS / "decode.svg"),)}, "'decode.svg': expected a picture"),
+        ({"pictures": (str(ASSETS / "decode.svg"),)}, "'decode.svg': expected an image"),
         ({"pictures": ("/nowhere/gone.png",)}, "'gone.png' is not kept here any more"),
         ({"model": "no/such-model"}, "expected one of"),
         ({"answers": 9}, "answers: expected 1 to 8, got 9"),
@@ -189,11 +189,11 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(desk, changes, expected):
     assert views(desk, STAR, visitor)[-1].log[0].answers == ["blue"]
 
 
-def test_a_picture_is_refused_by_its_header(desk, tmp_path):
+def test_a_image_is_refused_by_its_header(desk, tmp_path):
     huge = tmp_path / "huge.png"
     Image.new("1", (6000, 6000)).save(huge)
-    said = views(desk, changed(STAR, pictures=(str(huge),)))[-1].notice
-    assert "at most 24,000,000 pixels" in said and said.endswith("shrink the picture")
+    said = views(desk, changed(STAR, images=(str(huge),)))[-1].notice
+    assert "at most 24,000,000 pixels" in said and said.endswith("shrink the image")
 
 
 def test_an_answer_that_is_stopped_stays_as_far_as_it_went(slow_desk):
@@ -250,22 +250,22 @@ def test_undo_before_the_first_word_leaves_the_answer_before(desk):
     visitor = Visitor()
     views(desk, STAR, visitor)
     held, (kept,) = visitor.conversation, visitor.log
-    asked = changed(STAR, question="And now?", pictures=(CUP,), remember=True)
+    asked = changed(STAR, question="And now?", images=(CUP,), remember=True)
     with full(desk.thread):
         last, undone = asyncio.run(first_and_last(desk, visitor, asked, lambda: desk.undo(visitor)))
     assert undone.log == [kept] == visitor.log and undone.question == "And now?"
-    assert len(held.turns) == 1 and visitor.pictures == (EXAMPLE,)
+    assert len(held.turns) == 1 and visitor.images == (EXAMPLE,)
     assert (last.notice, last.question, last.busy) == ("Stopped before the first word.", "And now?", False)
     undone = asyncio.run(desk.undo(visitor))
-    assert undone.log == [] and undone.question == STAR.question and visitor.pictures == ()
+    assert undone.log == [] and undone.question == STAR.question and visitor.images == ()
 
 
-def test_undo_goes_back_to_the_pictures_before(desk):
-    visitor, cup = Visitor(), changed(STAR, pictures=(CUP,), question="What is the printed word?")
+def test_undo_goes_back_to_the_images_before(desk):
+    visitor, cup = Visitor(), changed(STAR, images=(CUP,), question="What is the printed word?")
     views(desk, STAR, visitor)
     views(desk, cup, visitor)
     asyncio.run(desk.undo(visitor))
-    assert views(desk, cup, visitor)[-1].log[1].pictures == (CUP,)  # shown again, as it is new again
+    assert views(desk, cup, visitor)[-1].log[1].images == (CUP,)  # shown again, as it is new again
 
 
 def test_a_model_that_was_dropped_while_it_answered_is_let_go():

@@ -71,7 +71,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.goto(url)
         self.page.wait_for_selector("#ask")
-        self.page.wait_for_selector("#pictures img")
+        self.page.wait_for_selector("#images img")
         self.settles()
 
     def ask(self, question: str | None = None) -> None:
@@ -122,14 +122,14 @@ class Visit:
         self.page.locator("#notice [role=alert]", has_text=text).wait_for()
 
     def upload(self, *files) -> None:
-        """Put other pictures in the place of those that are there."""
-        clear = self.page.locator("#pictures button[aria-label='Clear']")
+        """Put other images in the place of those that are there."""
+        clear = self.page.locator("#images button[aria-label='Clear']")
         if clear.count():
             clear.first.click()
-        self.page.set_input_files("#pictures input[type=file]", [str(file) for file in files])
+        self.page.set_input_files("#images input[type=file]", [str(file) for file in files])
 
     def works(self) -> None:
-        """The page is up: a picture from the examples is answered about."""
+        """The page is up: an image from the examples is answered about."""
         self.page.locator("#examples tbody tr", has_text="What is the printed word?").click()
         self.page.wait_for_function(
             "document.querySelector('#question textarea').value == 'What is the printed word?'"
@@ -168,7 +168,7 @@ def test_one_click_answers_and_nothing_is_asked_of_other_hosts(visit):
 
 def test_questions_and_answers_are_text(browser, house, monkeypatch):
     """Nothing that is typed, or that a model says, becomes a part of the page."""
-    said = "<b>a</b> <picture>b</picture> <img src='/none.png'> <form><input></form> <loc_5> &lt; <!-- c -->"
+    said = "<b>a</b> <image>b</image> <img src='/none.png'> <form><input></form> <loc_5> &lt; <!-- c -->"
     # What the model says comes behind that.
     monkeypatch.setattr("web.asking.Exchange", lambda *parts: Exchange(*parts[:3], [f"{said} "]))
     visit = Visit(browser, house.url)
@@ -178,19 +178,19 @@ def test_questions_and_answers_are_text(browser, house, monkeypatch):
     texts = [text.strip() for text in visit.page.locator("#chat .message").all_inner_texts()]
     assert said in texts and any(text.startswith(f"{said} ") for text in texts), texts
     chat = visit.page.locator("#chat .message")
-    assert chat.locator("b, form, input, picture, img[src*=none]").count() == 0
+    assert chat.locator("b, form, input, image, img[src*=none]").count() == 0
     assert not [url for url in visit.asked if "none.png" in url]
     visit.context.close()
 
 
-def test_uploads_several_pictures_and_examples(visit, tmp_path):
+def test_uploads_several_images_and_examples(visit, tmp_path):
     visit.upload(ASSETS / "wolf.png")
-    visit.page.wait_for_selector("#pictures img[src*='wolf']")
+    visit.page.wait_for_selector("#images img[src*='wolf']")
     visit.ask("What is the printed word?")
     visit.shows("wolf")
     visit.ended()
     visit.upload(ASSETS / "wolf.png", ASSETS / "cup.png")
-    visit.page.wait_for_function("document.querySelectorAll('#pictures .thumbnail-item img').length == 2")
+    visit.page.wait_for_function("document.querySelectorAll('#images .thumbnail-item img').length == 2")
     visit.ask("What is the printed word?")
     visit.has_answers(2)
     visit.ended()
@@ -209,7 +209,7 @@ def test_four_people_at_once_are_answered_each_its_own(browser, house):
     visits = [Visit(browser, house.url) for _ in crowd]
     for visit, (name, *_) in zip(visits, crowd):
         visit.upload(ASSETS / f"{name}.png")
-        visit.page.wait_for_selector(f"#pictures img[src*='{name}']")
+        visit.page.wait_for_selector(f"#images img[src*='{name}']")
     for visit, (_, question, _) in zip(visits, crowd):
         visit.ask(question)
     for visit, (*_, expected) in zip(visits, crowd):
@@ -225,17 +225,17 @@ def test_several_answers_at_once(visit):
     sampling.get_by_label("number input for Answers at once").fill("4")
     sampling.get_by_label("number input for Temperature").fill("1.2")
     sampling.get_by_label("Seed").fill("7")
-    visit.ask("Describe the picture.")
+    visit.ask("Describe the image.")
     visit.has_answers(4)
     visit.ended()
     answers = visit.answers()
     assert len(answers) == 4 and all(answers) and len(set(answers)) > 1
     visit.page.click("#undo")
     visit.has_answers(0)
-    assert visit.page.input_value("#question textarea") == "Describe the picture."
+    assert visit.page.input_value("#question textarea") == "Describe the image."
 
 
-def test_what_is_no_picture_is_told(visit, tmp_path):
+def test_what_is_no_image_is_told(visit, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes((ASSETS / "cup.png").read_bytes()[:900])
     visit.upload(broken)
@@ -243,10 +243,10 @@ def test_what_is_no_picture_is_told(visit, tmp_path):
     visit.refuses("damaged or cut off")
     assert visit.answers() == [] and visit.page.input_value("#question textarea") == "What is it?"
     text = tmp_path / "text.png"
-    text.write_text("no picture at all")
+    text.write_text("no image at all")
     visit.upload(text)
     visit.ask("What is it?")
-    visit.refuses("expected a picture")
+    visit.refuses("expected an image")
     visit.works()
 
 
@@ -357,9 +357,9 @@ def test_where_it_looked(browser, house, width, method):
     page.wait_for_function("!document.querySelector('#look').disabled")
     assert page.get_by_label(method).is_checked()
     assert page.locator("#where-answer textarea").input_value() == "blue"
-    field, picture = (page.locator(f"#where-pictures{part}").bounding_box() for part in ("", " img"))
+    field, image = (page.locator(f"#where-pictures{part}").bounding_box() for part in ("", " img"))
     sheet, label = (page.locator(f"#where-sheet {part}").first.bounding_box() for part in ("img", "label"))
-    assert picture["y"] + picture["height"] <= field["y"] + field["height"]  # all of it can be seen
+    assert image["y"] + image["height"] <= field["y"] + field["height"]  # all of it can be seen
     assert sheet["y"] >= label["y"] + label["height"] - 1  # nothing of the sheet is covered
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert not visit.said

@@ -50,7 +50,7 @@ def upload(page, name: str = "a.png", size: int = 1000) -> httpx.Response:
 
 
 def test_what_the_server_refuses(page, tmp_path):
-    """Too large an upload, too large a body, URLs and server paths as pictures; and the page goes on."""
+    """Too large an upload, too large a body, URLs and server paths as images; and the page goes on."""
     url = page.url + "gradio_api/"
     upload = httpx.post(
         url + "upload", files={"files": ("big.png", io.BytesIO(bytes(60 * 2**20)))}, timeout=PATIENCE
@@ -162,7 +162,7 @@ def test_invented_sessions_do_not_displace_an_open_page(page):
 
 
 def test_uploads_stay_within_their_number_and_the_page_keeps_its_own(page):
-    shown = [part["image"]["url"] for part in pictures_shown(page)]
+    shown = [part["image"]["url"] for part in images_shown(page)]
     for number in range(12):
         assert (last := upload(page, f"{number}.png")).status_code == 200
     folder = Path(os.environ["GRADIO_TEMP_DIR"])
@@ -173,7 +173,7 @@ def test_uploads_stay_within_their_number_and_the_page_keeps_its_own(page):
         assert send(page, "GET", url.removeprefix(page.url).lstrip("/")).status_code == 200
 
 
-def pictures_shown(page) -> list[dict]:
+def images_shown(page) -> list[dict]:
     """What a page shows before anybody did anything."""
     components = send(page, "GET", "config").json()["components"]
     (gallery,) = (one for one in components if one["props"].get("elem_id") == "pictures")
@@ -213,7 +213,7 @@ def test_who_holds_most_loses_the_oldest_and_what_is_old_goes(tmp_path, monkeypa
 def begin_answer(page, session: str) -> None:
     """A question whose answer takes 200 seconds is asked."""
     asks = (one for one in send(page, "GET", "config").json()["dependencies"] if one["api_name"] == "ask")
-    data = [pictures_shown(page), "What is it?", page.desk.models.default, 1, 0, 1, 0, 0, 1000, -1, False]
+    data = [images_shown(page), "What is it?", page.desk.models.default, 1, 0, 1, 0, 0, 1000, -1, False]
     body = {"data": data, "fn_index": next(asks)["id"], "session_hash": session}
     assert send(page, "POST", "gradio_api/queue/join", json=body).status_code == 200
 

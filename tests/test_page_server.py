@@ -38,10 +38,10 @@ def page(uploads):
     desk.thread.close()
 
 
-def ask(client: Client, picture: str, question: str) -> tuple:
+def ask(client: Client, image: str, question: str) -> tuple:
     """What the page shows after a question: (texts of the chat, notice)."""
-    pictures = [{"image": handle_file(picture), "caption": None}] if picture else []
-    chat, _, notice, *_ = client.predict(pictures, question, EMBEDDED, api_name="/ask")
+    images = [{"image": handle_file(image), "caption": None}] if image else []
+    chat, _, notice, *_ = client.predict(images, question, EMBEDDED, api_name="/ask")
     return [part["text"] for message in chat for part in message["content"] if "text" in part], notice
 
 
@@ -50,8 +50,8 @@ def test_a_crowd_is_answered_each_its_own(page):
     answers: dict[int, list] = {}
 
     def one(number):
-        picture, question, _ = CROWD[number]
-        answers[number] = [ask(clients[number], picture, question)[0] for _ in range(3)]
+        image, question, _ = CROWD[number]
+        answers[number] = [ask(clients[number], image, question)[0] for _ in range(3)]
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(len(CROWD))]
     for thread in threads:
@@ -72,7 +72,7 @@ def test_stop_undo_and_clear_over_the_wire(page):
         chat,
         *_,
     ) = client.predict(api_name="/undo")
-    assert len(chat) == 3  # picture, question, answer
+    assert len(chat) == 3  # image, question, answer
     assert client.predict(api_name="/clear")[0] == []
 
 

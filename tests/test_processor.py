@@ -13,13 +13,13 @@ import torch
 from transformers import AutoProcessor, Idefics3Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from data.idefics_processing import IdeficsPictures
 from data.images import ImageError, ImageLimits
 from data.processor import Processor, ProcessorError, PromptError, make_processor
+from data.smolvlm import IdeficsImages
 from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from models.config import TextConfig, VisionConfig, VLMConfig
 from tests.hub_server import HubServer, point_client_at
-from tests.processors import CORPUS, assert_same, embedded, nano_config, picture, processor
+from tests.processors import CORPUS, assert_same, draw_image, embedded, nano_config, processor
 
 TEXTS = (
     "how many circles?",
@@ -44,7 +44,7 @@ def test_ids_and_pixels_are_those_of_transformers(kind: str):
     p = embedded(split=False) if kind == "unsplit" else processor(kind)
     for i, text in enumerate(TEXTS):
         for count in range(4):
-            images = [picture(*SIZES[(i + k) % len(SIZES)], seed=k) for k in range(count)]
+            images = [draw_image(*SIZES[(i + k) % len(SIZES)], seed=k) for k in range(count)]
             for system in (None, "be brief\n"):
                 messages = p.conversation(images, text, system)
                 assert_same(p.prepare(messages), transformers_inputs(p.hf_processor, messages))
@@ -68,8 +68,8 @@ def test_pixels_of_any_size_and_setting_are_those_of_transformers():
         }
         if case % 9 == 0:  # transformers' defaults
             settings = {name: settings[name] for name in ("size", "max_image_size")}
-        ours, theirs = IdeficsPictures(settings), Idefics3ImageProcessorPil(**settings)
-        image = picture(*size, seed=case)
+        ours, theirs = IdeficsImages(settings), Idefics3ImageProcessorPil(**settings)
+        image = draw_image(*size, seed=case)
         expected = theirs([[image]], return_row_col_info=True, return_tensors="pt")
         tiles, rows, cols = ours.tiles(image)
         assert torch.equal(tiles, expected["pixel_values"][0].float()), (size, settings)
@@ -79,7 +79,7 @@ def test_pixels_of_any_size_and_setting_are_those_of_transformers():
 
 def test_conversations_of_several_turns_are_those_of_transformers():
     p = embedded(split=True)
-    image = {"type": "image", "image": picture(40, 90)}
+    image = {"type": "image", "image": draw_image(40, 90)}
     messages = [
         {"role": "user", "content": [image, {"type": "text", "text": "how many?"}, image]},
         {"role": "assistant", "content": [{"type": "text", "text": "2 of them"}]},
@@ -111,7 +111,7 @@ def test_tags_that_a_tokenizer_lacks_are_text_as_in_transformers(tmp_path):
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     p = Processor.from_pretrained(folder)
     assert "<row_1_col_1>" not in p.tokenizer.get_added_vocab()
-    messages = p.conversation(picture(50, 20), "how many?")
+    messages = p.conversation(draw_image(50, 20), "how many?")
     assert_same(p.prepare(messages), transformers_inputs(Idefics3Processor.from_pretrained(folder), messages))
     assert "<row_1_col_2>" in p.decode(p.prepare(messages)["input_ids"][0], skip_special_tokens=True)
 
@@ -139,7 +139,7 @@ def old_layout(folder: Path) -> Path:
 def test_today_s_layout_and_the_older_one_open_alike(tmp_path):
     p = embedded(split=True)
     p.hf_processor.save_pretrained(tmp_path / "new")
-    messages = p.conversation([picture(50, 20), picture(9, 90)], TEXTS[1])
+    messages = p.conversation([draw_image(50, 20), draw_image(9, 90)], TEXTS[1])
     expected = p.prepare(messages)
     for folder in (tmp_path / "new", old_layout(tmp_path / "old")):
         opened = Processor.from_pretrained(folder)
@@ -151,7 +151,7 @@ def test_today_s_layout_and_the_older_one_open_alike(tmp_path):
 def test_a_processor_opens_by_the_names_its_model_opens_by(tmp_path, monkeypatch):
     p = embedded(split=True)
     p.hf_processor.save_pretrained(tmp_path / "model")
-    messages = p.conversation(picture(50, 20), TEXTS[0])
+    messages = p.conversation(draw_image(50, 20), TEXTS[0])
     with HubServer({"owner/model": tmp_path / "model"}) as hub:
         point_client_at(monkeypatch, hub.url, tmp_path / "cache")
         for revision in (None, "main"):
@@ -179,7 +179,7 @@ def model_config(
 
 def test_a_processor_must_fit_its_model(tmp_path):
     embedded().hf_processor.save_pretrained(tmp_path)
-    assert Processor.from_pretrained(tmp_path, model_config()).pictures.tokens_per_tile == 4
+    assert Processor.from_pretrained(tmp_path, model_config()).images.tokens_per_tile == 4
     for config, match in (
         (
             model_config(tokens_per_side=4),
@@ -222,9 +222,9 @@ def test_broken_folders_give_one_sentence(tmp_path):
 def test_a_ragged_batch_gives_each_row_what_it_gets_alone(kind: str, side: str):
     p = processor(kind)
     rows = [
-        p.conversation(picture(50, 20), "how many circles are there in the picture?"),
+        p.conversation(draw_image(50, 20), "how many circles are there in the image?"),
         p.conversation([], "two"),
-        p.conversation([picture(9, 90), picture(200, 100)], "compare"),
+        p.conversation([draw_image(9, 90), draw_image(200, 100)], "compare"),
     ]
     batch = p.prepare(rows, padding_side=side)
     taken = 0
@@ -236,8 +236,8 @@ def test_a_ragged_batch_gives_each_row_what_it_gets_alone(kind: str, side: str):
         assert batch.image_tokens[i] == alone.image_tokens[0]
         if "pixel_values" not in alone:
             continue
-        tiles = alone["pixel_values"] if p.pictures.flat else alone["pixel_values"][0]
-        if p.pictures.flat:
+        tiles = alone["pixel_values"] if p.images.flat else alone["pixel_values"][0]
+        if p.images.flat:
             assert torch.equal(batch["pixel_values"][taken : taken + len(tiles)], tiles)
             taken += len(tiles)
         else:
@@ -245,7 +245,7 @@ def test_a_ragged_batch_gives_each_row_what_it_gets_alone(kind: str, side: str):
             assert not batch["pixel_values"][i, len(tiles) :].any()
             assert batch["pixel_attention_mask"][i].flatten(1).all(1).sum() == len(tiles)
     assert not batch["attention_mask"].all()
-    if not p.pictures.flat:
+    if not p.images.flat:
         assert not batch["pixel_values"][1].any()
         assert not batch["pixel_attention_mask"][1].any()
 
@@ -255,7 +255,7 @@ def test_assistant_mask_is_what_generation_would_have_to_say(kind: str):
     """Prompt ids + masked ids = the whole, so that training teaches exactly what generation continues."""
     p = processor(kind)
     for answer in ("two red squares", "3", "12 of them"):
-        asked = p.conversation(picture(50, 20), "how many <image>?")
+        asked = p.conversation(draw_image(50, 20), "how many <image>?")
         whole = p.encode_conversation([*asked, {"role": "assistant", "content": answer}])
         prompt = p.encode_conversation(asked, add_generation_prompt=True)
         said = [i for i, mine in zip(whole.input_ids, whole.assistant_mask) if mine]
@@ -286,7 +286,7 @@ def test_assistant_mask_of_several_turns():
 
 
 def test_inputs_move_and_cast_only_the_pixels():
-    inputs = embedded().ask(picture(8, 8), "how many?").to(torch.bfloat16)
+    inputs = embedded().ask(draw_image(8, 8), "how many?").to(torch.bfloat16)
     assert inputs["pixel_values"].dtype == torch.bfloat16
     assert inputs["input_ids"].dtype == inputs["pixel_attention_mask"].dtype == torch.int64
     assert inputs.to("meta")["input_ids"].device.type == "meta"
@@ -296,7 +296,7 @@ def test_inputs_move_and_cast_only_the_pixels():
 def test_a_processor_can_be_sent_to_another_process():
     p = embedded(split=True)
     copy = pickle.loads(pickle.dumps(p))
-    assert_same(copy.ask(picture(50, 20), "why <image>?"), p.ask(picture(50, 20), "why <image>?"))
+    assert_same(copy.ask(draw_image(50, 20), "why <image>?"), p.ask(draw_image(50, 20), "why <image>?"))
 
 
 # ---------------------------------------------------------------------------------------------- refusals
@@ -312,7 +312,7 @@ def test_refused_conversations():
         ([{"role": "user", "content": 3}], "got int"),
         ([{"role": "user", "content": ["x"]}], "expected a part"),
         ([{"role": "user", "content": [{"type": "video", "video": "x"}]}], "expected a part"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "holds no picture"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "holds no image"),
         ([{"role": "user", "content": [{"type": "text", "text": None}]}], "expected text, got NoneType"),
         ([{"role": "user", "content": "half \ud83d"}], "surrogate pair at character 5"),
         ([{"role": "user", "content": " \n"}], "expected a question"),
@@ -329,38 +329,36 @@ def test_refused_conversations():
         p.prepare([user], padding_side="middle")
 
 
-def test_a_bad_picture_is_named(tmp_path):
+def test_a_bad_image_is_named(tmp_path):
     with pytest.raises(ImageError, match=r"none\.png"):
-        embedded().ask([picture(8, 8), tmp_path / "none.png"], "how many?")
+        embedded().ask([draw_image(8, 8), tmp_path / "none.png"], "how many?")
     p = embedded()
-    strict = Processor(p.pictures, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_pixels=63))
+    strict = Processor(p.images, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_pixels=63))
     with pytest.raises(ImageError, match="at most 63 pixels"):
-        strict.ask(picture(8, 8), "how many?")
+        strict.ask(draw_image(8, 8), "how many?")
 
 
 def test_placeholders_are_counted_against_tiles(monkeypatch):
     p = embedded(split=True)
-    image = picture(50, 20)
-    honest = type(p.pictures).prompt
-    monkeypatch.setattr(
-        type(p.pictures), "prompt", lambda self, *a: honest(self, *a).replace("<image>", "", 1)
-    )
+    image = draw_image(50, 20)
+    honest = type(p.images).prompt
+    monkeypatch.setattr(type(p.images), "prompt", lambda self, *a: honest(self, *a).replace("<image>", "", 1))
     with pytest.raises(
         PromptError, match=r"conversation: 35 image placeholders for 9 tiles of PIL image \(RGB"
     ):
         p.ask(image, "how many?")
 
 
-def test_a_template_that_loses_text_or_pictures_is_refused():
+def test_a_template_that_loses_text_or_images_is_refused():
     p = embedded()
 
     def with_template(template: str) -> Processor:
-        return Processor(p.pictures, p.tokenizer, template)
+        return Processor(p.images, p.tokenizer, template)
 
     with pytest.raises(PromptError, match="leaves out part of the text"):
         with_template("<|im_start|>{{ messages[0]['role'] }}").ask(None, "how many?")
-    with pytest.raises(PromptError, match="places 0 pictures, the messages hold 1"):
-        with_template("{{ messages[0]['content'][1]['text'] }}").ask(picture(8, 8), "how many?")
+    with pytest.raises(PromptError, match="places 0 images, the messages hold 1"):
+        with_template("{{ messages[0]['content'][1]['text'] }}").ask(draw_image(8, 8), "how many?")
     with pytest.raises(PromptError, match="chat template refuses it"):
         with_template("{{ raise_exception('no\nway') }}").ask(None, "how many?")
     with pytest.raises(PromptError, match="chat template refuses it"):

@@ -1,4 +1,4 @@
-"""report.html in a real browser: pictures show, tables sort, nothing is asked of the network, phones too.
+"""report.html in a real browser: images show, tables sort, nothing is asked of the network, phones too.
 
 Needs Playwright and a Chromium: `pip install playwright`, and `playwright install chromium` or the system's
 own (`apt-get install chromium`). Skipped where they are not.
@@ -54,7 +54,7 @@ def page(browser, report):
     context.close()
 
 
-def test_pictures_show_and_nothing_is_asked_of_the_network(page, report):
+def test_images_show_and_nothing_is_asked_of_the_network(page, report):
     shown = page.eval_on_selector_all("img", NATURAL)
     assert len(shown) >= 12 and all(shown)
     assert [url for url in page.asked if not url.startswith("data:")] == [report.as_uri()]

@@ -23,7 +23,7 @@ from tests.waiting import free_port
 
 FOLDER = "checkpoints/ocelli-shapes"
 EXAMPLE = "assets/example.png"
-QUESTIONS = ("What colour is the star?", "How many shapes are there?", "Describe the picture.")
+QUESTIONS = ("What colour is the star?", "How many shapes are there?", "Describe the image.")
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +87,8 @@ def ask(port):
     return ask
 
 
-def message(question: str, *pictures: str | Path) -> dict:
-    content = [{"type": "image_url", "image_url": {"url": data_url(name)}} for name in pictures]
+def message(question: str, *images: str | Path) -> dict:
+    content = [{"type": "image_url", "image_url": {"url": data_url(name)}} for name in images]
     return {"role": "user", "content": [*content, {"type": "text", "text": question}]}
 
 
@@ -104,42 +104,42 @@ def ours(as_json, *arguments, model=ROOT / FOLDER) -> tuple[str, str, int]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_picture(ask, as_json, question, stream):
+def test_a_image(ask, as_json, question, stream):
     text, *rest = ask([message(question, EXAMPLE)], stream)
     expected, *same = ours(as_json, ROOT / EXAMPLE, "-q", question)
     assert text.removeprefix(" ") == expected and rest == same
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "I;16"])
-def test_a_picture_that_is_not_rgb(ask, as_json, tmp_path, mode):
+def test_a_image_that_is_not_rgb(ask, as_json, tmp_path, mode):
     """As `load_image` makes it, which the page says to send."""
-    picture = Image.open(ROOT / EXAMPLE).convert("RGB")
+    image = Image.open(ROOT / EXAMPLE).convert("RGB")
     if mode == "RGBA":
-        picture.putalpha(Image.linear_gradient("L").resize(picture.size))
+        image.putalpha(Image.linear_gradient("L").resize(image.size))
     else:
-        picture = Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 257)
-    picture.save(tmp_path / "odd.png")
+        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+    image.save(tmp_path / "odd.png")
     load_image(tmp_path / "odd.png").save(tmp_path / "sent.png", "PNG")
-    text, *rest = ask([message("Describe the picture.", tmp_path / "sent.png")])
-    expected, *same = ours(as_json, tmp_path / "odd.png", "-q", "Describe the picture.")
+    text, *rest = ask([message("Describe the image.", tmp_path / "sent.png")])
+    expected, *same = ours(as_json, tmp_path / "odd.png", "-q", "Describe the image.")
     assert text.removeprefix(" ") == expected and rest == same
 
 
-def test_two_pictures_and_a_system_message(ask, as_json):
-    pictures, question, told = ("assets/three.png", EXAMPLE), "How many shapes are there?", "Be short."
+def test_two_images_and_a_system_message(ask, as_json):
+    images, question, told = ("assets/three.png", EXAMPLE), "How many shapes are there?", "Be short."
     system = {"role": "system", "content": told}
-    text, *rest = ask([system, message(question, *pictures)])
-    names = [ROOT / name for name in pictures]
+    text, *rest = ask([system, message(question, *images)])
+    names = [ROOT / name for name in images]
     expected, *same = ours(as_json, *names, "-q", question, "--system", told)
     assert text.removeprefix(" ") == expected and rest == same
 
 
-def test_no_picture_and_few_tokens(ask, as_json, tmp_path):
+def test_no_image_and_few_tokens(ask, as_json, tmp_path):
     """The model needs one, and generate.py says so: the comparison asks a copy that does not say it."""
-    text, *rest = ask([{"role": "user", "content": "Describe the picture."}], max_tokens=3)
+    text, *rest = ask([{"role": "user", "content": "Describe the image."}], max_tokens=3)
     copy = shutil.copytree(ROOT / FOLDER, tmp_path / "copy")
     (copy / "generation_config.json").write_text('{"bos_token_id": 1, "eos_token_id": 3, "pad_token_id": 2}')
-    few = ("-q", "Describe the picture.", "--max-new-tokens", 3)
+    few = ("-q", "Describe the image.", "--max-new-tokens", 3)
     expected, *same = ours(as_json, "--no-image", *few, model=copy)
     assert text.removeprefix(" ") == expected and rest == same == ["length", 3]
 

@@ -17,7 +17,7 @@ from tests.prompts import (
     PER_TILE,
     SIDE,
     TILE_BYTES,
-    Picture,
+    ImageBlock,
     assert_holds,
     inputs_of,
     positions_of,
@@ -44,7 +44,7 @@ class Conversation:
     def __init__(self, model, seed: int, in_front: bool):
         self.random, self.model, self.in_front = random.Random(seed), model, in_front
         self.session = Session(model, FeatureCache(model, 3 * TILE_BYTES))
-        self.history: list[int] = [Picture(1)] if in_front else words(1, 3)
+        self.history: list[int] = [ImageBlock(1)] if in_front else words(1, 3)
         self.turns = [len(self.history)]  # where each turn began
         self.held: list = []
 
@@ -54,13 +54,13 @@ class Conversation:
     def ask(self) -> None:
         self.turns.append(len(self.history))
         if not self.in_front and self.random.random() < 0.4:
-            self.history.append(Picture(self.random.randrange(5)))
+            self.history.append(ImageBlock(self.random.randrange(5)))
         self.history += self.new_words()
 
     def edit(self) -> None:
         place = self.random.randrange(len(self.history))
         old = self.history[place]
-        self.history[place] = Picture(old + 1) if isinstance(old, Picture) else (old + 1) % IMAGE_ID
+        self.history[place] = ImageBlock(old + 1) if isinstance(old, ImageBlock) else (old + 1) % IMAGE_ID
 
     def undo(self) -> None:
         if len(self.turns) > 1:
@@ -75,16 +75,18 @@ class Conversation:
         self.held = []
         self.ask()
 
-    def other_pictures(self) -> None:
-        self.history = [Picture(part + 7) if isinstance(part, Picture) else part for part in self.history]
+    def other_images(self) -> None:
+        self.history = [
+            ImageBlock(part + 7) if isinstance(part, ImageBlock) else part for part in self.history
+        ]
         self.history += self.new_words()
 
-    ACTIONS = (ask, ask, ask, edit, undo, again, forget, other_pictures)
+    ACTIONS = (ask, ask, ask, edit, undo, again, forget, other_images)
 
     def turn(self) -> None:
         self.random.choice(self.ACTIONS)(self)
-        if len(self.history) > 150 or not any(not isinstance(part, Picture) for part in self.history):
-            self.history = [*([Picture(2)] if self.in_front else []), *self.new_words()]
+        if len(self.history) > 150 or not any(not isinstance(part, ImageBlock) for part in self.history):
+            self.history = [*([ImageBlock(2)] if self.in_front else []), *self.new_words()]
             self.turns = [1]
         new = self.random.randint(1, 8)
         inputs, options = inputs_of(self.history, self.in_front), {"max_new_tokens": new, **NO_STOP}
@@ -101,7 +103,7 @@ class Conversation:
         if cut is None:
             result, reused = stream.result, min(shared(prompt, self.held), len(prompt) - 1)
             assert (result.reused, result.prefilled) == (reused, len(prompt) - reused)
-            tiles = sum(isinstance(part, Picture) for part in self.history)
+            tiles = sum(isinstance(part, ImageBlock) for part in self.history)
             assert result.tiles_encoded + result.tiles_reused == tiles
             assert result.token_ids.tolist() == [expected] and result.prompt_tokens == [len(prompt)]
         self.held = prompt + got[:-1]
@@ -123,15 +125,15 @@ def test_any_sequence_of_turns_equals_fresh_answers(placement, seed):
 
 
 def test_a_conversation_prefills_only_what_is_new(vlm, monkeypatch):
-    session, history = Session(vlm), [*words(1, 5), Picture(1), *words(2, 4)]
-    passes, pictures, logits = record(monkeypatch, vlm)
+    session, history = Session(vlm), [*words(1, 5), ImageBlock(1), *words(2, 4)]
+    passes, images, logits = record(monkeypatch, vlm)
     expected_new = len(positions_of(history))
     for turn in range(3):
-        passes.clear(), logits.clear(), pictures.clear()
+        passes.clear(), logits.clear(), images.clear()
         result = session.generate_detailed(**inputs_of(history), max_new_tokens=6, **NO_STOP)
         # After the first turn: the answer's last token, which was never fed back, and five words.
         assert passes == [expected_new] + [1] * 5 and result.prefilled == expected_new
-        assert pictures == ([1] if turn == 0 else [])
+        assert images == ([1] if turn == 0 else [])
         assert (result.tiles_encoded, result.tiles_reused) == ((1, 0) if turn == 0 else (0, 1))
         kept = torch.cat(logits)
         logits.clear()
@@ -143,11 +145,11 @@ def test_a_conversation_prefills_only_what_is_new(vlm, monkeypatch):
 
 
 @pytest.mark.parametrize("placement", ["placeholder", "prefix"])
-def test_many_questions_about_one_picture(placement, monkeypatch):
+def test_many_questions_about_one_image(placement, monkeypatch):
     model = tiny_vlm(placement)
     session, in_front = Session(model), placement == "prefix"
-    start = [Picture(3), *words(1, 4)] if in_front else [*words(1, 4), Picture(3), Picture(4)]
-    passes, pictures, _ = record(monkeypatch, model)
+    start = [ImageBlock(3), *words(1, 4)] if in_front else [*words(1, 4), ImageBlock(3), ImageBlock(4)]
+    passes, images, _ = record(monkeypatch, model)
     for number in range(4):
         inputs = inputs_of([*start, 10 + number, *words(number, 3)], in_front)
         passes.clear()
@@ -157,26 +159,33 @@ def test_many_questions_about_one_picture(placement, monkeypatch):
         assert result.reused == kept
         assert torch.equal(result.token_ids, model.generate(**inputs, max_new_tokens=5, **NO_STOP))
     # The session encoded them once, the fresh calls each time.
-    assert pictures == [1 if in_front else 2] * (1 + 4)
+    assert images == [1 if in_front else 2] * (1 + 4)
 
 
 def test_the_same_prompt_again_computes_one_position(vlm):
-    session, inputs = Session(vlm), inputs_of([*words(1, 5), Picture(1)])  # ends inside a picture's features
+    session, inputs = (
+        Session(vlm),
+        inputs_of([*words(1, 5), ImageBlock(1)]),
+    )  # ends inside an image's features
     first = session.generate_detailed(**inputs, max_new_tokens=4, **NO_STOP)
     again = session.generate_detailed(**inputs, max_new_tokens=4, **NO_STOP)
     assert (again.reused, again.prefilled, again.tiles_encoded) == (8, 1, 1)
     assert torch.equal(first.token_ids, again.token_ids)
-    assert_holds(session, vlm, [*words(1, 5), Picture(1), *again.rows()[0]])
+    assert_holds(session, vlm, [*words(1, 5), ImageBlock(1), *again.rows()[0]])
 
 
 def test_a_tile_is_encoded_once_for_all_its_prompts(vlm, monkeypatch):
     session = Session(vlm, FeatureCache(vlm, 10 * TILE_BYTES))
-    _, pictures, _ = record(monkeypatch, vlm)
-    prompts = [[1, Picture(1), 2, Picture(1)], [3, Picture(1), Picture(2), Picture(3)], [4, Picture(3), 5]]
+    _, images, _ = record(monkeypatch, vlm)
+    prompts = [
+        [1, ImageBlock(1), 2, ImageBlock(1)],
+        [3, ImageBlock(1), ImageBlock(2), ImageBlock(3)],
+        [4, ImageBlock(3), 5],
+    ]
     results = [
         session.generate_detailed(**inputs_of(p), max_new_tokens=3, **NO_STOP) for p in [*prompts, prompts[0]]
     ]
-    assert pictures == [1, 2]  # the missing ones of a prompt in one call
+    assert images == [1, 2]  # the missing ones of a prompt in one call
     assert [(r.tiles_encoded, r.tiles_reused) for r in results] == [(1, 1), (2, 1), (0, 1), (0, 2)]
     assert [r.reused for r in results] == [0] * 4
     for prompt, result in zip(prompts, results):
@@ -189,8 +198,8 @@ def test_a_tile_is_encoded_once_for_all_its_prompts(vlm, monkeypatch):
 def test_equal_ids_with_other_pixels_are_not_confused(vlm):
     session = Session(vlm, FeatureCache(vlm, 10 * TILE_BYTES))
     answers, options = [], {"max_new_tokens": 12, **NO_STOP}
-    for pictures in ((1, 2), (1, 3), (4, 3), (3, 4), (1, 2)):
-        prompt = [*words(1, 6), Picture(pictures[0]), 7, Picture(pictures[1]), *words(2, 3)]
+    for images in ((1, 2), (1, 3), (4, 3), (3, 4), (1, 2)):
+        prompt = [*words(1, 6), ImageBlock(images[0]), 7, ImageBlock(images[1]), *words(2, 3)]
         result = session.generate_detailed(**inputs_of(prompt), **options)
         assert torch.equal(result.token_ids, vlm.generate(**inputs_of(prompt), **options))
         answers.append((result.reused, tuple(result.rows()[0])))
@@ -200,7 +209,7 @@ def test_equal_ids_with_other_pixels_are_not_confused(vlm):
 
 def test_equal_pixels_with_another_mask_are_not_confused(vlm):
     session = Session(vlm, FeatureCache(vlm, 10 * TILE_BYTES))
-    inputs, results = inputs_of([1, Picture(1), 2, Picture(2), 3]), []
+    inputs, results = inputs_of([1, ImageBlock(1), 2, ImageBlock(2), 3]), []
     for real in (SIDE, SIDE // 2, SIDE // 4, SIDE):
         mask = torch.zeros(1, 2, SIDE, SIDE, dtype=torch.int64)
         mask[0, 0, : SIDE // 2] = 1
@@ -229,7 +238,7 @@ def test_equal_pixels_with_another_mask_are_not_confused(vlm):
 def test_sampling_is_that_of_generate(vlm, options):
     session, answers = Session(vlm), options.get("num_return_sequences", 1)
     for number in range(3):
-        prompt = [*words(1, 5), Picture(1), *words(number, 6)]
+        prompt = [*words(1, 5), ImageBlock(1), *words(number, 6)]
         result = session.generate_detailed(**inputs_of(prompt), max_new_tokens=20, **NO_STOP, **options)
         fresh = vlm.generate(**inputs_of(prompt), max_new_tokens=20, **NO_STOP, **options)
         assert torch.equal(result.token_ids, fresh)
@@ -239,7 +248,7 @@ def test_sampling_is_that_of_generate(vlm, options):
 
 
 def test_stop_ids_and_a_replaced_step(vlm):
-    session, inputs, calls = Session(vlm), inputs_of([*words(1, 5), Picture(1), 9]), []
+    session, inputs, calls = Session(vlm), inputs_of([*words(1, 5), ImageBlock(1), 9]), []
     free = vlm.generate(**inputs, max_new_tokens=10, **NO_STOP)[0].tolist()
     end = free.index(free[3]) + 1
 
@@ -263,7 +272,7 @@ def test_the_checkpoints_stop_ids_are_the_default():
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_taken_off(vlm, side):
-    session, ids = Session(vlm), inputs_of([*words(1, 5), Picture(1), 9])
+    session, ids = Session(vlm), inputs_of([*words(1, 5), ImageBlock(1), 9])
     expected = session.generate(**ids, max_new_tokens=5, **NO_STOP)
     gap = (3, 0) if side == "left" else (0, 3)
     padded = {

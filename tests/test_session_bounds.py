@@ -9,16 +9,16 @@ import torch
 
 from generation import kv_cache as kv
 from generation.decoding import eager_step
+from generation.fast.cuda_graph import GraphStep
+from generation.fast.native.build import NoCompiler, find_compiler
+from generation.fast.native.step import NativeStep
 from generation.feature_cache import FeatureCache
-from generation.graph_step import GraphStep
 from generation.memory import CacheMemoryError
-from generation.native.build import NoCompiler, find_compiler
-from generation.native.step import NativeStep
 from generation.session import Session
 from tests.prompts import (
     NO_STOP,
     TILE_BYTES,
-    Picture,
+    ImageBlock,
     assert_holds,
     inputs_of,
     positions_of,
@@ -42,9 +42,9 @@ def vlm():
 def test_ctrl_c_anywhere_in_the_decoder_leaves_the_session_true(vlm, monkeypatch, call, layer):
     """Call 0 is the prefill; the layers before the interrupt have written to the cache already."""
     session = Session(vlm)
-    start = [*words(1, 5), Picture(1), *words(2, 3)]
+    start = [*words(1, 5), ImageBlock(1), *words(2, 3)]
     session.generate(**inputs_of(start), max_new_tokens=4, **NO_STOP)
-    other = [*words(1, 5), Picture(1), 99, *words(4, 6)]
+    other = [*words(1, 5), ImageBlock(1), 99, *words(4, 6)]
     expected = vlm.generate(**inputs_of(other), max_new_tokens=8, **NO_STOP)
     block, calls = vlm.language_model.layers[layer], []
     forward = block.forward
@@ -66,9 +66,9 @@ def test_ctrl_c_anywhere_in_the_decoder_leaves_the_session_true(vlm, monkeypatch
     assert torch.equal(again.token_ids, expected) and again.reused == min(kept, len(positions_of(other)) - 1)
 
 
-def test_ctrl_c_while_a_picture_is_encoded_changes_nothing(vlm, monkeypatch):
+def test_ctrl_c_while_a_image_is_encoded_changes_nothing(vlm, monkeypatch):
     session = Session(vlm, FeatureCache(vlm, 10 * TILE_BYTES))
-    prompt = [*words(1, 5), Picture(1), 9]
+    prompt = [*words(1, 5), ImageBlock(1), 9]
     first = session.generate_detailed(**inputs_of(prompt), max_new_tokens=4, **NO_STOP)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
 
@@ -76,7 +76,7 @@ def test_ctrl_c_while_a_picture_is_encoded_changes_nothing(vlm, monkeypatch):
             raise KeyboardInterrupt
 
         patch.setattr(vlm, "encode_images", interrupted)
-        session.generate(**inputs_of([*words(1, 5), Picture(2), 9]), max_new_tokens=4, **NO_STOP)
+        session.generate(**inputs_of([*words(1, 5), ImageBlock(2), 9]), max_new_tokens=4, **NO_STOP)
     assert session.held == len(positions_of(prompt)) + 3
     assert_holds(session, vlm, prompt + first.rows()[0])
 
@@ -94,7 +94,7 @@ def test_ctrl_c_while_an_answer_is_shown_keeps_the_session(vlm, kind, after):
         "stop_token_ids": (10**6,),
     }
     session, shown = Session(vlm), []
-    first = [*words(1, 5), Picture(1), *words(2, 3)]
+    first = [*words(1, 5), ImageBlock(1), *words(2, 3)]
 
     def show() -> None:
         for column in session.generate_stream(**inputs_of(first), **options):
@@ -144,7 +144,7 @@ def test_an_unfinished_answer_cannot_go_on_after_another_one(vlm):
 
 def test_the_cache_grows_in_steps_up_to_the_context():
     model = tiny_vlm(max_position_embeddings=2500, num_hidden_layers=1)
-    session, history, position = Session(model), [Picture(1), *words(1, 1000)], 2 * 1 * 2 * 12 * 4
+    session, history, position = Session(model), [ImageBlock(1), *words(1, 1000)], 2 * 1 * 2 * 12 * 4
     assert session.kv_cache_bytes == 0
     for more, new, capacity in ((0, 1, 1024), (0, 10, 1024), (0, 30, 2048), (1100, 20, 2500)):
         history += words(2, more)
@@ -215,7 +215,7 @@ def test_more_than_the_memory_is_refused_before_any_work(monkeypatch):
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_pixels_are_let_go_of_once_they_are_prefilled(vlm, kept):
-    inputs = inputs_of([*words(1, 5), Picture(1), 9])
+    inputs = inputs_of([*words(1, 5), ImageBlock(1), 9])
     memory = inputs["pixel_values"].numpy().copy()
     inputs["pixel_values"], alive = torch.from_numpy(memory), weakref.ref(memory)
     stream = (Session(vlm) if kept else vlm).generate_stream(**inputs, max_new_tokens=4, **NO_STOP)
@@ -230,11 +230,11 @@ def test_pixels_are_let_go_of_once_they_are_prefilled(vlm, kept):
 
 def test_what_cannot_be_done_is_refused_and_changes_nothing(vlm, monkeypatch):
     session = Session(vlm)
-    prompt = [*words(1, 5), Picture(1), 9]
+    prompt = [*words(1, 5), ImageBlock(1), 9]
     answer = session.generate(**inputs_of(prompt), max_new_tokens=4, **NO_STOP)
     held, turn = session.held, session._turn
-    passes, pictures, _ = record(monkeypatch, vlm)
-    one = inputs_of([*words(1, 3), Picture(2), 9])
+    passes, images, _ = record(monkeypatch, vlm)
+    one = inputs_of([*words(1, 3), ImageBlock(2), 9])
     two_rows = {"input_ids": torch.ones(2, 3, dtype=torch.int64)}
     lacking = {"input_ids": one["input_ids"][:, :5], "pixel_values": one["pixel_values"]}
     for inputs, options, complaint in (
@@ -253,7 +253,7 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(vlm, monkeypatch):
             session.generate_stream(**inputs, **options)
     with pytest.raises(TypeError, match="max_length"):
         session.generate_stream(**one, max_length=3)
-    assert not passes and not pictures and (session.held, session._turn) == (held, turn)
+    assert not passes and not images and (session.held, session._turn) == (held, turn)
     assert_holds(session, vlm, [*prompt, *answer[0].tolist()])
 
 
@@ -262,8 +262,8 @@ def test_other_refusals(vlm):
         Session(vlm, FeatureCache(tiny_vlm(), 100))
     with pytest.raises(ValueError, match="max_bytes: expected an integer"):
         FeatureCache(vlm, -1)
-    two = inputs_of([Picture(1), Picture(2), 3], in_front=True)
-    with pytest.raises(ValueError, match="one picture in front of each row: expected 1 pictures"):
+    two = inputs_of([ImageBlock(1), ImageBlock(2), 3], in_front=True)
+    with pytest.raises(ValueError, match="one image in front of each row: expected 1 images"):
         Session(tiny_vlm("prefix")).generate_stream(**two)
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data import shapes as S
-from data.shapes.questions import unique_phrases
-from data.shapes.sampling import _contrast
-from data.shapes.world import MIN_CENTRES
+import shapes as S
+from shapes.questions import unique_phrases
+from shapes.sampling import _contrast
+from shapes.world import MIN_CENTRES
 
 
 def scenes(n, **kwargs):

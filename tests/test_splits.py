@@ -1,4 +1,4 @@
-"""JSON lines: which files are which split, where pictures are looked for, how long a line may be."""
+"""JSON lines: which files are which split, where images are looked for, how long a line may be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from data import lines
 from data.datasets import open_datasets
 from data.errors import DatasetError
-from data.layouts import BAD_CONVERSATION
+from data.row_schemas import BAD_CONVERSATION
 from data.sources import open_rows
 from eval.metrics import find_metric
 from eval.records import Records
@@ -38,7 +38,7 @@ def answers(path, split: str, streaming: bool = False) -> list[str]:
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name, column", [("metadata.jsonl", "file_name"), ("rows.jsonl", "image")])
 @pytest.mark.parametrize("folder", ["train", "training", "my-train-1"])
-def test_pictures_beside_the_rows_of_a_split(tmp_path, folder, name, column, streaming):
+def test_images_beside_the_rows_of_a_split(tmp_path, folder, name, column, streaming):
     write(tmp_path / folder / name, "a", **{column: "a.png"})
     (tmp_path / folder / "a.png").write_bytes(png())
     write(tmp_path / "test" / name, "b", **{column: "b.png"})
@@ -82,7 +82,7 @@ def test_slices_are_of_one_split(tmp_path):
 def test_files_that_name_no_split_are_all_train(tmp_path):
     write(tmp_path / "a.jsonl", "a")
     write(tmp_path / "contest.jsonl", "b")
-    (tmp_path / "train").mkdir()  # of pictures only
+    (tmp_path / "train").mkdir()  # of images only
     assert answers(tmp_path, "train") == ["a", "b"]
     with pytest.raises(DatasetError, match=r"no split 'validation'; it has train$"):
         answers(tmp_path, "validation")
@@ -107,12 +107,12 @@ def test_rows_beside_held_out_ones_are_train(tmp_path):
     assert [answers(tmp_path, split) for split in ("train", "test", "val")] == [["a"], ["b"], ["c"]]
 
 
-def test_one_list_of_the_pictures_of_several_splits(tmp_path):
+def test_one_list_of_the_images_of_several_splits(tmp_path):
     write(tmp_path / "metadata.jsonl", "a", file_name="train/a.png")
     (tmp_path / "train").mkdir()
     assert answers(tmp_path, "train") == ["a"]
     (tmp_path / "val").mkdir()
-    with pytest.raises(DatasetError, match="pictures are train and which validation; put one into"):
+    with pytest.raises(DatasetError, match="images are train and which validation; put one into"):
         answers(tmp_path, "train")
 
 
@@ -124,7 +124,7 @@ def test_a_folder_of_the_very_name_is_the_split(tmp_path):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_pictures_in_a_folder_beside_the_splits(tmp_path, streaming):
+def test_images_in_a_folder_beside_the_splits(tmp_path, streaming):
     """Paths that start where the dataset does, as other tools write them."""
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "a.png").write_bytes(png())

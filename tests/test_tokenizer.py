@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from data.errors import ProcessorError
 from data.processor import Processor
 from data.tokenizer import FolderTokenizer, open_tokenizer
-from tests.processors import GOLDEN, assert_same, embedded, picture, processor
+from tests.processors import GOLDEN, assert_same, draw_image, embedded, processor
 
 ROOT = Path(__file__).parent.parent
 MARKS = {"normalized": False, "rstrip": False, "single_word": False}
@@ -126,7 +126,7 @@ def test_what_transformers_tokenizer_can_do_the_opened_one_can(tmp_path):
         assert (tmp_path / "b" / name).read_bytes() == (folder / name).read_bytes(), name
     assert str(tmp_path) not in (tmp_path / "b" / "tokenizer_config.json").read_text()
     again = Processor.from_pretrained(tmp_path / "b")
-    assert_same(again.ask(picture(40, 20), "two <image>?"), p.ask(picture(40, 20), "two <image>?"))
+    assert_same(again.ask(draw_image(40, 20), "two <image>?"), p.ask(draw_image(40, 20), "two <image>?"))
     shutil.rmtree(tmp_path / "b")
     assert again.ask(None, "two?")
     with pytest.raises(ProcessorError, match="transformers cannot open"):

@@ -1,4 +1,4 @@
-"""train.py: recipes, freezing, adapters, the picture world end to end, and what it says to bad input."""
+"""train.py: recipes, freezing, adapters, the image world end to end, and what it says to bad input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.recipe import parse_config, read_recipe, write_run
 from training.state import FOLDER, states
 
 RECIPES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
-# A picture-world run of three steps of each stage.
+# An image-world run of three steps of each stage.
 SMALL = {
     "device": "cpu",
     "threads": 1,
@@ -68,7 +68,7 @@ def test_recipes_parse(recipe):
     assert config.seed == 5 and config.output == f"runs/{recipe.stem}"
 
 
-def test_no_argument_is_the_picture_world():
+def test_no_argument_is_the_shapes_world():
     assert parse_config([]) == TrainConfig()
 
 
@@ -108,7 +108,7 @@ def test_the_resolved_config_is_a_recipe(base):
         ("", ["--batch-size", "0"], "--batch-size: expected from 1 to 65536, got 0"),
         ("", ["--schedule", "step"], "--schedule: expected wsd, cosine, got 'step'"),
         ("", ["--data", "rows.jsonl"], "rows need a model to start from"),
-        ("lora_rank: 4", [], "--lora-rank: not for the picture world"),
+        ("lora_rank: 4", [], "--lora-rank: not for the image world"),
     ],
 )
 def test_bad_settings(tmp_path, capsys, text, arguments, message):
@@ -160,7 +160,7 @@ def test_a_path_of_rows_and_the_names_of_columns_stay_text(tmp_path, text):
 
 def test_a_text_beside_the_same_number(tmp_path):
     """An alias is text where a text is wanted, and a number elsewhere."""
-    (tmp_path / "recipe.yaml").write_text("output: &n 17\nsteps: *n\npictures: 0\nvision_pictures: 0\n")
+    (tmp_path / "recipe.yaml").write_text("output: &n 17\nsteps: *n\nimages: 0\nvision_images: 0\n")
     config = parse_config([str(tmp_path / "recipe.yaml")])
     assert (config.output, config.steps) == ("17", 17)
 
@@ -185,7 +185,7 @@ def test_bad_data_and_models(base, capsys):
     said = refused(settings(base, "bad", init_from=str(base / "other")), capsys)
     assert "other: unsupported architecture (model_type 'bert'); supported are" in said
     short = flags(**(SMALL | {"sequence_length": 64, "output": str(base / "short")}))
-    assert "--sequence-length: expected more than the 70 positions of a picture" in refused(short, capsys)
+    assert "--sequence-length: expected more than the 70 positions of an image" in refused(short, capsys)
 
 
 def test_a_loss_that_is_not_finite(base, capsys, monkeypatch):
@@ -296,7 +296,7 @@ def test_adapters(base):
         )
 
 
-def test_the_picture_world_end_to_end(tmp_path):
+def test_the_shapes_world_end_to_end(tmp_path):
     train.main(flags(**SMALL, output=str(tmp_path / "shapes")))
     rows = [json.loads(line) for line in (tmp_path / "shapes" / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if "dense_loss" in row]

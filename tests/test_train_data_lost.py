@@ -90,47 +90,47 @@ def test_held_out_data_that_disappear(folder, capfd, ranks):
     assert done % 10 == 0 and state.name == f"step-{done:08d}"
 
 
-def write_picture_rows(folder) -> tuple[Path, Path]:
-    """Rows about pictures that stand in files, and the folder of these."""
-    pictures = folder / "pictures"
-    pictures.mkdir()
+def write_image_rows(folder) -> tuple[Path, Path]:
+    """Rows about images that stand in files, and the folder of these."""
+    images = folder / "pictures"
+    images.mkdir()
     rows = []
     for number in range(60):
-        (pictures / f"{number}.png").write_bytes(png(seed=number))
-        rows.append({"question": "how many", "answer": "three", "image": str(pictures / f"{number}.png")})
+        (images / f"{number}.png").write_bytes(png(seed=number))
+        rows.append({"question": "how many", "answer": "three", "image": str(images / f"{number}.png")})
     path = folder / "pictured.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path, pictures
+    return path, images
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_pictures_that_disappear(folder, tmp_path, capfd, workers):
+def test_images_that_disappear(folder, tmp_path, capfd, workers):
     """Too many of the rows are bad then: the run saves and leaves; the same command goes on."""
-    rows, pictures = write_picture_rows(tmp_path)
+    rows, images = write_image_rows(tmp_path)
     data = [{"path": str(rows), "name": "pictured"}]
-    made = settings(folder, f"pictures-{workers}", data=data, steps=100_000, save_every=100_000)
+    made = settings(folder, f"images-{workers}", data=data, steps=100_000, save_every=100_000)
     made |= {"workers": workers, "decay_fraction": 1e-9}
     (process,) = start(**made)
     lines, output = Path(made["output"], "metrics.jsonl"), Path(made["output"])
     while not (lines.exists() and lines.read_bytes().count(b"\n") > 5):
         time.sleep(0.001)
         assert process.is_alive()
-    pictures.rename(tmp_path / "away")
+    images.rename(tmp_path / "away")
     process.join(PATIENCE)
     said = capfd.readouterr()
     assert process.exitcode == 2 and "Traceback" not in said.err, said.err
     sentence = said.err.splitlines()[-1]
     assert re.search(r"\d+ of (the latest )?\d+ rows cannot be used \(\d+ ", sentence), sentence
-    assert re.search(r"more than (5\.0|76\.2)%; the last is pictured, row \d+: ", sentence), sentence
+    assert re.search(r"more than (5\.0|76\.2)%; the last is imaged, row \d+: ", sentence), sentence
     done = curve(output)[-1][0]
     (state,) = states(output / FOLDER)
     assert done > 5 and state.name == f"step-{done:08d}"
-    (tmp_path / "away").rename(pictures)
+    (tmp_path / "away").rename(images)
     train.main(flags(**made | {"steps": done + 2}))
     assert [row[0] for row in curve(output)] == list(range(1, done + 3))
 
 
-def test_pictures_that_disappear_late_stop_the_run():
+def test_images_that_disappear_late_stop_the_run():
     """Long before they are the twentieth part of all rows of a long run."""
     counts = DropCount(max_rate=0.05, after=200)
     for _ in range(2000):

@@ -14,10 +14,10 @@ from data.packing import Batch
 from models.config import TextConfig, VLMConfig
 from models.language_model import LanguageModel
 from models.vision_language_model import VisionLanguageModel
+from shapes.training import build_model, build_processor
 from tests.runs import tiny_checkpoint
 from training.config import TrainConfig
 from training.devices import known_peak
-from training.picture_world import build_model, build_processor
 from training.published import PUBLISHED
 from training.recipe import parse_arguments
 from training.run_plan import PlanOptions, network, plan_of
@@ -65,7 +65,7 @@ def test_recipes(recipe, parameters, monkeypatch, capsys):
         assert plan.steps is None and planned(str(CONFIGS / f"{recipe}.yaml"), "--plan-rows", "800")[0].steps
 
 
-def test_the_picture_world_is_the_model_that_is_built(capsys):
+def test_the_shapes_world_is_the_model_that_is_built(capsys):
     config = parse_arguments([])[0]
     plan, (before, _) = planned("--plan-tflops", "0.1")
     model = build_model(config, build_processor(config).tokenizer)
@@ -73,7 +73,7 @@ def test_the_picture_world_is_the_model_that_is_built(capsys):
     assert model.generation_config == {"needs_image": True, "single_turn": True}
     assert plan.steps == config.shape_steps - config.vision_steps
     assert f"{config.vision_steps:,}" in before and "hours" in before
-    # Rows of the picture world are nearly full, and a question has a short answer.
+    # Rows of the image world are nearly full, and a question has a short answer.
     assert 0.9 < plan.tokens_per_step / plan.positions_per_step <= 1
     assert plan.workload.optimizer == "muon-all" and plan.workload.average
     matrices = sum(
@@ -139,7 +139,7 @@ def test_tiles_follow_from_the_processor(tmp_path):
     (tmp_path / "tiny" / "preprocessor_config.json").write_text(json.dumps(settings))
     config = TrainConfig(init_from=str(tmp_path / "tiny"), data="rows.jsonl", pictures=0, vision_pictures=0)
     _, (note,) = plan_of(config, PlanOptions(plan_text=9, plan_tflops=1))
-    assert "a sample is 13 tiles" in note  # 4 x 3, and the whole picture
+    assert "a sample is 13 tiles" in note  # 4 x 3, and the whole image
     limited = plan_of(replace(config, max_tiles=13), PlanOptions(plan_text=9, plan_tflops=1))[0]
     assert limited.tiles_per_step == 13 * config.batch_size
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import train
-from data.shapes import heldout_questions, render
 from eval.tasks import DEFAULT_MODEL
+from shapes import heldout_questions, render
 from tests.runs import SETTINGS, curve, flags, named, run, start, tiny_checkpoint, write_rows
 from tests.waiting import PATIENCE
 
@@ -163,10 +163,10 @@ def test_ranks_with_shards_of_the_weights_answer_too(tmp_path):
     """Each puts a whole model together: held-out rows score as on one rank, and shards are trained on."""
     with (tmp_path / "rows.jsonl").open("w") as file:
         for number, (scene, asked) in enumerate(heldout_questions(12)):
-            picture = str(tmp_path / f"{number}.png")
-            render(scene, 128).save(picture)
+            image = str(tmp_path / f"{number}.png")
+            render(scene, 128).save(image)
             file.write(
-                json.dumps({"question": asked.question, "answer": asked.answer, "image": picture}) + "\n"
+                json.dumps({"question": asked.question, "answer": asked.answer, "image": image}) + "\n"
             )
     rows = [{"path": str(tmp_path / "rows.jsonl"), "name": "drawn"}]
     settings = {"init_from": str(DEFAULT_MODEL), "data": rows, "eval_data": rows, "lr": 1e-9, "steps": 2}

@@ -24,7 +24,7 @@ WAYS = {"lora": {"lora_rank": 2, "lr": 1e-2}, "muon": {"muon": "language", "ema"
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """Only each twelfth row has a picture, so that most micro-batches of a rank have none; the rate is the
+    """Only each twelfth row has an image, so that most micro-batches of a rank have none; the rate is the
     same however long the run is."""
     folder = tmp_path_factory.mktemp("ways")
     tiny = tiny_checkpoint(folder / "tiny")
@@ -65,7 +65,7 @@ def test_two_ranks_are_as_one(alone, parallel, tmp_path):
     close(expected, tmp_path / "two")
 
 
-def test_the_picture_world(tmp_path):
+def test_the_shapes_world(tmp_path):
     """Each part of the loss is divided by what all ranks have of it."""
     settings = SMALL | {"batch_size": 4, "pictures": 24, "eval_every": 1000, "steps": 0}
     settings |= {"sequence_length": 256, "lr": 1e-3, "matrix_lr": 1e-3, "vision_matrix_lr": 1e-3}

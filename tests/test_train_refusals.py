@@ -74,7 +74,7 @@ def test_a_recipe_holds_no_number_that_is_not_finite(value, tmp_path, capsys):
         ("--lr 0", "--lr: expected something that learns, got a rate of 0 for all of it"),
         ("--vision-lr 0", "--vision-lr: expected more than 0, since at first the vision tower trains alone"),
         ("--pictures 0", "--vision-pictures: expected fewer than --pictures (0), got 64000"),
-        ("--plan-tiles -3", "--plan-tiles: expected from 0 to 65536, or -1 for a picture of 4:3, got -3.0"),
+        ("--plan-tiles -3", "--plan-tiles: expected from 0 to 65536, or -1 for an image of 4:3, got -3.0"),
     ],
 )  # fmt: skip
 def test_numbers_that_cannot_be(arguments, message, capsys):
@@ -99,7 +99,7 @@ def test_numbers_at_their_bounds():
         ("--init-from checkpoints/ocelli-shapes --patch-size 16", "--patch-size: expected 8, as the model"),
     ],
 )  # fmt: skip
-def test_pictures_that_the_model_does_not_take(arguments, message, tmp_path, capsys):
+def test_images_that_the_model_does_not_take(arguments, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         train.main([*arguments.split(), "--device", "cpu", "--output", str(tmp_path / "run")])
     assert left.value.code == 2 and message in capsys.readouterr().err

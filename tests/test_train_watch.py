@@ -1,4 +1,4 @@
-"""What a run shows: metrics, sample answers with their pictures, the plot, the best model, trackers; how it
+"""What a run shows: metrics, sample answers with their images, the plot, the best model, trackers; how it
 goes on from a broken state; and that no logits of a whole row are made."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import AutoModelForImageTextToText
 import train
 from models import losses
 from models.vision_language_model import IGNORE_INDEX
-from tests.prompts import Picture, inputs_of, tiny_vlm, words
+from tests.prompts import ImageBlock, inputs_of, tiny_vlm, words
 from tests.runs import SETTINGS, curve, flags, named, run, tiny_checkpoint, write_rows
 from training import plot
 from training.config import TrainConfig
@@ -54,7 +54,7 @@ def refused(arguments: list[str], capsys) -> str:
 # ------------------------------------------------------------------------------------------ the whole run
 @pytest.fixture(scope="module")
 def watched(base):
-    # By its name, a dataset has the same order wherever it lies: two of its first five rows have pictures.
+    # By its name, a dataset has the same order wherever it lies: two of its first five rows have images.
     held_out = [{"path": str(base / "rows.jsonl"), "name": "seen"}]
     train.main(settings(base, "watched", eval_data=held_out, eval_every=2, eval_samples=5))
     return base / "watched"
@@ -70,7 +70,7 @@ def test_metrics_tell_speed_and_time_left(watched):
     assert rows[-1]["seconds_left"] == 0
 
 
-def test_sample_answers_have_their_pictures(watched):
+def test_sample_answers_have_their_images(watched):
     for step in (2, 4):
         folder = watched / "samples" / f"step-{step:08d}"
         rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
@@ -208,7 +208,7 @@ class Wandb(types.ModuleType):
         self.finished = True
 
 
-def test_a_tracker_gets_numbers_and_pictures(tmp_path, monkeypatch):
+def test_a_tracker_gets_numbers_and_images(tmp_path, monkeypatch):
     module = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", module)
     metrics = Metrics(TrainConfig(output=str(tmp_path), tracker="wandb"), 4, 0, True)
@@ -307,7 +307,7 @@ def test_logits_of_a_row_never_exist(training, monkeypatch):
     """In RowsLoss, forward and backward; the model's plain forward makes them all, and is caught at it."""
     monkeypatch.setitem(losses.CHUNK_BYTES, "cpu", 0)  # the fewest positions at once: 16
     model = tiny_vlm()
-    inputs = inputs_of([Picture(1), *words(1, 60)])
+    inputs = inputs_of([ImageBlock(1), *words(1, 60)])
     ids = inputs["input_ids"]
     labels = ids.masked_fill(ids == model.config.image_token_id, IGNORE_INDEX)
     labels[:, :20] = IGNORE_INDEX

@@ -6,12 +6,12 @@ import random
 import pytest
 import torch
 
-from data.shapes import RGB, Scene, Thing, ask, sample_scene
-from data.shapes.mentions import facts, mentions
-from data.shapes_stream import ShapesStream, ShapesStreamConfig
+from shapes import RGB, Scene, Thing, ask, sample_scene
+from shapes.grounding import FactHead
+from shapes.mentions import facts, mentions
+from shapes.stream import ShapesStream, ShapesStreamConfig
+from shapes.training import build_processor, chat_pieces
 from training.config import TrainConfig
-from training.grounding import FactHead
-from training.picture_world import build_processor, chat_pieces
 
 
 def shape(name, colour, x, y, size):
@@ -40,7 +40,7 @@ def test_nouns_by_hand():
     assert two["circle"][:2] == (-1.0, -1.0) and two["star"][:2] == (0.0, 1.0)
     assert two["circle"][2] == pytest.approx(math.log(0.3) + 1.3)
     assert all(math.isnan(v) for v in of("What colour is the circle?")["circle"])  # there are two of them
-    assert of("Is there a red star?") == of("Describe the picture.") == {}  # "a star" may not be there
+    assert of("Is there a red star?") == of("Describe the image.") == {}  # "a star" may not be there
     assert of("How many crosses can you see?")["crosses"][3] == 0.0
 
 
@@ -100,12 +100,12 @@ def test_pairs_stand_where_the_answer_begins(stream):
 
 
 def test_stages_share_a_stream(stream):
-    """The tower's own batches come first, then those with questions; no picture twice."""
+    """The tower's own batches come first, then those with questions; no image twice."""
     config = ShapesStreamConfig(batch_size=2, vision_steps=3, vision_batch_size=4, curriculum_pictures=0)
     two = ShapesStream(config, stream.tokenizer, stream.pieces)
     assert [len(two.batch(i)["pixel_values"]) for i in range(5)] == [4, 4, 4, 2, 2]
-    pictures = torch.cat([two.batch(i)["pixel_values"] for i in range(5)]).flatten(1)
-    assert len({row.numpy().tobytes() for row in pictures}) == 16
+    images = torch.cat([two.batch(i)["pixel_values"] for i in range(5)]).flatten(1)
+    assert len({row.numpy().tobytes() for row in images}) == 16
 
 
 def test_grounding_loss_reads_the_layer_and_skips_what_is_unknown():

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 Data = str | list[dict[str, Any]]
-SHAPES = "shapes"  # `data` of the built-in picture world
+SHAPES = "shapes"  # `data` of the built-in image world
 
 # What each number may be: bounds that no run comes near, but that memory, time and the libraries stand.
 _ENDLESS = 10**9  # of what is only counted, or passed on the way
@@ -49,7 +49,7 @@ _RANGES = (
     (0, 4_096, "longest_edge"),
 )
 _BELOW_ONE = ("beta2", "ema", "lora_dropout")
-_MOST_PATCHES = 64  # a side of a picture of the picture world
+_MOST_PATCHES = 64  # a side of an image of the image world
 
 
 def _field(default, help_text: str):
@@ -73,20 +73,20 @@ class TrainConfig:
     )
     vision_from: str = _field("", "start a new model from this SigLIP tower, together with --text-from")
     text_from: str = _field("", "start a new model from this Llama-family model, together with --vision-from")
-    seed: int = _field(0, "seed of the weights, of every drawn picture and of the order of rows")
+    seed: int = _field(0, "seed of the weights, of every drawn image and of the order of rows")
     device: str = _field("auto", "auto, cpu, cuda or mps")
     threads: int = _field(0, "CPU threads; 0 leaves PyTorch's choice")
-    workers: int = _field(1, "processes on each rank that draw, or read and decode, pictures")
+    workers: int = _field(1, "processes on each rank that draw, or read and decode, images")
 
     # data
     data: Data = field(
         default=SHAPES,
-        metadata={"help": "shapes, the picture world; a file, folder or Hub id; or a list of datasets"},
+        metadata={"help": "shapes, the image world; a file, folder or Hub id; or a list of datasets"},
     )
     eval_data: Data = field(
         default="", metadata={"help": "held-out rows, named in the same way; shapes has its own"}
     )
-    batch_size: int = _field(16, "pictures, or rows of samples, per step over all ranks and micro-batches")
+    batch_size: int = _field(16, "images, or rows of samples, per step over all ranks and micro-batches")
     micro_batch_size: int = _field(0, "rows that one rank computes at a time; 0 takes its whole share")
     sequence_length: int = _field(256, "positions per row")
     max_tiles: int = _field(0, "tiles per row; 0 leaves that to the positions")
@@ -95,15 +95,13 @@ class TrainConfig:
     shuffle_buffer: int = _field(256, "rows of a streaming dataset that are shuffled together")
     max_drop_rate: float = _field(0.05, "share of rows that cannot be used, past which the run stops")
 
-    # length of the run: in steps or epochs, for shapes in pictures
+    # length of the run: in steps or epochs, for shapes in images
     steps: int = _field(0, "steps of the run; 0: as many as the epochs hold")
     epochs: int = _field(0, "passes over the data; 0: no limit where steps are given, else one")
-    pictures: int = _field(
-        144_000, "shapes: pictures to train on, all stages together; 0 leaves it to --steps"
-    )
+    pictures: int = _field(144_000, "shapes: images to train on, all stages together; 0 leaves it to --steps")
     vision_pictures: int = _field(64_000, "shapes: of these, first, the vision tower alone on dense targets")
-    curriculum_pictures: int = _field(25_000, "shapes: pictures until scenes are hardest; counted per stage")
-    vision_batch_size: int = _field(64, "shapes: pictures per step while the vision tower trains alone")
+    curriculum_pictures: int = _field(25_000, "shapes: images until scenes are hardest; counted per stage")
+    vision_batch_size: int = _field(64, "shapes: images per step while the vision tower trains alone")
 
     # optimisation
     lr: float = _field(2e-3, "peak rate of AdamW for the language model; 0 freezes it")
@@ -152,18 +150,18 @@ class TrainConfig:
     text_kv_heads: int = _field(2, "language model: key and value heads")
     text_inner: int = _field(512, "language model: SwiGLU width")
     vocab_size: int = _field(1024, "tokenizer: largest vocabulary, special tokens included")
-    longest_edge: int = _field(0, "from backbones: pixels that a picture is resized to; 0: one tile")
+    longest_edge: int = _field(0, "from backbones: pixels that an image is resized to; 0: one tile")
 
     # watching it
     log_every: int = _field(20, "steps between lines of metrics.jsonl")
     log_samples: bool = _field(False, "name each step's samples in metrics.jsonl")
     eval_every: int = _field(500, "steps between evaluations on held-out data")
-    eval_pictures: int = _field(512, "held-out pictures, or rows, whose loss an evaluation takes")
+    eval_pictures: int = _field(512, "held-out images, or rows, whose loss an evaluation takes")
     eval_questions: int = _field(200, "held-out questions that are answered and scored in an evaluation")
     eval_metric: str = _field(
         "", "rows: answer held-out questions, score them by this metric; under fsdp on a whole model per rank"
     )
-    eval_samples: int = _field(4, "held-out questions whose answers are kept, with pictures, in samples/")
+    eval_samples: int = _field(4, "held-out questions whose answers are kept, with images, in samples/")
     save_every: int = _field(500, "steps between checkpoints")
     keep: int = _field(2, "training states to keep; where the newest is broken, the run goes on from another")
     keep_best: bool = _field(True, "keep the model with the best evaluation, in best/")
@@ -193,7 +191,7 @@ class TrainConfig:
         by_steps = self.steps and not self.pictures
         if self.is_shapes and not by_steps and self.vision_pictures >= self.pictures:
             raise ValueError(
-                f"--vision-pictures: expected fewer than --pictures ({self.pictures}), "
+                f"--vision-pictures: expected fewer than --pictures ({self.images}), "
                 f"got {self.vision_pictures}"
             )
         self._check_combinations()
@@ -220,7 +218,7 @@ class TrainConfig:
                 ("epochs", self.epochs > 0),
             ):
                 if wrong:
-                    raise ValueError(f"{flag(name)}: not for the picture world; name other rows with --data")
+                    raise ValueError(f"{flag(name)}: not for the image world; name other rows with --data")
         elif not (self.init_from or self.vision_from):
             raise ValueError(
                 "--data: rows need a model to start from: give --init-from, or --vision-from and --text-from"
@@ -282,18 +280,18 @@ class TrainConfig:
 
     @property
     def shape_steps(self) -> int:
-        """Steps of a picture-world run."""
+        """Steps of an image-world run."""
         if self.steps:
             return self.steps
         return max(1, self.vision_steps + (self.pictures - self.vision_pictures) // self.batch_size)
 
     @property
     def vision_steps(self) -> int:
-        """Steps at the start of a picture-world run in which the vision tower trains alone."""
+        """Steps at the start of an image-world run in which the vision tower trains alone."""
         return self.vision_pictures // self.vision_batch_size if self.is_shapes else 0
 
     def pictures_after(self, step: int) -> int:
-        """Drawn pictures seen once `step` steps are done."""
+        """Drawn images seen once `step` steps are done."""
         vision = min(step, self.vision_steps)
         return vision * self.vision_batch_size + (step - vision) * self.batch_size
 

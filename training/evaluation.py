@@ -1,6 +1,6 @@
 """A look at a run on a schedule: scores on held-out data, sample answers, a plot, and the best model so far.
 
-output/samples/step-…/    # answers with their pictures, see training/samples.py
+output/samples/step-…/    # answers with their images, see training/samples.py
 output/plot.svg
 output/best/              # the best model in the Hub's layout, with best.json: its step and score
 """
@@ -102,7 +102,7 @@ class Evaluation:
 
     def _answers(self, step: int) -> tuple[dict[str, float], list[Answered]]:
         """Scores of answers to held-out questions, and sample answers on the first rank; all call it."""
-        # The picture world's first stage has no language model yet.
+        # The image world's first stage has no language model yet.
         if not self.answering or step <= self.task.second_stage:
             return {}, []
         model = self.task.model

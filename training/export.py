@@ -55,7 +55,7 @@ def export(
     """
     beside = None
     if config.lora_rank:
-        from training.adapters import save_adapter  # peft takes seconds to import
+        from training.lora import save_adapter  # peft takes seconds to import
 
         beside = partial(save_adapter, tensors, config)  # model and adapter change places together
     plain_model(model, tensors, config).save_pretrained(folder, processor, card=card, beside=beside)
@@ -66,7 +66,7 @@ def plain_model(
 ) -> VisionLanguageModel:
     """A model of its own with these tensors, adapters merged."""
     if config.lora_rank:
-        from training.adapters import merged
+        from training.lora import merged
 
         tensors = merged(tensors, config)
     return filled(model, tensors)

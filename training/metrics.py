@@ -83,7 +83,7 @@ class Metrics:
         self._track(lambda tracker: tracker.log(numbers, row["step"]))
 
     def write_samples(self, step: int, answered: Sequence[Answered]) -> None:
-        """Answers with their pictures, into the run's folder and to the tracker."""
+        """Answers with their images, into the run's folder and to the tracker."""
         if not (self.active and answered):
             return
         try:

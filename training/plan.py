@@ -52,7 +52,7 @@ class Workload:
         micro_batch: rows of one batch on one rank.
         accumulation: such batches in one optimizer step.
         sequence_length: positions of a row.
-        tiles_per_row: pictures' tiles in a row, on average.
+        tiles_per_row: images' tiles in a row, on average.
         samples_per_row: documents in a row, on average; 1 without packing.
         fill: share of positions that is not padding.
         labelled: share of the filled positions that carries a label.

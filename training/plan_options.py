@@ -42,8 +42,8 @@ class PlanOptions:
     plan_device: str = _field("auto", f"plan: cpu, {', '.join(PEAKS)}; auto: this machine's GPU, else H100")
     plan_tflops: float = _field(0.0, "plan: what a device can do at most, TFLOP/s; 0: by its name")
     plan_mfu: float = _field(0.4, "plan: share of that which the model's FLOPs reach")
-    plan_tiles: float = _field(-1.0, "plan: tiles of a sample; -1: those of one picture of 4:3")
-    plan_text: int = _field(100, "plan: tokens of a sample besides its pictures")
+    plan_tiles: float = _field(-1.0, "plan: tiles of a sample; -1: those of one image of 4:3")
+    plan_text: int = _field(100, "plan: tokens of a sample besides its images")
     plan_labelled: float = _field(0.4, "plan: share of these that are answers")
     plan_rows: int = _field(0, "plan: rows of the data; 0: counted where they lie here")
 
@@ -61,7 +61,7 @@ class PlanOptions:
         check_range(self, 0, 10**12, "plan_rows")
         if self.plan_tiles != -1 and not 0 <= self.plan_tiles <= 65_536:
             raise ValueError(
-                f"--plan-tiles: expected from 0 to 65536, or -1 for a picture of 4:3, got {self.plan_tiles}"
+                f"--plan-tiles: expected from 0 to 65536, or -1 for an image of 4:3, got {self.plan_tiles}"
             )
         for name in ("plan_mfu", "plan_labelled"):
             if not 0 < getattr(self, name) <= 1:

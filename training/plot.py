@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl as a picture: losses and held-out scores over steps.
+"""A run's metrics.jsonl as an image: losses and held-out scores over steps.
 
     python -m training.plot runs/shapes                    # runs/shapes/plot.svg
     python -m training.plot runs/shapes assets/run.svg
@@ -46,7 +46,7 @@ def _thinned(points: Points) -> Points:
 
 
 def draw(rows: Sequence[dict[str, Any]], title: str) -> str:
-    """The picture as SVG text: losses on a logarithmic axis, scores from 0 to 1 where there are any."""
+    """The image as SVG text: losses on a logarithmic axis, scores from 0 to 1 where there are any."""
     losses, scores = lines_of(rows, list(LOSSES), True), lines_of(rows, list(SCORES), False)
     panels = [_panel(losses, LOSSES, 0, logarithmic=True)] if losses else []
     if scores:
@@ -116,7 +116,7 @@ def write_plot(output: Path) -> Path:
     """Draw a run's metrics into its folder.
 
     Raises:
-        OSError: there are none, or the picture cannot be written.
+        OSError: there are none, or the image cannot be written.
     """
     with replacing(output / PLOT) as temporary:
         temporary.write_text(draw(read_metrics(output / METRICS), output.name), encoding="utf-8")
@@ -129,8 +129,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("picture", type=Path, nargs="?", help=f"SVG to write (default: {PLOT} in the folder)")
     options = parser.parse_args(arguments)
     try:
-        picture = draw(read_metrics(options.run / METRICS), options.run.resolve().name)
-        (options.picture or options.run / PLOT).write_text(picture, encoding="utf-8")
+        image = draw(read_metrics(options.run / METRICS), options.run.resolve().name)
+        (options.image or options.run / PLOT).write_text(image, encoding="utf-8")
     except OSError as error:
         print(f"training.plot: error: {error}", file=sys.stderr)
         return 2

@@ -91,7 +91,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "HuggingFaceTB/SmolVLM-500M-Instruct": _SMOLVLM_500M,
     "HuggingFaceTB/SmolVLM2-2.2B-Instruct": _SMOLVLM_2_2B,
 }
-# Pixels that these checkpoints' processors resize a picture's longer side to before they cut it.
+# Pixels that these checkpoints' processors resize an image's longer side to before they cut it.
 LONGEST_EDGE = {name: 2048 for name in PUBLISHED if "/SmolVLM-" in name}
 # Of `data.tokenizer.SPECIAL_TOKENS`, those that SmolLM2's tokenizers have.
 SMOLLM2_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -47,7 +47,7 @@ _CONSTRUCTORS_RAISE = (ValueError, TypeError, LookupError, AttributeError, Arith
 
 
 def parse_config(arguments: list[str] | None = None, description: str = "") -> TrainConfig:
-    """The recipe named first (the picture world's by default), with the flags behind it put over it; see
+    """The recipe named first (the image world's by default), with the flags behind it put over it; see
     `parse_arguments`."""
     return parse_arguments(arguments, description)[0]
 

@@ -35,9 +35,9 @@ from training.throughput import amounts_of
 class RowsLoss(nn.Module):
     """(summed cross-entropy over labelled tokens, what to log) of a micro-batch.
 
-    A batch without pictures sends a blank one through the vision tower and adds its features times zero: so
+    A batch without images sends a blank one through the vision tower and adds its features times zero: so
     each rank takes part in each exchange of gradients, and a step's result does not depend on which rank has
-    the pictures.
+    the images.
     """
 
     def __init__(self, model: VisionLanguageModel, blank: bool):

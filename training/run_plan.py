@@ -3,7 +3,7 @@
     options = PlanOptions(plan_ranks=8, plan_device="H100")
     print(describe(parse_config(["configs/nanovlm-460m.yaml"]), options))
 
-What a recipe cannot know about its data (pictures and words of a sample, how many there are) is a flag.
+What a recipe cannot know about its data (images and words of a sample, how many there are) is a flag.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import torch
 
 from data.datasets import DatasetConfig
-from data.shapes_stream import ShapesStream
 from data.sources import count_rows
 from models.checkpoints.backbones import read_text_config, read_vision_config
 from models.checkpoints.fields import build
 from models.checkpoints.registry import choose_reader
 from models.checkpoints.strict_json import read_json
 from models.config import TextConfig, VLMConfig
+from shapes.stream import ShapesStream
+from shapes.training import build_processor, chat_pieces, model_config, stream_config
 from training.config import TrainConfig, dataset_entries
 from training.costs import Amounts, linear_sizes, training_flops
 from training.devices import known_peak, peak_flops
-from training.picture_world import build_processor, chat_pieces, model_config, stream_config
 from training.plan import Plan, Workload, make_plan
 from training.plan_options import PlanOptions as PlanOptions
 from training.published import LONGEST_EDGE, SMOLLM2_TOKENS, config_of, folder_of
@@ -68,7 +68,7 @@ def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, list[str]]
 
 # ------------------------------------------------------------------------------------------- the machine
 def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
-    """What the run is planned for. The picture world and --device cpu mean this machine's CPU."""
+    """What the run is planned for. The image world and --device cpu mean this machine's CPU."""
     wanted = options.plan_device
     if wanted == "auto" and (config.device == "cpu" or (config.is_shapes and not torch.cuda.is_available())):
         wanted = "cpu"
@@ -90,7 +90,7 @@ def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
 
 # --------------------------------------------------------------------------------------------- the model
 def network(config: TrainConfig) -> tuple[VLMConfig, int]:
-    """The shape of the model that a run on rows trains, and the pixels that its pictures are resized to.
+    """The shape of the model that a run on rows trains, and the pixels that its images are resized to.
 
     Raises:
         CheckpointError: not known here, or of an architecture that is not supported.
@@ -128,7 +128,7 @@ def _added_tokens(source: str, stored: dict) -> int:
 
 
 def _longest_edge(source: str, stored: dict, tile: int) -> int:
-    """Pixels that a checkpoint's processor resizes the longer side of a picture to; one tile if not told."""
+    """Pixels that a checkpoint's processor resizes the longer side of an image to; one tile if not told."""
     folder = folder_of(source)
     if folder is None:
         return LONGEST_EDGE.get(source.rsplit("@", 1)[0], tile)
@@ -187,7 +187,7 @@ def workload(
 
 
 def _common(config: TrainConfig, options: PlanOptions, device: Device, batch: int) -> dict:
-    """What the workloads of rows and of the picture world have in common."""
+    """What the workloads of rows and of the image world have in common."""
     ranks = options.plan_ranks
     per_rank, left = divmod(batch, ranks)
     micro = config.micro_batch_size or per_rank
@@ -220,7 +220,7 @@ def _common(config: TrainConfig, options: PlanOptions, device: Device, batch: in
 
 
 def _tiles(longest_edge: int, tile: int) -> int:
-    """Tiles of a picture of 4:3, with the whole picture as one more where it is cut."""
+    """Tiles of an image of 4:3, with the whole image as one more where it is cut."""
     long = math.ceil(longest_edge / tile)
     return 1 if long <= 1 else long * math.ceil(0.75 * long) + 1
 
@@ -232,9 +232,9 @@ def _rows_here(config: TrainConfig) -> int | None:
     return None if None in counts else sum(count or 0 for count in counts)
 
 
-# --------------------------------------------------------------------------------------- the picture world
+# --------------------------------------------------------------------------------------- the image world
 def _plan_of_shapes(config: TrainConfig, options: PlanOptions, device: Device) -> tuple[Plan, list[str]]:
-    """Of the stage in which the whole model learns, and a note on the one before; a row is a picture."""
+    """Of the stage in which the whole model learns, and a note on the one before; a row is an image."""
     processor = build_processor(config)
     if config.init_from:
         stored = config_of(config.init_from)
@@ -262,7 +262,7 @@ def _plan_of_shapes(config: TrainConfig, options: PlanOptions, device: Device) -
             0,
             "before it, the vision tower alone\n"
             f"  {'steps':<22}{config.vision_steps:>16,}\n"
-            f"  {'pictures a step':<22}{config.vision_batch_size:>16,}\n"
+            f"  {'images a step':<22}{config.vision_batch_size:>16,}\n"
             f"  {'model FLOPs':<22}{flops:>16.3e}\n"
             f"  {'hours':<22}{hours:>16,.1f}",
         )

@@ -1,4 +1,4 @@
-"""What the model answers to held-out questions while it trains, kept with the pictures that were asked about.
+"""What the model answers to held-out questions while it trains, kept with the images that were asked about.
 
 output/samples/step-00000500/answers.jsonl     # {"pictures": ["00.png"], "question": …}
                              00.png
@@ -20,13 +20,13 @@ from data.datasets import Mixture
 from data.errors import BadRow, ImageError, PromptError
 from data.images import load_image
 from data.processor import Processor
-from data.shapes import heldout_questions, render
 from models.vision_language_model import VisionLanguageModel
+from shapes import heldout_questions, render
 
 FOLDER, ANSWERS = "samples", "answers.jsonl"
 _NEW_TOKENS = 64
-_LONGEST = 512  # pixels of a picture's longer side as it is kept
-_DRAWN = 128  # pixels a side of a drawn picture
+_LONGEST = 512  # pixels of an image's longer side as it is kept
+_DRAWN = 128  # pixels a side of a drawn image
 _LOOKED_AT = 200  # rows in which to look for good ones
 
 
@@ -35,7 +35,7 @@ class Question:
     """Messages up to an answer, in the Hub's form; what they show and say; the answer, and others as good."""
 
     conversation: list[dict[str, Any]]
-    pictures: tuple[Image.Image, ...]
+    images: tuple[Image.Image, ...]
     text: str
     target: str
     accept: tuple[str, ...] = ()
@@ -83,18 +83,18 @@ def questions_of_rows(mixture: Mixture, processor: Processor, count: int) -> lis
 
 
 def _first_question(messages: list[dict[str, Any]], processor: Processor) -> Question:
-    """What stands in front of the first answer, with its pictures loaded."""
+    """What stands in front of the first answer, with its images loaded."""
     end = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    conversation, pictures = [], []
+    conversation, images = [], []
     for message in messages[:end]:
         parts = []
         for part in message["content"]:
             if part["type"] == "image":
                 part = {"type": "image", "image": load_image(part["image"], processor.limits)}
-                pictures.append(part["image"])
+                images.append(part["image"])
             parts.append(part)
         conversation.append({"role": message["role"], "content": parts})
-    return Question(conversation, tuple(pictures), _words(conversation), _words(messages[end : end + 1]))
+    return Question(conversation, tuple(images), _words(conversation), _words(messages[end : end + 1]))
 
 
 def _words(messages: list[dict[str, Any]]) -> str:
@@ -103,12 +103,12 @@ def _words(messages: list[dict[str, Any]]) -> str:
 
 
 def questions_of_shapes(processor: Processor, count: int) -> list[Question]:
-    """Held-out questions about the picture world."""
+    """Held-out questions about the image world."""
     questions = []
     for scene, qa in heldout_questions(count):
-        picture = render(scene, _DRAWN)
-        conversation = processor.conversation(picture, qa.question)
-        questions.append(Question(conversation, (picture,), qa.question, qa.answer, tuple(qa.accept)))
+        image = render(scene, _DRAWN)
+        conversation = processor.conversation(image, qa.question)
+        questions.append(Question(conversation, (image,), qa.question, qa.answer, tuple(qa.accept)))
     return questions
 
 
@@ -137,7 +137,7 @@ def answer_all(
 
 
 def write_samples(output: Path, step: int, answered: Sequence[Answered]) -> Path:
-    """Write the answers after `step` steps with their pictures, whole or not at all.
+    """Write the answers after `step` steps with their images, whole or not at all.
 
     Raises:
         OSError: they cannot be written.
@@ -149,9 +149,9 @@ def write_samples(output: Path, step: int, answered: Sequence[Answered]) -> Path
     with (writing / ANSWERS).open("w", encoding="utf-8") as file:
         for number, one in enumerate(answered):
             names = []
-            for place, picture in enumerate(one.question.pictures):
+            for place, image in enumerate(one.question.images):
                 names.append(f"{number:02d}.png" if place == 0 else f"{number:02d}-{place + 1}.png")
-                small(picture).save(writing / names[-1])
+                small(image).save(writing / names[-1])
             row: dict[str, Any] = {"pictures": names, "question": one.question.text}
             row |= {"target": one.question.target, "answer": one.answer, "right": one.right}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -160,8 +160,8 @@ def write_samples(output: Path, step: int, answered: Sequence[Answered]) -> Path
     return folder
 
 
-def small(picture: Image.Image) -> Image.Image:
+def small(image: Image.Image) -> Image.Image:
     """A copy that is no larger than samples need."""
-    copy = picture.convert("RGB")
+    copy = image.convert("RGB")
     copy.thumbnail((_LONGEST, _LONGEST))
     return copy

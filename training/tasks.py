@@ -10,10 +10,10 @@ from torch import nn
 from data.packing import Batch
 from data.processor import Processor
 from models.vision_language_model import VisionLanguageModel
+from shapes.training import ShapesWorldTask
 from training.config import TrainConfig
 from training.costs import Amounts
 from training.distributed import Ranks
-from training.picture_world import PictureWorldTask
 from training.rows import RowsTask
 from training.samples import Question
 
@@ -89,5 +89,5 @@ class Task(Protocol):
 
 
 def open_task(config: TrainConfig, ranks: Ranks) -> Task:
-    """The picture world, or datasets."""
-    return PictureWorldTask(config, ranks) if config.is_shapes else RowsTask(config, ranks)
+    """The image world, or datasets."""
+    return ShapesWorldTask(config, ranks) if config.is_shapes else RowsTask(config, ranks)

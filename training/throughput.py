@@ -1,4 +1,4 @@
-"""How fast a run is: tokens and pictures a second, and the share of the device's peak that it uses (MFU)."""
+"""How fast a run is: tokens and images a second, and the share of the device's peak that it uses (MFU)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Throughput:
         self._forget()
 
     def _forget(self) -> None:
-        self._tokens = self._pictures = 0
+        self._tokens = self._images = 0
         self._flops = self._aside = 0.0
         self._since = time.monotonic()
 
@@ -62,7 +62,7 @@ class Throughput:
         for batch in batches:
             amounts = self.task.amounts(batch, step)
             self._tokens += int(amounts.positions)
-            self._pictures += batch.pictures
+            self._images += batch.images
             self._flops += training_flops(self.task.model.config, amounts, self.learns, self.adapters)
 
     @contextmanager
@@ -77,11 +77,11 @@ class Throughput:
     def row(self, done: int) -> dict[str, float]:
         """What goes into metrics.jsonl after `done` steps; all ranks call it."""
         seconds = max(time.monotonic() - self._since - self._aside, 1e-9)
-        tokens, pictures, flops = self.ranks.sum(self._tokens, self._pictures, self._flops)
+        tokens, images, flops = self.ranks.sum(self._tokens, self._images, self._flops)
         each = (time.monotonic() - self._began) / max(done - self.first, 1)
         self._forget()
-        row = {"images_per_second": round(pictures / seconds, 2)}
-        if tokens:  # the picture world's first stage has none
+        row = {"images_per_second": round(images / seconds, 2)}
+        if tokens:  # the image world's first stage has none
             row = {"tokens_per_second": round(tokens / seconds, 1)} | row
         if self.peak:
             row["mfu"] = round(flops / seconds / self.peak, 4)

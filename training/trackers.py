@@ -25,7 +25,7 @@ class Tracker(Protocol):
         """Numbers by name, after so many steps."""
 
     def log_samples(self, answered: Sequence[Answered], step: int) -> None:
-        """Answers with their pictures."""
+        """Answers with their images."""
 
     def close(self) -> None:
         """Nothing comes any more."""
@@ -44,8 +44,8 @@ class _WandbLike:
     def log_samples(self, answered: Sequence[Answered], step: int) -> None:
         shown: dict[str, Any] = {}
         for number, one in enumerate(answered):
-            for picture in one.question.pictures[:1]:
-                shown[f"sample_{number}"] = self.module.Image(np.array(small(picture)), caption=one.caption)
+            for image in one.question.images[:1]:
+                shown[f"sample_{number}"] = self.module.Image(np.array(small(image)), caption=one.caption)
         if shown:
             self.module.log(shown, step=step)
 
@@ -63,8 +63,8 @@ class _TensorBoard:
 
     def log_samples(self, answered: Sequence[Answered], step: int) -> None:
         for number, one in enumerate(answered):
-            for picture in one.question.pictures[:1]:
-                self.writer.add_image(f"sample_{number}", np.array(small(picture)), step, dataformats="HWC")
+            for image in one.question.images[:1]:
+                self.writer.add_image(f"sample_{number}", np.array(small(image)), step, dataformats="HWC")
             self.writer.add_text(f"sample_{number}", one.caption, step)
 
     def close(self) -> None:

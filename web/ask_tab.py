@@ -1,4 +1,4 @@
-"""The tab where pictures are asked about: its parts, and what happens when they are used."""
+"""The tab where images are asked about: its parts, and what happens when they are used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES = (
     ("example.png", "What colour is the star?"),
     ("three.png", "How many shapes are there?"),
     ("cup.png", "What is the printed word?"),
-    ("wolf.png", "Describe the picture."),
+    ("wolf.png", "Describe the image."),
     ("eight-shapes.png", "Is there a green circle?"),
 )
 
@@ -43,7 +43,7 @@ class AskTab:
                 self._lay_out_answers()
         gr.Examples(
             [[[str(ASSETS / name)], question] for name, question in EXAMPLES],
-            inputs=[self.pictures, self.question],
+            inputs=[self.images, self.question],
             label="Examples",
             cache_examples=False,
             preload=False,
@@ -55,9 +55,9 @@ class AskTab:
 
     def _lay_out_question(self) -> None:
         limits = self.desk.limits
-        picture, question = EXAMPLES[0]
-        self.pictures = gr.Gallery(
-            [str(ASSETS / picture)],
+        image, question = EXAMPLES[0]
+        self.images = gr.Gallery(
+            [str(ASSETS / image)],
             label="Pictures",
             type="filepath",
             file_types=["image"],
@@ -126,7 +126,7 @@ class AskTab:
             group_consecutive_messages=False,
             allow_file_downloads=False,
             feedback_options=None,
-            placeholder="Drop pictures, type a question, press Ask.",
+            placeholder="Drop images, type a question, press Ask.",
             elem_id="chat",
         )
         self.figures = gr.HTML(view.figures(None), elem_id="figures")
@@ -138,7 +138,7 @@ class AskTab:
 
     def _connect(self) -> None:
         inputs = [
-            self.pictures, self.question, self.model, self.answers, self.temperature, self.top_p, self.top_k,
+            self.images, self.question, self.model, self.answers, self.temperature, self.top_p, self.top_k,
             self.min_p, self.max_new_tokens, self.seed, self.remember,
         ]  # fmt: skip
         shown = [self.chat, self.figures, self.notice, self.question, self.ask, self.stop]
@@ -171,7 +171,7 @@ class AskTab:
 
     async def _ask(
         self,
-        pictures: list[tuple[str, str | None]] | None,
+        images: list[tuple[str, str | None]] | None,
         question: str,
         model: str,
         answers: float,
@@ -184,9 +184,9 @@ class AskTab:
         remember: bool,
         request: gr.Request,
     ) -> AsyncGenerator[dict, None]:
-        """Answer a question about pictures."""
+        """Answer a question about images."""
         asked = Asked(
-            pictures=tuple(path for path, _ in pictures or ()),
+            images=tuple(path for path, _ in images or ()),
             question=question or "",
             model=model or "",
             answers=_whole(answers),

@@ -1,7 +1,7 @@
 """A visitor's question on its way to its answers: checked, put to the model, shown while they are made.
 
 desk = Desk(models, thread, visitors, limits)
-async for view in desk.ask(visitor, Asked(pictures=("photo.png",), question="How many boats?", model=name)):
+async for view in desk.ask(visitor, Asked(images=("photo.png",), question="How many boats?", model=name)):
     show(view)
 
 Every mistake ends in a view with one sentence; the desk goes on.
@@ -24,7 +24,7 @@ from torch import OutOfMemoryError
 
 from data.errors import ImageError, ProcessorError, PromptError, one_line
 from data.images import load_image
-from data.inputs import TiledPicture
+from data.inputs import TiledImage
 from generation.decoding import GenerationOptions, NotFiniteError
 from generation.memory import CacheMemoryError
 from inference.checkpoint import Checkpoint, RequestError
@@ -49,11 +49,11 @@ MISTAKES = (
 class Asked:
     """What a visitor has filled in. Numbers come from a browser, or from whoever pretends to be one.
 
-    pictures: files on this machine that the visitor uploaded or took from the examples.
-    remember: earlier questions and answers about the same pictures stand before this question.
+    images: files on this machine that the visitor uploaded or took from the examples.
+    remember: earlier questions and answers about the same images stand before this question.
     """
 
-    pictures: tuple[str, ...]
+    images: tuple[str, ...]
     question: str
     model: str
     answers: int = 1
@@ -189,7 +189,7 @@ class Desk:
         """Forget everything."""
         async with _interrupted(visitor):
             visitor.log.clear()
-            visitor.pictures = ()
+            visitor.images = ()
             visitor.forget()
             return View(visitor.log)
 
@@ -204,17 +204,17 @@ class Desk:
                 f"question: expected at most {limits.max_characters:,} characters, "
                 f"got {len(asked.question):,}"
             )
-        if len(asked.pictures) > limits.max_pictures:
+        if len(asked.images) > limits.max_images:
             raise ImageError(
-                f"pictures: expected at most {limits.max_pictures} at once, got {len(asked.pictures)}; "
+                f"images: expected at most {limits.max_images} at once, got {len(asked.images)}; "
                 "take some away"
             )
         return asked.options(limits)
 
     def _begin(self, visitor: Visitor, asked: Asked) -> Exchange:
-        """The question appears, with its pictures where they are new."""
-        shown = asked.pictures if not visitor.log or asked.pictures != visitor.pictures else ()
-        exchange = Exchange(asked.question, shown, asked.pictures, [""] * asked.answers)
+        """The question appears, with its images where they are new."""
+        shown = asked.images if not visitor.log or asked.images != visitor.images else ()
+        exchange = Exchange(asked.question, shown, asked.images, [""] * asked.answers)
         visitor.log.append(exchange)
         del visitor.log[: -self.limits.max_turns]
         return exchange
@@ -239,7 +239,7 @@ class Desk:
             while not task.ended:
                 await asyncio.sleep(POLL)
             if making.made.get("kept"):
-                exchange.ended, visitor.pictures = making.made["stop_reasons"], making.asked.pictures
+                exchange.ended, visitor.images = making.made["stop_reasons"], making.asked.images
             else:
                 visitor.unanswered = making.asked
                 if exchange in visitor.log:
@@ -250,18 +250,18 @@ class Desk:
             yield View(visitor.log, STOPPED, question=making.asked.question)
 
     def _steps(self, visitor: Visitor, making: _Making) -> Generator[tuple[int, str], None, None]:
-        """In the thread of the models: pictures are opened, one at a time, and the answers made."""
+        """In the thread of the models: images are opened, one at a time, and the answers made."""
         asked, before = making.asked, visitor.conversation
-        pictures: list[TiledPicture] = []
+        images: list[TiledImage] = []
         if before is not None and asked.remember and self._goes_on(before, visitor, making):
             conversation = before
         else:
             conversation = self.visitors.conversation(making.checkpoint, before)
-            for picture in asked.pictures:
-                pictures.append(conversation.picture(self.load(picture)))
+            for image in asked.images:
+                images.append(conversation.image(self.load(image)))
                 yield 0, ""
         visitor.conversation = conversation
-        with conversation.ask(asked.question, pictures, making.options) as reply:
+        with conversation.ask(asked.question, images, making.options) as reply:
             try:
                 yield from reply.steps()
             finally:
@@ -272,13 +272,13 @@ class Desk:
 
     @staticmethod
     def _goes_on(before: Conversation, visitor: Visitor, making: _Making) -> bool:
-        """Whether a question can follow the last one: same model, same pictures."""
-        same = before.checkpoint is making.checkpoint and visitor.pictures == making.asked.pictures
+        """Whether a question can follow the last one: same model, same images."""
+        same = before.checkpoint is making.checkpoint and visitor.images == making.asked.images
         return same and bool(before.turns)
 
-    def load(self, picture: str):
+    def load(self, image: str):
         """An uploaded file, within the limits of this page."""
-        path = Path(picture)
+        path = Path(image)
         try:
             with path.open("rb") as file:
                 return load_image(file, self.limits.images, name=repr(path.name))
@@ -307,7 +307,7 @@ def sentence(error: Exception) -> str:
     Nor are they told of limits that only a program can change."""
     if isinstance(error, OutOfMemoryError | MemoryError):
         return (
-            "There is not enough memory for this: ask for fewer or shorter answers, or show smaller pictures."
+            "There is not enough memory for this: ask for fewer or shorter answers, or show smaller images."
         )
     if not isinstance(error, MISTAKES):
         traceback.print_exception(error)

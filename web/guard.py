@@ -35,7 +35,7 @@ API_ROUTES = frozenset((
 ))  # fmt: skip
 FILE = "file="
 MAX_BODY = 2**20  # bytes of a request that uploads nothing
-# Scripts and styles stand in Gradio's page itself; pictures that are being uploaded are blobs.
+# Scripts and styles stand in Gradio's page itself; images that are being uploaded are blobs.
 POLICY = "; ".join(
     (
         "default-src 'self'",
@@ -114,7 +114,7 @@ class Guard:
         hosts: what the page is called.
         uploads: where files of visitors lie.
         connected: a context for each page that is open, by its session.
-        max_upload: bytes of a request that uploads pictures, all of them together.
+        max_upload: bytes of a request that uploads images, all of them together.
         max_body: of every other one.
     """
 
@@ -201,7 +201,7 @@ class Guard:
         """`receive` with its body read and looked through for files.
 
         Raises:
-            Refused: a picture that nobody uploaded, or the body is no JSON.
+            Refused: an image that nobody uploaded, or the body is no JSON.
         """
         body, more = b"", True
         while more:
@@ -216,7 +216,7 @@ class Guard:
         for path in _paths(value):
             if not self.uploads.holds(path):
                 raise Refused(
-                    400, "expected pictures that were uploaded here, got a URL, a folder or another file"
+                    400, "expected images that were uploaded here, got a URL, a folder or another file"
                 )
             self.uploads.used(path)
         replayed = False

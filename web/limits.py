@@ -9,8 +9,8 @@ from data.images import ImageLimits
 
 @dataclass(frozen=True)
 class PageLimits:
-    """max_file_bytes, max_pixels: of one picture.
-    max_pictures: shown together.
+    """max_file_bytes, max_pixels: of one image.
+    max_images: shown together.
     max_characters: of one question.
     max_answers, max_new_tokens: made at once, and of each.
     max_turns: of the conversation that is shown; the first ones are forgotten behind it.
@@ -19,7 +19,7 @@ class PageLimits:
 
     max_file_bytes: int = 10 * 2**20
     max_pixels: int = 24_000_000
-    max_pictures: int = 8
+    max_images: int = 8
     max_characters: int = 4_000
     max_answers: int = 8
     max_new_tokens: int = 1_024

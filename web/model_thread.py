@@ -86,7 +86,7 @@ class Task(Generic[Piece, Result]):
         return self._end()
 
     def _end(self) -> bool:
-        self._begin = self._steps = None  # and with them caches and pictures
+        self._begin = self._steps = None  # and with them caches and images
         self._ended.set()
         return False
 

@@ -23,9 +23,9 @@ from gradio.utils import get_upload_folder
 
 from web.ask_tab import AskTab
 from web.asking import Desk
+from web.attribution_tab import WhereTab
 from web.guard import Guard, Hosts
 from web.uploads import Uploads
-from web.where_tab import WhereTab
 
 CSS, JS = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "js"))
 # The theme's own colours are too light on white: text has to differ from its ground by 4.5 to 1.
@@ -49,7 +49,7 @@ def build(desk: Desk, remember: bool = False) -> gr.Blocks:
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     with gr.Blocks(title="Ocelli", analytics_enabled=False, fill_width=True) as page:
-        gr.Markdown("# Ocelli\nAsk small vision-language models about pictures.", elem_id="title")
+        gr.Markdown("# Ocelli\nAsk small vision-language models about images.", elem_id="title")
         with gr.Tabs():
             with gr.Tab("Ask"):
                 AskTab(desk, remember)
@@ -91,7 +91,7 @@ def serve(
     @asynccontextmanager
     async def guarded(app: App) -> AsyncIterator[None]:
         """In front of all that Gradio puts in front of its routes, before the first request comes."""
-        largest = limits.max_pictures * (limits.max_file_bytes + 2**16)
+        largest = limits.max_images * (limits.max_file_bytes + 2**16)
         app.middleware_stack = Guard(
             app.middleware_stack, hosts, uploads, desk.visitors.connected, max_upload=largest
         )

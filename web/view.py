@@ -20,7 +20,7 @@ def messages(log: Sequence[Exchange]) -> list[dict[str, Any]]:
     was typed and answered."""
     shown: list[dict[str, Any]] = []
     for exchange in log:
-        content = [{"path": picture, "alt_text": "picture"} for picture in exchange.pictures]
+        content = [{"path": image, "alt_text": "picture"} for image in exchange.images]
         shown += [{"role": "user", "content": part} for part in (*content, _as_text(exchange.question))]
         for number, answer in enumerate(exchange.answers):
             shown.append({"role": "assistant", "content": _as_text(_with_ending(exchange, number, answer))})

@@ -37,13 +37,13 @@ class TooManyError(Exception):
 class Exchange:
     """A question with its answers as they are shown.
 
-    pictures: files shown with it, where they are others than the question before had.
+    images: files shown with it, where they are others than the question before had.
     about: files it was asked about.
     ended: "" while answers are being made, then of each answer why it ended: stop, length, context, stopped.
     """
 
     question: str
-    pictures: tuple[str, ...]
+    images: tuple[str, ...]
     about: tuple[str, ...]
     answers: list[str]
     ended: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Visitor:
 
     def __init__(self) -> None:
         self.log: list[Exchange] = []
-        self.pictures: tuple[str, ...] = ()  # of the last question
+        self.images: tuple[str, ...] = ()  # of the last question
         self.conversation: Conversation | None = None
         self.task: Task | None = None
         self.busy = asyncio.Lock()
@@ -70,10 +70,10 @@ class Visitor:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory that is held between questions: the cache, and pictures cut into tiles."""
+        """Memory that is held between questions: the cache, and images cut into tiles."""
         if self.conversation is None:
             return 0
-        tiles = [picture.tiles for turn in self.conversation.turns for picture in turn.pictures]
+        tiles = [image.tiles for turn in self.conversation.turns for image in turn.images]
         return self.conversation.session.kv_cache_bytes + sum(tile.nbytes for tile in tiles)
 
     def cancel(self) -> None:
@@ -85,7 +85,7 @@ class Visitor:
     def take_back(self) -> Exchange:
         """Take the last exchange out, as if it had not been asked."""
         taken = self.log.pop()
-        self.pictures = self.log[-1].about if self.log else ()
+        self.images = self.log[-1].about if self.log else ()
         if self.conversation is not None and self.conversation.turns:
             self.conversation.undo()
         return taken
@@ -102,7 +102,7 @@ class Visitors:
         most: visitors that are known without a page of theirs being open; who asked longest ago is forgotten
             first.
         most_open: pages that are open at once.
-        kept_bytes: of caches and pictures that are kept for the next question of those who are not answered
+        kept_bytes: of caches and images that are kept for the next question of those who are not answered
             just now.
     """
 

@@ -1,4 +1,4 @@
-"""Average normalised Levenshtein similarity: answers read from pictures, off by a letter or two.
+"""Average normalised Levenshtein similarity: answers read from images, off by a letter or two.
 
 Biten et al., "Scene Text Visual Question Answering" (2019), equation 1, with the threshold of 0.5 and the
 lower case and single spaces of the Robust Reading Competition's scorer (DocVQA, InfographicVQA).

@@ -1,4 +1,4 @@
-"""POPE: is an object in the picture? Accuracy, and whether a model says yes too readily.
+"""POPE: is an object in the image? Accuracy, and whether a model says yes too readily.
 
 Li et al., "Evaluating Object Hallucination in Large Vision-Language Models" (2023), section 5: precision,
 recall and F1 of "yes", and the share of "yes" among the answers.

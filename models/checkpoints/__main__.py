@@ -29,18 +29,18 @@ from models.checkpoints.errors import CheckpointError
 
 # What needs torch is imported inside functions, after all that can be checked without it.
 
-QUESTION = "What is in the picture?"
+QUESTION = "What is in the image?"
 _SIZE = re.compile(r"(\d{1,9})[xX](\d{1,9})")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _TO_HUB = (
-    "note: transformers' processor names tiles first and the whole picture last, nanoVLM the other way "
+    "note: transformers' processor names tiles first and the whole image last, nanoVLM the other way "
     "round, and resamples pixels differently: the network is the same, its prompts are not those of its "
     "training"
 )
 _TO_NANOVLM = (
     "note: nanoVLM looks for the folder lm_tokenizer where it is started: start it in the new folder, or set "
-    "lm_tokenizer in config.json to a repository. It writes pictures into prompts in its own way, which this "
+    "lm_tokenizer in config.json to a repository. It writes images into prompts in its own way, which this "
     "model was not trained with"
 )
 
@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = _command(commands, "inspect", "what a checkpoint is and needs, from configs and headers alone")
     add("source", metavar="ID_OR_DIR", help="folder, or repository on the Hub: a model or a bare backbone")
     add("--revision", help="branch, tag or commit on the Hub")
-    add("--image", metavar="WxH|FILE", help="also: tiles and tokens of a picture of this size")
+    add("--image", metavar="WxH|FILE", help="also: tiles and tokens of an image of this size")
     add("--question", help=f"of the prompt that is counted (default: {QUESTION})")
     add("--json", action=argparse.BooleanOptionalAction, default=False, help="one JSON object")
 
@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--adapter", metavar="FOLDER", type=Path, help="merge a peft LoRA adapter, as train.py writes it")
     add("--processor", action=argparse.BooleanOptionalAction, default=True,
-        help="with tokenizer, picture settings and chat template")  # fmt: skip
+        help="with tokenizer, image settings and chat template")  # fmt: skip
     add("--max-shard-size", type=size, metavar="SIZE", help="of a file (default 5GB)")
     add("--overwrite", action=argparse.BooleanOptionalAction, default=False,
         help="replace the checkpoint that DST holds and its card; other files in it stay")  # fmt: skip
@@ -98,7 +98,7 @@ def size(text: str) -> int:
 # ------------------------------------------------------------------------------------------------- inspect
 def run_inspect(settings: argparse.Namespace) -> None:
     if settings.question is not None and settings.image is None:
-        build_parser().error("--question counts the prompt of a picture, expected it with --image")
+        build_parser().error("--question counts the prompt of an image, expected it with --image")
     if settings.image is not None and not _SIZE.fullmatch(settings.image):
         check_image_name(settings.image)
     elif settings.image is not None:
@@ -110,17 +110,17 @@ def run_inspect(settings: argparse.Namespace) -> None:
 
     report = inspect(settings.source, settings.revision)
     if settings.image is not None:
-        report["picture"] = picture(settings, report)
+        report["picture"] = image(settings, report)
     print(json.dumps(report, ensure_ascii=False) if settings.json else as_text(report))
 
 
-def picture(settings: argparse.Namespace, report: dict[str, Any]) -> dict[str, Any]:
-    """What a picture of the size that was asked for takes; its tokenizer and picture settings are read."""
+def image(settings: argparse.Namespace, report: dict[str, Any]) -> dict[str, Any]:
+    """What an image of the size that was asked for takes; its tokenizer and image settings are read."""
     from dataclasses import asdict
 
     from data.errors import ProcessorError
+    from data.image_cost import image_cost
     from data.images import load_image
-    from data.picture_cost import picture_cost
     from data.processor import Processor
     from models.checkpoints.locate import describe, snapshot
     from models.checkpoints.registry import choose_reader
@@ -136,7 +136,7 @@ def picture(settings: argparse.Namespace, report: dict[str, Any]) -> dict[str, A
     files = describe(str(folder))
     config = choose_reader(files.config, files.source).read_config(files.config, files.generation_config)
     processor = Processor.from_pretrained(folder, config=config)  # refused where it is not this model's
-    cost = asdict(picture_cost(processor, width, height, settings.question or QUESTION))
+    cost = asdict(image_cost(processor, width, height, settings.question or QUESTION))
     return cost | {"left": report["context"] - cost["prompt_tokens"]}
 
 

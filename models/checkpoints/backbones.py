@@ -1,6 +1,6 @@
 """Starting a new model from a bare SigLIP vision tower and a bare Llama-family language model.
 
-Readers of the two layouts, and `from_backbones`, which joins them: new vocabulary rows for the picture tokens
+Readers of the two layouts, and `from_backbones`, which joins them: new vocabulary rows for the image tokens
 start as the mean of the rows that exist (head included, where it is its own), the projector at random.
 """
 
@@ -117,8 +117,8 @@ def from_backbones(
         vision: repository id (`id@revision` for a revision) or folder of a SigLIP checkpoint.
         text: the same for a Llama-family checkpoint.
         scale_factor: pixel shuffle: patches folded along each side into one token.
-        extra_tokens: rows added to the vocabulary for picture tokens; each is the mean of the existing rows.
-        image_token_id: id of the picture placeholder; None is the first added row.
+        extra_tokens: rows added to the vocabulary for image tokens; each is the mean of the existing rows.
+        image_token_id: id of the image placeholder; None is the first added row.
         dtype: dtype of all weights; "stored" is the language model's own.
         device: where the weights go.
         generator: for the projector's random weights.

@@ -72,7 +72,7 @@ class Request:
 @dataclass(frozen=True)
 class Companion:
     """What a result has besides weights: in transformers' layout an Idefics3Processor, or None; in nanoVLM's
-    a tokenizer and the fields of config.json about it and pictures."""
+    a tokenizer and the fields of config.json about it and images."""
 
     processor: Any = None
     tokenizer: Any = None
@@ -237,7 +237,7 @@ def _write(
 ) -> None:
     """Config, weights and what goes with them, into a folder that exists."""
     if request.layout == NANOVLM:
-        assert companion.fields is not None, "nanoVLM's layout needs the fields about tokens and pictures"
+        assert companion.fields is not None, "nanoVLM's layout needs the fields about tokens and images"
         # In the order given: the ids of vlm_extra_tokens follow from it.
         described = nanovlm.write_config(model.config, companion.fields)
         write_json(folder / "config.json", described, sort_keys=False)
@@ -290,7 +290,7 @@ def _opened_again(
     opened = load(folder, dtype="float32")
     got, expected_id = opened.config.image_token_id, model.config.image_token_id
     if got != expected_id:
-        raise CheckpointError(f"the result has pictures at token {got}, the original at {expected_id}")
+        raise CheckpointError(f"the result has images at token {got}, the original at {expected_id}")
     yield "opened by Ocelli", reference, our_logits(opened, probe, around_zero), "float32"
     if around_zero:
         theirs = transformers_logits(folder, model.config, probe)

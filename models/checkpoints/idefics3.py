@@ -112,7 +112,7 @@ def check_expressible(config: VLMConfig) -> None:
     text = config.text
     problem = None
     if config.image_placement != "placeholder":
-        problem = "picture features in front of the text (nanoVLM v0.1) have no place in it"
+        problem = "image features in front of the text (nanoVLM v0.1) have no place in it"
     elif config.projector_bias:
         problem = "its projector has no bias: build the model with projector_bias=False"
     elif text.hidden_size % text.num_attention_heads:

@@ -156,7 +156,7 @@ def _fits(shape: _Shape, headers: Headers | None, source: str) -> str:
 
 # ------------------------------------------------------------------------------------------------ numbers
 def _tile(shape: _Shape) -> dict[str, Any] | None:
-    """What one tile of a picture is made into."""
+    """What one tile of an image is made into."""
     if shape.vision is None:
         return None
     tile: dict[str, Any] = {"pixels": shape.vision.image_size, "patches": shape.vision.num_patches}
@@ -189,7 +189,7 @@ def _memory(parameters: int, text: TextConfig | None) -> dict[str, dict[str, int
 
 # --------------------------------------------------------------------------------------------------- text
 def as_text(report: Mapping[str, Any]) -> str:
-    """A report for people. With `picture`, what one of a given size takes (see `data.picture_cost`)."""
+    """A report for people. With `image`, what one of a given size takes (see `data.image_cost`)."""
     commit = f" at {report['commit'][:12]}" if report["commit"] else ""
     architectures = ", ".join(report["architectures"])
     lines = [
@@ -201,7 +201,7 @@ def as_text(report: Mapping[str, Any]) -> str:
     lines += _stored_lines(report)
     lines += _network_lines(report)
     if report.get("picture"):
-        lines += _picture_lines(report["picture"])
+        lines += _image_lines(report["picture"])
     if report["cache"] is not None:
         lines.append(f"cache, context of {report['context']:,} tokens")
         for dtype, size in report["cache"].items():
@@ -248,15 +248,15 @@ def _network_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _picture_lines(picture: Mapping[str, Any]) -> list[str]:
-    grid = f"{picture['rows']} x {picture['columns']}" if picture["rows"] > 0 else "not cut"
-    prompt = f"{picture['prompt_tokens']:,} tokens with {picture['question']!r}"
+def _image_lines(image: Mapping[str, Any]) -> list[str]:
+    grid = f"{image['rows']} x {image['columns']}" if image["rows"] > 0 else "not cut"
+    prompt = f"{image['prompt_tokens']:,} tokens with {image['question']!r}"
     return [
-        f"a picture of {picture['width']} x {picture['height']}",
-        _row("tiles", f"{picture['tiles']} ({grid})"),
-        _row("picture tokens", f"{picture['image_tokens']:,}"),
+        f"an image of {image['width']} x {image['height']}",
+        _row("tiles", f"{image['tiles']} ({grid})"),
+        _row("image tokens", f"{image['image_tokens']:,}"),
         _row("prompt", prompt),
-        _row("left for words", f"{picture['left']:,} of the context"),
+        _row("left for words", f"{image['left']:,} of the context"),
     ]
 
 

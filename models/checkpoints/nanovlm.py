@@ -1,8 +1,8 @@
 """nanoVLM's own layout, in its three generations; tensor names are the same in all.
 
 - today's (4e0c096): tiles and a global tile at placeholders; `global_image_token` among vlm_extra_tokens;
-- in between: one square picture at placeholders; vlm_extra_tokens without max_img_size;
-- v0.1 (6ba9082): no vlm_extra_tokens; picture features stand in front of the text.
+- in between: one square image at placeholders; vlm_extra_tokens without max_img_size;
+- v0.1 (6ba9082): no vlm_extra_tokens; image features stand in front of the text.
 
 The generation is told by keys. Unknown keys are ignored here, because nanoVLM itself dropped keys that its
 own older configs still carry. Beyond lm_max_position_embeddings nanoVLM rescales its rotary frequencies
@@ -197,7 +197,7 @@ def check_expressible(config: VLMConfig) -> None:
     text, vision = config.text, config.vision
     problem = None
     if config.image_placement != "placeholder":
-        problem = "picture features in front of the text (v0.1) are not in today's layout"
+        problem = "image features in front of the text (v0.1) are not in today's layout"
     elif config.projector_bias:
         problem = "its projector has no bias"
     elif text.rope_scaling is not None:
@@ -212,7 +212,7 @@ def check_expressible(config: VLMConfig) -> None:
     elif vision.hidden_act != "gelu_pytorch_tanh":
         problem = f"its vision tower has the tanh GELU only, this one {vision.hidden_act}"
     elif vision.num_channels != 3:
-        problem = f"its pictures have 3 channels, these {vision.num_channels}"
+        problem = f"its images have 3 channels, these {vision.num_channels}"
     if problem:
         raise CheckpointError(f"the model cannot be written in nanoVLM's layout: {problem}")
 
@@ -222,7 +222,7 @@ def write_config(config: VLMConfig, inputs: Mapping) -> dict:
 
     Args:
         config: of the model.
-        inputs: the fields about tokens and pictures, which a model alone does not tell:
+        inputs: the fields about tokens and images, which a model alone does not tell:
             `data.processor_conversion.as_nanovlm`.
 
     Raises:

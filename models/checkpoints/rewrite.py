@@ -47,7 +47,7 @@ def _scale_pixels(model: VisionLanguageModel, factor: float) -> None:
 
 @torch.no_grad()
 def put_placeholders(model: VisionLanguageModel, image_token_id: int, vocab_size: int) -> None:
-    """Pictures at `image_token_id`, in a vocabulary of `vocab_size` rows, at least as many as there are."""
+    """Images at `image_token_id`, in a vocabulary of `vocab_size` rows, at least as many as there are."""
     language_model, config = model.language_model, model.config
     embedding, head = language_model.embed_tokens, language_model.lm_head
     rows = vocab_size - config.text.vocab_size

@@ -33,7 +33,7 @@ TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
 
 @dataclass(frozen=True)
 class Probe:
-    """A picture of n tiles, pixels (n, 3, M, M) from 0 to 1, behind `lead` of the ids `words`."""
+    """An image of n tiles, pixels (n, 3, M, M) from 0 to 1, behind `lead` of the ids `words`."""
 
     pixels: Tensor
     words: tuple[int, ...]
@@ -42,7 +42,7 @@ class Probe:
     @classmethod
     def of(cls, config: VLMConfig, avoid: Collection[int | None] = ()) -> Probe:
         """For a model of this config: two tiles, or one where features stand in front of the text or the
-        context is short. Words are none of `avoid`, nor the picture's."""
+        context is short. Words are none of `avoid`, nor the image's."""
         in_front = config.image_placement == "prefix"
         two_fit = 2 * config.tokens_per_tile + _WORDS <= config.text.max_position_embeddings
         generator = torch.Generator().manual_seed(0)

@@ -15,19 +15,19 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from generation.batching import Scheduler
 from generation.decoding import GenerationOptions
+from generation.fast.native import build
+from generation.fast.native.step import NativeStep
 from generation.feature_cache import FeatureCache
-from generation.native import build
-from generation.native.step import NativeStep
 from generation.requests import Request
+from generation.scheduler import Scheduler
 from generation.session import Session
 from tests.invariants import TOLERANCE
 from tests.prompts import (
     NO_STOP,
     PER_TILE,
     TILE_BYTES,
-    Picture,
+    ImageBlock,
     assert_holds,
     inputs_of,
     positions_of,
@@ -84,12 +84,12 @@ class Conversations(RuleBasedStateMachine):
         self.done.update(("sequences",))
 
     def start(self) -> list[int]:
-        return [Picture(1), *words(1, 3)] if self.placement == "prefix" else words(1, 3)
+        return [ImageBlock(1), *words(1, 3)] if self.placement == "prefix" else words(1, 3)
 
-    @rule(seed=st.integers(0, 50), count=st.integers(1, 6), picture=st.none() | st.integers(0, 3))
-    def say(self, seed: int, count: int, picture: int | None) -> None:
-        if picture is not None and self.placement == "placeholder":
-            self.history.append(Picture(picture))
+    @rule(seed=st.integers(0, 50), count=st.integers(1, 6), image=st.none() | st.integers(0, 3))
+    def say(self, seed: int, count: int, image: int | None) -> None:
+        if image is not None and self.placement == "placeholder":
+            self.history.append(ImageBlock(image))
         self.history += words(seed, count)
         self.done.update(("grow",))
 
@@ -97,14 +97,14 @@ class Conversations(RuleBasedStateMachine):
     def edit(self, data) -> None:
         place = data.draw(st.integers(0, len(self.history) - 1))
         old = self.history[place]
-        self.history[place] = Picture(old + 1) if isinstance(old, Picture) else (old + 1) % IMAGE_ID
+        self.history[place] = ImageBlock(old + 1) if isinstance(old, ImageBlock) else (old + 1) % IMAGE_ID
         self.done.update(("rewind",))
 
     @rule(data=st.data())
     def shorten(self, data) -> None:
         least = 2 if self.placement == "prefix" else 1
         del self.history[data.draw(st.integers(least, len(self.history))) :]
-        if all(isinstance(part, Picture) for part in self.history):
+        if all(isinstance(part, ImageBlock) for part in self.history):
             self.history += words(7, 1)
         self.done.update(("rewind",))
 
@@ -136,15 +136,15 @@ class Conversations(RuleBasedStateMachine):
 # ------------------------------------------------------------------------------------------------- batches
 @st.composite
 def batches(draw) -> dict:
-    """Prompts that begin alike or not, some with pictures, more of them than slots or fewer."""
+    """Prompts that begin alike or not, some with images, more of them than slots or fewer."""
     placement = draw(st.sampled_from(PLACEMENTS))
     beginnings = [[], words(3, 36), words(4, 40), words(3, 36)[:34]]
     prompts = []
     for _ in range(draw(st.integers(1, 7))):
         prompt = list(draw(st.sampled_from(beginnings)))
-        picture = draw(st.none() | st.integers(0, 2))
-        if picture is not None:
-            prompt.insert(0 if placement == "prefix" else len(prompt), Picture(picture))
+        image = draw(st.none() | st.integers(0, 2))
+        if image is not None:
+            prompt.insert(0 if placement == "prefix" else len(prompt), ImageBlock(image))
         prompt += words(draw(st.integers(0, 20)), draw(st.integers(1, 9)))
         prompts.append((prompt, draw(st.integers(1, 7))))
     longest = max(len(prompt) + PER_TILE + new for prompt, new in prompts)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.decoding import eager_step, prefill
-from generation.native import build
-from generation.native.step import NativeStep
+from generation.fast.native import build
+from generation.fast.native.step import NativeStep
 from generation.prompt import Prompt
 from models.config import RopeScaling, TextConfig
 from models.language_model import LanguageModel

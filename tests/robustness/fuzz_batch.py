@@ -20,7 +20,7 @@ from inference.batch import BatchJob
 from inference.batch_files import BatchFiles, read_lines
 from inference.checkpoint import Checkpoint, RequestError
 from inference.results import to_json
-from tests.processors import picture
+from tests.processors import draw_image
 from tests.robustness.judging import Wrong
 from tests.robustness.mutations import deep_json, generators, mutate_bytes, mutate_json
 
@@ -92,7 +92,7 @@ def checkpoint() -> Checkpoint:
 
 def opened(folder: Path):
     for name in ("a.png", "b.png"):
-        picture(20, 30, seed=len(name)).save(folder / name)
+        draw_image(20, 30, seed=len(name)).save(folder / name)
     questions, out = folder / "questions.jsonl", folder / "out.jsonl"
 
     def run(value: tuple[bytes, bytes, bool]) -> str:

@@ -1,4 +1,4 @@
-"""Pictures: seeds of every format and mode, with damaged bytes, chunks and tags; garbage; arrays.
+"""Images: seeds of every format and mode, with damaged bytes, chunks and tags; garbage; arrays.
 
 What is taken must be RGB, without leftover EXIF, and of the size that `image_size` tells.
 """
@@ -27,7 +27,7 @@ from tests.robustness.mutations import NUMBERS, generators, mutate_bytes
 REFUSALS = (ImageError,)
 LIMITS = ImageLimits(allow_urls=False)
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-ONE_IN = 1500  # large pictures within the limits
+ONE_IN = 1500  # large images within the limits
 
 
 def inputs() -> st.SearchStrategy[Any]:
@@ -144,18 +144,18 @@ def _bodies() -> tuple[bytes, ...]:
 
 @cache
 def seeds() -> dict[str, bytes]:
-    """One small picture of each format and mode that Pillow writes here."""
+    """One small image of each format and mode that Pillow writes here."""
     noise = np.random.default_rng(0).integers(0, 256, (13, 18, 4), dtype=np.uint8)
     rgba = Image.fromarray(noise)
-    pictures = {mode: rgba.convert(mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")}
-    pictures["LAB"] = Image.frombytes("LAB", (5, 4), bytes(60))
-    pictures["I;16"] = Image.fromarray(noise[..., 0].astype(np.uint16) * 200)
-    pictures["I"] = Image.fromarray(noise[..., 0].astype(np.int32) * 70_000)
-    pictures["F"] = Image.fromarray((noise[..., 0] / 255).astype(np.float32))
-    pictures["F nan"] = Image.fromarray(np.full((3, 4), np.nan, np.float32))
+    images = {mode: rgba.convert(mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")}
+    images["LAB"] = Image.frombytes("LAB", (5, 4), bytes(60))
+    images["I;16"] = Image.fromarray(noise[..., 0].astype(np.uint16) * 200)
+    images["I"] = Image.fromarray(noise[..., 0].astype(np.int32) * 70_000)
+    images["F"] = Image.fromarray((noise[..., 0] / 255).astype(np.float32))
+    images["F nan"] = Image.fromarray(np.full((3, 4), np.nan, np.float32))
     exif = Image.Exif()
     exif[0x0112] = 6
-    frames = {"save_all": True, "append_images": [pictures["L"], pictures["RGB"]]}
+    frames = {"save_all": True, "append_images": [images["L"], images["RGB"]]}
     options: dict[str, list[dict]] = {
         "PNG": [{}, {"exif": exif.tobytes()}, {"icc_profile": bytes(200)}, {**frames, "duration": 20}],
         "JPEG": [{}, {"exif": exif.tobytes()}, {"progressive": True}, {"icc_profile": bytes(200)}],
@@ -174,10 +174,10 @@ def seeds() -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for kind, ways in options.items():
         for number, way in enumerate(ways):
-            for mode, picture in pictures.items():
+            for mode, image in images.items():
                 buffer = io.BytesIO()
                 try:
-                    picture.save(buffer, kind, **way)
+                    image.save(buffer, kind, **way)
                 except Exception:  # this format has no such mode, which plugins tell in many ways
                     continue
                 found[f"{kind}-{number}-{mode}"] = buffer.getvalue()
@@ -185,7 +185,7 @@ def seeds() -> dict[str, bytes]:
 
 
 def large(rng: random.Random) -> bytes:
-    """A picture of some kilobytes that fills the limit on pixels, or another on what is decoded."""
+    """An image of some kilobytes that fills the limit on pixels, or another on what is decoded."""
     side = 8900 + rng.randrange(40)
     mode, kind, options = rng.choice(
         (

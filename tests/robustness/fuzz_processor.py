@@ -1,4 +1,4 @@
-"""Conversations with pictures of any size and texts of any kind, through processors of every sort.
+"""Conversations with images of any size and texts of any kind, through processors of every sort.
 
 What is taken must have a placeholder for each feature, no special token that somebody typed, masks that fit,
 and must decode.
@@ -19,7 +19,7 @@ from tests.robustness.judging import Wrong
 from tests.robustness.values import (
     ODD_SOURCES,
     anything,
-    encoded_pictures,
+    encoded_images,
     mostly,
     scalars,
     sizes,
@@ -35,7 +35,7 @@ MODES = ("RGB", "L", "RGBA", "P", "1", "LA", "CMYK", "I;16", "F")
 def sources() -> st.SearchStrategy[Any]:
     """("picture", width, height, mode) for one that is decoded already, else what is given as it is."""
     decoded = st.builds(lambda size, mode: ("picture", *size, mode), sizes(), st.sampled_from(MODES))
-    return st.one_of(decoded, decoded, encoded_pictures(), mostly(st.sampled_from(ODD_SOURCES), scalars()))
+    return st.one_of(decoded, decoded, encoded_images(), mostly(st.sampled_from(ODD_SOURCES), scalars()))
 
 
 def parts() -> st.SearchStrategy[Any]:
@@ -88,7 +88,7 @@ def opened(folder: Path):
 
 
 def real(value: Any) -> Any:
-    """The same with pictures where their sizes stand."""
+    """The same with images where their sizes stand."""
     if isinstance(value, tuple) and value[:1] == ("picture",):
         return white(*value[1:])
     if isinstance(value, list):

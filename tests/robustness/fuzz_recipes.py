@@ -26,7 +26,7 @@ data:
   - {path: rows.jsonl, weight: 2, columns: {question: query}, min_ratings: {relevance: 3}}
   - {path: HuggingFaceM4/the_cauldron, subset: ai2d, streaming: true, weight: 1.5, revision: main}
 steps: 100
-pictures: 0
+images: 0
 lr: 1e-4
 muon: none
 packing: false

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from data.datasets import DatasetConfig, open_datasets, source_of
 from data.errors import BadRow, DatasetError
-from data.layouts import COLUMNS
+from data.row_schemas import COLUMNS
 from data.samples import SampleEncoder
 from tests.processors import processor
 from tests.robustness.judging import Wrong
 from tests.robustness.mutations import deep_json, generators, mutate_bytes, mutate_json
-from tests.robustness.values import ODD_SOURCES, anything, encoded_pictures, mostly, picture_bytes, texts
+from tests.robustness.values import ODD_SOURCES, anything, encoded_images, image_bytes, mostly, texts
 
 REFUSALS = (BadRow, DatasetError)
 KINDS = ("embedded", "nanovlm-current", "nanovlm-v0.1")
@@ -33,8 +33,8 @@ FILE_ROWS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def pictures() -> st.SearchStrategy[Any]:
-    data = encoded_pictures()
+def images() -> st.SearchStrategy[Any]:
+    data = encoded_images()
     held = st.builds(lambda data, key: {"bytes": data, "path": key}, data, st.none() | st.just("a.png"))
     return mostly(st.one_of(data, held, held, st.just("a.png"), st.sampled_from(ODD_SOURCES)))
 
@@ -46,7 +46,7 @@ def turns() -> st.SearchStrategy[Any]:
 def messages() -> st.SearchStrategy[Any]:
     text = st.fixed_dictionaries({"type": st.just("text"), "text": mostly(texts())})
     image = st.fixed_dictionaries(
-        {"type": st.sampled_from(("image", "image_url"))}, optional={"image": pictures(), "url": pictures()}
+        {"type": st.sampled_from(("image", "image_url"))}, optional={"image": images(), "url": images()}
     )
     content = st.one_of(texts(), st.lists(mostly(st.one_of(text, image)), max_size=3))
     roles = st.sampled_from(("user", "assistant", "system"))
@@ -55,8 +55,8 @@ def messages() -> st.SearchStrategy[Any]:
 
 def rows() -> st.SearchStrategy[Any]:
     optional = {
-        "image": pictures(),
-        "images": mostly(st.lists(pictures(), max_size=3)),
+        "image": images(),
+        "images": mostly(st.lists(images(), max_size=3)),
         "rating": mostly(st.integers(0, 5)),
         "ratings": mostly(st.lists(mostly(st.integers(0, 5)), max_size=3)),
     }
@@ -115,7 +115,7 @@ def make_file(rng: random.Random) -> dict:
 
 
 def opened(folder: Path):
-    (folder / "a.png").write_bytes(picture_bytes(40, 30))
+    (folder / "a.png").write_bytes(image_bytes(40, 30))
 
     def run(value: dict) -> str:
         if "entry" in value:
@@ -157,6 +157,6 @@ def encoded(own, layout, row: Any) -> str:
         raise Wrong(f"{len(sample.labels)} labels of {len(sample.input_ids)} ids, {sample.tiles} tiles")
     if own.image_token_id is not None:
         places = sample.input_ids.count(own.image_token_id)
-        if places != sample.tiles * own.pictures.tokens_per_tile or own.image_token_id in sample.labels:
+        if places != sample.tiles * own.images.tokens_per_tile or own.image_token_id in sample.labels:
             raise Wrong(f"{places} placeholders for {sample.tiles} tiles, or labels on them")
     return "row"

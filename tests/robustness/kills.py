@@ -41,7 +41,7 @@ from tests.waiting import PATIENCE
 
 SHARES = {"training": 0.5, "evaluation": 0.15, "batch": 0.2, "saving": 0.15}  # of all kills
 STYLES = {"map": 0.4, "streaming": 0.4, "ranks": 0.2}  # of those in training
-EACH = 6  # questions about a picture, for evaluation and batch
+EACH = 6  # questions about an image, for evaluation and batch
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Outcome:
     as_never_killed: bool
 
 
-def kill_evaluation(folder: Path, kills: int, seed: int = 0, pictures: int = 30) -> Outcome:
-    """`python -m eval` on rows of pictures; progress is the lines of samples.jsonl."""
-    rows = write_rows(folder, pictures, EACH)
+def kill_evaluation(folder: Path, kills: int, seed: int = 0, images: int = 30) -> Outcome:
+    """`python -m eval` on rows of images; progress is the lines of samples.jsonl."""
+    rows = write_rows(folder, images, EACH)
     whole = folder / "eval-whole"
 
     def start(output: Path) -> Callable[[], object]:
@@ -68,13 +68,13 @@ def kill_evaluation(folder: Path, kills: int, seed: int = 0, pictures: int = 30)
     )
     to_the_end(start(whole))
     expected = answered(whole)
-    same = len(expected) == pictures * EACH and all(answered(output) == expected for output in killed)
+    same = len(expected) == images * EACH and all(answered(output) == expected for output in killed)
     return Outcome("evaluation", len(reached), reached, same)
 
 
-def kill_batch(folder: Path, kills: int, seed: int = 0, pictures: int = 30) -> Outcome:
+def kill_batch(folder: Path, kills: int, seed: int = 0, images: int = 30) -> Outcome:
     """`generate.py --batch` on the same questions; progress is the lines of its results."""
-    write_rows(folder, pictures, EACH)
+    write_rows(folder, images, EACH)
     whole = folder / "whole.jsonl"
 
     def start(out: Path) -> Callable[[], object]:
@@ -84,7 +84,7 @@ def kill_batch(folder: Path, kills: int, seed: int = 0, pictures: int = 30) -> O
     killed, reached = kill_rounds(folder / "killed.jsonl", start, lines, kills, seed)
     to_the_end(start(whole))
     expected = sorted(whole.read_text().splitlines())
-    same = sorted(json.loads(line)["line"] for line in expected) == list(range(1, pictures * EACH + 1))
+    same = sorted(json.loads(line)["line"] for line in expected) == list(range(1, images * EACH + 1))
     same &= all(sorted(out.read_text().splitlines()) == expected for out in killed)
     return Outcome("batch", len(reached), reached, same)
 

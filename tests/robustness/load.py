@@ -3,7 +3,7 @@
     python -m tests.robustness.load                              # 20 clients, 10 minutes
     python -m tests.robustness.load --clients 4 --minutes 1
 
-Starts `app.py` on the embedded model. Every client has pictures of its own and knows what the model answers
+Starts `app.py` on the embedded model. Every client has images of its own and knows what the model answers
 about them when asked alone: an answer that is not this one has crossed from another client or is wrong. The
 last line is JSON: requests of each kind, wrong answers, errors, latencies, memory of the page's process.
 Memory is flat where its median over the last quarter is within 5 % of that over the second quarter: the
@@ -31,17 +31,17 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from data.shapes import ask as ask_about
-from data.shapes import render, sample_scene
 from generation.decoding import GenerationOptions
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
+from shapes import ask as ask_about
+from shapes import render, sample_scene
 from tests.waiting import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBEDDED = str(ROOT / "checkpoints" / "ocelli-shapes")
 FAMILIES = ("colour", "shape", "count", "position", "word", "digit", "describe")
-PICTURES = 2  # of each client
+IMAGES = 2  # of each client
 WAITING = "…"  # what the page shows in the place of an answer that has not begun
 LEAST_LOOKS = 8  # at the page's memory: two in a quarter
 TOO_LARGE = 15 * 2**20  # bytes, of an upload: the page takes 10 MiB
@@ -62,22 +62,22 @@ class Told:
 
 @dataclass(frozen=True)
 class Question:
-    picture: bytes  # PNG
+    image: bytes  # PNG
     text: str
     answer: str  # of the model, asked alone
 
 
 def questions_of(client: int, checkpoint) -> list[Question]:
-    """Questions about pictures that no other client has, with the model's own answers."""
+    """Questions about images that no other client has, with the model's own answers."""
     options, made = GenerationOptions(max_new_tokens=64), []
-    for number in range(PICTURES):
-        rng = random.Random(2**42 + client * PICTURES + number)
+    for number in range(IMAGES):
+        rng = random.Random(2**42 + client * IMAGES + number)
         scene, file = sample_scene(rng, "heldout"), io.BytesIO()
-        picture = render(scene, 192)
-        picture.save(file, "PNG")
+        image = render(scene, 192)
+        image.save(file, "PNG")
         for family in FAMILIES:
             if (qa := ask_about(scene, rng, family)) is not None:
-                (answer,) = ask(checkpoint, [picture], qa.question, options).finish()["answers"]
+                (answer,) = ask(checkpoint, [image], qa.question, options).finish()["answers"]
                 made.append(Question(file.getvalue(), qa.question, answer))
     return made
 
@@ -137,7 +137,7 @@ class Visitor(threading.Thread):
             self.too_large,
             lambda: self.web.post(self.api + "queue/join", content=noise),
             lambda: self.web.post(self.api + "queue/join", json={"data": [1], "fn_index": 999}),
-            lambda: self._broken_picture(noise),
+            lambda: self._broken_image(noise),
         )
         answer = self.rng.choice(send)()
         if answer is not None and answer.status_code >= 500:
@@ -149,21 +149,21 @@ class Visitor(threading.Thread):
         if not 400 <= answer.status_code < 500:
             self.told.errors.append(f"an upload of {TOO_LARGE:,} bytes: status {answer.status_code}")
 
-    def _broken_picture(self, noise: bytes) -> None:
+    def _broken_image(self, noise: bytes) -> None:
         """Must be told, and not answered."""
         question = self.questions[0]
-        for event in self._events(Question(question.picture[:60] + noise, question.text, "")):
+        for event in self._events(Question(question.image[:60] + noise, question.text, "")):
             if text := answer_in(event):
-                self.told.wrong.append(f"a broken picture was answered: {text!r}")
+                self.told.wrong.append(f"a broken image was answered: {text!r}")
 
     def _events(self, question: Question) -> Iterator[dict]:
         """Upload, ask, and what the page says until the answer is whole. A session of its own each time."""
         session = f"load-{self.number}-{self.rng.randrange(2**32)}"
-        upload = self.web.post(self.api + "upload", files={"files": ("picture.png", question.picture)})
+        upload = self.web.post(self.api + "upload", files={"files": ("picture.png", question.image)})
         upload.raise_for_status()
         file = {"path": upload.json()[0], "meta": {"_type": "gradio.FileData"}}
-        pictures = [{"image": file, "caption": None}]
-        data = [pictures, question.text, EMBEDDED, 1, 0, 1, 0, 0, 64, -1, False]
+        images = [{"image": file, "caption": None}]
+        data = [images, question.text, EMBEDDED, 1, 0, 1, 0, 0, 64, -1, False]
         body = {"data": data, "fn_index": self.ask_id, "session_hash": session}
         self.web.post(self.api + "queue/join", json=body).raise_for_status()
         with self.web.stream("GET", self.api + f"queue/data?session_hash={session}") as stream:

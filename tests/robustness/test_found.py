@@ -41,7 +41,7 @@ def exif_of(orientation: int) -> bytes:
     return exif.tobytes()
 
 
-def test_exif_behind_a_pngs_pixels_turns_its_size_as_it_turns_the_picture():
+def test_exif_behind_a_pngs_pixels_turns_its_size_as_it_turns_the_image():
     buffer = io.BytesIO()
     Image.fromarray(np.arange(6 * 4, dtype=np.uint8).reshape(4, 6)).save(buffer, "PNG")
     end = png_chunk(b"IEND", b"")
@@ -52,7 +52,7 @@ def test_exif_behind_a_pngs_pixels_turns_its_size_as_it_turns_the_picture():
 
 
 @pytest.mark.parametrize("values", [[0, 257, 65_535], [0, 2**24, 2**31 - 1, -(2**31), -1]])
-def test_large_grey_pictures_of_32_bits_are_never_copied_to_64(values):
+def test_large_grey_images_of_32_bits_are_never_copied_to_64(values):
     """At the limit on pixels the copies took over 2 GiB and 5 s."""
     image = Image.fromarray(np.tile(np.array(values, np.int32), (600, 100)))
     expected = [round(v / 257) for v in values] if max(values) < 2**16 else [v % 2**32 >> 24 for v in values]
@@ -106,7 +106,7 @@ def test_a_template_that_refuses_with_terminal_escapes():
     p = embedded()
     template = r"{{ raise_exception('\x1b]0;owned\x07\x1b[2J') }}"
     with pytest.raises(PromptError, match=r"\\x1b\]0;owned\\x07") as caught:
-        Processor(p.pictures, p.tokenizer, template).ask(None, "how many?")
+        Processor(p.images, p.tokenizer, template).ask(None, "how many?")
     assert str(caught.value).isprintable()
 
 

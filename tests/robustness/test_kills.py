@@ -29,7 +29,7 @@ from tests.robustness.kills import (
 
 @pytest.mark.parametrize(
     "part",
-    [partial(kill_evaluation, pictures=8), partial(kill_batch, pictures=8), kill_saving],
+    [partial(kill_evaluation, images=8), partial(kill_batch, images=8), kill_saving],
     ids=["evaluation", "batch", "saving"],
 )
 def test_nothing_is_lost_and_nothing_twice(part, tmp_path):

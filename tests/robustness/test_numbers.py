@@ -10,19 +10,19 @@ import torch
 
 from data.processor import Processor
 from data.samples import SampleEncoder
-from generation.batching import Scheduler
 from generation.chooser import NotFiniteError
 from generation.decoding import GenerationOptions
-from generation.graph_step import GraphStep
-from generation.native.build import NoCompiler
-from generation.native.step import NativeStep
+from generation.fast.cuda_graph import GraphStep
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.step import NativeStep
 from generation.requests import Request
+from generation.scheduler import Scheduler
 from generation.session import Session
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from models.vision_language_model import VisionLanguageModel
 from tests import tiny
-from tests.processors import picture
+from tests.processors import draw_image
 
 PROMPT = torch.tensor([[5, 9, 31, 7]])
 LOOPS = ("eager", "recomputed", "native", "graph", "session", "scheduler")
@@ -142,30 +142,30 @@ def test_no_labelled_token(model):
     assert (total.item(), int(count)) == (0.0, 0)
 
 
-def test_a_picture_and_no_text(model_folder):
+def test_a_image_and_no_text(model_folder):
     """The model answers to its tiles alone; a question without text is refused before."""
     checkpoint = open_checkpoint(model_folder, device="cpu")
     model, processor = checkpoint.model, checkpoint.processor
-    tiles = processor.tile(picture(32, 32)).tiles[-1:]
+    tiles = processor.tile(draw_image(32, 32)).tiles[-1:]
     ids = torch.full((1, model.config.tokens_per_tile), model.config.image_token_id)
     assert model(ids, tiles).logits.isfinite().all()
     assert model.generate(ids, tiles, max_new_tokens=2, stop_token_ids=()).shape == (1, 2)
     for empty in ("", "   ", "\u3000"):
         with pytest.raises(ValueError, match="question: expected some text"):
-            ask(checkpoint, [picture(8, 8)], empty, GenerationOptions(max_new_tokens=1))
+            ask(checkpoint, [draw_image(8, 8)], empty, GenerationOptions(max_new_tokens=1))
 
 
-def test_pictures_of_one_colour_and_one_pixel(model_folder):
+def test_images_of_one_colour_and_one_pixel(model_folder):
     checkpoint = open_checkpoint(model_folder, device="cpu")
     options = replace(GenerationOptions(max_new_tokens=1))
-    for image in (picture(1, 1), picture(1, 100), picture(32, 32).point(lambda _: 0)):
+    for image in (draw_image(1, 1), draw_image(1, 100), draw_image(32, 32).point(lambda _: 0)):
         assert ask(checkpoint, [image], "how many?", options).finish()["token_ids"]
 
 
 def test_an_answer_without_tokens_has_no_labels(model_folder):
     """A row that nothing could be learnt from is no row: it never reaches a batch."""
     from data.errors import BadRow
-    from data.layouts import Layout
+    from data.row_schemas import Layout
 
     row = {"question": "how many?", "answer": " "}
     with pytest.raises(BadRow, match="answer: expected some text"):

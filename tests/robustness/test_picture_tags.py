@@ -1,4 +1,4 @@
-"""Tags of pictures: EXIF and TIFF directories that are read at a bounded price, and nothing else of them."""
+"""Tags of images: EXIF and TIFF directories that are read at a bounded price, and nothing else of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from data.errors import BadRow, ImageError, ProcessorError
-from data.idefics_processing import new_idefics
 from data.images import ImageLimits, image_size, load_image
 from data.processor import Processor
 from data.samples import SampleEncoder
-from tests.processors import embedded, picture
+from data.smolvlm import new_idefics
+from tests.processors import draw_image, embedded
 from tests.robustness.fuzz_images import scanned, tiled
 
 MANY, LONG = 3_000, 200_000  # tags, and bytes that each of them points at
@@ -63,7 +63,7 @@ def peak(function, *args) -> tuple[int, object]:
 
 def joined(exif: bytes) -> bytes:
     """A JPEG (8 x 6, without JFIF) whose EXIF takes several segments."""
-    plain = encoded(picture(8, 6), "JPEG")
+    plain = encoded(draw_image(8, 6), "JPEG")
     parts = [exif[6:][at : at + 65_000] for at in range(0, len(exif), 65_000)]
     segments = (b"\xff\xe1" + struct.pack(">H", 8 + len(part)) + b"Exif\0\0" + part for part in parts)
     return plain[:2] + b"".join(segments) + plain[20:]
@@ -88,11 +88,11 @@ def test_exif_tags_that_share_bytes(function, format):
     exif = tags_that_share()
     if format == "AVIF":  # written with another EXIF in its place, as Pillow would read it
         light = (b"II*\0\x08\0\0\0" + directory([(1000, 7, LONG, 8)])).ljust(len(exif) - 6, b"\1")
-        data = encoded(picture(8, 6), format, exif=light)
+        data = encoded(draw_image(8, 6), format, exif=light)
         assert light in data
         data = data.replace(light, exif[6:])
     else:
-        data = joined(exif) if format == "JPEG" else encoded(picture(8, 6), format, exif=exif)
+        data = joined(exif) if format == "JPEG" else encoded(draw_image(8, 6), format, exif=exif)
     took, made = peak(function, data)
     size = made if function is image_size else made.size
     assert size == ((8, 6) if format == "AVIF" else (6, 8))
@@ -106,14 +106,14 @@ def exif_of(kind: int, value: bytes) -> bytes:
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 6.0])
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
 def test_an_orientation_that_is_a_float_is_none(format, value):
-    data = encoded(picture(8, 6), format, exif=exif_of(11, struct.pack("<f", value)))
+    data = encoded(draw_image(8, 6), format, exif=exif_of(11, struct.pack("<f", value)))
     assert load_image(data).size == image_size(data) == (8, 6)
     assert SampleEncoder(embedded(), 1000).encode(asked(data), ("toy", 0)).tiles == 1
 
 
 def test_measuring_decodes_nothing():
     """Also not to look for EXIF behind the pixels, which are broken here."""
-    data = encoded(picture(40, 30), "PNG")
+    data = encoded(draw_image(40, 30), "PNG")
     at = data.index(b"IDAT") + 10
     broken = data[:at] + b"\xff" * 20 + data[at + 20 :].replace(b"IEND", b"eXIf")
     assert image_size(broken) == (40, 30)
@@ -140,26 +140,26 @@ def test_pixels_that_cost_more_than_they_count(function):
 @pytest.mark.parametrize("longest", [32, 50, 64, 75, 100])
 def test_tiles_are_counted_as_cut_whatever_the_longest_side(longest):
     p = embedded(split=True)
-    pictures = new_idefics(p.tokenizer, image_size=32, image_seq_len=4, longest_edge=longest, split=True)
+    images = new_idefics(p.tokenizer, image_size=32, image_seq_len=4, longest_edge=longest, split=True)
     for width, height in ((40, 24), (9, 31), (33, 32), (64, 5), (32, 32), (100, 51), (77, 300), (1000, 500)):
-        tiles, rows, columns = pictures.tiles(picture(width, height))
-        assert pictures.grid(width, height) == (len(tiles), rows, columns), (width, height)
+        tiles, rows, columns = images.tiles(draw_image(width, height))
+        assert images.grid(width, height) == (len(tiles), rows, columns), (width, height)
 
 
 def test_another_number_of_tiles_than_counted_is_refused(monkeypatch):
     p = embedded(split=True)
-    monkeypatch.setattr(type(p.pictures), "grid", lambda *_: (2, 1, 1))
+    monkeypatch.setattr(type(p.images), "grid", lambda *_: (2, 1, 1))
     with pytest.raises(ProcessorError, match=r"make \(tiles, rows, columns\) = .* expected \(2, 1, 1\)"):
-        p.tile(picture(30, 30))
+        p.tile(draw_image(30, 30))
 
 
 def test_training_counts_tiles_as_answers_do(monkeypatch):
     p = embedded(split=True)
-    strict = Processor(p.pictures, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_tiles=16))
-    talk = asked(picture(30, 30))
+    strict = Processor(p.images, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_tiles=16))
+    talk = asked(draw_image(30, 30))
     with pytest.raises(BadRow, match="at most 16 tiles, got 17 of 30 x 30 pixels") as caught:
         SampleEncoder(strict, 100_000).encode(talk, ("toy", 0))
     assert caught.value.reason == "too many tiles"
-    monkeypatch.setattr(type(p.pictures), "grid", lambda *_: 1 // 0)
-    with pytest.raises(BadRow, match="picture settings cannot be used"):
+    monkeypatch.setattr(type(p.images), "grid", lambda *_: 1 // 0)
+    with pytest.raises(BadRow, match="image settings cannot be used"):
         SampleEncoder(p, 100_000).encode(talk, ("toy", 0))

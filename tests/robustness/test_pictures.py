@@ -1,4 +1,4 @@
-"""Pictures made to do harm: refused by the header, in bounded time and memory, whatever format hides them."""
+"""Images made to do harm: refused by the header, in bounded time and memory, whatever format hides them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import pytest
 from PIL import Image
 
 from data.errors import ProcessorError
-from data.idefics_processing import IdeficsPictures
 from data.images import ImageError, ImageLimits, image_size, load_image
-from data.nanovlm_processing import NanoVLMPictures
+from data.nanovlm import NanoVLMImages
 from data.processor import Processor
-from tests.processors import embedded, nano_config, picture, processor
+from data.smolvlm import IdeficsImages
+from tests.processors import draw_image, embedded, nano_config, processor
 
 ROOT = Path(__file__).resolve().parents[2]
 # How a HEIC of 48 x 32 pixels is to be read, and its pixels.
@@ -65,8 +65,8 @@ def bomb() -> bytes:
 
 
 def gif(extension: bytes) -> bytes:
-    """A GIF with an extension in front of its picture."""
-    whole = encoded(picture(4, 4).convert("1"), "GIF")
+    """A GIF with an extension in front of its image."""
+    whole = encoded(draw_image(4, 4).convert("1"), "GIF")
     place = whole.index(b",\0\0\0\0")
     return whole[:place] + extension + whole[place:]
 
@@ -111,7 +111,7 @@ def scans(count: int, side: int) -> bytes:
     return whole[:-2] + whole[last:-2] * count + whole[-2:]
 
 
-# Small pictures for all that they carry.
+# Small images for all that they carry.
 LOADED = (
     "pixels that go on",
     "a PBM of comments",
@@ -129,14 +129,14 @@ CASES: dict[str, Callable[[], bytes]] = {
     "a million chunks": lambda: png(4, 4, chunk(b"tEXt", b"") * 1_000_000),
     "a million chunks behind the pixels": lambda: png(4, 4, after=chunk(b"tEXt", b"") * 1_000_000),
     "a million JPEG comments": lambda: b"\xff\xd8" + b"\xff\xfe\0\2" * 1_000_000,
-    "a million GIF blocks": lambda: encoded(picture(4, 4), "GIF")[:13] + b"!\xfe\1x\0" * 1_000_000,
+    "a million GIF blocks": lambda: encoded(draw_image(4, 4), "GIF")[:13] + b"!\xfe\1x\0" * 1_000_000,
     "a PPM of comment": lambda: b"P6\n#" + b"x" * 20_000_000 + b"\n4 4\n255\n" + bytes(48),
     "a PPM of digits": lambda: b"P6\n" + b"9" * 1_000_000 + b" 4\n255\n",
     "a PPM of text": lambda: b"P3 8000 8000 255\n" + b"1 " * 20_000_000,
     "a PPM of 10 bits": lambda: b"P6 5000 5000 1023\n" + bytes(5000 * 5000 * 6),
     "a TIFF of strips": lambda: strips(10_000_000),
     "a JPEG of scans": lambda: scans(3_000, 4_000),
-    "a JPEG of fill bytes": lambda: encoded(picture(4, 4), "JPEG")[:-2] + b"\xff" * 10**6 + b"\0",
+    "a JPEG of fill bytes": lambda: encoded(draw_image(4, 4), "JPEG")[:-2] + b"\xff" * 10**6 + b"\0",
     "a GIF of one comment": lambda: gif(b"!\xfe" + (b"\xff" + bytes(255)) * 80_000 + b"\0"),
     "a PBM of comments": lambda: b"P1 9 9 " + b"#\n" * 290_000 + b"1" * 81,
     "a PGM of comments": lambda: b"P2\n" + b"#\r" * 290_000 + b"9 9 65535 " + b"1 " * 81,
@@ -148,7 +148,7 @@ CASES: dict[str, Callable[[], bytes]] = {
 def in_a_process(names: list[str]) -> None:
     """Load each, and say what came of it; run under limits by `verdicts`."""
     files = {name: CASES[name]() for name in names}
-    load_image(encoded(picture(4, 4)))  # all that is imported late
+    load_image(encoded(draw_image(4, 4)))  # all that is imported late
     own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (own + MEMORY, own + MEMORY))
     for name, data in files.items():
@@ -162,7 +162,7 @@ def in_a_process(names: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, list]:
-    code = "import sys; from tests.robustness.test_pictures import in_a_process; in_a_process(sys.argv[1:])"
+    code = "import sys; from tests.robustness.test_images import in_a_process; in_a_process(sys.argv[1:])"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code, *CASES], cwd=ROOT, env=environment, capture_output=True, text=True
@@ -173,7 +173,7 @@ def verdicts() -> dict[str, list]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_picture_hangs_or_fills_memory(verdicts, name):
+def test_no_image_hangs_or_fills_memory(verdicts, name):
     """Memory is the process's limit; time is its processor's, five seconds being a hang."""
     kind, text, seconds = verdicts[name]
     assert kind == ("loaded" if name in LOADED else "refused"), text
@@ -229,7 +229,7 @@ def test_another_kind_of_file_is_named(start, what):
         load_image(start, name="photo.jpg")
 
 
-def test_comments_of_a_picture_in_text_mean_nothing():
+def test_comments_of_a_image_in_text_mean_nothing():
     plain, told = b"P3 2 1 255\n255 0 0 0 0 255\n", b"P3 # RGB\n2 #\r1\n255\n255 0 # red\n0 0 0 2#\n55"
     assert list(load_image(told).get_flattened_data()) == list(load_image(plain).get_flattened_data())
 
@@ -237,10 +237,10 @@ def test_comments_of_a_picture_in_text_mean_nothing():
 def test_rare_encodings_of_usual_size_load():
     assert load_image(b"P3 2 1 255\n255 0 0 0 0 255\n").size == (2, 1)
     assert load_image(b"P6 2 1 1023\n" + bytes(12)).size == (2, 1)
-    assert load_image(encoded(picture(200, 100), "JPEG", progressive=True)).size == (200, 100)
+    assert load_image(encoded(draw_image(200, 100), "JPEG", progressive=True)).size == (200, 100)
     assert load_image(strips(4)).size == (4, 4)
-    # A thumbnail's markers in a segment, and a film behind the picture, are no scans.
-    whole = encoded(picture(20, 10), "JPEG")
+    # A thumbnail's markers in a segment, and a film behind the image, are no scans.
+    whole = encoded(draw_image(20, 10), "JPEG")
     segment = b"\xff\xe1" + struct.pack(">H", 602) + b"\xff\xda" * 300
     assert load_image(whole[:2] + segment + whole[2:] + b"\xff\xda" * 10_000).size == (20, 10)
 
@@ -280,7 +280,7 @@ def test_every_mode_is_rgb_or_refused(mode):
      b"\xd7\xcd\xc6\x9a" + bytes(40), b"GIF", b"RIFF\0\0\0\0WEBP", b"\0\0\1\0",
      b"8BPS\0\1", b"<html>", b"PK\3\4", b"MZ", b"\x7fELF", b"#!/bin/sh\n"],
 )  # fmt: skip
-def test_what_is_no_raster_picture_starts_no_program(start, monkeypatch):
+def test_what_is_no_raster_image_starts_no_program(start, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("a program was started"))
     with pytest.raises(ImageError):
         load_image(start)
@@ -289,7 +289,7 @@ def test_what_is_no_raster_picture_starts_no_program(start, monkeypatch):
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 def test_colour_profiles_that_are_none(format):
     for profile in (b"", b"x", b"\0\0\2\0" + b"x" * 500, bytes(128), b"\xff" * 100_000):
-        assert load_image(encoded(picture(8, 6), format, icc_profile=profile)).size == (8, 6)
+        assert load_image(encoded(draw_image(8, 6), format, icc_profile=profile)).size == (8, 6)
 
 
 @pytest.mark.filterwarnings("ignore")  # of Pillow's, about the EXIF
@@ -303,7 +303,7 @@ def test_orientations_that_are_none(format):
         b"Exif\0\0II*\0\x08\0\0\0\1\0" + entry + struct.pack("<I", 8),
         b"Exif\0\0MM\0*" + b"\xff" * 60,
     ):
-        data = encoded(picture(8, 6), format, exif=exif)
+        data = encoded(draw_image(8, 6), format, exif=exif)
         assert load_image(data).size == image_size(data) == (8, 6)
 
 
@@ -319,7 +319,7 @@ def test_floats_that_are_no_numbers(value):
 def test_every_truncation_is_refused_or_loads(monkeypatch):
     """Never another exception, at any length."""
     for format in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF", "JPEG2000"):
-        data = encoded(picture(20, 16), format)
+        data = encoded(draw_image(20, 16), format)
         for end in range(0, len(data), max(1, len(data) // 60)):
             try:
                 load_image(data[:end])
@@ -330,21 +330,21 @@ def test_every_truncation_is_refused_or_loads(monkeypatch):
 # ------------------------------------------------------------------------------------- a checkpoint's tiles
 def test_tiles_are_counted_before_they_are_made(monkeypatch):
     p = embedded(split=True)
-    strict = Processor(p.pictures, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_tiles=16))
-    assert len(strict.tile(picture(40, 10)).tiles) == 5
-    monkeypatch.setattr(IdeficsPictures, "tiles", lambda *_: pytest.fail("cut before it was counted"))
+    strict = Processor(p.images, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_tiles=16))
+    assert len(strict.tile(draw_image(40, 10)).tiles) == 5
+    monkeypatch.setattr(IdeficsImages, "tiles", lambda *_: pytest.fail("cut before it was counted"))
     with pytest.raises(ImageError, match=r"at most 16 tiles, got 17 of 30 x 30 pixels; .*ImageLimits\.max_t"):
-        strict.tile(picture(30, 30))
+        strict.tile(draw_image(30, 30))
 
 
-def test_pictures_of_a_conversation_have_a_limit_together():
+def test_images_of_a_conversation_have_a_limit_together():
     """They are counted as they are cut: a thousand names of one file fill no memory."""
     p, opened = embedded(split=True), []
-    strict = Processor(p.pictures, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_tiles=40))
-    assert len(strict.ask([picture(40, 30)] * 2, "what?")["input_ids"]) == 1
+    strict = Processor(p.images, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_tiles=40))
+    assert len(strict.ask([draw_image(40, 30)] * 2, "what?")["input_ids"]) == 1
     cut, strict.tile = strict.tile, lambda source: opened.append(source) or cut(source)
     with pytest.raises(ImageError, match=r"at most 40 tiles in all, got more in the first \d of 1000"):
-        strict.ask([picture(40, 30)] * 1000, "what?")
+        strict.ask([draw_image(40, 30)] * 1000, "what?")
     assert len(opened) < 10
 
 
@@ -352,12 +352,12 @@ def test_pictures_of_a_conversation_have_a_limit_together():
 def test_sizes_of_a_checkpoint_are_bounded(size):
     p = embedded(split=True)
     for place in ("size", "max_image_size"):
-        pictures = IdeficsPictures(p.pictures.settings)
-        setattr(pictures, {"size": "longest_side", "max_image_size": "tile_size"}[place], size)
+        images = IdeficsImages(p.images.settings)
+        setattr(images, {"size": "longest_side", "max_image_size": "tile_size"}[place], size)
         with pytest.raises(ProcessorError, match="expected an integer from 1 to 4096, got"):
-            Processor(pictures, p.tokenizer, p.chat.chat_template)
+            Processor(images, p.tokenizer, p.chat.chat_template)
     if size is not None:  # which is how nanoVLM's older configs say that there are no tiles
-        nano = NanoVLMPictures(nano_config(max_img_size=size), processor("nanovlm-current").tokenizer)
+        nano = NanoVLMImages(nano_config(max_img_size=size), processor("nanovlm-current").tokenizer)
         with pytest.raises(ProcessorError, match="longest side: expected an integer from 1 to 4096"):
             Processor(nano, processor("nanovlm-current").tokenizer, "{{ messages }}")
 
@@ -367,12 +367,12 @@ def test_sizes_of_a_checkpoint_are_bounded(size):
                 {"size": {"longest_edge": 10**9}}, {"size": {"height": 1, "width": 1}}, {"size": 7},
                 {"max_image_size": {"longest_edge": 10**6}}, {"max_image_size": {}}, {"do_resize": False}],
 )  # fmt: skip
-def test_picture_settings_that_make_no_sense(model_folder, tmp_path, changes):
-    """Refused where the checkpoint is opened or where its first picture is cut, in a sentence of ours."""
+def test_image_settings_that_make_no_sense(model_folder, tmp_path, changes):
+    """Refused where the checkpoint is opened or where its first image is cut, in a sentence of ours."""
     for path in model_folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | changes))
     with pytest.raises(ProcessorError) as error:
-        Processor.from_pretrained(tmp_path).tile(picture(40, 33))
+        Processor.from_pretrained(tmp_path).tile(draw_image(40, 33))
     assert "\n" not in str(error.value)

@@ -16,8 +16,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from data import templates
 from data.chat import ChatEncoder, PromptError, read_conversation
-from data.idefics_processing import SMOLVLM_CHAT_TEMPLATE
 from data.samples import SampleEncoder
+from data.smolvlm import SMOLVLM_CHAT_TEMPLATE
 from data.templates import TemplateProcess, TemplateRefused, render
 from inference.answer import encode as encode_question
 from inference.checkpoint import open_checkpoint
@@ -110,7 +110,7 @@ def _row(question: str, answer: str) -> list[dict]:
 def test_one_function_makes_ids_of_typed_text():
     """`ChatEncoder.encode`. Other calls of a tokenizer see texts that this repository wrote itself: those of
     the shapes' world and its prompts."""
-    own_words = {"data.chat", "data.shapes_stream", "training.picture_world"}
+    own_words = {"data.chat", "shapes.stream", "shapes.training"}
     calls = {"tokenizer", "tokenizer.encode", "apply_chat_template", "encode_plus", "batch_encode_plus"}
     for name in MODULES:
         if name.split(".")[0] in ("tests", "benchmarks") or name in own_words:

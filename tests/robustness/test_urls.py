@@ -1,4 +1,4 @@
-"""Pictures by URL: from the public internet only, however the address is spelt and wherever it redirects."""
+"""Images by URL: from the public internet only, however the address is spelt and wherever it redirects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from data.addresses import is_public
 from data.datasets import DatasetConfig
 from data.images import ImageError, ImageLimits, load_image
 from eval.rows import DataConfig
-from tests.processors import picture
+from tests.processors import draw_image
 from tests.waiting import hasten_downloads
 
 PRIVATE = [
@@ -41,7 +41,7 @@ def test_public_addresses(address):
 @pytest.fixture(scope="module")
 def server():
     file = io.BytesIO()
-    picture(7, 5).save(file, "PNG")
+    draw_image(7, 5).save(file, "PNG")
     closing = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):

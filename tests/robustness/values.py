@@ -1,4 +1,4 @@
-"""Strategies for what rows and conversations may hold: texts, pictures as plain data, values of any kind."""
+"""Strategies for what rows and conversations may hold: texts, images as plain data, values of any kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.tokenizer import SPECIAL_TOKENS
-from tests.processors import picture
+from tests.processors import draw_image
 
 PIECES = (
     *SPECIAL_TOKENS[:9], "<|image|>", "<|global_image|>", "＜image＞",
@@ -32,9 +32,9 @@ def texts() -> st.SearchStrategy[str]:
 
 
 @cache
-def picture_bytes(width: int, height: int, kind: str = "PNG") -> bytes:
+def image_bytes(width: int, height: int, kind: str = "PNG") -> bytes:
     buffer = io.BytesIO()
-    picture(width, height).save(buffer, kind)
+    draw_image(width, height).save(buffer, kind)
     return buffer.getvalue()
 
 
@@ -44,10 +44,10 @@ def sizes() -> st.SearchStrategy[tuple[int, int]]:
     return st.tuples(side, side)
 
 
-def encoded_pictures() -> st.SearchStrategy[bytes]:
-    """Pictures as files; some cut short, some nothing of the kind."""
+def encoded_images() -> st.SearchStrategy[bytes]:
+    """Images as files; some cut short, some nothing of the kind."""
     whole = st.builds(
-        lambda size, kind: picture_bytes(*size, kind), sizes(), st.sampled_from(("PNG", "JPEG", "GIF"))
+        lambda size, kind: image_bytes(*size, kind), sizes(), st.sampled_from(("PNG", "JPEG", "GIF"))
     )
     cut = st.builds(lambda data, share: data[: int(len(data) * share)], whole, st.floats(0, 1))
     return st.one_of(whole, whole, whole, cut, st.binary(max_size=30))

@@ -1,0 +1,66 @@
+"""The built-in image-question world: drawn scenes with questions and answers.
+
+A scene holds one to eight things: coloured shapes, at most one printed word and at
+most one handwritten digit (UCI digits, split before anything is drawn). Everything
+stays legible when the image is reduced to 64 px. Nothing is downloaded, and all
+randomness comes from the `random.Random` that is passed in.
+
+    python -m shapes --out /tmp/shapes --n 8      # write images, print questions
+"""
+
+from shapes.drawing import object_map, render, render_with_map
+from shapes.glyphs import digit_images
+from shapes.lists import ask_list
+from shapes.questions import ask, describe, sample_questions
+from shapes.sampling import example_scene, sample_scene
+from shapes.scoring import heldout_questions, majority_answers, score
+from shapes.world import (
+    BIG,
+    COLOURS,
+    DIGITS,
+    FAMILIES,
+    HELDOUT_SEED,
+    KIND_CLASS,
+    KINDS,
+    MAX_THINGS,
+    NUM_KINDS,
+    QA,
+    RGB,
+    SHAPES,
+    WORDS,
+    Background,
+    Scene,
+    Thing,
+)
+
+__all__ = [
+    "BIG",
+    "COLOURS",
+    "DIGITS",
+    "FAMILIES",
+    "HELDOUT_SEED",
+    "KINDS",
+    "KIND_CLASS",
+    "MAX_THINGS",
+    "NUM_KINDS",
+    "QA",
+    "RGB",
+    "SHAPES",
+    "WORDS",
+    "Background",
+    "Scene",
+    "Thing",
+    "ask",
+    "ask_list",
+    "describe",
+    "digit_images",
+    "example_scene",
+    "heldout_questions",
+    "majority_answers",
+    "object_map",
+    "render",
+    "render_with_map",
+    "sample_questions",
+    "sample_scene",
+    "score",
+]

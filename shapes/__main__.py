@@ -1,0 +1,32 @@
+"""Write sample images and print their questions: python -m shapes --out DIR."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+
+from shapes import render, sample_questions, sample_scene
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Write sample images and print their questions.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the images")
+    parser.add_argument("--n", type=int, default=8, help="how many scenes")
+    parser.add_argument("--size", type=int, default=256, help="side of the images in pixels")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--difficulty", type=float, default=1.0)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for i in range(args.n):
+        rng = random.Random(args.seed + i)
+        scene = sample_scene(rng, "train", args.difficulty)
+        path = args.out / f"scene_{i:03d}.png"
+        render(scene, args.size).save(path)
+        print(path)
+        for qa in sample_questions(scene, rng, 10):
+            print(f"  [{qa.family}] {qa.question} -> {qa.answer}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""Where it looked: attention against transformers', maps and occlusion against images."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from inference.answer import ask
+from inference.attribution.asked import Asked
+from inference.attribution.attention import attention_maps, attention_rows
+from inference.attribution.layout import TileLayout
+from inference.attribution.maps import OcclusionMaps, Region
+from inference.attribution.occlusion import GREY, greyed, occlusion_maps
+from inference.attribution.words import answer_words
+from inference.checkpoint import RequestError, open_checkpoint
+from models import VisionLanguageModel
+from tests import tiny
+from tests.processors import GOLDEN, draw_image, embedded, processor
+
+ANSWER = [40, 41, 9, 42]
+CASES = (
+    "smolvlm-2-tiles",
+    "idefics3-17-tiles",
+    "smolvlm-one-kv-head",
+    "idefics3-own-head-dim",
+    "idefics3-llama3-rope",
+    "smolvlm-linear-rope",
+    "idefics3-biases",
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(model_folder):
+    return open_checkpoint(model_folder, device="cpu")
+
+
+@pytest.fixture(scope="module", params=["nanovlm-current", "nanovlm-v0.1"])
+def nanovlm(request):
+    return open_checkpoint(GOLDEN / request.param, device="cpu")
+
+
+def plain_log_probabilities(checkpoint, images, question, answer) -> np.ndarray:
+    """Of an answer, by one plain forward pass over images as they are given."""
+    inputs = checkpoint.processor.ask(images, question)
+    ids = torch.cat((inputs["input_ids"], torch.tensor([answer])), 1)
+    pixels = {name: inputs[name] for name in ("pixel_values", "pixel_attention_mask") if name in inputs}
+    with torch.no_grad():
+        logits = checkpoint.model(ids, **pixels).logits[0, -len(answer) - 1 : -1]
+    return logits.log_softmax(-1)[torch.arange(len(answer)), torch.tensor(answer)].double().numpy()
+
+
+# ------------------------------------------------------------------------------------------------ attention
+@pytest.mark.parametrize("name", CASES)
+def test_weights_are_transformers_eager_ones(name, tmp_path):
+    theirs, inputs = tiny.build(name)
+    ours = VisionLanguageModel.from_pretrained(tiny.save(theirs, tmp_path))
+    theirs.set_attn_implementation("eager")
+    with torch.no_grad():
+        layers = theirs(**inputs, output_attentions=True).attentions  # (B, H, T, T) each
+        x = ours.embed(**{key: value for key, value in inputs.items() if key != "attention_mask"})
+    length = x.shape[1]
+    queries = [length - 1, 3, length // 2]
+    expected = torch.stack(layers)[:, 0, :, queries]  # (L, H, Q, T)
+    for layer in range(2):
+        for head in range(4):
+            got = attention_rows(ours.language_model, x, queries, [layer], [head])
+            assert (got - expected[layer, head]).abs().max() <= 1e-5, (layer, head)
+    got = attention_rows(ours.language_model, x, queries)
+    assert (got - expected.mean((0, 1))).abs().max() <= 1e-5
+    assert (got.sum(1) - 1).abs().max() <= 1e-5
+    assert got[1, 4:].abs().max() == 0  # position 3 sees nothing behind it
+    some = attention_rows(ours.language_model, x, queries, [1], [3, 0])
+    assert (some - expected[1, [0, 3]].mean(0)).abs().max() <= 1e-5
+
+
+def test_few_weights_at_a_time_are_the_same_weights(checkpoint, monkeypatch):
+    images = [draw_image(40, 30)]
+    whole = attention_maps(checkpoint, images, "how many?", ANSWER).maps[0]
+    monkeypatch.setattr("inference.attribution.attention._WEIGHTS_AT_ONCE", 1)
+    assert np.abs(attention_maps(checkpoint, images, "how many?", ANSWER).maps[0] - whole).max() <= 1e-6
+
+
+def test_maps_are_the_attention_of_image_tokens(model_folder, checkpoint):
+    """Two split images, against transformers on what the processor gives for prompt and answer."""
+    from transformers import AutoModelForImageTextToText
+
+    images = [draw_image(40, 30), draw_image(20, 60, seed=1)]
+    found = attention_maps(checkpoint, images, "how many?", ANSWER)
+    theirs = AutoModelForImageTextToText.from_pretrained(model_folder, attn_implementation="eager").eval()
+    inputs = checkpoint.processor.ask(images, "how many?")
+    prompt = inputs["input_ids"].shape[1]
+    ids = torch.cat((inputs["input_ids"], torch.tensor([ANSWER])), 1)
+    pixels = {name: inputs[name] for name in ("pixel_values", "pixel_attention_mask")}
+    with torch.no_grad():
+        layers = theirs(ids, **pixels, output_attentions=True).attentions
+    rows = torch.stack(layers)[:, 0, :, prompt - 1 : -1].mean((0, 1))  # (A, T)
+    rows = rows[:, ids[0] == checkpoint.model.config.image_token_id]  # (A, n · S)
+    counts = [len(checkpoint.processor.tile(image).tiles) * 4 for image in images]
+    for own, image, columns in zip(found.maps, images, rows.split(counts, dim=1), strict=True):
+        tiled = checkpoint.processor.tile(image)
+        assert own.shape == (len(ANSWER), tiled.rows * 2, tiled.columns * 2)
+        assert np.allclose(own.sum((1, 2)), columns.sum(1), atol=1e-5)
+        # The upper left cell: the first token of the first tile, and its part of the whole image's first.
+        corner = columns[:, 0] + columns[:, -4] / (tiled.rows * tiled.columns)
+        assert np.allclose(own[:, 0, 0], corner, atol=1e-6)
+    assert found.token_ids == ANSWER and found.setting == "all layers, all heads"
+
+
+def test_in_nanovlm(nanovlm):
+    found = attention_maps(nanovlm, [draw_image(60, 40)], "how many?", [5, 6], layers=[0])
+    (own,) = found.maps
+    assert own.min() >= 0 and (own.sum((1, 2)) > 0).all() and (own.sum((1, 2)) < 1).all()
+    assert found.setting == "layer 0, all heads"
+
+
+def test_nothing_is_left_in_the_model(checkpoint):
+    """No hooks, no flags, and the same tokens as before."""
+    images = [draw_image(40, 30)]
+
+    def tokens():
+        options = checkpoint.model.generation_options(max_new_tokens=8)
+        return ask(checkpoint, images, "how many?", options).finish()["token_ids"]
+
+    before, state = tokens(), {name: vars(m).keys() for name, m in checkpoint.model.named_modules()}
+    attention_maps(checkpoint, images, "how many?", before[0])
+    occlusion_maps(checkpoint, images, "how many?", before[0], window=1.0)
+    assert {name: vars(m).keys() for name, m in checkpoint.model.named_modules()} == state
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in checkpoint.model.modules())
+    assert tokens() == before
+
+
+# ------------------------------------------------------------------------------------------------- geometry
+SIZES = [(40, 30), (90, 30), (30, 80), (33, 32), (64, 64)]
+IMAGES = {
+    "split": lambda: embedded(split=True),
+    "unsplit": embedded,
+    "nanovlm-current": lambda: processor("nanovlm-current"),
+    "nanovlm-v0.1": lambda: processor("nanovlm-v0.1"),
+}
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("kind", IMAGES)
+def test_a_token_lies_where_the_processor_took_it_from(kind, size):
+    """White in one cell of a black image is brightest in one token of one tile; all weight on that token
+    comes back to that cell, and all weight on the whole image's brightest one covers it."""
+    own = IMAGES[kind]()
+    side = math.isqrt(own.images.tokens_per_tile)
+    large = size[0] * 8, size[1] * 8  # so that a cell has pixels enough
+    layout = TileLayout.of(own.tile(Image.new("RGB", large)), side, own.images.whole_first)
+    rows, columns = layout.shape
+    grid = slice(int(layout.has_whole and layout.whole_first), None)
+    for row, column in {(0, 0), (rows - 1, 0), (rows // 2, columns - 1), (rows // 3, columns // 2)}:
+        image = Image.new("RGB", large)
+        box = [column * large[0] / columns, row * large[1] / rows]
+        box += [(column + 1) * large[0] / columns, (row + 1) * large[1] / rows]
+        image.paste("white", tuple(map(round, box)))
+        tiles = own.tile(image).tiles.mean(1)  # (n, M, M)
+        light = tiles.unflatten(1, (side, -1)).unflatten(3, (side, -1)).mean((2, 4))  # (n, side, side)
+        tiles_of_grid = light[grid][: layout.rows * layout.columns].flatten()
+        place = int(tiles_of_grid.argmax()) + grid.start * side * side
+        weights = torch.zeros(1, layout.tiles * side * side)
+        weights[0, place] = 1
+        expected = torch.zeros(layout.shape)
+        expected[row, column] = 1
+        assert torch.equal(layout.place(weights)[0], expected)
+        if layout.has_whole:
+            first = 0 if layout.whole_first else (layout.tiles - 1) * side * side
+            weights = torch.zeros(1, layout.tiles * side * side)
+            weights[0, first + int(light[0 if layout.whole_first else -1].argmax())] = 1
+            spread = layout.place(weights)[0]
+            assert spread[row, column] == spread.max() and spread.sum() == pytest.approx(1)
+            assert (spread > 0).sum() == layout.rows * layout.columns
+
+
+def test_images_of_a_question_do_not_mix(checkpoint):
+    images = [draw_image(40, 30), draw_image(16, 16), draw_image(20, 90)]
+    asked = Asked(checkpoint, images, "how many?", ANSWER)
+    count = len(asked.image_places)
+    marked = asked.by_image(torch.arange(count)[None])
+    assert [part.shape[1] for part in marked] == [len(asked.tiled[i].tiles) * 4 for i in range(3)]
+    assert torch.equal(torch.cat(marked, 1)[0], torch.arange(count))
+    assert count == sum(layout.tiles * 4 for layout in asked.layouts)
+
+
+# ------------------------------------------------------------------------------------------------ occlusion
+def assert_regions_hold(found: OcclusionMaps, checkpoint, images, question: str, regions) -> None:
+    """What the map says of each region is what the model says of images greyed there beforehand."""
+    for number in regions:
+        region = found.regions[number]
+        changed = list(images)
+        place = found.shapes[region.image]
+        changed[region.image] = greyed(images[region.image], region, place)
+        expected = plain_log_probabilities(checkpoint, changed, question, found.token_ids)
+        assert np.abs(found.hidden[number] - expected).max() <= 1e-4, region
+
+
+def test_a_greyed_region_is_a_greyed_image(checkpoint):
+    images = [draw_image(40, 30), draw_image(24, 50, seed=2)]
+    found = occlusion_maps(checkpoint, images, "how many?", ANSWER, window=0.5)
+    expected = plain_log_probabilities(checkpoint, images, "how many?", ANSWER)
+    assert np.abs(found.base - expected).max() <= 1e-4
+    assert {region.image for region in found.regions} == {0, 1} and found.shapes == [(3, 4), (4, 2)]
+    assert_regions_hold(found, checkpoint, images, "how many?", (0, 7, len(found.regions) - 4))
+    assert [own.shape for own in found.maps] == [(4, 3, 4), (4, 4, 2)]
+
+
+def test_all_greyed_is_the_grey_image(checkpoint):
+    image = draw_image(40, 30)
+    found = occlusion_maps(checkpoint, [image], "how many?", ANSWER, window=1.0)
+    number = found.regions.index(Region(0, 0, 0, *found.shapes[0]))
+    grey = [Image.new("RGB", image.size, GREY)]
+    expected = plain_log_probabilities(checkpoint, grey, "how many?", ANSWER)
+    assert np.abs(found.hidden[number] - expected).max() <= 1e-4
+    assert found.doubted([0, 1])[number] == pytest.approx(math.exp(expected[:2].sum()), rel=1e-4)
+
+
+def test_occlusion_in_nanovlm(nanovlm):
+    images = [draw_image(60, 40)]
+    found = occlusion_maps(nanovlm, images, "how many?", [5, 6], window=0.7)
+    assert_regions_hold(found, nanovlm, images, "how many?", range(0, len(found.regions), 5))
+
+
+def test_only_changed_tiles_are_seen_again(checkpoint, monkeypatch):
+    seen = []
+    encode = checkpoint.model.encode_images
+    monkeypatch.setattr(checkpoint.model, "encode_images", lambda t, *a: seen.append(len(t)) or encode(t, *a))
+    found = occlusion_maps(checkpoint, [draw_image(40, 30)], "how many?", ANSWER, window=0.1)
+    tiles = len(checkpoint.processor.tile(draw_image(40, 30)).tiles)
+    assert tiles == 13 and len(found.regions) < sum(seen) - tiles < 5.5 * len(found.regions)
+
+
+def test_windows_cover_every_cell_alike(checkpoint):
+    found = occlusion_maps(checkpoint, [draw_image(50, 30)], "how many?", ANSWER, window=0.4)
+    counts = np.zeros(found.shapes[0])
+    for region in found.regions:
+        counts[region.top : region.bottom, region.left : region.right] += 1
+    assert found.shapes == [(3, 5)] and (counts == 4).all()
+    assert found.setting == "grey window of 20 x 20 of 50 x 30 pixels, moved by half of it"
+
+
+def test_a_fall_lies_where_its_windows_overlap():
+    """A 1 x 3 image, windows of 2: the middle one hides what the first token hangs on, by half in both."""
+    regions = [Region(0, 0, 0, 1, 1), Region(0, 0, 0, 1, 2), Region(0, 0, 1, 1, 3), Region(0, 0, 2, 1, 3)]
+    base, half = np.log([0.8, 0.5]), math.log(0.4)
+    hidden = np.array([base, [half, base[1]], [half, base[1]], base])
+    found = OcclusionMaps([Image.new("RGB", (3, 1))], [7, 8], [(1, 3)], regions, base, hidden, "")
+    fall = math.log(2)
+    assert np.allclose(found.maps[0], [[[fall / 2, fall, fall / 2]], [[0, 0, 0]]])
+    assert np.allclose(found.of([0])[0], [[0.2, 0.4, 0.2]])
+    assert np.allclose(found.of([0, 1])[0], [[0.1, 0.2, 0.1]])  # 0.8 · 0.5 falls to 0.4 · 0.5
+    assert found.certain([0, 1]) == pytest.approx(0.4)
+
+
+# -------------------------------------------------------------------------------------------------- mistakes
+@pytest.mark.parametrize("look", [attention_maps, occlusion_maps])
+@pytest.mark.parametrize(
+    "images, answer, expected",
+    [
+        ([], ANSWER, "at least one image"),
+        ([draw_image(8, 8)], [], "at least one token"),
+        ([draw_image(8, 8)], [1, 10**6], "answer_ids: expected ids from 0"),
+        ([draw_image(8, 8)], [1] * 600, "context too long"),
+    ],
+)
+def test_what_cannot_be_looked_at(checkpoint, look, images, answer, expected):
+    with pytest.raises(RequestError, match=expected):
+        look(checkpoint, images, "how many?", answer)
+
+
+@pytest.mark.parametrize("choice", [{"layers": [2]}, {"heads": [0, 4]}, {"layers": []}, {"heads": [-1]}])
+def test_layers_and_heads_that_are_not_there(checkpoint, choice):
+    with pytest.raises(RequestError, match=f"{next(iter(choice))}: expected some of 0 to"):
+        attention_maps(checkpoint, [draw_image(8, 8)], "how many?", ANSWER, **choice)
+
+
+@pytest.mark.parametrize("window", [0, 0.001, 1.5, math.nan])
+def test_a_window_out_of_bounds(checkpoint, window):
+    with pytest.raises(RequestError, match="window: expected a share"):
+        occlusion_maps(checkpoint, [draw_image(8, 8)], "how many?", ANSWER, window=window)
+
+
+# ----------------------------------------------------------------------------------------------------- words
+def test_words(checkpoint):
+    tokenizer = checkpoint.processor.tokenizer
+    ids = tokenizer.encode(" two red circles, ça", add_special_tokens=False)
+    words = answer_words(checkpoint, [*ids, *checkpoint.stop_token_ids[:1], *ids])
+    assert [word.text for word in words] == ["two", "red", "circles,", "ça"]
+    places = [place for word in words for place in word.tokens]
+    assert places == sorted(places) and set(places) <= set(range(len(ids)))
+    for word in words:
+        assert word.text in tokenizer.decode([ids[place] for place in word.tokens])
+    assert len(words[-1].tokens) >= 2  # ç is two bytes, none of them a character
+    assert answer_words(checkpoint, checkpoint.stop_token_ids[:1]) == []

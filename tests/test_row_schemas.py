@@ -1,0 +1,309 @@
+"""Rows of every layout become the conversation they are; what is wrong with a row is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.errors import BadRow, DatasetError
+from data.images import image_size, load_image
+from data.processor import Processor
+from data.row_schemas import (
+    BAD_CONVERSATION,
+    BROKEN_IMAGE,
+    EMPTY_TEXT,
+    PLACEHOLDERS,
+    TOO_LONG,
+    TOO_MANY_TILES,
+    Layout,
+    find_layout,
+)
+from data.samples import IGNORE_INDEX, SampleEncoder
+from tests.processors import KINDS, picture, processor
+from tests.rows import png
+
+CHAT, TURNS, PLAIN = Layout(("messages",)), Layout(("texts",)), Layout(("question", "answer"))
+PICTURE = png()
+CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
+
+
+def text(words: str) -> dict:
+    return {"type": "text", "text": words}
+
+
+def image(value) -> dict:
+    return {"type": "image", "image": value}
+
+
+def said(role: str, *parts) -> dict:
+    return {"role": role, "content": list(parts)}
+
+
+EXPECTED = [said("user", image(PICTURE), text("what?")), said("assistant", text("a star"))]
+
+
+TURN = {"user": "what?", "assistant": "a star"}
+PLAIN_TEXT = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a star"}]
+
+
+@pytest.mark.parametrize(
+    "layout, row",
+    [
+        (TURNS, {"images": [{"bytes": PICTURE, "path": "a.png"}], "texts": [TURN]}),
+        (TURNS, {"images": [PICTURE], "texts": [TURN | {"source": "x"}]}),
+        (PLAIN, {"image": {"bytes": PICTURE, "path": None}, "question": "what?", "answer": "a star"}),
+        (PLAIN, {"image": None, "images": [PICTURE], "question": "what?", "answer": ["a star", "a sun"]}),
+        (CHAT, {"messages": EXPECTED}),
+        (
+            CHAT,
+            {
+                "images": [PICTURE],
+                "messages": [
+                    said("user", {"type": "image", "text": None}, text("what?") | {"image": None}),
+                    {"role": "assistant", "content": "a star"},
+                ],
+            },
+        ),
+        (
+            CHAT,
+            {"image": PICTURE, "messages": PLAIN_TEXT},
+        ),
+        (
+            Layout(("prompt", "completion")),
+            {"images": [PICTURE], "prompt": PLAIN_TEXT[:1], "completion": PLAIN_TEXT[1:]},
+        ),
+        (
+            Layout(("prompt", "completion")),
+            {"image": PICTURE, "prompt": "what?", "completion": "a star"},
+        ),
+        (
+            Layout(("prompt", "completion")),
+            {"prompt": [said("user", image(PICTURE), text("what?"))], "completion": "a star"},
+        ),
+        (
+            Layout(("question", "answer"), {"question": "query", "answer": "label", "image": "png"}),
+            {"png": PICTURE, "query": "what?", "label": "a star"},
+        ),
+    ],
+)
+def test_every_layout_is_one_conversation(layout, row):
+    assert layout.conversation(row) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    "number, written",
+    [
+        (3, "3"),
+        (0, "0"),
+        (10**400, str(10**400)),
+        (3.5, "3.5"),
+        (0.0, "0.0"),
+        (-2.0, "-2.0"),
+        ([0.5, 1], "0.5"),
+    ],
+)
+def test_numbers_as_answers_are_written_out(number, written):
+    expected = [said("user", text("how many?")), said("assistant", text(written))]
+    assert PLAIN.conversation({"question": "how many?", "answer": number}) == expected
+    assert TURNS.conversation({"texts": [{"user": "how many?", "assistant": number}]}) == expected
+    if not isinstance(number, list):  # which would be one of messages
+        pair = Layout(("prompt", "completion"))
+        assert pair.conversation({"prompt": "how many?", "completion": number}) == expected
+
+
+def test_rows_without_pictures():
+    assert len(TURNS.conversation({"images": None, "texts": [{"user": "a", "assistant": "b"}] * 3})) == 6
+    assert len(TURNS.conversation({"images": [], "texts": [{"user": "a", "assistant": "b"}]})) == 2
+
+
+@pytest.mark.parametrize(
+    "layout, row, reason",
+    [
+        (PLAIN, {"question": " \n", "answer": "b"}, EMPTY_TEXT),
+        (PLAIN, {"question": "a", "answer": None}, EMPTY_TEXT),
+        (PLAIN, {"question": "a", "answer": float("nan")}, EMPTY_TEXT),
+        (PLAIN, {"question": "a", "answer": float("-inf")}, EMPTY_TEXT),
+        (Layout(("prompt", "completion")), {"prompt": "a", "completion": " "}, EMPTY_TEXT),
+        (Layout(("prompt", "completion")), {"prompt": "a", "completion": float("nan")}, BAD_CONVERSATION),
+        (Layout(("prompt", "completion")), {"prompt": "a", "completion": None}, BAD_CONVERSATION),
+        (PLAIN, {"image": {"bytes": None, "path": None}, "question": "a", "answer": "b"}, BROKEN_IMAGE),
+        (PLAIN, {"image": "/etc/passwd", "question": "a", "answer": "b"}, BROKEN_IMAGE),
+        (PLAIN, {"image": "https://example.org/a.png", "question": "a", "answer": "b"}, BROKEN_IMAGE),
+        (PLAIN, {"images": [None], "question": "a", "answer": "b"}, BROKEN_IMAGE),
+        (PLAIN, "rows.jsonl: a line that is no JSON", BAD_CONVERSATION),
+        (TURNS, {"texts": []}, EMPTY_TEXT),
+        (TURNS, {"texts": None}, BAD_CONVERSATION),
+        (TURNS, {"texts": [{"user": "a", "assistant": "b"}, {"user": "c", "assistant": ""}]}, EMPTY_TEXT),
+        (CHAT, {"messages": []}, EMPTY_TEXT),
+        (CHAT, {"messages": "hello"}, BAD_CONVERSATION),
+        (CHAT, {"messages": [said("user", text("a"))]}, EMPTY_TEXT),
+        (CHAT, {"messages": [said("user", text("a")), said("assistant", text("  "))]}, EMPTY_TEXT),
+        (
+            CHAT,
+            {"messages": [said("user", {"type": "video"}), said("assistant", text("b"))]},
+            BAD_CONVERSATION,
+        ),
+        (
+            CHAT,
+            {"images": [PICTURE], "messages": [said("user", text("a")), said("assistant", text("b"))]},
+            PLACEHOLDERS,
+        ),
+        (
+            CHAT,
+            {
+                "images": [PICTURE],
+                "messages": [
+                    said("user", {"type": "image"}, {"type": "image"}, text("a")),
+                    said("assistant", text("b")),
+                ],
+            },
+            PLACEHOLDERS,
+        ),
+    ],
+)
+def test_bad_rows_have_a_reason(layout, row, reason):
+    with pytest.raises(BadRow) as bad:
+        layout.conversation(row)
+    assert bad.value.reason == reason
+    assert "\n" not in str(bad.value)
+
+
+def test_ratings_leave_out_turns_and_rows():
+    layout = Layout(("texts",), min_ratings={"relevance_ratings": 3, "formatting_ratings": 2})
+    turns = [{"user": f"q{i}", "assistant": f"a{i}"} for i in range(4)]
+    row = {
+        "images": [PICTURE],
+        "texts": turns,
+        "relevance_ratings": [2, 3, None, 5],
+        "formatting_ratings": [5, 5, 2, 1],
+    }
+    kept = layout.conversation(row)
+    assert [m["content"][-1]["text"] for m in kept] == ["q1", "a1", "q2", "a2"]
+    assert kept[0]["content"][0]["type"] == "image"
+    assert layout.conversation(row | {"relevance_ratings": [1, 1, 2, 2]}) is None
+    by_row = Layout(("question", "answer"), min_ratings={"score": 0.5})
+    assert by_row.conversation({"question": "a", "answer": "b", "score": 0.4}) is None
+    assert by_row.conversation({"question": "a", "answer": "b", "score": 0.5})
+
+
+def test_unknown_columns_name_those_there_are():
+    with pytest.raises(
+        DatasetError, match=r"toy: expected a column messages.* it has picture, caption: name"
+    ):
+        find_layout(["picture", "caption"], {}, "toy")
+    with pytest.raises(DatasetError, match=r"no column query; it has question, answer"):
+        find_layout(["question", "answer"], {"question": "query"}, "toy")
+    with pytest.raises(DatasetError, match=r"columns: expected names out of .*, got text"):
+        find_layout(["question", "answer"], {"text": "question"}, "toy")
+    assert find_layout(["query", "answer"], {"question": "query"}, "toy") == ("question", "answer")
+
+
+# ------------------------------------------------------------------------------------------------ samples
+def conversation(question: str, answer: str, *more: str, pictures: int = 1) -> list[dict]:
+    """Turns, with pictures in front of the first."""
+    shown = [image(picture(40, 24, seed=i)) for i in range(pictures)]
+    messages = [said("user", *shown, text(question)), said("assistant", text(answer))]
+    for i, words in enumerate(more):
+        messages.append(said("assistant" if i % 2 else "user", text(words)))
+    return messages
+
+
+def labelled(p, sample) -> list[str]:
+    """The labelled parts, each decoded with its special tokens."""
+    parts, open_part = [], []
+    for label in [*sample.labels, IGNORE_INDEX]:
+        if label != IGNORE_INDEX:
+            open_part.append(label)
+        elif open_part:
+            parts.append(p.decode(open_part, skip_special_tokens=False))
+            open_part = []
+    return parts
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "ocelli-shapes"])
+def test_labels_are_the_answers_with_their_end_of_turn(kind):
+    p = processor(kind) if kind in KINDS else Processor.from_pretrained(CHECKPOINTS / kind)
+    turns = ("two red squares",) if kind == "nanovlm-v0.1" else ("3 or 12", "what colour?", "it is blue")
+    sample = SampleEncoder(p, 1000).encode(conversation("how many?", *turns), ("toy", 0))
+    parts = labelled(p, sample)
+    assert len(parts) == len(turns[::2])
+    stops = [p.decode([i], skip_special_tokens=False) for i in p.stop_token_ids]
+    for part, answer in zip(parts, turns[::2]):
+        (stop,) = [stop for stop in stops if part.endswith(stop)]
+        assert part.removesuffix(stop).strip() == answer
+    assert [i for i, label in zip(sample.input_ids, sample.labels) if label not in (i, IGNORE_INDEX)] == []
+    assert len(sample.labels) == len(sample.input_ids) == sample.tokens - sample.front
+
+
+@pytest.mark.parametrize("kind", ["embedded", "llama", "nanovlm-current", "unigram"])
+def test_typed_special_tokens_are_text_on_both_sides(kind):
+    p = processor(kind)
+    specials = [t.content for t in p.tokenizer.added_tokens_decoder.values() if t.content.strip()]
+    typed = " and ".join(specials[:8])
+    alone = SampleEncoder(p, 4000).encode(conversation("how many?", "two"), ("toy", 0))
+    sample = SampleEncoder(p, 4000).encode(conversation(typed, typed), ("toy", 0))
+    known = set(p.tokenizer.convert_tokens_to_ids(specials)) - {p.tokenizer.unk_token_id}
+    assert [i for i in sample.input_ids if i in known] == [i for i in alone.input_ids if i in known]
+    if kind != "unigram":  # whose letters outside its corpus are unknown
+        (part,) = labelled(p, sample)
+        assert typed in part
+
+
+@pytest.mark.parametrize("kind", ["embedded", "nanovlm-current", "nanovlm-v0.1"])
+def test_tiles_are_counted_from_headers_as_they_are_cut(kind):
+    p = processor(kind)
+    for width, height in ((40, 24), (9, 31), (33, 32), (64, 5), (32, 32), (130, 127), (77, 300)):
+        tiles, rows, cols = p.pictures.tiles(picture(width, height))
+        assert p.pictures.grid(width, height) == (len(tiles), rows, cols), (width, height)
+
+
+def test_a_sample_waits_undecoded_and_has_its_tiles_in_order():
+    p = processor("embedded")
+    encoder = SampleEncoder(p, 1000)
+    talk = conversation("how many?", "two", pictures=2)
+    sample, whole = encoder.encode(talk, ("toy", 7)), p.encode_conversation(talk)
+    assert sample.input_ids == whole.input_ids
+    assert sample.tiles == len(whole.tiles) and torch.equal(encoder.tiles(sample), whole.tiles)
+
+
+def test_samples_that_are_too_large_are_left_out_whole():
+    p = processor("embedded")
+    talk = conversation("how many?", "two")
+    whole = SampleEncoder(p, 1000).encode(talk, ("toy", 0))
+    SampleEncoder(p, whole.tokens, whole.tiles).encode(talk, ("toy", 0))
+    for encoder, reason in (
+        (SampleEncoder(p, whole.tokens - 1), TOO_LONG),
+        (SampleEncoder(p, 1000, whole.tiles - 1), TOO_MANY_TILES),
+        (SampleEncoder(p, 4), TOO_MANY_TILES),
+    ):
+        with pytest.raises(BadRow) as bad:
+            encoder.encode(talk, ("toy", 0))
+        assert bad.value.reason == reason
+
+
+def test_pictures_that_break_late_or_early():
+    p, whole = processor("embedded"), png(40, 24)
+    with pytest.raises(BadRow) as bad:
+        SampleEncoder(p, 1000).encode(
+            [said("user", image(b"no picture")), said("assistant", text("b"))], ("toy", 0)
+        )
+    assert bad.value.reason == BROKEN_IMAGE
+    cut = SampleEncoder(p, 1000).encode(
+        [said("user", image(whole[:-900])), said("assistant", text("b"))], ("toy", 0)
+    )
+    with pytest.raises(BadRow) as bad:
+        SampleEncoder(p, 1000).tiles(cut)
+    assert bad.value.reason == BROKEN_IMAGE
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_sizes_are_those_of_the_upright_picture(form, tmp_path):
+    upright = picture(20, 10)
+    for orientation in (1, 3, 6, 8):
+        exif = upright.getexif()
+        exif[0x0112] = orientation
+        path = tmp_path / f"{orientation}.{form}"
+        upright.save(path, form, exif=exif)
+        assert image_size(path) == load_image(path).size, (form, orientation)
