@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from benchmarks import where
+from benchmarks import attribution
 from shapes import object_map
 
 
 def test_the_thing_asked_for_has_the_answer():
-    asked = list(where.questions(150, seed=1))
+    asked = list(attribution.questions(150, seed=1))
     assert len(asked) == 150 and {qa.family for _, qa, _ in asked} == {"colour", "shape"}
     for scene, qa, number in asked:
         thing = scene.things[number]
@@ -19,16 +19,16 @@ def test_the_thing_asked_for_has_the_answer():
 
 
 def test_a_map_on_a_thing_is_found_on_it_and_on_no_other():
-    scene, _, _ = next(where.questions(1, seed=1))
+    scene, _, _ = next(attribution.questions(1, seed=1))
     things = object_map(scene, 960)
     for number in range(len(scene.things)):
         heat = (things == number + 1).astype(float)
-        assert where.measure(scene, number, heat) == (True, True)
-        assert where.measure(scene, (number + 1) % len(scene.things), heat) == (False, False)
+        assert attribution.measure(scene, number, heat) == (True, True)
+        assert attribution.measure(scene, (number + 1) % len(scene.things), heat) == (False, False)
 
 
 def test_a_run_ends_in_its_figures(model_folder, capsys):
-    assert where.main(["--model", str(model_folder), "--questions", "2", "--window", "1"]) == 0
+    assert attribution.main(["--model", str(model_folder), "--questions", "2", "--window", "1"]) == 0
     *_, last = capsys.readouterr().out.splitlines()
     result = json.loads(last)
     methods = [row["method"] for row in result["rows"]]
@@ -45,5 +45,5 @@ def test_a_run_ends_in_its_figures(model_folder, capsys):
 @pytest.mark.parametrize("wrong", [("--window", "3"), ("--questions", "0")])
 def test_what_cannot_be_measured(wrong, capsys):
     with pytest.raises(SystemExit) as stop:
-        where.main(list(wrong))
+        attribution.main(list(wrong))
     assert stop.value.code == 2 and wrong[0] in capsys.readouterr().err

@@ -178,7 +178,7 @@ def test_prefix(run):
     assert all(row["ratio"] > 0 and row["prompt_tokens"] == 28 for row in result["rows"])
 
 
-@pytest.mark.parametrize("pictures", [0, 2])
+@pytest.mark.parametrize("images", [0, 2])
 def test_batching(run, images, monkeypatch):
     monkeypatch.setattr(batching, "LONGEST", 12)
     result = run(batching, "--requests", "6", "--slots", "2", "--rounds", "1", "--pictures", str(images))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from generation import batching
+from generation import scheduler
 from generation.row_sampling import sample_rows
 from models.language_model import LanguageModel
 from models.vision_language_model import VisionLanguageModel
@@ -148,7 +148,7 @@ def test_an_interrupted_run_keeps_what_it_has(batch, questions, tmp_path, monkey
             raise KeyboardInterrupt
         return sample_rows(rows, logits)
 
-    monkeypatch.setattr(batching, "sample_rows", interrupted)
+    monkeypatch.setattr(scheduler, "sample_rows", interrupted)
     assert "interrupted" in batch("--batch-size", 2, status=130)
     done = len(read(tmp_path / "out.jsonl"))
     assert 1 <= done <= 4
@@ -187,7 +187,7 @@ def test_one_answer_that_fails_fails_its_line_alone(batch, questions, tmp_path, 
                 own.fill_(float("nan"))
         return sample_rows(rows, logits)
 
-    monkeypatch.setattr(batching, "sample_rows", poisoned)
+    monkeypatch.setattr(scheduler, "sample_rows", poisoned)
     write(tmp_path / "questions.jsonl", questions)
     sampling = ("--temperature", 1.0, "--seed", 4, "--num-answers", 2)
     assert "4 answered, 1 failed" in batch(*sampling, status=1)

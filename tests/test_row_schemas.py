@@ -21,7 +21,7 @@ from data.row_schemas import (
     find_layout,
 )
 from data.samples import IGNORE_INDEX, SampleEncoder
-from tests.processors import KINDS, picture, processor
+from tests.processors import KINDS, draw_image, processor
 from tests.rows import png
 
 CHAT, TURNS, PLAIN = Layout(("messages",)), Layout(("texts",)), Layout(("question", "answer"))
@@ -203,7 +203,7 @@ def test_unknown_columns_name_those_there_are():
 # ------------------------------------------------------------------------------------------------ samples
 def conversation(question: str, answer: str, *more: str, pictures: int = 1) -> list[dict]:
     """Turns, with pictures in front of the first."""
-    shown = [image(picture(40, 24, seed=i)) for i in range(pictures)]
+    shown = [image(draw_image(40, 24, seed=i)) for i in range(pictures)]
     messages = [said("user", *shown, text(question)), said("assistant", text(answer))]
     for i, words in enumerate(more):
         messages.append(said("assistant" if i % 2 else "user", text(words)))
@@ -255,8 +255,8 @@ def test_typed_special_tokens_are_text_on_both_sides(kind):
 def test_tiles_are_counted_from_headers_as_they_are_cut(kind):
     p = processor(kind)
     for width, height in ((40, 24), (9, 31), (33, 32), (64, 5), (32, 32), (130, 127), (77, 300)):
-        tiles, rows, cols = p.pictures.tiles(picture(width, height))
-        assert p.pictures.grid(width, height) == (len(tiles), rows, cols), (width, height)
+        tiles, rows, cols = p.images.tiles(draw_image(width, height))
+        assert p.images.grid(width, height) == (len(tiles), rows, cols), (width, height)
 
 
 def test_a_sample_waits_undecoded_and_has_its_tiles_in_order():
@@ -300,7 +300,7 @@ def test_pictures_that_break_late_or_early():
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_sizes_are_those_of_the_upright_picture(form, tmp_path):
-    upright = picture(20, 10)
+    upright = draw_image(20, 10)
     for orientation in (1, 3, 6, 8):
         exif = upright.getexif()
         exif[0x0112] = orientation

@@ -191,7 +191,7 @@ class TrainConfig:
         by_steps = self.steps and not self.pictures
         if self.is_shapes and not by_steps and self.vision_pictures >= self.pictures:
             raise ValueError(
-                f"--vision-pictures: expected fewer than --pictures ({self.images}), "
+                f"--vision-pictures: expected fewer than --pictures ({self.pictures}), "
                 f"got {self.vision_pictures}"
             )
         self._check_combinations()

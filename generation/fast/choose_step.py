@@ -20,8 +20,8 @@ import math
 
 import torch
 
-from generation import fused_decoder
 from generation.decoding import DecodeStep
+from generation.fast import fused_decoder
 from generation.fast.cuda_graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
