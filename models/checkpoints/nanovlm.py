@@ -4,10 +4,10 @@
 - in between: one square image at placeholders; vlm_extra_tokens without max_img_size;
 - v0.1 (6ba9082): no vlm_extra_tokens; image features stand in front of the text.
 
-The generation is told by keys. Unknown keys are ignored here, because nanoVLM itself dropped keys that its
-own older configs still carry. Beyond lm_max_position_embeddings nanoVLM rescales its rotary frequencies
-with the current length, which makes its cached tokens differ from recomputed ones; we keep the plain
-frequencies.
+The keys of config.json tell the generation. Unknown keys are ignored here, because nanoVLM itself dropped
+keys that its own older configs still carry. Beyond lm_max_position_embeddings nanoVLM rescales its rotary
+frequencies with the current length, which makes its cached tokens differ from recomputed ones; we keep the
+plain frequencies.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
 
-from models.checkpoints.errors import CheckpointError
-from models.checkpoints.fields import build, section
-from models.checkpoints.tensor_map import StoredTensor, StoredTensorOf, export_tensors, rename
+from models.checkpoints.hub import CheckpointError
+from models.checkpoints.idefics3 import LLAMA_FIELDS, build, section
+from models.checkpoints.weights import StoredTensor, StoredTensorOf, export_tensors, rename
 from models.config import TextConfig, VisionConfig, VLMConfig
-from models.language_model import rope_frequencies
 
 FAMILY = "nanoVLM (today's and v0.1)"
 INV_FREQ = "decoder.rotary_embd.inv_freq"
@@ -61,8 +60,7 @@ def recognises(config: Mapping) -> bool:
 def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
     """nanoVLM's flat config.json -> VLMConfig. It names no stop tokens: those are the tokenizer's.
 
-    Raises:
-        CheckpointError: for options that nanoVLM's config can say and its published models never use.
+    Options that its published models never use are refused.
     """
     for name, plain in (("vit_cls_flag", False), ("lm_attn_scaling", 1.0)):
         if config.get(name, plain) != plain:
@@ -101,9 +99,7 @@ def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
 
 
 def _image_token_id(config: Mapping, extra_tokens: Mapping) -> int:
-    """The extra tokens take the ids after the base vocabulary, in the order in which the config lists
-    them.
-    """
+    """The extra tokens take the ids after the base vocabulary, in the order of the config."""
     if "image_token" not in extra_tokens:
         raise CheckpointError("config.json: vlm_extra_tokens has no image_token")
     base, extra = config.get("lm_base_vocab_size"), config.get("extra_token_amount", len(extra_tokens))
@@ -146,21 +142,14 @@ def _stored(name: str) -> StoredTensor:
     return StoredTensor(f"vision_encoder.blocks.{index}.{rename(rest, _VISION_BLOCK)}")
 
 
-def is_harmless(name: str) -> bool:
-    """inv_freq is read by `refine`; nothing else may be left out."""
+def is_ignorable(name: str) -> bool:
+    """inv_freq is read by `config_from_tensors`; nothing else may be left out."""
     return name == INV_FREQ
 
 
-def refine(config: VLMConfig, read: Callable[[str], Tensor | None]) -> VLMConfig:
-    """The config with the theta that the stored rotary frequencies have: they override lm_re_base in nanoVLM.
-
-    Args:
-        config: as `read_config` gave it.
-        read: stored tensor by name, or None where it is absent.
-
-    Raises:
-        CheckpointError: if the frequencies are no theta^(-2i/d).
-    """
+def config_from_tensors(config: VLMConfig, read: Callable[[str], Tensor | None]) -> VLMConfig:
+    """The config with the theta of the stored rotary frequencies, which override lm_re_base in nanoVLM.
+    `read` gives a stored tensor by name, or None where it is absent."""
     stored = read(INV_FREQ)
     if stored is None:
         return config
@@ -171,7 +160,7 @@ def refine(config: VLMConfig, read: Callable[[str], Tensor | None]) -> VLMConfig
         )
     tolerance = 8 * torch.finfo(stored.dtype).eps
     stored = stored.float()
-    if torch.allclose(rope_frequencies(config.text), stored, rtol=tolerance, atol=0):
+    if torch.allclose(_frequencies(config.text), stored, rtol=tolerance, atol=0):
         return config
     positive = bool((stored > 0).all()) and half > 1
     theta = math.exp(-math.log(stored[-1]) * half / (half - 1)) if positive else math.nan
@@ -179,21 +168,22 @@ def refine(config: VLMConfig, read: Callable[[str], Tensor | None]) -> VLMConfig
         if candidate <= 0:
             continue
         text = replace(config.text, rope_theta=candidate)
-        if torch.allclose(rope_frequencies(text), stored, rtol=tolerance, atol=0):
+        if torch.allclose(_frequencies(text), stored, rtol=tolerance, atol=0):
             return replace(config, text=text)
     raise CheckpointError(
-        f"tensor {INV_FREQ} is no geometric series of rotary frequencies: expected theta^(-2i/d) for "
-        f"some theta, "
-        f"got {[round(value, 6) for value in stored[:3].tolist()]} …"
+        f"tensor {INV_FREQ} is no geometric series of rotary frequencies: expected theta^(-2i/d) for some "
+        f"theta, got {[round(value, 6) for value in stored[:3].tolist()]} …"
     )
 
 
-def check_expressible(config: VLMConfig) -> None:
-    """Refuse a model that nanoVLM's config has no words for.
+def _frequencies(text: TextConfig) -> Tensor:
+    """Plain rotary frequencies, (D_h / 2,) float32: nanoVLM has no scaling."""
+    exponent = torch.arange(0, text.head_dim, 2, dtype=torch.int64).float() / text.head_dim
+    return 1.0 / (text.rope_theta**exponent)
 
-    Raises:
-        CheckpointError: naming the field.
-    """
+
+def check_expressible(config: VLMConfig) -> None:
+    """Refuse a model that nanoVLM's config has no fields for."""
     text, vision = config.text, config.vision
     problem = None
     if config.image_placement != "placeholder":
@@ -204,6 +194,8 @@ def check_expressible(config: VLMConfig) -> None:
         problem = f"it has no {text.rope_scaling.rope_type} rotary scaling"
     elif text.attention_bias or text.mlp_bias:
         problem = "its language model has no biases"
+    elif used := [f.name for f in fields(text) if f.name not in LLAMA_FIELDS and getattr(text, f.name)]:
+        problem = f"its language model is a Llama, which has no {used[0]}"
     elif text.head_dim * text.num_attention_heads != text.hidden_size:
         problem = (
             f"its heads are lm_hidden_dim / lm_n_heads wide, {text.hidden_size} / "
@@ -218,16 +210,8 @@ def check_expressible(config: VLMConfig) -> None:
 
 
 def write_config(config: VLMConfig, inputs: Mapping) -> dict:
-    """config.json of today's nanoVLM, every field written out.
-
-    Args:
-        config: of the model.
-        inputs: the fields about tokens and images, which a model alone does not tell:
-            `data.processor_conversion.as_nanovlm`.
-
-    Raises:
-        CheckpointError: see `check_expressible`.
-    """
+    """config.json of today's nanoVLM, every field written out. `inputs` are the fields about tokens and
+    images, which a model alone does not tell: `data.processor_conversion.as_nanovlm`."""
     check_expressible(config)
     text, vision = config.text, config.vision
     return {
@@ -268,5 +252,5 @@ def write_tensors(config: VLMConfig, state: Mapping[str, Tensor]) -> tuple[dict[
     tied = config.tie_word_embeddings
     stored = {HEAD} if tied else {HEAD, EMBEDDING}
     tensors = export_tensors(state, tensor_map(stored))
-    tensors[INV_FREQ] = rope_frequencies(config.text)
+    tensors[INV_FREQ] = _frequencies(config.text)
     return tensors, {EMBEDDING: HEAD} if tied else {}
