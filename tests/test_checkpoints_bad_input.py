@@ -76,7 +76,7 @@ def test_without_config(folder):
     assert "has no config.json" in complaint(folder)
 
 
-def test_without_weights(folder):
+def test_meta_init(folder):
     (folder / WEIGHTS).unlink()
     assert "neither model.safetensors nor model.safetensors.index.json" in complaint(folder)
     (folder / "pytorch_model.bin").write_bytes(b"")

@@ -15,7 +15,7 @@ from huggingface_hub import snapshot_download
 
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError, locate
-from models.checkpoints.measure import measure
+from models.checkpoints.hub import measure
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
 

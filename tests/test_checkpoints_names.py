@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from models.checkpoints import CheckpointError
-from models.checkpoints.names import EMBEDDED, resolve_source
+from models.checkpoints.hub import EMBEDDED, resolve_source
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_what_is_no_name(here, name):
 
 def test_no_torch_is_imported_for_it():
     script = (
-        "import sys\nfrom models.checkpoints.names import resolve_source\n"
+        "import sys\nfrom models.checkpoints.hub import resolve_source\n"
         "try: resolve_source('./nothing')\nexcept ValueError: pass\n"
         "assert not {'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()\n"
     )

@@ -13,7 +13,7 @@ from data.processor import Processor
 from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError, load
-from models.checkpoints.one_version import BeingWrittenError
+from models.checkpoints.load import BeingWrittenError
 from tests.tiny import randomize
 
 

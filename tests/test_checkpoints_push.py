@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
-from models.checkpoints.card import model_card, public_name
+from models.checkpoints.save import model_card, public_name
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
 

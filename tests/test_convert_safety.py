@@ -16,8 +16,7 @@ from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from models.checkpoints import convert as conversion
 from models.checkpoints.__main__ import main
-from models.checkpoints.convert import Companion, Request, convert
-from models.checkpoints.verification import Probe, compare, our_logits
+from models.checkpoints.convert import Companion, Probe, Request, compare, convert, our_logits
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
 from tests.test_convert import command  # noqa: F401  (a fixture)

@@ -14,8 +14,8 @@ from data.processor import Processor
 from generation.kv_cache import bytes_per_token
 from models.checkpoints.__main__ import main
 from models.checkpoints.idefics3 import stored_name
-from models.checkpoints.registry import choose_reader
-from models.skeleton import TABLE_PARTS, without_weights
+from models.checkpoints.inspect import PARTS
+from models.checkpoints.load import choose_reader, meta_init
 from models.vision_language_model import VisionLanguageModel
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
@@ -58,7 +58,7 @@ def publish(folder: Path, name: str) -> tuple[Path, int]:
     _, _, config = PUBLISHED[name]
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    with without_weights():
+    with meta_init():
         model = VisionLanguageModel(choose_reader(config, name).read_config(config, {}))
     header: dict[str, dict] = {}
     end = 0
@@ -85,7 +85,7 @@ def test_numbers_are_those_of_the_model(report, tmp_path, name):
     told = report(tiny.save(theirs, tmp_path / "model"))
     count = lambda module: sum(parameter.numel() for parameter in module.parameters())
     parameters = told["parameters"]
-    assert parameters["all"] == count(theirs) == sum(parameters[part] for part in TABLE_PARTS)
+    assert parameters["all"] == count(theirs) == sum(parameters[part] for part in PARTS)
     assert parameters["vision"] == count(theirs.model.vision_model)
     assert parameters["embeddings"] == count(theirs.model.text_model.embed_tokens)
     assert parameters["head"] == (0 if "tied" in name else theirs.lm_head.weight.numel())

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.shapes import SHAPES
-from models.skeleton import without_weights
+from models.checkpoints.load import meta_init
 from models.vision_language_model import VisionLanguageModel
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_shapes_and_names_are_those_of_the_network():
-    with without_weights():
+    with meta_init():
         skeleton = VisionLanguageModel(SHAPES["tiny"])
     real = VisionLanguageModel(SHAPES["tiny"])
     assert all(parameter.is_meta for parameter in skeleton.parameters())

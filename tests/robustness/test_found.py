@@ -24,7 +24,7 @@ from data.private_tokenizer import private_tokenizer
 from data.processor import Processor
 from inference.checkpoint import RequestError
 from models.checkpoints import CheckpointError
-from models.checkpoints.safetensors_io import read_header
+from models.checkpoints.weights import read_header
 from models.config import TextConfig
 from tests.processors import embedded
 from training.config import TrainConfig

@@ -21,9 +21,8 @@ from huggingface_hub import constants
 from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
-from models.checkpoints.atomic_folder import replace_folder
-from models.checkpoints.locate import snapshot
-from models.checkpoints.measure import measure
+from models.checkpoints.folder import replace_folder
+from models.checkpoints.hub import measure, snapshot
 from tests.hub_server import HubServer, etag, point_client_at
 
 REPO, WEIGHTS = "owner/tiny", "model.safetensors"
