@@ -14,7 +14,8 @@ import torch
 from huggingface_hub import snapshot_download
 
 from models import VisionLanguageModel
-from models.checkpoints import CheckpointError, locate
+from models.checkpoints import CheckpointError
+from models.checkpoints import hub as hub_module
 from models.checkpoints.hub import measure
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
@@ -111,7 +112,7 @@ def test_first_load_offline(hub, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "load", [VisionLanguageModel.from_pretrained, locate.snapshot, locate.describe, measure]
+    "load", [VisionLanguageModel.from_pretrained, hub_module.snapshot, hub_module.describe, measure]
 )
 def test_no_network(monkeypatch, tmp_path, load, caplog):
     """Found out with one try, without the client's 23 seconds of others."""
@@ -128,12 +129,12 @@ def test_no_network_and_a_cache_that_was_filled_otherwise(repos, monkeypatch, tm
     with HubServer(repos) as server:
         point_client_at(monkeypatch, server.url, tmp_path / "cache")
         snapshot_download(SHARDED, allow_patterns=["config.json", "model*"])
-    shutil.rmtree(locate.cache_folder(SHARDED) / "trees")  # an older client's cache has no such list
+    shutil.rmtree(hub_module._cache_folder(SHARDED) / "trees")  # an older client's cache has no such list
     point_client_at(monkeypatch, NOBODY, tmp_path / "cache")
     waits = []
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
     model = VisionLanguageModel.from_pretrained(SHARDED)
-    assert locate.snapshot(SHARDED, model.origin.commit) == model.origin.folder
+    assert hub_module.snapshot(SHARDED, model.origin.commit) == model.origin.folder
     assert same_weights(model, VisionLanguageModel.from_pretrained(repos[PLAIN]))
     assert not waits and not caplog.records
 
@@ -176,23 +177,25 @@ def test_impossible_names(hub, name):
 
 
 def test_snapshot_fetches_processor_files_only(hub, repos):
-    folder = locate.snapshot(PLAIN)
+    folder = hub_module.snapshot(PLAIN)
     names = {path.name for path in folder.iterdir()}
     assert names == {"config.json", "chat_template.jinja"}
-    assert locate.snapshot(repos[PLAIN]) == repos[PLAIN]
+    assert hub_module.snapshot(repos[PLAIN]) == repos[PLAIN]
     for source, sentence in (
         ("owner/nothing", "no repository owner/nothing"),
         ("./x", "there is no folder ./x"),
     ):
         with pytest.raises(CheckpointError, match=sentence):
-            locate.snapshot(source)
+            hub_module.snapshot(source)
 
 
 def test_environment_variables(repos, tmp_path):
-    """The same once in a process of its own, with the variables that users set."""
+    """The same once in a process of its own, with the variables that users set; and nothing is imported that
+    takes seconds."""
     script = (
         "import json, sys, torch\nfrom models import VisionLanguageModel\n"
         "model = VisionLanguageModel.from_pretrained(sys.argv[1]).requires_grad_(False)\n"
+        "assert not {'torch._dynamo', 'transformers', 'torch.distributed.tensor'} & sys.modules.keys()\n"
         "print(json.dumps(float(sum(p.double().sum() for p in model.parameters()))))\n"
     )
     with HubServer(repos) as server:
