@@ -143,7 +143,7 @@ class VisionLanguageModel(nn.Module):
 
         Variance-preserving Normal(0, 1 / sqrt(fan_in)), the two projections that write into the residual
         stream of the text scaled by 1 / sqrt(2 · layers) as in GPT-2; norms at one, biases at zero. Token
-        embeddings have unit scale, so that a token is still known behind the first block, unless the head
+        embeddings have unit scale, so that a token is still known after the first block, unless the head
         shares them (0.02, as in Llama).
         """
         depth = 1 / math.sqrt(2 * self.config.text.num_hidden_layers)
@@ -159,10 +159,9 @@ class VisionLanguageModel(nn.Module):
             elif name.endswith(("embed_tokens.weight", "lm_head.weight", "position_embedding.weight")):
                 nn.init.normal_(parameter, std=0.02, generator=generator)
             else:
-                writes = name.startswith("language_model") and name.endswith(
-                    ("o_proj.weight", "down_proj.weight")
-                )
-                std = parameter[0].numel() ** -0.5 * (depth if writes else 1.0)
+                std = parameter[0].numel() ** -0.5
+                if name.startswith("language_model") and name.endswith(("o_proj.weight", "down_proj.weight")):
+                    std *= depth
                 nn.init.normal_(parameter, std=std, generator=generator)
 
     def encode_images(self, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None) -> Tensor:
@@ -243,9 +242,9 @@ class VisionLanguageModel(nn.Module):
             input_ids: (B, T) int64.
             pixel_values: (B, n, 3, H, W) or (N, 3, H, W), or None.
             pixel_attention_mask: (B, n, H, W) or (N, H, W), or None.
-            attention_mask: (B, T), 0 on padding, or (B, T, T) bool for packed documents.
+            attention_mask: (B, T), 0 on padding, or (B, T, T) bool for packed segments.
             labels: (B, T), the ids themselves, -100 where there is no loss; shifted here.
-            position_ids: (B, T), for packed documents.
+            position_ids: (B, T), for packed segments.
             logits_to_keep: compute logits of only the last so many positions; 0 means all.
 
         Returns:

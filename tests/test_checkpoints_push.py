@@ -185,5 +185,5 @@ def test_upload_that_is_refused(model, hub):
 
 def test_upload_without_network(model, monkeypatch, tmp_path):
     point_client_at(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache")
-    with pytest.raises(CheckpointError, match="127.0.0.1:9 cannot be reached"):
+    with pytest.raises(CheckpointError, match="cannot be reached"):
         model.push_to_hub("me/small")

@@ -77,7 +77,7 @@ def check(settings: argparse.Namespace) -> None:
     if settings.command == "inspect":
         if settings.question is not None and settings.image is None:
             error("--question counts the prompt of an image, expected it with --image")
-        settings.size = None
+        settings.question, settings.size = settings.question or QUESTION, None
         if settings.image is not None:
             if match := _SIZE.fullmatch(settings.image):
                 settings.size = (int(match[1]), int(match[2]))

@@ -21,10 +21,10 @@ from models.checkpoints.load import choose_reader
 from models.checkpoints.save import MAX_SHARD_BYTES
 from models.vision_language_model import VisionLanguageModel
 
-QUESTION = "What is in the image?"
 _TO_HUB = (
-    "note: transformers' processor puts tiles first and the whole image last, nanoVLM the other way round, "
-    "and they resample pixels differently: the network is the same, its prompts are not those of its training"
+    "note: transformers' processor names tiles first and the whole image last, nanoVLM the other way "
+    "round, and resamples pixels differently: the network is the same, its prompts are not those of its "
+    "training"
 )
 _TO_NANOVLM = (
     "note: nanoVLM looks for the folder lm_tokenizer where it is started: start it in the new folder, or set "
@@ -49,7 +49,7 @@ def _image(settings: Namespace, report: dict[str, Any]) -> dict[str, Any]:
     files = describe(str(folder))
     config = choose_reader(files.config, files.source).read_config(files.config, files.generation_config)
     processor = Processor.from_pretrained(folder, config=config)  # refused where it is not this model's
-    cost = asdict(image_cost(processor, width, height, settings.question or QUESTION))
+    cost = asdict(image_cost(processor, width, height, settings.question))
     return cost | {"left": report["context"] - cost["prompt_tokens"]}
 
 

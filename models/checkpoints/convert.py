@@ -87,11 +87,10 @@ class ProcessorBundle:
 
 @dataclass(frozen=True)
 class Result:
-    """The new folder, what it has besides weights, and what was compared."""
+    """The new folder, and what it has besides weights."""
 
     folder: Path
     bundle: ProcessorBundle
-    checks: tuple[Check, ...]
 
 
 def convert(
@@ -139,18 +138,17 @@ def convert(
     # Whether the dtype does not hold every number of the stored ones.
     narrower = any(torch.promote_types(kind, target_dtype) != target_dtype for kind in stored)
     rounds = dtype != wide and (rewritten or request.adapter is not None or narrower)
-    checks = []
     if rounds:  # afterwards only as closely as rounded weights can be told from wrong ones
         logits = our_logits(model, inputs, around_zero=request.layout == HUB)
-        checks.append(_passed(compare("rewritten", reference, logits, "float32"), request, log))
+        _verify(compare("rewritten", reference, logits, "float32"), request, log)
     model = model.to(target_dtype)
 
     with replace_folder(target, _is_replaced) as new:
         _write(model, new, request, bundle, rounds)
         for compared in _opened_again(cls, new, model, request.layout, inputs, reference, rounds):
-            checks.append(_passed(compare(*compared), request, log))
+            _verify(compare(*compared), request, log)
     log(f"wrote {request.target}")
-    return Result(request.target, bundle, tuple(checks))
+    return Result(request.target, bundle)
 
 
 def upload(
@@ -165,13 +163,12 @@ def upload(
     return push(model, repo_id, result.bundle.processor, private=private, max_shard_bytes=max_shard_bytes)
 
 
-def _passed(check: Check, request: Request, log: Callable[[str], None]) -> Check:
+def _verify(check: Check, request: Request, log: Callable[[str], None]) -> None:
     log(str(check))
     if not check.passed:
         raise CheckpointError(
             f"the result is not the original ({check}): nothing was written to {request.target}"
         )
-    return check
 
 
 def _is_replaced(name: str) -> bool:

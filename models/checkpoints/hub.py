@@ -30,20 +30,12 @@ Answer = TypeVar("Answer")
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "checkpoints"  # the models that come with the repository
 # What a processor, a tokenizer and a chat template may consist of, today's files and older ones.
+# nanoVLM describes its processor in config.json.
 PROCESSOR_FILES = (
-    "config.json",  # nanoVLM describes its processor there
-    "processor_config.json",
-    "preprocessor_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-)
+    "config.json", "processor_config.json", "preprocessor_config.json", "chat_template.jinja",
+    "chat_template.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+)  # fmt: skip
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.ckpt")
 _SHARD = re.compile(r"[\w-][\w.-]{,200}\.safetensors", re.ASCII)
@@ -174,18 +166,14 @@ def resolve_source(source: str | Path, revision: str | None = None) -> str:
     if not text.strip():
         raise CheckpointError("expected a checkpoint folder or a repository id such as owner/name, got none")
     path = os.path.expanduser(text)
-    if os.path.isdir(path):
-        folder: str | None = path
-    else:
-        name = text.removeprefix(EMBEDDED.name + "/")
-        is_embedded = isinstance(source, str) and _NAME.fullmatch(name) and _is_checkpoint(EMBEDDED / name)
-        folder = str(EMBEDDED / name) if is_embedded else None
-    if folder is not None:
+    name = text.removeprefix(EMBEDDED.name + "/")
+    is_embedded = isinstance(source, str) and _NAME.fullmatch(name) and _is_checkpoint(EMBEDDED / name)
+    if os.path.isdir(path) or is_embedded:
         if revision is not None:
             raise CheckpointError(
                 f"{text} is a local folder, which has no revision {revision!r}: leave revision out"
             )
-        return folder
+        return path if os.path.isdir(path) else str(EMBEDDED / name)
     if os.path.isfile(path):
         parent = os.path.dirname(path)
         hint = f" such as its own, {parent}," if _is_checkpoint(parent) else ""
@@ -327,14 +315,10 @@ def describe(source: str | Path, revision: str | None = None) -> CheckpointFiles
     """`locate` without downloading weights: those in a folder or in the cache are given, others left out."""
     files = _finder(source, revision)
     described = _describe(source, files)
-    if isinstance(files, _Folder):
-        has_weights = any((files.path / name).is_file() for name in (WEIGHTS, INDEX))
-    else:
-        files = _Cache(files.repo, files.commit)
-        has_weights = files.has_weights()
-    if not has_weights:
+    here = files if isinstance(files, _Folder) else _Cache(files.repo, files.commit)
+    if not here.has_weights():
         return described
-    weights, weight_map = _find_weights(files)
+    weights, weight_map = _find_weights(here)
     return replace(described, weights=weights, weight_map=weight_map)
 
 
@@ -383,6 +367,9 @@ class _Folder:
             return None
         _check_inside(self.path, path)
         return path
+
+    def has_weights(self) -> bool:
+        return any((self.path / name).is_file() for name in (WEIGHTS, INDEX))
 
 
 class _Cache:
@@ -611,7 +598,9 @@ def _listed_size(repo: str) -> DownloadSize:
             f"{client().constants.ENDPOINT} names no commit of repository {repo}: try again"
         )
     entries = api.list_repo_tree(repo, revision=commit)
-    sizes = {entry.path: getattr(entry, "size", None) for entry in entries if _is_needed(entry.path)}
+    sizes: dict[str, Any] = {
+        entry.path: getattr(entry, "size", None) for entry in entries if _is_needed(entry.path)
+    }
     if not sizes or not all(isinstance(size, int) and size >= 0 for size in sizes.values()):
         raise CheckpointError(
             f"{client().constants.ENDPOINT} lists no files of a checkpoint for repository {repo}: expected "

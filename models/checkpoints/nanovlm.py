@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,33 @@ FAMILY = "nanoVLM (today's and v0.1)"
 INV_FREQ = "decoder.rotary_embd.inv_freq"
 HEAD, EMBEDDING = "decoder.head.weight", "decoder.token_embedding.weight"
 
+# Keys of config.json in the order in which they are written -> (section, field, default) of ours, or what
+# stands there in each checkpoint that we write.
+_FIELDS: dict[str, Any] = {
+    "vit_hidden_dim": ("vision", "hidden_size", None),
+    "vit_inter_dim": ("vision", "intermediate_size", 3072),
+    "vit_patch_size": ("vision", "patch_size", 16),
+    "vit_img_size": ("vision", "image_size", 224),
+    "vit_n_heads": ("vision", "num_attention_heads", 12),
+    "vit_dropout": 0.0,
+    "vit_n_blocks": ("vision", "num_hidden_layers", 12),
+    "vit_ln_eps": ("vision", "layer_norm_eps", 1e-6),
+    "vit_cls_flag": False,
+    "lm_hidden_dim": ("text", "hidden_size", None),
+    "lm_inter_dim": ("text", "intermediate_size", 1536),
+    "lm_rms_eps": ("text", "rms_norm_eps", 1e-5),
+    "lm_re_base": ("text", "rope_theta", 100_000),
+    "lm_max_position_embeddings": ("text", "max_position_embeddings", 8192),
+    "lm_vocab_size": ("text", "vocab_size", 49_152),
+    "lm_n_heads": ("text", "num_attention_heads", 9),
+    "lm_n_kv_heads": ("text", "num_key_value_heads", 3),
+    "lm_dropout": 0.0,
+    "lm_n_blocks": ("text", "num_hidden_layers", 30),
+    "lm_attn_scaling": 1.0,
+    "lm_max_length": None,  # the context
+    "lm_use_tokens": False,
+}
+# Our tensor names -> theirs.
 _VISION_BLOCK = {
     "layer_norm1.": "ln1.",
     "layer_norm2.": "ln2.",
@@ -67,30 +95,17 @@ def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
             raise CheckpointError(f"config.json: {name} must be {plain}, got {config[name]!r}")
     extra_tokens = section(config, "vlm_extra_tokens")
     placeholders = bool(extra_tokens)
-    text_fields = {
-        "vocab_size": config.get("lm_vocab_size", 49_152),
-        "hidden_size": config["lm_hidden_dim"],
-        "intermediate_size": config.get("lm_inter_dim", 1536),
-        "num_hidden_layers": config.get("lm_n_blocks", 30),
-        "num_attention_heads": config.get("lm_n_heads", 9),
-        "num_key_value_heads": config.get("lm_n_kv_heads", 3),
-        "max_position_embeddings": config.get("lm_max_position_embeddings", 8192),
-        "rms_norm_eps": config.get("lm_rms_eps", 1e-5),
-        "rope_theta": config.get("lm_re_base", 100_000),
-    }
-    vision_fields = {
-        "hidden_size": config["vit_hidden_dim"],
-        "intermediate_size": config.get("vit_inter_dim", 3072),
-        "num_hidden_layers": config.get("vit_n_blocks", 12),
-        "num_attention_heads": config.get("vit_n_heads", 12),
-        "image_size": config.get("vit_img_size", 224),
-        "patch_size": config.get("vit_patch_size", 16),
-        "layer_norm_eps": config.get("vit_ln_eps", 1e-6),
-    }
+
+    def values(section: str) -> dict:
+        names = {key: name for key, name in _FIELDS.items() if isinstance(name, tuple)}
+        return {
+            field: config.get(key, default) for key, (of, field, default) in names.items() if of == section
+        }
+
     return build(
         VLMConfig,
-        vision=build(VisionConfig, **vision_fields),
-        text=build(TextConfig, **text_fields),
+        vision=build(VisionConfig, **values("vision")),
+        text=build(TextConfig, **values("text")),
         scale_factor=config.get("mp_pixel_shuffle_factor", 2),
         image_token_id=_image_token_id(config, extra_tokens) if placeholders else None,
         tie_word_embeddings=bool(config.get("lm_tie_weights", True)),
@@ -213,30 +228,13 @@ def write_config(config: VLMConfig, inputs: Mapping) -> dict:
     """config.json of today's nanoVLM, every field written out. `inputs` are the fields about tokens and
     images, which a model alone does not tell: `data.processor_conversion.as_nanovlm`."""
     check_expressible(config)
-    text, vision = config.text, config.vision
+    written = {
+        key: getattr(getattr(config, value[0]), value[1]) if isinstance(value, tuple) else value
+        for key, value in _FIELDS.items()
+    }
     return {
-        "vit_hidden_dim": vision.hidden_size,
-        "vit_inter_dim": vision.intermediate_size,
-        "vit_patch_size": vision.patch_size,
-        "vit_img_size": vision.image_size,
-        "vit_n_heads": vision.num_attention_heads,
-        "vit_dropout": 0.0,
-        "vit_n_blocks": vision.num_hidden_layers,
-        "vit_ln_eps": vision.layer_norm_eps,
-        "vit_cls_flag": False,
-        "lm_hidden_dim": text.hidden_size,
-        "lm_inter_dim": text.intermediate_size,
-        "lm_rms_eps": text.rms_norm_eps,
-        "lm_re_base": text.rope_theta,
-        "lm_max_position_embeddings": text.max_position_embeddings,
-        "lm_vocab_size": text.vocab_size,
-        "lm_n_heads": text.num_attention_heads,
-        "lm_n_kv_heads": text.num_key_value_heads,
-        "lm_dropout": 0.0,
-        "lm_n_blocks": text.num_hidden_layers,
-        "lm_attn_scaling": 1.0,
-        "lm_max_length": text.max_position_embeddings,
-        "lm_use_tokens": False,
+        **written,
+        "lm_max_length": config.text.max_position_embeddings,
         "lm_tie_weights": config.tie_word_embeddings,
         "mp_pixel_shuffle_factor": config.scale_factor,
         "mp_image_token_length": config.tokens_per_tile,
