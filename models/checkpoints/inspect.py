@@ -316,12 +316,9 @@ def _network_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(_row("a tile", f"{tile['tokens']} tokens (patches folded {fold} x {fold}), {place}"))
     if text is not None:
         layers = f"{text['num_hidden_layers']} layers of {text['hidden_size']}"
-        heads = (
-            f"{text['num_attention_heads']} heads over {text['num_key_value_heads']}, {text['head_dim']} each"
-        )
-        lines.append(
-            _row("text", f"{layers}, {heads}, {text['head_dim']} each, {text['vocab_size']:,} tokens")
-        )
+        heads = f"{text['num_attention_heads']} heads over {text['num_key_value_heads']}"
+        size = f"{text['head_dim']} each, {text['vocab_size']:,} tokens"
+        lines.append(_row("text", f"{layers}, {heads}, {size}"))
     return lines
 
 

@@ -120,7 +120,7 @@ def test_a_tensor_of_infinite_length(tmp_path):
     header = b'{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 4]}}'
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(CheckpointError, match="the safetensors header cannot be read"):
+    with pytest.raises(CheckpointError, match="safetensors"):
         read_header(path)
 
 
