@@ -245,9 +245,6 @@ class LanguageModel(nn.Module):
 
         Returns:
             (hidden states (B, T, D), the cache that was given).
-
-        Raises:
-            ValueError: position_ids given together with start_pos or a cache, or a cache too short.
         """
         positions, slots = self._positions(x, attention_mask, kv_cache, start_pos, position_ids)
         kv_length = self._kv_length(x.shape[1], kv_cache, start_pos)
