@@ -47,12 +47,14 @@ T = TypeVar("T")
 class Backbone:
     """A family of bare towers.
 
+    family: its name for people.
     read_config: config.json -> our VisionConfig or TextConfig.
     names: prefixes of our tensor names -> theirs, the longer ones first.
     ignorable: stored tensors (a regular expression) that may be left out.
     optional_prefix: what all stored names may lack together.
     """
 
+    family: str
     read_config: Callable[[Mapping], Any]
     names: Mapping[str, str]
     ignorable: str
@@ -83,6 +85,7 @@ _SIGLIP_DEFAULTS = {
 
 def _siglip(of_section: Callable[[Mapping], Mapping]) -> Backbone:
     return Backbone(
+        family="SigLIP vision backbone",
         read_config=lambda config: vision_config(of_section(config), _SIGLIP_DEFAULTS),
         names={
             "vision_model.layers.": "vision_model.encoder.layers.",
@@ -102,6 +105,7 @@ VISION = {
 }
 TEXT = {
     "llama": Backbone(
+        family="Llama backbone",
         read_config=lambda config: text_config(config, {}),
         names={"language_model.lm_head.": "lm_head.", "language_model.": "model."},
         ignorable=r".*rotary_emb\.inv_freq",

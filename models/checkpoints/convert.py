@@ -20,6 +20,7 @@ From nanoVLM to transformers, weights need more than other names:
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -390,10 +391,11 @@ def _open_in_transformers(folder: Path, then: Callable[[Any], Any] = lambda mode
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model = transformers.AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-        )
-        return then(model).eval()
+        with warnings.catch_warnings(action="ignore"):  # those that matter are errors here
+            model = transformers.AutoModelForImageTextToText.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+            )
+            return then(model).eval()
     except Exception as error:  # transformers and peft raise anything
         raise CheckpointError(
             f"transformers does not open {folder} ({type(error).__name__}: "

@@ -149,13 +149,11 @@ def inspect(cls: Any, source: str, revision: str | None = None) -> dict[str, Any
 def _network(cls: Any, files: CheckpointFiles, headers: Headers | None) -> _Network:
     names = {} if headers is None else headers.shapes
     kind = files.config.get("model_type")
-    for backbones, name, prefix in (
-        (VISION, "SigLIP vision", "vision_model."),
-        (TEXT, "Llama", "language_model."),
-    ):
+    for backbones, prefix in ((VISION, "vision_model."), (TEXT, "language_model.")):
         if kind not in backbones:
             continue
-        part = backbones[kind].read_config(files.config)
+        backbone = backbones[kind]
+        part = backbone.read_config(files.config)
         vision, text = (part, None) if backbones is VISION else (None, part)
         # The other tower of this model is not counted.
         whole = VLMConfig(
@@ -166,9 +164,9 @@ def _network(cls: Any, files: CheckpointFiles, headers: Headers | None) -> _Netw
             tie_word_embeddings=bool(files.config.get("tie_word_embeddings", False)),
         )
         expected = {n: shape for n, shape in expected_shapes(cls, whole).items() if n.startswith(prefix)}
-        stored = backbones[kind].tensor_map(names)
+        stored = backbone.tensor_map(names)
         # Its repository may hold more than the backbone: SigLIP's text tower, a stored head.
-        return _Network(f"{name} backbone", expected, text, vision, stored, lambda name: True)
+        return _Network(backbone.family, expected, text, vision, stored, lambda name: True)
     reader = choose_reader(files.config, files.source)
     config = reader.read_config(files.config, files.generation_config)
     stored = reader.tensor_map(names)
