@@ -203,7 +203,7 @@ def read_request(settings: argparse.Namespace) -> Asked:
     """
     check_model(settings.model, settings.revision)
     if settings.no_image and not settings.chat:  # a chat may be shown one later
-        from models.checkpoints.locate import describe
+        from models.checkpoints.hub import describe
 
         check_images(describe(settings.model, settings.revision).generation_config, 0)
     options = generation_options(settings)

@@ -36,8 +36,8 @@ from eval.in_run import held_out_tasks, score_in_run
 from inference.checkpoint import RequestError, pick_device
 from inference.command_line import told_if_slow
 from inference.locks import only_writer
-from models.checkpoints.atomic_folder import check_replaceable
-from models.checkpoints.errors import CheckpointError
+from models.checkpoints.folder import check_replaceable
+from models.checkpoints.hub import CheckpointError
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import (

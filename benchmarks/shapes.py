@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from generation.fast.choose_step import has_fast_bfloat16, set_precision
+from models.checkpoints.load import meta_init
 from models.config import TextConfig, VisionConfig, VLMConfig
-from models.device_settings import prepare_device
-from models.skeleton import without_weights
-from models.vision_language_model import VisionLanguageModel
+from models.vision_language_model import VisionLanguageModel, prepare_device
 
 TEXT_TOKENS = 20  # of a prompt, besides its image: 84 tokens with one tile of 64, 1,108 with 17
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -130,7 +129,7 @@ def fill_weights(model: nn.Module) -> nn.Module:
 def build_ours(shape: str | VLMConfig, dtype: torch.dtype, device: str) -> VisionLanguageModel:
     """Our model of a shape, in eval mode, allocated once and in place."""
     prepare_device(device)
-    with without_weights():
+    with meta_init():
         model = VisionLanguageModel(config_of(shape))
     for name, parameter in list(model.named_parameters()):  # `to_empty` would import sympy: 35 MB
         owner, leaf = name.rsplit(".", 1)
@@ -159,7 +158,7 @@ def build_precision(setup: dict, packed: bool) -> VisionLanguageModel:
 
 def parameters(shape: str) -> int:
     """How many weights a shape has."""
-    with without_weights():
+    with meta_init():
         return sum(parameter.numel() for parameter in VisionLanguageModel(SHAPES[shape]).parameters())
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from data.errors import PromptError
 from data.tokenizer_limits import check_tokenizer
-from models import untrusted
-from models.untrusted import MAX_CONFIG, MAX_TOKENIZER, check_size, check_values
+from models import config as untrusted
+from models.config import MAX_CONFIG, MAX_TOKENIZER, check_size, check_values
 
 _CONFIGS = (
     "config.json", "processor_config.json", "preprocessor_config.json", "chat_template.json",

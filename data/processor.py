@@ -311,8 +311,10 @@ def make_processor(
 def _folder_of(source: str | Path, revision: str | None) -> Path:
     if revision is None and Path(source).is_dir():
         return Path(source)
-    from models.checkpoints.errors import CheckpointError  # and with it the Hub's client, for names only
-    from models.checkpoints.locate import snapshot
+    from models.checkpoints.hub import (
+        CheckpointError,  # and with it the Hub's client, for names only
+        snapshot,
+    )
 
     try:
         return snapshot(source, revision)

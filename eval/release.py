@@ -28,7 +28,7 @@ from eval.tasks import TaskError, shapes_task
 from inference.checkpoint import RequestError, open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
-from models.checkpoints.card import model_card
+from models.checkpoints.save import model_card
 
 SUMMARY = (
     "Ocelli's embedded model: it answers questions about one small world of drawn shapes, printed words and "

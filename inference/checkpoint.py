@@ -18,11 +18,10 @@ from generation.fast.choose_step import fast_step, has_fast_bfloat16, set_precis
 from generation.fast.cuda_graph import GraphStep
 from inference.mistakes import RequestError as RequestError
 from inference.mistakes import check_images
-from models.checkpoints.locate import snapshot
-from models.checkpoints.one_version import one_version
-from models.device_settings import prepare_device
-from models.devices import check_device
-from models.vision_language_model import VisionLanguageModel
+from models.checkpoints.hub import snapshot
+from models.checkpoints.load import one_version
+from models.config import check_device
+from models.vision_language_model import VisionLanguageModel, prepare_device
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 from data.errors import did_you_mean, printable
 from models import __version__
-from models.checkpoints.names import resolve_source
-from models.devices import check_device
+from models.checkpoints.hub import resolve_source
+from models.config import check_device
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
@@ -74,7 +74,7 @@ def check_model(source: str, revision: str | None) -> None:
     place = resolve_source(source, revision)
     if os.path.isdir(place) and os.path.isfile(os.path.join(place, "config.json")):
         return
-    from models.checkpoints.locate import check_has_config  # the Hub's client takes 0.2 s to import
+    from models.checkpoints.hub import check_has_config  # the Hub's client takes 0.2 s to import
 
     check_has_config(source, revision)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data.errors import ImageError, OneSentence, ProcessorError, PromptError, one_line
-from models.checkpoints.errors import CheckpointError
+from models.checkpoints.hub import CheckpointError
 
 
 class RequestError(OneSentence):

@@ -1,12 +1,18 @@
-"""Frozen, validated configurations with the Hub's field names.
+"""What is judged without PyTorch: configurations, names of devices, and JSON that someone else wrote.
 
-Readers in `models/checkpoints/` translate a checkpoint's config.json into these; nothing else
-interprets a config file. Unknown fields are refused by the dataclass constructor itself.
+Configurations are frozen, validated, and have the Hub's field names. Readers in `models/checkpoints/` make
+them of a checkpoint's config.json; nothing else interprets one.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 # Bounds that no real model comes near: a config past them is broken or hostile, and is refused before
 # anything is allocated.
@@ -22,10 +28,10 @@ def _check_range(owner: str, name: str, value, low: int, high: int) -> None:
 
 
 def _make_positive(config, *names: str) -> None:
-    """Floats, of whole numbers too: 10**30 is saved as the float that it is used as."""
+    """Check fields and make floats of them: 10**30 is saved as the float that it is used as."""
     for name in names:
         value = getattr(config, name)
-        # Within what float32 holds: beyond it eps would be none, and a frequency infinite.
+        # The range of float32: beyond it eps would be zero, and a frequency infinite.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-38 <= value <= 1e38:
             raise ValueError(f"{type(config).__name__}.{name}: expected a positive number, got {value!r}")
         object.__setattr__(config, name, float(value))
@@ -90,13 +96,8 @@ class RopeScaling:
         if self.rope_type not in ("linear", "llama3"):
             raise ValueError(f"RopeScaling.rope_type: expected linear or llama3, got {self.rope_type!r}")
         _make_positive(self, "factor", "low_freq_factor", "high_freq_factor")
-        _check_range(
-            "RopeScaling",
-            "original_max_position_embeddings",
-            self.original_max_position_embeddings,
-            1,
-            _MAX_POSITIONS,
-        )
+        name = "original_max_position_embeddings"
+        _check_range("RopeScaling", name, getattr(self, name), 1, _MAX_POSITIONS)
         if self.rope_type == "llama3" and self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
                 f"RopeScaling.high_freq_factor ({self.high_freq_factor}) must exceed "
@@ -187,3 +188,65 @@ class VLMConfig:
     def tokens_per_tile(self) -> int:
         """Language-model positions that one tile takes."""
         return (self.vision.grid // self.scale_factor) ** 2
+
+
+# -------------------------------------------------------------------------------------------------- devices
+_DEVICE = re.compile(r"auto|(cpu|cuda|mps)(:\d+)?")
+
+
+def check_device(name: str) -> str:
+    """Refuse the name of a device that this machine cannot have, before PyTorch is imported for it."""
+    if _DEVICE.fullmatch(name) is None:
+        raise ValueError(f"device: expected auto, cpu, cuda, mps or cuda:N, got {name!r}")
+    torch = version("torch") if name.startswith("cuda") else ""
+    if torch.endswith("+cpu"):
+        raise ValueError(f"device {name}: PyTorch {torch} is built for CPUs only; use auto or cpu")
+    if name.startswith("mps") and sys.platform != "darwin":
+        raise ValueError(f"device {name}: only Macs have one; use auto or cpu")
+    return name
+
+
+# ----------------------------------------------------------------------------------------------------- JSON
+# The largest config files are lists of a tokenizer's added tokens, a megabyte. An index lists at most the
+# tensors of a thousand layers. tokenizer.json holds vocabulary and merges: Gemma's has 33 MB and two million
+# values, and Python's objects take some twenty times a file's bytes.
+MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 32 * 2**20  # bytes
+MAX_VALUES = 2_500_000  # of one file: commas and opening brackets
+
+
+def read_object(path: Path, max_bytes: int = MAX_CONFIG) -> dict[str, Any]:
+    """A JSON object from a file of a stranger, whose size is checked before it is read."""
+    check_size(path, max_bytes)
+    raw = path.read_bytes()
+    check_values(raw)
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unambiguous)
+    except RecursionError:
+        raise ValueError("not valid JSON (nested too deeply)") from None
+    except ValueError as error:
+        raise ValueError(f"not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def check_size(path: Path, max_bytes: int) -> None:
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise ValueError(f"expected at most {max_bytes} bytes, got {size}")
+
+
+def check_values(raw: bytes) -> None:
+    """Refuse JSON that would become more objects than any real file does."""
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ValueError(f"expected at most {MAX_VALUES} values of JSON, got more")
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of which each key has one value: of two, one reader would see one, the next the other."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        for name, value in pairs:
+            if found[name] != value:
+                raise ValueError(f"the key {name[:80]!r} stands twice, with different values")
+    return found

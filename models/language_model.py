@@ -147,9 +147,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         # Training and full prefill: as many queries as keys, plain causal.
         assert length == k.shape[2], f"causal attention needs T == S, got {length} and {k.shape[2]}"
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    if isinstance(mask, BlockMask):  # packed documents on a GPU
+    if isinstance(mask, BlockMask):  # packed segments on a GPU
         return flex_attention_for(q.device)(q, k, v, block_mask=mask, enable_gqa=grouped)
-    # A chunk on a cached prefix, padding, or packed documents: the mask says all.
+    # A chunk on a cached prefix, padding, or packed segments: the mask says all.
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
 
 
@@ -237,7 +237,7 @@ class LanguageModel(nn.Module):
         Args:
             x: (B, T, D) embeddings.
             attention_mask: None; or (B, S) with 0 on padding, S = start_pos + T; or (B, T, S) bool, True
-                where a query may look, which then has the whole say (packed documents, shared prefixes),
+                where a query may look, which then has the whole say (packed segments, shared prefixes),
                 as has a `BlockMask` of flex_attention.
             kv_cache: one {"key", "value"} dict per layer, written in place at start_pos; None keeps nothing.
             start_pos: position of the first token, an int, or (B,) int64 where rows differ.
@@ -245,9 +245,6 @@ class LanguageModel(nn.Module):
 
         Returns:
             (hidden states (B, T, D), the cache that was given).
-
-        Raises:
-            ValueError: position_ids given together with start_pos or a cache, or a cache too short.
         """
         positions, slots = self._positions(x, attention_mask, kv_cache, start_pos, position_ids)
         kv_length = self._kv_length(x.shape[1], kv_cache, start_pos)

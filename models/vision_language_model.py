@@ -7,7 +7,11 @@ new_ids = model.generate(**processor_output, max_new_tokens=64)      # (B, T_new
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,9 +34,11 @@ from generation.decoding import (
 from generation.foreign_options import check_names
 from generation.memory import check_answers_fit
 from generation.prompt import Prompt, check_placeholders, compact, prompt_lengths, seen_tokens, tiles_of_rows
-from models.checkpoints.pretrained import Pretrained
+from models.checkpoints.backbones import from_backbones
+from models.checkpoints.hub import Origin
+from models.checkpoints.load import load
+from models.checkpoints.save import push, save
 from models.config import VLMConfig
-from models.device_settings import prepare_device
 from models.language_model import KVCache, LanguageModel
 from models.losses import summed_cross_entropy
 from models.modality_projector import ModalityProjector
@@ -49,11 +55,31 @@ class VLMOutput:
     loss: Tensor | None = None
 
 
-class VisionLanguageModel(Pretrained, nn.Module):
+def prepare_device(device: torch.device | str) -> torch.device:
+    """The device, ready to compute on: whoever chooses a device calls this. What it sets holds for the
+    process."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        # On Hopper and Blackwell PyTorch asks cuDNN's attention first, which plans anew for each key length:
+        # while decoding, for each token. Flash and memory-efficient attention plan nothing.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        # Convolutions in float32 would keep 10 bits of each factor: float32 is to mean float32.
+        torch.backends.cudnn.allow_tf32 = False
+    return device
+
+
+class VisionLanguageModel(nn.Module):
     """A ViT, a projector and a decoder.
 
     Call names are transformers': a processor's output passes straight in as keyword arguments.
+
+    origin: where it was loaded from; None for one that was not.
+    generation_config: what its generation_config.json said besides token ids; saving writes it again. Nothing
+        here is applied by `generate`, whose options say everything.
     """
+
+    origin: Origin | None = None
+    generation_config: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, config: VLMConfig):
         super().__init__()
@@ -61,6 +87,39 @@ class VisionLanguageModel(Pretrained, nn.Module):
         self.vision_model = VisionTransformer(config.vision)
         self.projector = ModalityProjector(config)
         self.language_model = LanguageModel(config.text, config.tie_word_embeddings)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        revision: str | None = None,
+        dtype: torch.dtype | str | None = "auto",
+        device: torch.device | str | None = None,
+    ) -> VisionLanguageModel:
+        """Load a checkpoint from a folder or a repository id, in eval mode; see `models.checkpoints.load`.
+
+        `generate` stops at every id that config.json, generation_config.json and the tokenizer's files call
+        the end. Where nanoVLM's `lm_tokenizer` is another repository the model knows no end: give `generate`
+        the `stop_token_ids` of `data.processor.Processor`.
+        """
+        model = load(cls, source, revision, dtype, device)
+        prepare_device(model.device)
+        return model
+
+    @classmethod
+    def from_backbones(cls, vision: str | Path, text: str | Path, **options) -> VisionLanguageModel:
+        """A new model from a SigLIP tower and a Llama-family model; see `models.checkpoints.backbones`."""
+        model = from_backbones(cls, vision, text, **options)
+        prepare_device(model.device)
+        return model
+
+    def save_pretrained(self, folder: str | Path, processor=None, card: str | None = None, **options) -> Path:
+        """Write config, weights, and processor files and card where given; see `models.checkpoints.save`."""
+        return save(self, folder, processor, card, **options)
+
+    def push_to_hub(self, repo_id: str, processor=None, card: str | None = None, **options) -> str:
+        """Upload to the Hub with a model card; returns the commit's address; see `push` there."""
+        return push(self, repo_id, processor, card, **options)
 
     @property
     def device(self) -> torch.device:
@@ -84,7 +143,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
 
         Variance-preserving Normal(0, 1 / sqrt(fan_in)), the two projections that write into the residual
         stream of the text scaled by 1 / sqrt(2 · layers) as in GPT-2; norms at one, biases at zero. Token
-        embeddings have unit scale, so that a token is still known behind the first block, unless the head
+        embeddings have unit scale, so that a token is still known after the first block, unless the head
         shares them (0.02, as in Llama).
         """
         depth = 1 / math.sqrt(2 * self.config.text.num_hidden_layers)
@@ -100,10 +159,9 @@ class VisionLanguageModel(Pretrained, nn.Module):
             elif name.endswith(("embed_tokens.weight", "lm_head.weight", "position_embedding.weight")):
                 nn.init.normal_(parameter, std=0.02, generator=generator)
             else:
-                writes = name.startswith("language_model") and name.endswith(
-                    ("o_proj.weight", "down_proj.weight")
-                )
-                std = parameter[0].numel() ** -0.5 * (depth if writes else 1.0)
+                std = parameter[0].numel() ** -0.5
+                if name.startswith("language_model") and name.endswith(("o_proj.weight", "down_proj.weight")):
+                    std *= depth
                 nn.init.normal_(parameter, std=std, generator=generator)
 
     def encode_images(self, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None) -> Tensor:
@@ -131,11 +189,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
         pixel_attention_mask: Tensor | None = None,
     ) -> Tensor:
         """Token embeddings with image features in their places: (B, T, D), or (B, S + T, D) where the
-        features stand in front of the text.
-
-        Raises:
-            ValueError: if placeholders and features do not match in number.
-        """
+        features stand in front of the text."""
         x = self.language_model.embed_tokens(input_ids)
         features = row_tiles = None
         if pixel_values is not None and pixel_values.numel():
@@ -146,11 +200,7 @@ class VisionLanguageModel(Pretrained, nn.Module):
     def place_features(
         self, input_ids: Tensor, x: Tensor, features: Tensor | None, row_tiles: list[int] | None = None
     ) -> Tensor:
-        """Put features (N, S, D) among the embeddings x (B, T, D) of input_ids (B, T).
-
-        Raises:
-            ValueError: see `check_places`.
-        """
+        """Put features (N, S, D) among the embeddings x (B, T, D) of input_ids (B, T)."""
         self.check_places(input_ids, *((None, 0) if features is None else features.shape[:2]), row_tiles)
         if features is None:
             return x
@@ -192,9 +242,9 @@ class VisionLanguageModel(Pretrained, nn.Module):
             input_ids: (B, T) int64.
             pixel_values: (B, n, 3, H, W) or (N, 3, H, W), or None.
             pixel_attention_mask: (B, n, H, W) or (N, H, W), or None.
-            attention_mask: (B, T), 0 on padding, or (B, T, T) bool for packed documents.
+            attention_mask: (B, T), 0 on padding, or (B, T, T) bool for packed segments.
             labels: (B, T), the ids themselves, -100 where there is no loss; shifted here.
-            position_ids: (B, T), for packed documents.
+            position_ids: (B, T), for packed segments.
             logits_to_keep: compute logits of only the last so many positions; 0 means all.
 
         Returns:

@@ -78,9 +78,6 @@ class VisionTransformer(nn.Module):
 
         Returns:
             (N, P, D_v) features, P = (H / patch) · (W / patch), row-major.
-
-        Raises:
-            ValueError: if the tiles are larger than the position table.
         """
         height, width = pixel_values.shape[-2:]
         if max(height, width) > self.config.image_size:

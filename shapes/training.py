@@ -20,7 +20,7 @@ from data.packing import Batch
 from data.processor import Processor, make_processor
 from data.tokenizer import build_tokenizer
 from data.workers import outliving_signals
-from models.checkpoints.locate import snapshot
+from models.checkpoints.hub import snapshot
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from shapes import ask, sample_questions, sample_scene

@@ -13,7 +13,7 @@ import torch
 import generate
 from benchmarks import workers
 from inference import command_line
-from models.checkpoints import one_version
+from models.checkpoints import load
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import draw_image, embedded
@@ -24,7 +24,7 @@ def pytest_configure():
     """One thread: tests fork, and what is forked from a process whose OpenMP has threads may hang."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    one_version.QUIET = 0.01  # tests write files and load them at once, hundreds of times
+    load.QUIET = 0.01  # tests write files and load them at once, hundreds of times
 
 
 @pytest.fixture(scope="session")

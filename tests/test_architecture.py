@@ -14,19 +14,15 @@ EVERYTHING_BELOW = {"models", "generation", "data", "shapes", "training", "infer
 # The first prefix that fits a module says what of this repository it may import.
 MAY_IMPORT = {
     "models.vision_language_model": {"models", "generation"},
-    "models.checkpoints.__main__": {"models", "data", "inference"},  # an entry point: it opens tokenizers
-    "models.checkpoints": {"models"},
+    # An entry point: it opens tokenizers.
+    "models.checkpoints.__main__": {"models", "data", "inference"},
+    "models.checkpoints.commands": {"models", "data"},
+    "models.checkpoints": {"models.checkpoints", "models.config"},  # the class of models is handed to it
     "models": {"models"},
     "generation": {"generation"},
     # By a name on the Hub, as the model is opened; nothing below models.checkpoints imports data.
-    "data.processor": {
-        "data",
-        "models.config",
-        "models.untrusted",
-        "models.checkpoints.errors",
-        "models.checkpoints.locate",
-    },
-    "data": {"data", "models.config", "models.untrusted"},
+    "data.processor": {"data", "models.config", "models.checkpoints.hub"},
+    "data": {"data", "models.config"},
     "shapes": {"shapes", "training", "models", "data"},
     "training": {"training", "shapes", "models", "data"},
     "inference": {"inference", "models", "generation", "data"},

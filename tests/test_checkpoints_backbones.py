@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -150,23 +148,13 @@ class TestRefused:
 
     def test_the_wrong_way_round(self, folders):
         vision, text = folders
-        assert f"{text}: unsupported vision backbone (model_type 'llama')" in self.complaint(text, vision)
-        assert f"{vision}: unsupported text backbone (model_type 'siglip_vision_model')" in self.complaint(
-            vision, vision
-        )
+        assert "vision backbone (model_type 'llama')" in self.complaint(text, vision)
+        assert "text backbone (model_type 'siglip_vision_model')" in self.complaint(vision, vision)
 
-    def test_naflex(self, folders):
-        vision, text = folders
-        config = json.loads((vision / "config.json").read_text())
-        (vision / "config.json").write_text(json.dumps(config | {"model_type": "siglip2"}))
-        assert "fixed-resolution SigLIP2" in self.complaint(vision, text)
-
-    def test_no_room_for_images(self, folders):
-        assert "extra_tokens must be at least 1" in self.complaint(*folders, extra_tokens=0)
-        assert "image_token_id: expected an integer from 0 to 90" in self.complaint(
-            *folders, image_token_id=91
-        )
-        assert "scale_factor (3) must divide the vision grid" in self.complaint(*folders, scale_factor=3)
+    def test_numbers_that_do_not_fit(self, folders):
+        assert "extra_tokens" in self.complaint(*folders, extra_tokens=0)
+        assert "image_token_id" in self.complaint(*folders, image_token_id=91)
+        assert "scale_factor" in self.complaint(*folders, scale_factor=3)
 
     @pytest.mark.parametrize("which", [0, 1])
     def test_missing_and_extra_tensors(self, folders, which):
@@ -179,11 +167,9 @@ class TestRefused:
         )
         weight = tensors.pop(name).clone()
         save_file(tensors, path, metadata={"format": "pt"})
-        assert f"are missing: {name}" in self.complaint(*folders)
+        assert f"missing: {name}" in self.complaint(*folders)
         save_file(tensors | {name: weight, f"{name}.lora": weight.clone()}, path, metadata={"format": "pt"})
-        assert f"have no place in the model that config.json describes: {name}.lora" in self.complaint(
-            *folders
-        )
+        assert f"{name}.lora" in self.complaint(*folders)
 
     def test_a_bare_backbone_is_no_model(self, folders):
         with pytest.raises(CheckpointError, match="from_backbones"):

@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
-from models.checkpoints.card import model_card, public_name
+from models.checkpoints.save import model_card, public_name
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
 
@@ -178,12 +178,12 @@ def test_cards_name_no_path_of_the_machine(tmp_path, monkeypatch, source, shown)
 
 def test_upload_that_is_refused(model, hub):
     hub.uploads = None
-    with pytest.raises(CheckpointError, match=r"the upload of me/small failed .*403") as refused:
+    with pytest.raises(CheckpointError, match="403") as refused:
         model.push_to_hub("me/small")
     assert "\n" not in str(refused.value)
 
 
 def test_upload_without_network(model, monkeypatch, tmp_path):
     point_client_at(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache")
-    with pytest.raises(CheckpointError, match=r"cannot be reached for the upload of me/small .*refused"):
+    with pytest.raises(CheckpointError, match="cannot be reached"):
         model.push_to_hub("me/small")

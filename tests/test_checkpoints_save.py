@@ -14,8 +14,9 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, pipeline
 
-from models import VisionLanguageModel, VLMConfig
-from models.checkpoints import CheckpointError, atomic_folder, idefics3, save
+from models import TextConfig, VisionLanguageModel, VLMConfig
+from models.checkpoints import CheckpointError, idefics3, save
+from models.checkpoints import folder as folder_module
 from tests import tiny
 
 
@@ -84,7 +85,7 @@ class TestWholeFolders:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(save, stage, full)
-        with pytest.raises(CheckpointError, match="could not be written, what it held is unchanged"):
+        with pytest.raises(CheckpointError, match="No space left"):
             other_weights(model).save_pretrained(folder)
         assert content(folder) == before
         assert [path.name for path in folder.parent.iterdir()] == ["saved"]
@@ -96,7 +97,7 @@ class TestWholeFolders:
         other = other_weights(model)
 
         def save_and_die():
-            atomic_folder._exchange = lambda *paths: os._exit(9)
+            folder_module._exchange = lambda *paths: os._exit(9)
             other.save_pretrained(folder)
 
         child = multiprocessing.get_context("fork").Process(target=save_and_die)
@@ -111,7 +112,7 @@ class TestWholeFolders:
 
     def test_without_an_exchange_in_the_kernel(self, model, tmp_path, monkeypatch):
         folder = model.save_pretrained(tmp_path / "saved")
-        monkeypatch.setattr(atomic_folder, "_exchange", lambda *paths: False)
+        monkeypatch.setattr(folder_module, "_exchange", lambda *paths: False)
         other = other_weights(model)
         other.save_pretrained(folder)
         assert same_weights(VisionLanguageModel.from_pretrained(folder), other)
@@ -125,34 +126,20 @@ class TestWholeFolders:
         assert (tmp_path / "link").is_symlink()
         assert same_weights(VisionLanguageModel.from_pretrained(tmp_path / "real"), other)
 
-    def test_places_that_cannot_be_replaced(self, model, tmp_path, monkeypatch):
-        (tmp_path / "file").write_text("text")
-        with pytest.raises(CheckpointError, match="is a file: expected a folder"):
-            model.save_pretrained(tmp_path / "file")
-        (tmp_path / "in" / "here").mkdir(parents=True)
-        monkeypatch.chdir(tmp_path / "in" / "here")
-        for place in (".", tmp_path / "in"):
-            with pytest.raises(CheckpointError, match="holds the current directory"):
-                model.save_pretrained(place)
-
     def test_places_that_are_somebody_elses(self, model, tmp_path, monkeypatch):
-        home, foreign = tmp_path / "homes" / "me", tmp_path / "photos"
-        home.mkdir(parents=True)
-        foreign.mkdir()
+        home, foreign, here = tmp_path / "homes" / "me", tmp_path / "photos", tmp_path / "in" / "here"
+        for folder in (home, foreign, here):
+            folder.mkdir(parents=True)
         (foreign / "boat.jpg").write_text("pixels")
         monkeypatch.setenv("HOME", str(home))
-        for place, sentence in (
-            ("~nobody-of-this-name/x", "nobody here has a home of that name"),
-            ("~", "is a home directory or holds one"),
-            (home.parent, "is a home directory or holds one"),
-            ("/proc", "is a mount point"),
-            (foreign, "has files in it that are no checkpoint"),
-        ):
-            with pytest.raises(CheckpointError, match=sentence) as error:
+        monkeypatch.chdir(here)
+        boat = foreign / "boat.jpg"
+        for place in ("~nobody-of-this-name/x", "~", home.parent, "/proc", foreign, boat, ".", here.parent):
+            with pytest.raises(CheckpointError) as error:
                 model.save_pretrained(place)
-            assert "\n" not in str(error.value)
+            assert str(place) in str(error.value) and "\n" not in str(error.value)
         assert content(tmp_path) == {"photos/boat.jpg": b"pixels"}
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["homes", "photos"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["homes", "in", "photos"]
 
     @pytest.mark.parametrize("mark", [None, "metrics.jsonl", "training_state.pt"])
     def test_an_empty_folder_and_that_of_a_run_are_taken(self, model, tmp_path, mark):
@@ -167,36 +154,23 @@ class TestRefused:
     def test_no_weights_yet(self, model, tmp_path):
         with torch.device("meta"):
             empty = VisionLanguageModel(model.config)
-        with pytest.raises(CheckpointError, match="on the meta device"):
+        with pytest.raises(CheckpointError, match="meta"):
             empty.save_pretrained(tmp_path / "saved")
         assert not (tmp_path / "saved").exists()
 
-    @pytest.mark.parametrize(
-        ("changes", "sentence"),
-        [
-            ({"projector_bias": True}, "its projector has no bias"),
+    def test_what_transformers_cannot_express(self, tmp_path):
+        odd = TextConfig(vocab_size=160, hidden_size=50, num_attention_heads=4, head_dim=8)
+        for changes, named in (
+            ({"projector_bias": True}, "projector_bias"),
             ({"image_placement": "prefix"}, "in front of the text"),
-        ],
-    )
-    def test_what_transformers_cannot_express(self, tmp_path, changes, sentence):
-        config = tiny_config(**changes)
-        with pytest.raises(CheckpointError, match=sentence):
-            VisionLanguageModel(config).save_pretrained(tmp_path / "saved")
-
-    def test_heads_that_do_not_divide(self, tmp_path):
-        config = tiny_config()
-        text = type(config.text)(vocab_size=160, hidden_size=50, num_attention_heads=4, head_dim=8)
-        with torch.device("meta"):
-            odd = VisionLanguageModel(VLMConfig(config.vision, text, image_token_id=5, scale_factor=2))
-        with pytest.raises(
-            CheckpointError, match=r"hidden_size \(50\) to be a multiple of num_attention_heads"
+            ({"text": odd, "image_token_id": 5}, "num_attention_heads"),
         ):
-            odd.save_pretrained(tmp_path / "saved")
+            with torch.device("meta"), pytest.raises(CheckpointError, match=named):
+                VisionLanguageModel(tiny_config(**changes)).save_pretrained(tmp_path / "saved")
 
     def test_a_processor_that_does_not_fit(self, model, with_processor, tmp_path):
-        _, processor, _ = with_processor
-        with pytest.raises(CheckpointError, match="the processor's image token id is 5, the model's is 150"):
-            model.save_pretrained(tmp_path / "saved", processor=processor)
+        with pytest.raises(CheckpointError, match="image token id"):
+            model.save_pretrained(tmp_path / "saved", processor=with_processor[1])
         assert not (tmp_path / "saved").exists()
 
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError, nanovlm
-from models.checkpoints.tensor_map import export_tensors
+from models.checkpoints.weights import export_tensors
 from models.config import VLMConfig
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"

@@ -23,8 +23,8 @@ from generation.scheduler import Scheduler
 from generation.session import Session
 from inference.answer import ask
 from inference.checkpoint import Checkpoint, open_checkpoint
+from models.checkpoints.load import meta_init
 from models.language_model import LanguageModel
-from models.skeleton import without_weights
 from tests.batches import assert_as_alone, uneven
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, rows, stops_for
 from tests.prompts import NO_STOP, ImageBlock, assert_holds, inputs_of, tiny_vlm, words
@@ -405,7 +405,7 @@ def test_on_cuda_every_answer_has_a_graph_and_long_work_a_compiler(vlm, monkeypa
             return None
 
     monkeypatch.setattr("generation.fast.choose_step.GraphStep", Recorder)
-    with without_weights():
+    with meta_init():
         language_model = LanguageModel(vlm.config.text)
     with FakeTensorMode():
         language_model.norm.weight = nn.Parameter(torch.empty(48, device="cuda"))

@@ -15,7 +15,7 @@ from generation.chooser import Chooser
 from generation.decoding import CacheCursor, GenerationOptions, eager_step, prefill
 from generation.fast.cuda_graph import GraphStep, _Run
 from generation.prompt import Prompt
-from models.skeleton import without_weights
+from models.checkpoints.load import meta_init
 from models.vision_language_model import VisionLanguageModel
 from tests.graph_cases import SAMPLINGS
 from tests.prompts import SIDE, tiny_vlm
@@ -44,7 +44,7 @@ class OneDevice(TorchDispatchMode):
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def model(request):
-    with without_weights():
+    with meta_init():
         made = VisionLanguageModel(tiny_vlm().config).eval()
     return made.to(getattr(torch, request.param))
 
@@ -114,7 +114,7 @@ def test_a_training_pass_mixes_no_devices(model, monkeypatch):
 
 
 def test_what_this_file_would_see():
-    with without_weights():
+    with meta_init():
         meta = torch.zeros(3, device="meta")
     with OneDevice(), pytest.raises((AssertionError, RuntimeError)):
         meta[torch.tensor([0, 1])]

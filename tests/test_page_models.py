@@ -12,8 +12,8 @@ from huggingface_hub import constants
 
 from inference.checkpoint import RequestError
 from models.checkpoints import CheckpointError
-from models.checkpoints.headers import read_headers
-from models.checkpoints.locate import describe
+from models.checkpoints.hub import describe
+from models.checkpoints.inspect import read_headers
 from tests.hub_server import HubServer, point_client_at
 from tests.pages import EMBEDDED
 from web.models import Models
@@ -102,7 +102,7 @@ def test_a_tokenizer_of_another_repository_is_refused(hub):
 
 def test_weights_are_measured_as_what_they_become(hub):
     """Half of what they take as float32 may be loaded as bfloat16 only."""
-    needed = read_headers(describe(EMBEDDED)).numbers * 4
+    needed = read_headers(describe(EMBEDDED)).num_elements * 4
     files = sum(path.stat().st_size for path in Path(EMBEDDED).iterdir())
     assert files < needed - 1, "the embedded model is stored in two bytes"
     with pytest.raises(RequestError, match=r"GB of weights in memory, owner/one takes .* GB as float32"):

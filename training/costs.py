@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from models.checkpoints.load import meta_init
 from models.config import TextConfig, VLMConfig
-from models.skeleton import without_weights
 from models.vision_language_model import VisionLanguageModel
 
 PARTS = ("vision", "projector", "language")
@@ -26,7 +26,7 @@ _OWNERS = {"vision_model": "vision", "projector": "projector", "language_model":
 # --------------------------------------------------------------------------------------------- parameters
 def meta_parameters(config: VLMConfig) -> dict[str, nn.Parameter]:
     """Every parameter by its name, on the meta device; a tied head is not there twice."""
-    with without_weights():
+    with meta_init():
         return dict(VisionLanguageModel(config).named_parameters())
 
 

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from data.errors import one_line
-from models.device_settings import prepare_device
+from models.vision_language_model import prepare_device
 
 _FAILED_EXCHANGE = re.compile(r"gloo|nccl|connection (closed|reset|refused)", re.IGNORECASE)
 _HUNG_UP = re.compile(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.checkpoints.errors import CheckpointError
+from models.checkpoints.hub import CheckpointError
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks, reshard

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from data.errors import one_line
-from models.checkpoints.card import model_card
-from models.checkpoints.errors import CheckpointError
-from models.skeleton import without_weights
+from models.checkpoints.hub import CheckpointError
+from models.checkpoints.load import meta_init
+from models.checkpoints.save import model_card
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 from training.distributed import Ranks
@@ -58,7 +58,7 @@ def export(
         from training.lora import save_adapter  # peft takes seconds to import
 
         beside = partial(save_adapter, tensors, config)  # model and adapter change places together
-    plain_model(model, tensors, config).save_pretrained(folder, processor, card=card, beside=beside)
+    plain_model(model, tensors, config).save_pretrained(folder, processor, card=card, extra_files=beside)
 
 
 def plain_model(
@@ -74,7 +74,7 @@ def plain_model(
 
 def filled(model: VisionLanguageModel, tensors: dict[str, Tensor]) -> VisionLanguageModel:
     """A model like that one which holds these tensors, not copies."""
-    with without_weights():
+    with meta_init():
         new = VisionLanguageModel(model.config)
     tied = model.config.tie_word_embeddings
     missing, unexpected = new.load_state_dict(tensors, strict=False, assign=True)

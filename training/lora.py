@@ -15,7 +15,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
 from models.checkpoints.idefics3 import stored_name
-from models.checkpoints.safetensors_io import write_file
+from models.checkpoints.weights import write_file
 from training.config import TrainConfig
 from training.export import ADAPTER
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from models.checkpoints.inspect import module_of
 from models.config import VLMConfig
 from models.losses import chunk_positions
-from models.skeleton import module_of
 from training.costs import (
     AUTOCAST,
     BFLOAT16,

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints.errors import CheckpointError
-from models.checkpoints.strict_json import read_json
+from models.checkpoints.hub import CheckpointError, read_json
 
 _SIGLIP_TAIL = {"model_type": "siglip_vision_model"}  # the rest are SiglipVisionConfig's defaults: base/16
 _SO400M = _SIGLIP_TAIL | {

@@ -22,9 +22,9 @@ from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser
 from data.errors import did_you_mean, one_line
 from data.files import check_rows_path, nearest_file, replacing
 from models import __version__
-from models.checkpoints.atomic_folder import check_replaceable
-from models.checkpoints.names import resolve_source
-from models.devices import check_device
+from models.checkpoints.folder import check_replaceable
+from models.checkpoints.hub import resolve_source
+from models.config import check_device
 from training.config import SHAPES, Data, TrainConfig, dataset_entries, flag
 from training.plan_options import PlanOptions
 
@@ -123,7 +123,7 @@ def parse_command(
                     for entry in dataset_entries(data):
                         check_rows_path(str(entry.get("path", "")))
             if sources:
-                from models.checkpoints.locate import check_has_config  # takes 0.2 s to import
+                from models.checkpoints.hub import check_has_config  # takes 0.2 s to import
 
                 for source in sources:
                     check_has_config(source)

@@ -21,9 +21,8 @@ from data.passes import steps_of_epochs
 from data.processor import Processor, make_processor
 from data.samples import SampleEncoder
 from data.tokenizer import SPECIAL_TOKENS
-from models.checkpoints.card import public_name
-from models.checkpoints.locate import locate, snapshot
-from models.checkpoints.processor_files import transformers_processor
+from models.checkpoints.hub import locate, snapshot
+from models.checkpoints.save import public_name, transformers_processor
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
 from training.costs import Amounts

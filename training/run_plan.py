@@ -16,9 +16,9 @@ import torch
 from data.datasets import DatasetConfig
 from data.sources import count_rows
 from models.checkpoints.backbones import read_text_config, read_vision_config
-from models.checkpoints.fields import build
-from models.checkpoints.registry import choose_reader
-from models.checkpoints.strict_json import read_json
+from models.checkpoints.hub import read_json
+from models.checkpoints.idefics3 import build
+from models.checkpoints.load import choose_reader
 from models.config import TextConfig, VLMConfig
 from shapes.stream import ShapesStream
 from shapes.training import build_processor, chat_pieces, model_config, stream_config

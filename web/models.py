@@ -18,10 +18,9 @@ from huggingface_hub import constants
 
 from inference.checkpoint import Checkpoint, RequestError, loading_dtype, open_checkpoint, pick_device
 from models.checkpoints import nanovlm
-from models.checkpoints.headers import read_headers
+from models.checkpoints.hub import CheckpointFiles, describe, measure
+from models.checkpoints.inspect import read_headers
 from models.checkpoints.load import resolve_dtype
-from models.checkpoints.locate import CheckpointFiles, describe
-from models.checkpoints.measure import measure
 
 GUESTS = 1  # models that visitors named themselves, kept open at a time
 LARGEST_GUEST = 8 * 10**9  # bytes of the files of one, and of its weights in memory
@@ -152,7 +151,7 @@ class Models:
     def _check_memory(self, name: str, files: CheckpointFiles) -> None:
         dtype = resolve_dtype(loading_dtype(self._dtype), files.config, pick_device(self._device))
         headers = read_headers(files)
-        needed = 0 if headers is None else headers.numbers * dtype.itemsize
+        needed = 0 if headers is None else headers.num_elements * dtype.itemsize
         if needed > self.largest_guest:
             raise RequestError(
                 f"model: expected at most {self.largest_guest / 1e9:.3g} GB of weights in memory, {name} "

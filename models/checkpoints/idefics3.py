@@ -2,25 +2,25 @@
 
 Config keys and tensor names are those of transformers 5.23 and of the older checkpoints on the Hub; absent
 keys take the defaults of transformers' Idefics3Config and LlamaConfig (the two model types share all of
-them).
+them). What reads single sections of a config.json serves the other families, too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
 
-from models.checkpoints.errors import CheckpointError
-from models.checkpoints.fields import build, first_id, section, text_config, token_ids, vision_config
-from models.checkpoints.tensor_map import StoredTensor, StoredTensorOf, rename
-from models.config import TextConfig, VLMConfig
+from models.checkpoints.hub import CheckpointError
+from models.checkpoints.weights import StoredTensor, StoredTensorOf, rename
+from models.config import RopeScaling, TextConfig, VisionConfig, VLMConfig
+
+T = TypeVar("T")
 
 FAMILY = "transformers Idefics3 / SmolVLM / SmolVLM2"
-MODEL_TYPES = ("idefics3", "smolvlm")
-
-# Ours -> theirs, the longer prefix first.
-_PREFIXES = {
+# Our tensor names -> theirs, the longer prefix first.
+NAMES = {
     "vision_model.layers.": "model.vision_model.encoder.layers.",
     "vision_model.post_layernorm.": "model.vision_model.post_layernorm.",
     "vision_model.": "model.vision_model.embeddings.",
@@ -29,11 +29,19 @@ _PREFIXES = {
     "language_model.": "model.text_model.",
 }
 # Buffers that old transformers versions stored; they follow from the config.
-_HARMLESS = re.compile(r".*(rotary_emb\.inv_freq|embeddings\.position_ids)$")
+_IGNORABLE = re.compile(r".*(rotary_emb\.inv_freq|embeddings\.position_ids)$")
+# The fields of a TextConfig that a Llama config has. A field that is added for another family is neither
+# written to this layout, nor may a model that is saved in it use it.
+LLAMA_FIELDS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta",
+    "rope_scaling", "hidden_act", "attention_bias", "mlp_bias",
+)  # fmt: skip
 
 
+# ------------------------------------------------------------------------------------------------- reading
 def recognises(config: Mapping) -> bool:
-    return config.get("model_type") in MODEL_TYPES
+    return config.get("model_type") in ("idefics3", "smolvlm")
 
 
 def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
@@ -41,18 +49,18 @@ def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
 
     Only the top-level tie_word_embeddings counts, as in transformers. Stop tokens are every id that either
     file names; `models.checkpoints.load` adds the tokenizer's own.
-
-    Raises:
-        CheckpointError: for a text model that is not Llama-shaped, or any value out of range.
     """
     text = section(config, "text_config")
     kind = text.get("model_type", "llama")
     if kind != "llama":
         raise CheckpointError(f"config.json: text_config.model_type must be llama, got {kind!r}")
-    # transformers: rms_norm_eps is 1e-5 where there is no text_config at all, and LlamaConfig's 1e-6
+    # In transformers rms_norm_eps is 1e-5 where there is no text_config at all, and LlamaConfig's 1e-6
     # otherwise.
-    text_defaults = {} if config.get("text_config") is not None else {"rms_norm_eps": 1e-5}
-    decoder = text_config(text, text_defaults)
+    decoder = text_config(text, {} if config.get("text_config") is not None else {"rms_norm_eps": 1e-5})
+
+    def ids(name: str, *sections: Mapping) -> list:
+        return [section.get(name) for section in sections]
+
     vocab = decoder.vocab_size
     return build(
         VLMConfig,
@@ -61,24 +69,20 @@ def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
         scale_factor=config.get("scale_factor", 2),
         image_token_id=config.get("image_token_id", 128_257),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        bos_token_id=first_id(*_ids("bos_token_id", generation, config, text), 1, vocab_size=vocab),
-        eos_token_ids=token_ids(*_ids("eos_token_id", generation, config, text), vocab_size=vocab),
-        pad_token_id=first_id(*_ids("pad_token_id", generation, text, config), vocab_size=vocab),
+        bos_token_id=first_id(*ids("bos_token_id", generation, config, text), 1, vocab_size=vocab),
+        eos_token_ids=token_ids(*ids("eos_token_id", generation, config, text), vocab_size=vocab),
+        pad_token_id=first_id(*ids("pad_token_id", generation, text, config), vocab_size=vocab),
     )
 
 
-def _ids(name: str, *sections: Mapping) -> list:
-    return [section.get(name) for section in sections]
+def config_from_tensors(config: VLMConfig, read) -> VLMConfig:
+    """Nothing in this layout's tensors changes its config."""
+    return config
 
 
 def stored_name(name: str) -> str:
     """Our tensor name -> the layout's."""
-    return rename(name, _PREFIXES)
-
-
-def our_name(name: str) -> str:
-    """The layout's tensor name -> ours."""
-    return rename(name, {theirs: ours for ours, theirs in _PREFIXES.items()})
+    return rename(name, NAMES)
 
 
 def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
@@ -92,29 +96,23 @@ def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
     return stored_tensor
 
 
-def is_harmless(name: str) -> bool:
-    """Whether a stored tensor may be left out."""
-    return _HARMLESS.fullmatch(name) is not None
+def is_ignorable(name: str) -> bool:
+    return _IGNORABLE.fullmatch(name) is not None
 
 
-def refine(config: VLMConfig, read) -> VLMConfig:
-    """Nothing in this layout's tensors changes its config."""
-    return config
-
-
+# ------------------------------------------------------------------------------------------------- writing
 def check_expressible(config: VLMConfig) -> None:
     """Refuse a model that this layout cannot hold. A trainer calls it before the first step, not after the
-    last.
-
-    Raises:
-        CheckpointError: naming the field.
-    """
+    last."""
     text = config.text
+    others = [f for f in fields(TextConfig) if f.name not in LLAMA_FIELDS]
     problem = None
     if config.image_placement != "placeholder":
         problem = "image features in front of the text (nanoVLM v0.1) have no place in it"
     elif config.projector_bias:
         problem = "its projector has no bias: build the model with projector_bias=False"
+    elif used := [f.name for f in others if getattr(text, f.name) != f.default]:
+        problem = f"its text model is a Llama, which has no {used[0]}"
     elif text.hidden_size % text.num_attention_heads:
         problem = (
             f"transformers wants hidden_size ({text.hidden_size}) to be a multiple of num_attention_heads "
@@ -131,12 +129,13 @@ def write_config(config: VLMConfig, dtype: str) -> dict:
     written out, since a reader's defaults are not ours to rely on.
     """
     check_expressible(config)
+    llama = {name: value for name, value in asdict(config.text).items() if name in LLAMA_FIELDS}
     vision = {"model_type": "idefics3_vision", **asdict(config.vision), "attention_dropout": 0.0}
-    text = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **asdict(config.text)}
+    text = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **llama}
     text |= {
         "attention_dropout": 0.0,
         "bos_token_id": config.bos_token_id,
-        "eos_token_id": one_or_list(config.eos_token_ids),
+        "eos_token_id": _one_or_list(config.eos_token_ids),
         "pad_token_id": config.pad_token_id,
         "tie_word_embeddings": config.tie_word_embeddings,
         "use_cache": True,
@@ -158,32 +157,123 @@ def write_config(config: VLMConfig, dtype: str) -> dict:
 
 
 def write_generation_config(config: VLMConfig, kept: Mapping) -> dict:
-    """generation_config.json: every stop token, greedy unless `kept`, what a loaded one said besides, says
-    otherwise.
-    """
+    """generation_config.json: every stop token, and greedy unless `kept`, which a loaded one said besides,
+    says otherwise."""
     return {
         "do_sample": False,
         **kept,
         "bos_token_id": config.bos_token_id,
-        "eos_token_id": one_or_list(config.eos_token_ids),
+        "eos_token_id": _one_or_list(config.eos_token_ids),
         "pad_token_id": config.pad_token_id,
     }
 
 
-def one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:
-    """Token ids as configs hold them: an int where there is one."""
+def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:
     return None if not ids else ids[0] if len(ids) == 1 else list(ids)
 
 
 def _write_rope(text: TextConfig) -> dict:
     theta, scaling = float(text.rope_theta), text.rope_scaling
     if scaling is None:
-        return {
-            "rope_parameters": {"rope_type": "default", "rope_theta": theta},
-            "rope_theta": theta,
-            "rope_scaling": None,
-        }
-    values = asdict(scaling)
-    if scaling.rope_type == "linear":
+        values: dict[str, Any] | None = None
+    elif scaling.rope_type == "linear":
         values = {"rope_type": "linear", "factor": scaling.factor}
-    return {"rope_parameters": {**values, "rope_theta": theta}, "rope_theta": theta, "rope_scaling": values}
+    else:
+        values = asdict(scaling)
+    parameters = {**(values or {"rope_type": "default"}), "rope_theta": theta}
+    return {"rope_parameters": parameters, "rope_theta": theta, "rope_scaling": values}
+
+
+# ------------------------------------------------------------------------- sections that families share
+def build(make: Callable[..., T], **values) -> T:
+    """`make(**values)`; what it refuses is a fault of config.json."""
+    try:
+        return make(**values)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"config.json: {error}") from None
+
+
+def section(config: Mapping, name: str) -> dict:
+    """A nested object of a config, empty where it is absent or null."""
+    value = config.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise CheckpointError(f"config.json: {name} must be an object, got {type(value).__name__}")
+    return value
+
+
+def vision_config(stored: Mapping, defaults: Mapping[str, Any]) -> VisionConfig:
+    """A SigLIP-shaped vision section: our field names are the Hub's."""
+    values = dict(defaults)
+    values |= {f.name: stored[f.name] for f in fields(VisionConfig) if stored.get(f.name) is not None}
+    for name in ("image_size", "patch_size"):
+        size = values.get(name)
+        if isinstance(size, list) and size and size.count(size[0]) == len(size):
+            values[name] = size[0]  # [s, s] is a square
+    return build(VisionConfig, **values)
+
+
+def text_config(stored: Mapping, defaults: Mapping[str, Any]) -> TextConfig:
+    """A Llama-shaped text section."""
+    plain = {f.name for f in fields(TextConfig)} - {"rope_theta", "rope_scaling"}
+    values = dict(defaults)
+    values |= {name: stored[name] for name in plain if stored.get(name) is not None}
+    rope = _read_rope(stored, values.get("max_position_embeddings", TextConfig.max_position_embeddings))
+    return build(TextConfig, **values, **rope)
+
+
+def _read_rope(stored: Mapping, max_positions: int) -> dict[str, Any]:
+    """rope_theta and rope_scaling, by transformers' rules (`convert_rope_params_to_dict` of v5).
+
+    A rope_scaling that is not null replaces rope_parameters; the theta inside whichever of them stands wins
+    over the one beside it. Llama-3 scaling without an original length takes the maximum length.
+    """
+    rope = section(stored, "rope_scaling") or section(stored, "rope_parameters")
+    theta = rope.get("rope_theta")
+    if theta is None:
+        theta = stored.get("rope_theta")
+    theta = TextConfig.rope_theta if theta is None else theta
+    rotary_share = rope.get("partial_rotary_factor", stored.get("partial_rotary_factor"))
+    if rotary_share not in (None, 1, 1.0):
+        raise CheckpointError(f"config.json: partial_rotary_factor must be 1, got {rotary_share!r}")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return {"rope_theta": theta, "rope_scaling": None}
+    if kind == "linear":
+        scaling = build(RopeScaling, rope_type="linear", factor=rope.get("factor"))
+        return {"rope_theta": theta, "rope_scaling": scaling}
+    if kind != "llama3":
+        raise CheckpointError(
+            f"config.json: rotary scaling {kind!r} is not supported, expected default, linear or llama3"
+        )
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    values = {name: rope[name] for name in names if rope.get(name) is not None}
+    values.setdefault("original_max_position_embeddings", max_positions)
+    missing = [name for name in names if name not in values]
+    if missing:
+        raise CheckpointError(f"config.json: llama3 rotary scaling lacks {', '.join(missing)}")
+    return {"rope_theta": theta, "rope_scaling": build(RopeScaling, rope_type="llama3", **values)}
+
+
+def token_ids(*values: Any, vocab_size: int) -> tuple[int, ...]:
+    """The union of ids given as an int, a list of ints or None, in ascending order.
+
+    An id below 0 or beyond the vocabulary is as good as absent: -1 is how some configs say so, and others
+    name ids of the tokenizer that they were made for.
+    """
+    found: set[int] = set()
+    for value in values:
+        for item in value if isinstance(value, list) else [value]:
+            if item is None:
+                continue
+            if isinstance(item, bool) or not isinstance(item, int):
+                raise CheckpointError(f"config.json: a token id must be a whole number, got {item!r}")
+            if 0 <= item < vocab_size:
+                found.add(item)
+    return tuple(sorted(found))
+
+
+def first_id(*values: Any, vocab_size: int) -> int | None:
+    """The first id that is given at all, and is in the vocabulary."""
+    return next((ids[0] for value in values if (ids := token_ids(value, vocab_size=vocab_size))), None)

@@ -1,31 +1,29 @@
-"""Saving: the transformers Idefics3 layout, written beside the target and moved into its place as a whole."""
+"""Saving and uploading: the transformers Idefics3 layout, with processor files and a model card.
+
+    save(model, "runs/mine", processor=processor)         # a folder that transformers opens unconverted
+    push(model, "me/mine", processor=processor)           # the same on the Hub, in one commit
+
+A folder is written beside its target and moved into its place as a whole.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from models.checkpoints import idefics3
-from models.checkpoints.atomic_folder import replace_folder
-from models.checkpoints.errors import CheckpointError
-from models.checkpoints.locate import INDEX, WEIGHTS
-from models.checkpoints.processor_files import (
-    check_processor,
-    transformers_processor,
-    write_json,
-    write_processor,
-)
-from models.checkpoints.safetensors_io import write_file
-from models.checkpoints.tensor_map import StoredTensor, export_tensors
+from models.checkpoints.folder import replace_folder
+from models.checkpoints.hub import INDEX, WEIGHTS, CheckpointError, client, one_sentence, read_json
+from models.checkpoints.weights import StoredTensor, export_tensors, write_file
 from models.config import VLMConfig
-
-if TYPE_CHECKING:
-    from models.vision_language_model import VisionLanguageModel
 
 MAX_SHARD_BYTES = 5_000_000_000
 CARD = "README.md"
@@ -42,47 +40,39 @@ _PROCESSOR = re.compile(
 
 
 def save(
-    model: VisionLanguageModel,
+    model: Any,
     folder: str | Path,
     processor=None,
     card: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
-    beside: Callable[[Path], None] | None = None,
+    extra_files: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write a checkpoint that transformers 4.57 and 5, and with them vLLM and others, open unconverted.
 
     Args:
-        model: weights are written bit for bit, in the dtype that they have.
+        model: a VisionLanguageModel; weights are written bit for bit, in the dtype that they have.
         folder: made or replaced as a whole; files of others in it stay.
         processor: a transformers Idefics3Processor, or our Processor that holds one; its tokenizer's end
             token joins the stop tokens. Without one the processor files that the folder already has stay.
         card: text of the model card, README.md.
         max_shard_bytes: weights beyond this go into several files with an index.
-        beside: writes what else belongs to the model into the new folder, before that takes its place.
+        extra_files: writes what else belongs to the model into the new folder, before that takes its place.
 
     Returns:
-        The folder.
-
-    Raises:
-        CheckpointError: if the layout cannot express the model, the processor does not fit it, or the folder
-            cannot be written; in each case what the folder held is unchanged.
+        The folder. Where saving fails, the folder is unchanged.
     """
-    folder, contents = Path(folder), idefics3_contents(model, processor)
-
-    def is_ours(name: str) -> bool:
-        return is_checkpoint_file(name, with_processor=processor is not None)
-
-    with replace_folder(folder, is_ours) as new:
+    folder, contents = Path(folder), checkpoint_contents(model, processor)
+    with replace_folder(folder, lambda name: is_checkpoint_file(name, processor is not None)) as new:
         contents.write(new, max_shard_bytes)
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
-        if beside is not None:
-            beside(new)
+        if extra_files is not None:
+            extra_files(new)
     return folder
 
 
 @dataclass(frozen=True)
-class Contents:
+class CheckpointContents:
     """What a checkpoint in transformers' layout consists of, checked and not yet written."""
 
     config: dict
@@ -96,21 +86,16 @@ class Contents:
         write_json(folder / "generation_config.json", self.generation_config)
         write_weights(self.tensors, folder, max_shard_bytes)
         if self.processor is not None:
-            write_processor(self.processor, folder)
+            _write_processor(self.processor, folder)
 
 
-def idefics3_contents(model: VisionLanguageModel, processor=None) -> Contents:
-    """A model, and its processor where given, in transformers' layout; see `save`.
-
-    Raises:
-        CheckpointError: if the layout cannot express the model, it has no weights, or the processor does not
-            fit it.
-    """
+def checkpoint_contents(model: Any, processor=None) -> CheckpointContents:
+    """A model, and its processor where given, in transformers' layout; refused where it does not fit."""
     config = model.config
     if processor is not None:
         processor = transformers_processor(processor)
-        check_processor(processor, config)
-        config = with_tokenizer_ids(config, processor.tokenizer)
+        _check_processor(processor, config)
+        config = _with_tokenizer_ids(config, processor.tokenizer)
     config_json = idefics3.write_config(config, str(model.dtype).removeprefix("torch."))
     generation_json = idefics3.write_generation_config(config, model.generation_config)
     state = dict(model.named_parameters())  # a tied head is listed once, as the embedding
@@ -120,7 +105,7 @@ def idefics3_contents(model: VisionLanguageModel, processor=None) -> Contents:
             f"the model has no weights yet: {len(unloaded)} of its parameters are on the meta device"
         )
     tensors = export_tensors(state, lambda name: StoredTensor(idefics3.stored_name(name)))
-    return Contents(config_json, generation_json, tensors, processor)
+    return CheckpointContents(config_json, generation_json, tensors, processor)
 
 
 def is_checkpoint_file(name: str, with_processor: bool = True) -> bool:
@@ -128,10 +113,9 @@ def is_checkpoint_file(name: str, with_processor: bool = True) -> bool:
     return bool(_REPLACED.fullmatch(name) or (with_processor and _PROCESSOR.fullmatch(name)))
 
 
-def with_tokenizer_ids(config: VLMConfig, tokenizer) -> VLMConfig:
+def _with_tokenizer_ids(config: VLMConfig, tokenizer) -> VLMConfig:
     """The config with the tokenizer's end token among its stop tokens, and its pad and begin tokens by
-    default.
-    """
+    default."""
     stops = set(config.eos_token_ids)
     if tokenizer.eos_token_id is not None:
         stops.add(tokenizer.eos_token_id)
@@ -143,14 +127,13 @@ def with_tokenizer_ids(config: VLMConfig, tokenizer) -> VLMConfig:
 def write_weights(tensors: Mapping[str, Tensor], folder: Path, max_shard_bytes: int) -> None:
     """model.safetensors, or as many shards as needed and their index."""
     shards: list[dict[str, Tensor]] = [{}]
-    filled = total = 0
+    filled = 0
     for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.dtype.itemsize
-        if shards[-1] and filled + size > max_shard_bytes:
+        if shards[-1] and filled + tensor.nbytes > max_shard_bytes:
             shards.append({})
             filled = 0
         shards[-1][name] = tensor
-        filled, total = filled + size, total + size
+        filled += tensor.nbytes
     if len(shards) == 1:
         write_file(folder / WEIGHTS, shards[0])
         return
@@ -159,6 +142,291 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, max_shard_bytes: 
         file = f"model-{index:05d}-of-{len(shards):05d}.safetensors"
         write_file(folder / file, shard)
         weight_map |= dict.fromkeys(shard, file)
-    parameters = sum(tensor.numel() for tensor in tensors.values())
-    metadata = {"total_parameters": parameters, "total_size": total}
+    metadata = {
+        "total_parameters": sum(tensor.numel() for tensor in tensors.values()),
+        "total_size": sum(tensor.nbytes for tensor in tensors.values()),
+    }
     write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
+
+
+def write_json(path: Path, value: dict, sort_keys: bool = True) -> None:
+    text = json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+# ----------------------------------------------------------------------------------------- processor files
+# These tokens have a place of their own in every tokenizer, so they are not extra special tokens.
+_STANDARD = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+
+
+def transformers_processor(processor):
+    """The transformers processor inside one of ours (`data.processor.Processor`), or the one given."""
+    inner = getattr(processor, "hf_processor", processor)
+    if inner is None:
+        raise CheckpointError(
+            "a nanoVLM processor has no transformers form: save without a processor, or give an "
+            "Idefics3Processor"
+        )
+    return inner
+
+
+def _check_processor(processor, config: VLMConfig) -> None:
+    for what, got, expected in (
+        ("image token id", processor.image_token_id, config.image_token_id),
+        ("tokens per tile (image_seq_len)", processor.image_seq_len, config.tokens_per_tile),
+    ):
+        if got != expected:
+            raise CheckpointError(
+                f"the processor's {what} is {got}, the model's is {expected}: they do not fit"
+            )
+    if len(processor.tokenizer) > config.text.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer has {len(processor.tokenizer)} tokens, the model only "
+            f"{config.text.vocab_size} embeddings"
+        )
+
+
+def _write_processor(processor, folder: Path) -> None:
+    """Processor, tokenizer and chat template of a transformers Idefics3Processor, so that transformers 4.57
+    and 5 both open them.
+
+    v5 alone writes a tokenizer class, a list of extra special tokens and nested image settings that 4.57 does
+    not know; the older forms written here are read by both.
+    """
+    processor.save_pretrained(folder)
+    settings = read_json(folder / "processor_config.json")
+    settings["processor_class"] = "Idefics3Processor"
+    image = settings.pop("image_processor", None)
+    if image is not None:
+        image |= {"image_processor_type": "Idefics3ImageProcessor", "processor_class": "Idefics3Processor"}
+        write_json(folder / "preprocessor_config.json", image)
+    write_json(folder / "processor_config.json", settings)
+    tokenizer = read_json(folder / "tokenizer_config.json")
+    write_json(folder / "tokenizer_config.json", _portable_tokenizer(tokenizer))
+
+
+def _portable_tokenizer(config: dict) -> dict:
+    """tokenizer_config.json with the class and the dictionary of extra special tokens that 4.57 expects."""
+    config = {name: value for name, value in config.items() if name not in ("backend", "is_local")}
+    extra = config.get("extra_special_tokens") or {}
+    named = {
+        name: config[name]
+        for name in config
+        if name.endswith("_token") and name not in _STANDARD and isinstance(config[name], str)
+    }
+    if isinstance(extra, list):
+        for index, token in enumerate(extra):
+            if token not in named.values():
+                named[f"extra_{index}_token"] = token
+    else:
+        named |= extra
+    return config | {
+        "extra_special_tokens": named,
+        # Without it 4.57 also returns token_type_ids, which the model does not take.
+        "model_input_names": ["input_ids", "attention_mask"],
+        "processor_class": "Idefics3Processor",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+
+
+# --------------------------------------------------------------------------------------------------- upload
+def push(
+    model: Any,
+    repo_id: str,
+    processor=None,
+    card: str | None = None,
+    private: bool | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload model",
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> str:
+    """Save, then upload in one commit; the repository is made if need be. Files of another model in the
+    repository are deleted in the same commit, by the rule of `save`: other shards and formats of the weights,
+    and with `processor` other files of a processor. All other files in it stay.
+
+    Args:
+        model, processor, max_shard_bytes: as in `save`.
+        repo_id: owner/name.
+        card: text of README.md; None takes the one in the folder that the model was loaded from, with this
+            repository's name in its commands, or leaves the one that the repository has, or else writes
+            `model_card` with what the model itself tells.
+        private: for a repository that is made now.
+        revision: branch to commit to, made if need be.
+
+    Returns:
+        The address of the commit.
+    """
+    if card is None and (kept := card_of_origin(model)) is not None:
+        card = _addressed(kept, repo_id)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = save(model, Path(scratch) / "model", processor, card, max_shard_bytes)
+        api = client().HfApi()
+        with one_sentence(repo_id, revision, "the upload"):
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            if revision is not None and not revision.startswith("refs/"):
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            held = api.list_repo_files(repo_id, revision=revision)
+            if card is None and CARD not in held:
+                parameters = sum(parameter.numel() for parameter in model.parameters())
+                text = model_card(repo_id, model.config, parameters, with_processor=processor is not None)
+                (folder / CARD).write_text(text, encoding="utf-8")
+            replaced = [
+                path for path in held if is_checkpoint_file(path.split("/")[0], processor is not None)
+            ]
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                revision=revision,
+                commit_message=commit_message,
+                delete_patterns=replaced or None,  # but for what is uploaded
+            )
+    return commit.commit_url
+
+
+def card_of_origin(model: Any) -> str | None:
+    """README.md of the folder that a model was loaded from, or None."""
+    if model.origin is None or not (model.origin.folder / CARD).is_file():
+        return None
+    return (model.origin.folder / CARD).read_text(encoding="utf-8")
+
+
+def _addressed(card: str, repo_id: str) -> str:
+    """A card of `model_card` that was made for a folder or another repository, with `repo_id` in its title
+    and commands; any other card as it is."""
+    found = re.search(r'^model = VisionLanguageModel\.from_pretrained\("(.+)"\)$', card, re.MULTILINE)
+    if found is None:
+        return card
+    old = found[1]
+    for place in ('("{}")', 'model="{}"', " --model {}\n"):
+        card = card.replace(place.format(old), place.format(repo_id))
+    title = "\n# {}\n"
+    return card.replace(title.format(old.rsplit("/", 1)[-1]), title.format(repo_id.rsplit("/", 1)[-1]), 1)
+
+
+# ---------------------------------------------------------------------------------------------- model card
+_BODY = """# {name}
+
+{summary}
+
+| | |
+|---|---|
+| parameters | {parameters:,} |
+| vision | {layers} layers of {width}, tiles of {image} px in patches of {patch} px, {tokens} tokens a tile |
+| language | {text_layers} layers of {text_width}, {heads} heads over {kv_heads}, {vocab:,} tokens |
+
+## Training data
+
+{training_data}
+
+## Evaluation
+
+{evaluation}
+
+## Use
+
+{use}"""
+_USE = """In Ocelli:
+
+```bash
+python generate.py picture.png -q "What is in the picture?" --model {repo_id}
+```
+
+```python
+from models import VisionLanguageModel
+
+model = VisionLanguageModel.from_pretrained("{repo_id}")
+```
+
+In transformers, unconverted:
+
+```python
+from transformers import pipeline
+
+answer = pipeline("image-text-to-text", model="{repo_id}")
+content = [{{"type": "image", "url": "picture.png"}}, {{"type": "text", "text": "What is in the picture?"}}]
+print(answer(text=[{{"role": "user", "content": content}}], return_full_text=False)[0]["generated_text"])
+```
+"""
+_USE_BARE = """The repository holds the model alone, without a processor for pictures and text. In Ocelli:
+
+```python
+from models import VisionLanguageModel
+
+model = VisionLanguageModel.from_pretrained("{repo_id}")
+```
+
+In transformers, unconverted:
+
+```python
+from transformers import AutoModelForImageTextToText
+
+model = AutoModelForImageTextToText.from_pretrained("{repo_id}")
+```
+"""
+
+
+def model_card(
+    repo_id: str,
+    config: VLMConfig,
+    parameters: int,
+    summary: str = "A vision-language model in the Idefics3 / SmolVLM layout, made with Ocelli.",
+    training_data: str = "Not stated.",
+    evaluation: Sequence[Mapping[str, object]] | str | None = None,
+    with_processor: bool = True,
+    **metadata,
+) -> str:
+    """The text of a model card, README.md with the metadata that the Hub reads.
+
+    Args:
+        repo_id: where the model is (to be) found; used in the commands.
+        parameters: how many the model has.
+        summary: what it is, a sentence or two.
+        evaluation: rows of a table, each {column: value} with the same columns; or Markdown; or None.
+        with_processor: whether the repository has one: without, the card shows how to load the model only.
+        metadata: further fields of `huggingface_hub.ModelCardData`: license, language, datasets,
+            base_model, …
+    """
+    tags = ["ocelli", "vision-language", *metadata.pop("tags", [])]
+    front = {
+        "library_name": "transformers",
+        "pipeline_tag": "image-text-to-text",
+        "language": "en",
+    } | metadata
+    vision, text = config.vision, config.text
+    body = _BODY.format(
+        name=repo_id.rsplit("/", 1)[-1],
+        use=(_USE if with_processor else _USE_BARE).format(repo_id=repo_id),
+        summary=summary,
+        parameters=parameters,
+        layers=vision.num_hidden_layers,
+        width=vision.hidden_size,
+        image=vision.image_size,
+        patch=vision.patch_size,
+        tokens=config.tokens_per_tile,
+        text_layers=text.num_hidden_layers,
+        text_width=text.hidden_size,
+        heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        vocab=text.vocab_size,
+        training_data=training_data,
+        evaluation=_table(evaluation),
+    )
+    return f"---\n{client().ModelCardData(tags=tags, **front)}\n---\n\n{body}"
+
+
+def _table(evaluation: Sequence[Mapping[str, object]] | str | None) -> str:
+    if not evaluation:
+        return "None yet."
+    if isinstance(evaluation, str):
+        return evaluation
+    columns = list(evaluation[0])
+    lines: list[Sequence[object]] = [columns, ["---"] * len(columns)]
+    lines += [[row[column] for column in columns] for row in evaluation]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def public_name(source: str) -> str:
+    """The name of a model or a dataset for a card: of a path on this machine the last part alone."""
+    path = os.path.expanduser(source)
+    is_path = os.path.exists(path) or source.startswith(("/", "./", "../", "~")) or source.count("/") > 1
+    return os.path.basename(os.path.abspath(path)) if is_path and "://" not in source else source
