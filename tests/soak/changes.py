@@ -109,9 +109,10 @@ def _places(value: list) -> list[tuple[Any, Any]]:
 
 # ------------------------------------------------------------------------------- texts, images, anything else
 PIECES = (
-    *SPECIAL_TOKENS[:9], "<|image|>", "<|global_image|>", "＜image＞", "<im\u200bage>", "<image", ">", 
-    "\ue000",    "\ue001", "\x00", "\ud800", "\u202e", "é", "e\u0301", "👩‍👩‍👧", "\ufeff", "\n", "    ", "{{ 7*7 }}",
-    "{% endfor %}", "%s", "how many?", "two", "𝟟", "\ufdfa", "a" * 900, "İ", "ß", "\u0130\u0307",
+    *SPECIAL_TOKENS[:9], "<|image|>", "<|global_image|>", "＜image＞", "<im\u200bage>", "<image", ">",
+    "\ue000", "\ue001", "\x00", "\ud800", "\u202e", "é", "e\u0301", "👩\u200d👩\u200d👧", "\ufeff", "\n",
+    "    ", "{{ 7*7 }}", "{% endfor %}", "%s", "how many?", "two", "𝟟", "\ufdfa", "a" * 900, "İ", "ß",
+    "\u0130\u0307",
 )  # fmt: skip
 ODD_SOURCES = (
     "", ".", "..", "/", "/etc/passwd", "/dev/zero", "no such file.png", "\x00", "http://127.0.0.1:1/a.png",
