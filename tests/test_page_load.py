@@ -1,8 +1,8 @@
-"""The page under a little load, for seconds: `python -m tests.robustness.load` does it for minutes."""
+"""The page under a little load, for seconds: `python -m tests.soak.load` does it for minutes."""
 
 from __future__ import annotations
 
-from tests.robustness.load import run
+from tests.soak.load import run
 
 
 def test_nobody_gets_a_wrong_answer_and_the_page_stays_up():

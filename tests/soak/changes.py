@@ -1,44 +1,26 @@
-"""Valid inputs made invalid: bytes, JSON values and the numbers in headers, all decided by one generator."""
+"""Valid inputs made invalid: bytes, JSON values and the numbers in headers; and texts, images and values of
+any kind. All decided by one random generator."""
 
 from __future__ import annotations
 
 import copy
+import io
 import random
+from functools import cache
 from typing import Any
 
-from hypothesis import strategies as st
+from data.tokenizer import SPECIAL_TOKENS
+from tests.processors import draw_image
 
 NUMBERS = (
-    0,
-    1,
-    2,
-    3,
-    7,
-    8,
-    16,
-    255,
-    256,
-    1023,
-    32767,
-    32768,
-    65535,
-    65536,
-    2**24,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-)
+    0, 1, 2, 3, 7, 8, 16, 255, 256, 1023, 32767, 32768, 65535, 65536, 2**24, 2**31 - 1, 2**31, 2**32 - 1,
+)  # fmt: skip
 # What a value of JSON may be and no reader expects.
 ODD_VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 64, 65_536, 2**31, 2**63, 10**30, -(2**63), 0.0, 0.5, -0.0, 1e-300,
     1e308, float("inf"), float("nan"), "", " ", "a", "0", "-1", "\x00", "\ud800", "💥", "<image>", "../..",
     "/etc/passwd", "x" * 3000, [], {}, [[]], [None], [1, "a"], {"a": 1}, {"": {}}, [0] * 300, [[[[[]]]]],
 )  # fmt: skip
-
-
-def generators() -> st.SearchStrategy[random.Random]:
-    """Random generators with a seed that hypothesis draws."""
-    return st.integers(0, 2**63 - 1).map(random.Random)
 
 
 def mutate_bytes(rng: random.Random, data: bytes, others: tuple[bytes, ...] = ()) -> bytes:
@@ -123,3 +105,67 @@ def _places(value: list) -> list[tuple[Any, Any]]:
             if isinstance(holder[key], dict | list):
                 waiting.append(holder[key])
     return found
+
+
+# ------------------------------------------------------------------------------- texts, images, anything else
+PIECES = (
+    *SPECIAL_TOKENS[:9], "<|image|>", "<|global_image|>", "＜image＞", "<im\u200bage>", "<image", ">",
+    "\ue000", "\ue001", "\x00", "\ud800", "\u202e", "é", "e\u0301", "👩\u200d👩\u200d👧", "\ufeff", "\n",
+    "    ", "{{ 7*7 }}", "{% endfor %}", "%s", "how many?", "two", "𝟟", "\ufdfa", "a" * 900, "İ", "ß",
+    "\u0130\u0307",
+)  # fmt: skip
+ODD_SOURCES = (
+    "", ".", "..", "/", "/etc/passwd", "/dev/zero", "no such file.png", "\x00", "http://127.0.0.1:1/a.png",
+    "https://[::1/", "data:,", "data:image/png;base64,AAAA", "data:image/png;base64,%", "file:///etc/passwd",
+    "~nobody-of-this-name/a.png", "a" * 5000, "\ud800.png", "a.png", "HTTP://127.0.0.1:1/",
+)  # fmt: skip
+SIDES = (1, 2, 3, 31, 32, 33, 63, 64, 65, 97, 128, 129, 200)
+KEYS = ("role", "content", "type", "text", "image", "user", "bytes", "path", "url", "", "x")
+
+
+def text(rng: random.Random) -> str:
+    pieces = [
+        rng.choice(PIECES) if rng.random() < 0.7 else chr(rng.randrange(0x3000))
+        for _ in range(rng.randrange(5))
+    ]
+    return "".join(pieces)
+
+
+def scalar(rng: random.Random) -> Any:
+    odd = rng.choice((*ODD_VALUES[:32], *ODD_SOURCES, 10**400, b"\xff", rng.randbytes(8)))
+    return text(rng) if rng.random() < 0.2 else odd
+
+
+def anything(rng: random.Random, depth: int = 3) -> Any:
+    """A value of any kind, nested a little."""
+    kind = rng.randrange(4) if depth else 0
+    if kind == 2:
+        return [anything(rng, depth - 1) for _ in range(rng.randrange(4))]
+    if kind == 3:
+        return {rng.choice(KEYS): anything(rng, depth - 1) for _ in range(rng.randrange(4))}
+    return scalar(rng)
+
+
+def mostly(rng: random.Random, usual: Any, other: Any = None) -> Any:
+    """What belongs there; one time in eight `other`, or anything."""
+    if rng.randrange(8):
+        return usual
+    return anything(rng) if other is None else other
+
+
+def size(rng: random.Random) -> tuple[int, int]:
+    """Width and height: ordinary ones, edges of tiles, and thin ones."""
+    return rng.choice((*SIDES, rng.randint(1, 140))), rng.choice((*SIDES, rng.randint(1, 140)))
+
+
+@cache
+def image_bytes(width: int, height: int, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    draw_image(width, height).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def encoded_image(rng: random.Random) -> bytes:
+    """An image as a file; some cut short, some nothing of the kind."""
+    whole = image_bytes(*size(rng), rng.choice(("PNG", "JPEG", "GIF")))
+    return rng.choice((whole, whole, whole, whole[: rng.randrange(len(whole))], rng.randbytes(30)))

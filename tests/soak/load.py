@@ -1,7 +1,7 @@
 """The web page under load: clients that ask, break off and send garbage, all at once, for minutes.
 
-    python -m tests.robustness.load                              # 20 clients, 10 minutes
-    python -m tests.robustness.load --clients 4 --minutes 1
+    python -m tests.soak.load                              # 20 clients, 10 minutes
+    python -m tests.soak.load --clients 4 --minutes 1
 
 Starts `app.py` on the embedded model. Every client has images of its own and knows what the model answers
 about them when asked alone: an answer that is not this one has crossed from another client or is wrong. The
@@ -263,9 +263,7 @@ def load(process: subprocess.Popen, url: str, questions: list, seconds: float) -
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.robustness.load", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.load", description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=10)
     asked = parser.parse_args(arguments)

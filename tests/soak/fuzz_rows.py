@@ -1,5 +1,5 @@
-"""Rows of datasets in every layout, with columns of other kinds, through layout, encoder and tiles; and whole
-JSON-lines files with damaged lines, as a run opens them.
+"""Rows of datasets in every layout, with columns of other kinds, through row schema, encoder and tiles; and
+whole JSON-lines files with damaged lines, as a run opens them.
 
 What is taken must have as many labels as ids, as many placeholders as features, and no label in the padding.
 """
@@ -11,16 +11,23 @@ import random
 from pathlib import Path
 from typing import Any
 
-from hypothesis import strategies as st
-
 from data.datasets import DatasetConfig, open_datasets, source_of
 from data.errors import BadRow, DatasetError
 from data.row_schemas import COLUMNS
 from data.samples import SampleEncoder
 from tests.processors import processor
-from tests.robustness.judging import Wrong
-from tests.robustness.mutations import deep_json, generators, mutate_bytes, mutate_json
-from tests.robustness.values import ODD_SOURCES, anything, encoded_images, image_bytes, mostly, texts
+from tests.soak.changes import (
+    ODD_SOURCES,
+    anything,
+    deep_json,
+    encoded_image,
+    image_bytes,
+    mostly,
+    mutate_bytes,
+    mutate_json,
+    text,
+)
+from tests.soak.fuzz import Wrong
 
 REFUSALS = (BadRow, DatasetError)
 KINDS = ("embedded", "nanovlm-current", "nanovlm-v0.1")
@@ -33,60 +40,52 @@ FILE_ROWS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def images() -> st.SearchStrategy[Any]:
-    data = encoded_images()
-    held = st.builds(lambda data, key: {"bytes": data, "path": key}, data, st.none() | st.just("a.png"))
-    return mostly(st.one_of(data, held, held, st.just("a.png"), st.sampled_from(ODD_SOURCES)))
+def image(rng: random.Random) -> Any:
+    data = encoded_image(rng)
+    held = {"bytes": data, "path": rng.choice((None, "a.png"))}
+    return mostly(rng, rng.choice((data, held, held, "a.png", rng.choice(ODD_SOURCES))))
 
 
-def turns() -> st.SearchStrategy[Any]:
-    return mostly(st.fixed_dictionaries({"user": mostly(texts()), "assistant": mostly(texts())}))
+def messages(rng: random.Random) -> Any:
+    said = []
+    for _ in range(rng.randrange(4)):
+        parts = [{"type": "text", "text": mostly(rng, text(rng))}, {"type": "image", "image": image(rng)}]
+        content = text(rng) if rng.randrange(2) else [mostly(rng, part) for part in parts[: rng.randrange(3)]]
+        role = mostly(rng, rng.choice(("user", "assistant", "system")))
+        said.append(mostly(rng, {"role": role, "content": mostly(rng, content)}))
+    return mostly(rng, said)
 
 
-def messages() -> st.SearchStrategy[Any]:
-    text = st.fixed_dictionaries({"type": st.just("text"), "text": mostly(texts())})
-    image = st.fixed_dictionaries(
-        {"type": st.sampled_from(("image", "image_url"))}, optional={"image": images(), "url": images()}
-    )
-    content = st.one_of(texts(), st.lists(mostly(st.one_of(text, image)), max_size=3))
-    roles = st.sampled_from(("user", "assistant", "system"))
-    return mostly(st.fixed_dictionaries({"role": mostly(roles), "content": mostly(content)}))
-
-
-def rows() -> st.SearchStrategy[Any]:
+def row(rng: random.Random) -> Any:
+    turn = {"user": mostly(rng, text(rng)), "assistant": mostly(rng, text(rng))}
+    made = rng.choice((
+        {"messages": messages(rng)},
+        {"prompt": messages(rng), "completion": messages(rng)},
+        {"texts": mostly(rng, [mostly(rng, turn)] * rng.randrange(3))},
+        {"question": mostly(rng, text(rng)), "answer": mostly(rng, text(rng))},
+    ))  # fmt: skip
     optional = {
-        "image": images(),
-        "images": mostly(st.lists(images(), max_size=3)),
-        "rating": mostly(st.integers(0, 5)),
-        "ratings": mostly(st.lists(mostly(st.integers(0, 5)), max_size=3)),
+        "image": image(rng),
+        "images": mostly(rng, [image(rng) for _ in range(rng.randrange(3))]),
+        "rating": mostly(rng, rng.randrange(6)),
+        "ratings": mostly(rng, [mostly(rng, rng.randrange(6)) for _ in range(rng.randrange(3))]),
     }
-    said = mostly(st.lists(messages(), max_size=3))
-    needed = (
-        {"messages": said},
-        {"prompt": said, "completion": said},
-        {"texts": mostly(st.lists(turns(), max_size=3))},
-        {"question": mostly(texts()), "answer": mostly(texts())},
-    )
-    return mostly(st.one_of(*(st.fixed_dictionaries(one, optional=optional) for one in needed)))
+    return mostly(rng, made | {name: value for name, value in optional.items() if rng.randrange(2)})
 
 
-def inputs() -> st.SearchStrategy[dict]:
-    renamings = st.dictionaries(st.sampled_from((*COLUMNS, "x")), st.sampled_from(COLUMNS), max_size=2)
-    one = st.fixed_dictionaries(
-        {
-            "kind": st.sampled_from(KINDS),
-            "row": rows(),
-            "ratings": st.sampled_from(
-                ({}, {}, {"rating": 2}, {"ratings": 3}, {"rating": 2, "ratings": 1.5})
-            ),
-            "columns": mostly(st.just({}), renamings),
-        }
-    )
-    entry = st.dictionaries(
-        st.sampled_from((*DatasetConfig.__dataclass_fields__, "x")), anything(), max_size=3
-    ).map(lambda entry: {"entry": entry})
-    files = generators().map(make_file)
-    return st.integers(0, 19).flatmap(lambda n: entry if n == 0 else files if n < 3 else one)
+def make(rng: random.Random) -> dict[str, Any]:
+    kind = rng.randrange(20)
+    if kind == 0:
+        fields = (*DatasetConfig.__dataclass_fields__, "x")
+        return {"entry": {rng.choice(fields): anything(rng) for _ in range(rng.randrange(4))}}
+    if kind < 3:
+        return make_file(rng)
+    return {
+        "kind": rng.choice(KINDS),
+        "row": row(rng),
+        "ratings": rng.choice(({}, {}, {"rating": 2}, {"ratings": 3}, {"rating": 2, "ratings": 1.5})),
+        "columns": mostly(rng, {}, {rng.choice((*COLUMNS, "x")): rng.choice(COLUMNS)}),
+    }
 
 
 def make_file(rng: random.Random) -> dict:

@@ -1,7 +1,7 @@
 """Everything that writes, killed with SIGKILL again and again: nothing is lost, nothing is there twice.
 
-    python -m tests.robustness.kills                 # 100 kills, some minutes
-    python -m tests.robustness.kills --parts batch --kills 50
+    python -m tests.soak.kills                 # 100 kills, some minutes
+    python -m tests.soak.kills --parts batch --kills 50
 
 `training` is `tests/kills.py`: map-style and streaming data and a changing number of ranks, compared to the
 bit with a run that was never killed. `evaluation` (`python -m eval`) and `batch` (`generate.py --batch`) must
@@ -225,9 +225,7 @@ def apportioned(kills: int, shares: Mapping[str, float]) -> dict[str, int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.robustness.kills", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.kills", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100, help="of all parts together (default 100)")
     parser.add_argument("--parts", nargs="+", choices=tuple(SHARES), default=tuple(SHARES))
     parser.add_argument("--seed", type=int, default=0, help="of the moments")

@@ -1,4 +1,4 @@
-"""Killed a few times, as `python -m tests.robustness.kills` does it a hundred times (training has its own
+"""Killed a few times, as `python -m tests.soak.kills` does it a hundred times (training has its own
 test, `tests/test_train_resume.py`)."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.evaluations import FORK
-from tests.robustness import kills
-from tests.robustness.kills import (
+from tests.soak import kills
+from tests.soak.kills import (
     SHARES,
     Changes,
     Outcome,

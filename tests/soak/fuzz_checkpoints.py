@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
 from data.errors import ProcessorError, PromptError
 from data.processor import Processor
 from models.checkpoints import CheckpointError
 from models.checkpoints.idefics3 import check_expressible
 from models.vision_language_model import VisionLanguageModel
-from tests.robustness.judging import Wrong
-from tests.robustness.mutations import ODD_VALUES, deep_json, generators, mutate_bytes, mutate_json
+from tests.soak.changes import ODD_VALUES, deep_json, mutate_bytes, mutate_json
+from tests.soak.fuzz import Wrong
 
 REFUSALS = (CheckpointError, ProcessorError, PromptError)
 # Strings that mean something to a checkpoint's readers.
@@ -42,14 +41,10 @@ PROCESSORS = ("processor_config.json", "preprocessor_config.json", "chat_templat
 Input = tuple[str, str, tuple[tuple[str, bytes | None], ...]]  # kind of checkpoint, what opens it, files
 
 
-def inputs() -> st.SearchStrategy[Input]:
-    return generators().map(make)
-
-
 @cache
 def checkpoints() -> dict[str, dict[str, bytes]]:
     """The files of each kind of checkpoint."""
-    from tests.robustness.tiny_files import write_all
+    from tests.tiny_files import write_all
 
     with tempfile.TemporaryDirectory() as folder:
         return {

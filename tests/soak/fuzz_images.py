@@ -16,22 +16,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import strategies as st
 from PIL import Image, features
 
 from data.errors import ImageError
 from data.images import ImageLimits, image_size, load_image
-from tests.robustness.judging import Wrong
-from tests.robustness.mutations import NUMBERS, generators, mutate_bytes
+from tests.soak.changes import NUMBERS, mutate_bytes
+from tests.soak.fuzz import Wrong
 
 REFUSALS = (ImageError,)
 LIMITS = ImageLimits(allow_urls=False)
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 ONE_IN = 1500  # large images within the limits
-
-
-def inputs() -> st.SearchStrategy[Any]:
-    return generators().map(make)
 
 
 def opened(folder: Path):
