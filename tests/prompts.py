@@ -115,6 +115,6 @@ def assert_holds(session: Session, model, prompt: list[int], in_front: bool = Fa
     assert x.shape[1] == session.held
     expected = new_cache(model.language_model, 1, session.held)
     model.language_model(x, kv_cache=expected)
-    for got, layer in zip(session._cache, expected, strict=True):
+    for got, layer in zip(session._slots.kv_cache, expected, strict=True):
         for name in ("key", "value"):
             assert_close(got[name][:, :, : session.held], layer[name], name)

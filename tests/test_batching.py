@@ -11,8 +11,8 @@ import torch
 from generation import kv_cache as kv
 from generation.decoding import eager_step
 from generation.fast.choose_step import set_precision
-from generation.feature_cache import FeatureCache
-from generation.scheduler import Deferred, Scheduler
+from generation.prefix import FeatureCache
+from generation.scheduler import LazyRequest, Scheduler
 from tests.batches import SYSTEM, alone, assert_as_alone, request, run, uneven
 from tests.prompts import NO_STOP, PER_TILE, TILE_BYTES, ImageBlock, inputs_of, record, tiny_vlm, words
 
@@ -92,7 +92,7 @@ def test_a_longer_request_grows_the_cache():
     scheduler = Scheduler(model, 2)
     sizes, results = [], {}
     for done in scheduler.run(requests):
-        sizes.append(scheduler.kv_cache_bytes // scheduler.plan().bytes_per_position)
+        sizes.append(scheduler.kv_cache_bytes // scheduler.budget.bytes_per_position)
         results[done.key] = done
     assert_as_alone(model, requests, results)
     assert sizes[0] == 2 * 1024 and sizes[-1] == 2 * 1500
@@ -121,7 +121,7 @@ def test_a_cache_in_fewer_bits_than_the_activations(precision):
     assert results == run(model, requests, 1)[0] and not any(done.error for done in results.values())
     text = model.config.text
     per_position = 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * 2
-    assert scheduler.kv_cache_bytes == scheduler.plan().needed == 3 * 400 * per_position
+    assert scheduler.kv_cache_bytes == scheduler.budget.needed == 3 * 400 * per_position
 
 
 # ------------------------------------------------------------------------------------------------ less work
@@ -150,7 +150,7 @@ def test_requests_are_taken_when_there_is_a_slot(vlm):
     def endless():
         for key in range(1_000_000):
             taken.append(key)
-            yield Deferred(key, lambda key=key: request(words(key, 4), None, max_new_tokens=3, **NO_STOP))
+            yield LazyRequest(key, lambda key=key: request(words(key, 4), None, max_new_tokens=3, **NO_STOP))
 
     results = Scheduler(vlm, 2).run(endless())
     first = [next(results) for _ in range(5)]

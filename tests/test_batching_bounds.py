@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from generation.decoding import NotFiniteError
-from generation.memory import CacheMemoryError, available_bytes, left_by_groups
-from generation.scheduler import Deferred, Request, Scheduler
-from generation.slots import Plan
+from generation.kv_cache import CacheMemoryError, available_bytes, cgroup_available
+from generation.scheduler import LazyRequest, Request, Scheduler
 from tests.batches import assert_as_alone, request, run, uneven
 from tests.prompts import ImageBlock, tiny_vlm, words
 from tests.tiny import VOCAB
@@ -25,7 +24,7 @@ def vlm():
 # ------------------------------------------------------------------------------------------------- failures
 
 
-def bad_requests(vlm) -> dict[str, Request | Deferred]:
+def bad_requests(vlm) -> dict[str, Request | LazyRequest]:
     good = request([ImageBlock(1), *words(1, 3)], None)
 
     def unreadable():
@@ -39,8 +38,8 @@ def bad_requests(vlm) -> dict[str, Request | Deferred]:
 
     options = good.options
     return {
-        "cannot be read": Deferred("cannot be read", unreadable),
-        "a bad question": Deferred("a bad question", wrong),
+        "cannot be read": LazyRequest("cannot be read", unreadable),
+        "a bad question": LazyRequest("a bad question", wrong),
         "image placeholders": bad(pixel_values=None),
         "images give": bad(pixel_values=good.pixel_values.repeat(1, 2, 1, 1, 1)),
         "expected tiles of": bad(pixel_values=good.pixel_values[..., :8]),
@@ -87,7 +86,7 @@ def test_a_programming_error_is_not_hidden(vlm):
         raise KeyError("a bug")
 
     with pytest.raises(KeyError, match="a bug"):
-        run(vlm, [*uneven(), Deferred("x", broken)])
+        run(vlm, [*uneven(), LazyRequest("x", broken)])
     scheduler = Scheduler(vlm, 2, decode_step=lambda *a: (_ for _ in ()).throw(ValueError("a bug")))
     with pytest.raises(ValueError, match="a bug"):
         list(scheduler.run(uneven()))
@@ -116,9 +115,9 @@ def test_nothing_to_do(vlm):
 
 def test_the_plan_counts_bytes(vlm):
     scheduler = Scheduler(vlm, 5, max_bytes=10**9)
-    plan, text = scheduler.plan(), vlm.config.text
+    plan, text = scheduler.budget, vlm.config.text
     per_position = 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * 4
-    assert (plan.needed, plan.had) == (5 * 400 * per_position, 10**9)
+    assert (plan.needed, plan.available) == (5 * 400 * per_position, 10**9)
     assert scheduler.kv_cache_bytes == 0  # nothing is taken before there is a request
     list(scheduler.run([request(words(1, 3), 0)]))
     assert scheduler.kv_cache_bytes == plan.needed
@@ -126,13 +125,13 @@ def test_the_plan_counts_bytes(vlm):
 
 
 def test_more_than_the_memory_is_refused_up_front(vlm, monkeypatch):
-    needed = Scheduler(vlm, 5).plan().needed
+    needed = Scheduler(vlm, 5).budget.needed
     assert Scheduler(vlm, 5, max_bytes=needed)
     with pytest.raises(
-        CacheMemoryError, match=f"5 slots of 400 positions need {needed} bytes.*{needed - 1} are"
+        CacheMemoryError, match=f"5 slots of 400 positions need {needed} bytes.*{needed - 1} are available"
     ):
         Scheduler(vlm, 5, max_bytes=needed - 1)
-    with pytest.raises(CacheMemoryError, match="are to be had"):
+    with pytest.raises(CacheMemoryError, match="available"):
         Scheduler(vlm, 10**12)
     assert Scheduler(vlm, 5, max_bytes=needed // 2, context=200)
     with pytest.raises(CacheMemoryError):
@@ -144,7 +143,7 @@ def test_more_than_the_memory_is_refused_up_front(vlm, monkeypatch):
 
 def test_a_request_that_needs_more_than_the_memory_fails_alone():
     model = tiny_vlm(max_position_embeddings=1500, num_hidden_layers=1)
-    plan = Scheduler(model, 2).plan()
+    plan = Scheduler(model, 2).budget
     requests = [request(words(1, 5), 0), request(words(2, 1100), 1), request(words(3, 5), 2)]
     results, scheduler = run(model, requests, 2, max_bytes=plan.needed)
     error = results.pop(1).error
@@ -161,24 +160,27 @@ def test_control_groups_leave_what_their_limits_say(tmp_path):
         for name, text in zip(names, (limit, used, f"anon 7\n{names[3]} {droppable}"), strict=False):
             (folder / name).write_text(f"{text}\n")
 
+    def left(membership, root=tmp_path):
+        (root / "proc/self").mkdir(parents=True, exist_ok=True)
+        (root / "proc/self/cgroup").write_text(membership)
+        return cgroup_available(root)
+
     second = ("memory.max", "memory.current", "memory.stat", "inactive_file")
     first = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file")
-    group(tmp_path / "a", second, 1000, 700, 50)
-    group(tmp_path / "a/b", second, "max", 600, 0)
-    group(tmp_path / "memory/c", first, 900, 1000, 20)
-    group(tmp_path / "memory/c/d", first, 5000, 1000, 30)
-    assert left_by_groups("0::/a/b\n", tmp_path) == [350]
-    assert left_by_groups("5:cpu,memory:/c/d\n3:cpu:/a\n0::/\n", tmp_path) == [4030, 0]
-    assert left_by_groups("0::/docker/not/seen/here\n", tmp_path / "a") == [350]
-    assert left_by_groups("", tmp_path) == []
-    (tmp_path / "memory/c/memory.stat").write_text("anon 7\n")
-    (tmp_path / "memory/c/d/memory.stat").unlink()
-    assert left_by_groups("5:memory:/c/d\n", tmp_path) == [4000, 0]  # files to be dropped: nobody tells
-    (tmp_path / "a/memory.current").unlink()
-    assert left_by_groups("0::/a\n", tmp_path) == []
+    mount = tmp_path / "sys/fs/cgroup"
+    group(mount / "a", second, 1000, 700, 50)
+    group(mount / "a/b", second, "max", 600, 0)
+    group(mount / "memory/c", first, 900, 1000, 20)
+    group(mount / "memory/c/d", first, 5000, 1000, 30)
+    group(tmp_path / "container/sys/fs/cgroup", second, 1000, 700, 50)
+    assert left("0::/a/b\n") == [350]
+    assert left("5:cpu,memory:/c/d\n3:cpu:/a\n0::/\n") == [4030, 0]
+    assert left("0::/docker/not/seen/here\n", tmp_path / "container") == [350]
+    assert left("") == []
+    (mount / "memory/c/d/memory.stat").unlink()
+    assert left("5:memory:/c/d\n") == [4000, 0]  # nothing says which files could be dropped
 
 
 def test_memory_that_is_free_here():
     free = available_bytes(torch.device("cpu"))
     assert free is None or 2**20 < free < 2**50
-    Plan(1, 10, 10, 4, None).check()

@@ -252,8 +252,7 @@ def test_too_many_answers_at_a_time_are_refused(checkpoint, tmp_path, monkeypatc
 
 
 def test_digests_that_do_not_fit_the_tiles_are_refused(checkpoint):
-    from generation.requests import Request
-    from generation.scheduler import Scheduler
+    from generation.scheduler import Request, Scheduler
 
     size = checkpoint.model.config.vision.image_size
     ids = torch.full((64,), checkpoint.model.config.image_token_id)

@@ -10,7 +10,7 @@ from generation import kv_cache as kv
 from generation.decoding import eager_step
 from generation.fast.choose_step import fast_step, set_precision
 from generation.fast.cuda_graph import GraphStep
-from generation.fast.native import build
+from generation.fast.native import step as build
 from generation.fast.native.step import NativeStep, unsupported
 from generation.fast.quantized import PackedLinear, pack, quantize_rows
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
@@ -230,7 +230,7 @@ def test_what_cannot_run_natively_says_so(monkeypatch):
     model = make_model(dtype=torch.float16)
     assert "float16" in unsupported(model.language_model)
     assert fast_step(model.language_model)[0] is None
-    monkeypatch.setattr("generation.fast.native.build.shutil.which", lambda name: None)
+    monkeypatch.setattr("generation.fast.native.step.shutil.which", lambda name: None)
     build.load_library.cache_clear()
     step, why = fast_step(make_model().language_model)
     build.load_library.cache_clear()

@@ -16,9 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from generation import kv_cache as kv
 from generation.decoding import GenerationOptions, NotFiniteError, eager_step
 from generation.fast.choose_step import fast_step, graph_step
-from generation.fast.cuda_graph import Graphs, GraphStep, LateCopy, bucket_of
-from generation.fast.fused_decoder import FusedDecoder
-from generation.fast.static_cache import KeptCache
+from generation.fast.cuda_graph import AsyncStopFlags, FusedDecoder, Graphs, GraphStep, StaticCache, bucket_of
 from generation.scheduler import Scheduler
 from generation.session import Session
 from inference.answer import ask
@@ -40,7 +38,7 @@ def vlm():
 @pytest.fixture(autouse=True)
 def short_buckets(monkeypatch):
     monkeypatch.setattr("generation.fast.cuda_graph.BUCKET", 16)
-    monkeypatch.setattr("generation.fast.static_cache.MULTIPLE", 16)
+    monkeypatch.setattr("generation.fast.cuda_graph.MULTIPLE", 16)
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +69,8 @@ def test_tokens_are_those_of_the_eager_step(vlm, count, sampling, taped):
 @pytest.mark.parametrize("lag", range(5))
 @pytest.mark.parametrize("end", [1, 2, 3, 9])
 def test_late_flags_yield_nothing_behind_the_last_stop(vlm, monkeypatch, lag, end):
-    pushed, push = [], LateCopy.push
-    monkeypatch.setattr(LateCopy, "push", lambda self, number: pushed.append(number) or push(self, number))
+    pushed, push = [], AsyncStopFlags.push
+    monkeypatch.setattr(AsyncStopFlags, "push", lambda self, number: pushed.append(number) or push(self, number))
     inputs = batch(1)
     free = vlm.generate(**inputs, max_new_tokens=9, **NO_STOP)[0].tolist()
     step = make_step(vlm, lag=lag)
@@ -261,20 +259,20 @@ def test_buckets_are_at_most_a_quarter_too_long(monkeypatch):
 
 def test_the_kept_cache_is_for_one_at_a_time(vlm):
     config = vlm.config.text
-    kept, like = KeptCache(config, 10**6), torch.empty(0)
+    kept, like = StaticCache(config, 10**6), torch.empty(0)
     first = kv.allocate_for(config, 1, 20, like)
     first[1]["value"][:, :, :7] = 3.0
     held = first[1]
-    assert kept.take_in(first, 7, 60) and kv.capacity(first) >= 60
+    assert kept.adopt(first, 7, 60) and kv.capacity(first) >= 60
     assert held is first[1] and (held["value"][:, :, :7] == 3).all()
     address = first[0]["key"].data_ptr()
-    assert kept.take_in(first, 9, 61), "it is there already"
-    assert not kept.take_in(kv.allocate_for(config, 1, 20, like), 3, 30), "it is in use"
-    assert not kept.take_in(first, 9, 10**6)
+    assert kept.adopt(first, 9, 61), "it is there already"
+    assert not kept.adopt(kv.allocate_for(config, 1, 20, like), 3, 30), "it is in use"
+    assert not kept.adopt(first, 9, 10**6)
     del first, held
     second = kv.allocate_for(config, 1, 20, like)
-    assert kept.take_in(second, 3, 30) and second[0]["key"].data_ptr() == address
-    assert not KeptCache(config, 100).take_in(kv.allocate_for(config, 1, 20, like), 3, 30), "too large"
+    assert kept.adopt(second, 3, 30) and second[0]["key"].data_ptr() == address
+    assert not StaticCache(config, 100).adopt(kv.allocate_for(config, 1, 20, like), 3, 30), "too large"
 
 
 # --- joined weights
@@ -419,14 +417,14 @@ def test_while_text_streams_only_late_copies_are_read(model_folder, photo, monke
     checkpoint = open_checkpoint(model_folder, device="cpu")
     checkpoint = replace(checkpoint, decode_step=make_step(checkpoint.model))
     late, reads = set(), []
-    read_late = LateCopy.read
+    read_late = AsyncStopFlags.read
 
     def note_late(self, number):
         told = read_late(self, number)
         late.add(told.untyped_storage().data_ptr())
         return told
 
-    monkeypatch.setattr(LateCopy, "read", note_late)
+    monkeypatch.setattr(AsyncStopFlags, "read", note_late)
 
     def noting(name: str):
         function = getattr(torch.Tensor, name)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from generation.decoding import eager_step
-from generation.feature_cache import FeatureCache
+from generation.prefix import FeatureCache
 from generation.session import Session
 from tests.invariants import assert_close
 from tests.prompts import (

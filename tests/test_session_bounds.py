@@ -10,10 +10,9 @@ import torch
 from generation import kv_cache as kv
 from generation.decoding import eager_step
 from generation.fast.cuda_graph import GraphStep
-from generation.fast.native.build import NoCompiler, find_compiler
-from generation.fast.native.step import NativeStep
-from generation.feature_cache import FeatureCache
-from generation.memory import CacheMemoryError
+from generation.fast.native.step import NativeStep, NoCompiler, find_compiler
+from generation.kv_cache import CacheMemoryError
+from generation.prefix import FeatureCache
 from generation.session import Session
 from tests.prompts import (
     NO_STOP,
@@ -191,7 +190,7 @@ def test_a_growth_cut_short_can_be_tried_again(monkeypatch, when):
 def test_more_than_the_memory_is_refused_before_any_work(monkeypatch):
     model, per_position = tiny_vlm(max_position_embeddings=2500, num_hidden_layers=1), 2 * 1 * 2 * 12 * 4
     had = 1500 * per_position
-    monkeypatch.setattr("generation.memory.available_bytes", lambda device: had)
+    monkeypatch.setattr("generation.kv_cache.available_bytes", lambda device: had)
     session, prompt = Session(model), inputs_of(words(1, 100))
     passes, _, _ = record(monkeypatch, model)
     for ask, options, needed in (
@@ -296,7 +295,7 @@ def test_several_questions_share_a_session(as_json, photo):
 
 
 def test_an_answer_larger_than_the_memory_is_one_sentence(complaint, photo, monkeypatch):
-    monkeypatch.setattr("generation.memory.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("generation.kv_cache.available_bytes", lambda device: 1000)
     said = complaint(photo, "-q", "how many?", "--num-answers", 9, "--max-new-tokens", 8)
     assert "bytes of cache, 1000 are to be had: take fewer answers at once, or shorter ones" in said
 

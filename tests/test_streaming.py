@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from data.processor import Processor
-from generation.streaming import TextStream, stream_text
+from inference.answer import TextStream, stream_text
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from generation.decoding import GenerationOptions
-from generation.fast.native import build
+from generation.fast.native import step as build
 from generation.fast.native.step import NativeStep
-from generation.feature_cache import FeatureCache
-from generation.requests import Request
-from generation.scheduler import Scheduler
+from generation.prefix import FeatureCache
+from generation.scheduler import Request, Scheduler
 from generation.session import Session
 from tests.invariants import TOLERANCE
 from tests.prompts import (

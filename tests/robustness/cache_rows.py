@@ -22,7 +22,7 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.decoding import eager_step, prefill
-from generation.fast.native import build
+from generation.fast.native import step as build
 from generation.fast.native.step import NativeStep
 from generation.prompt import Prompt
 from models.config import RopeScaling, TextConfig
