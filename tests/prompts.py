@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import torch
 
 from generation.session import Session
@@ -106,6 +110,19 @@ def record(monkeypatch, model) -> tuple[list, list, list]:
         model.language_model, "logits", lambda hidden: logits.append(head(hidden)) or logits[-1]
     )
     return passes, images, logits
+
+
+@contextmanager
+def count_reads() -> Iterator[list]:
+    """What is read from the device inside, one entry for each time; `clear` it between counts."""
+    reads: list = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("item", "tolist", "__bool__", "__int__"):
+            original = getattr(torch.Tensor, name)
+            patch.setattr(
+                torch.Tensor, name, lambda tensor, original=original: reads.append(1) or original(tensor)
+            )
+        yield reads
 
 
 @torch.no_grad()

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "eval": {"eval"} | EVERYTHING_BELOW,
     "benchmarks": {"benchmarks", "eval"} | EVERYTHING_BELOW,
 }
-LIBRARIES_OF_GENERATION = {"torch"}
+LIBRARIES_OF_GENERATION = {"torch", "psutil"}
 
 
 def modules() -> dict[str, Path]:
@@ -92,7 +92,7 @@ def test_who_imports_whom():
     assert not {name: modules for name, modules in wrong.items() if modules}
 
 
-def test_generation_needs_torch_only():
+def test_generation_needs_torch_and_psutil_only():
     for name in (name for name in OURS if within(name, "generation")):
         libraries = {module.split(".")[0] for module in imports(name)} - sys.stdlib_module_names
         assert libraries <= {*LIBRARIES_OF_GENERATION, "generation"}, name

@@ -32,7 +32,7 @@ def test_one_short_answer_is_not_worth_compiling(as_json, photo, compiler):
     ask = (photo, "-q", "how many?", "--max-new-tokens", 8)
     (eager,) = as_json(*ask)
     assert eager["decode_step"].startswith("eager: compiling pays from ")
-    assert eager["decode_step"].endswith(" decode steps on, at most 8 are to come")
+    assert eager["decode_step"].endswith(" decode steps on, at most 8 are expected")
     (compiled,) = as_json(*ask, "--compile", "on")
     (now_there,) = as_json(*ask)
     assert compiled["decode_step"] == now_there["decode_step"] == "native C step"
@@ -47,7 +47,7 @@ def test_what_may_come_decides(as_json, cli, photo, compiler, monkeypatch):
     one, two = (photo, "-q", "how many?"), (photo, "-q", "how many?", "-q", "where?")
     for ask, limit, steps in ((one, 23, 23), (two, 11, 22)):
         chosen = {made["decode_step"] for made in as_json(*ask, "--max-new-tokens", limit)}
-        assert chosen == {f"eager: compiling pays from 24 decode steps on, at most {steps} are to come"}
+        assert chosen == {f"eager: compiling pays from 24 decode steps on, at most {steps} are expected"}
     _, _, err = cli(*two, "--max-new-tokens", 12, "--stats")
     assert err.count("    step  native C step\n") == 2
 

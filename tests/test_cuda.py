@@ -29,7 +29,7 @@ def vlm():
 @pytest.fixture(scope="module", params=["kept", "not kept", "compiled"])
 def step(vlm, request):
     backend = "inductor" if request.param == "compiled" else None
-    return GraphStep(vlm.language_model, backend=backend, kept_bytes=2**26 * (request.param != "not kept"))
+    return GraphStep(vlm.language_model, backend=backend, static_bytes=2**26 * (request.param != "not kept"))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

@@ -65,7 +65,7 @@ def at_work(model, rows: int, lengths: tuple[int, ...], **sampling) -> tuple[Sam
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("lengths", [(9, 9), (4, 9)])
 def test_a_step_to_be_recorded_touches_the_device_only(model, lengths, sampling, monkeypatch):
-    step = GraphStep(model.language_model, capture=False, kept_bytes=0)
+    step = GraphStep(model.language_model, capture=False, static_bytes=0)
     sampler, position = at_work(model, 2, lengths, **sampling)
     run = _Run(sampler, step.lag)
     run.sampler.load(sampler)
