@@ -31,7 +31,7 @@ from generation.protocol import Decoder, VisionLanguage
 from generation.sampling import NotFiniteError as NotFiniteError
 from generation.sampling import Sampler
 
-DecodeStep = Callable[[Tensor, "KVCache | None", "int | Tensor"], Tensor]
+DecodeStep = Callable[[Tensor, KVCache, "int | Tensor"], Tensor]
 
 VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
 
@@ -98,7 +98,7 @@ def prefill(
     language_model: Decoder, prompt: Prompt, kv_cache: KVCache | None = None, start_pos: int | Tensor = 0
 ) -> Tensor:
     """One pass over the prompt: fills the cache, returns the logits (B, V) of each row's last position."""
-    hidden, _ = language_model(prompt.embeddings, kv_cache=kv_cache, start_pos=start_pos)  # (B, L, D)
+    hidden, _ = language_model(prompt.embeddings, kv_cache=kv_cache or None, start_pos=start_pos)  # (B, L, D)
     if prompt.ragged:
         last = (prompt.lengths_tensor() - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
         return language_model.logits(hidden.gather(1, last)[:, 0])
@@ -108,7 +108,7 @@ def prefill(
 def eager_step(language_model: Decoder) -> DecodeStep:
     """The ordinary decode step: (B, 1) ids in, (B, V) logits out, the cache one position longer."""
 
-    def step(token_ids: Tensor, kv_cache: KVCache | None, start_pos: int | Tensor) -> Tensor:
+    def step(token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         x = language_model.embed_tokens(token_ids)  # (B, 1, D)
         hidden, _ = language_model(x, kv_cache=kv_cache, start_pos=start_pos)
         return language_model.logits(hidden[:, -1])
@@ -120,7 +120,7 @@ def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -
     """The slow reference: no cache; images, prompt and all tokens so far are recomputed for each token."""
     new_ids: list[Tensor] = []
 
-    def step(token_ids: Tensor, kv_cache: KVCache | None, start_pos: int | Tensor) -> Tensor:
+    def step(token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         new_ids.append(token_ids)
         prompt, new = embed_prompt(), language_model.embed_tokens(torch.cat(new_ids, 1))  # (B, n, D)
         count = new.shape[1]
@@ -138,12 +138,12 @@ class CachePosition:
     """Where the next token of each row goes in the cache.
 
     Args:
-        kv_cache: filled with a prompt, grown when it is full; None when nothing is cached.
+        kv_cache: filled with a prompt, grown when it is full; empty when nothing is cached.
         lengths: filled positions of each row.
         limit: the most positions that will be needed.
     """
 
-    def __init__(self, kv_cache: KVCache | None, lengths: tuple[int, ...], device, limit: int | None = None):
+    def __init__(self, kv_cache: KVCache, lengths: tuple[int, ...], device, limit: int | None = None):
         self.kv_cache, self.limit = kv_cache, limit
         self.longest = max(lengths)
         shared = min(lengths) == self.longest
@@ -153,20 +153,20 @@ class CachePosition:
     @property
     def full(self) -> bool:
         """Whether the cache has to grow for the next token."""
-        return self.kv_cache is not None and self.longest >= kv.capacity(self.kv_cache)
+        return bool(self.kv_cache) and self.longest >= kv.capacity(self.kv_cache)
 
     def reserve(self) -> None:
         """Make room for one more position in each row; called once before each decode step."""
-        if self.kv_cache is not None and self.full:
+        if self.full:
             kv.grow(self.kv_cache, self.longest + 1, self.limit)  # the view is too short by then as well
         self.longest += 1
 
-    def advance(self) -> tuple[KVCache | None, int | Tensor]:
+    def advance(self) -> tuple[KVCache, int | Tensor]:
         """(cache, start_pos) for the next token of each row."""
         self.reserve()
         start_pos = self.start_pos
         self.start_pos = start_pos + 1
-        if self.kv_cache is None or isinstance(start_pos, int):
+        if not self.kv_cache or isinstance(start_pos, int):
             return self.kv_cache, start_pos
         # With a tensor of positions attention reads all of the buffer: pass only what the longest row needs.
         if self._view is None or kv.capacity(self._view) < self.longest:
@@ -244,14 +244,15 @@ def generate_stream(
 
 def _generate(
     model: VisionLanguage,
-    embed_prompt: Callable[[], Prompt] | None,
+    embed_prompt: Callable[[], Prompt],
     lengths: list[int],
     options: GenerationOptions,
     seen: Tensor | None,
 ) -> Generator[Tensor, None, GenerationOutput]:
     """Yield (B · N,) ids: one prefill pass, then token by token through the cache."""
     language_model, answers, longest = model.language_model, options.num_return_sequences, max(lengths)
-    room, kv_cache = initial_capacity(longest, options.max_new_tokens), None
+    room = initial_capacity(longest, options.max_new_tokens)
+    kv_cache: KVCache = []
     watch = Stopwatch(model.device)
     with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
         prompt = embed_prompt()
@@ -266,7 +267,7 @@ def _generate(
             )
         logits = prefill(language_model, prompt, kv_cache).repeat_interleave(answers, 0)  # (B · N, V)
     del prompt
-    if kv_cache is None:
+    if not kv_cache:
         step = uncached_step(language_model, lambda: embed_prompt().repeat(answers))
     else:
         if answers > 1:
@@ -283,7 +284,7 @@ def _generate(
 
 def pad_id(model: VisionLanguage, options: GenerationOptions) -> int:
     """What a row that has stopped goes on with: an id that has an embedding, which not all configs name."""
-    ids = (model.config.pad_token_id, *options.stop_token_ids, 0)
+    ids = (model.config.pad_token_id, *(options.stop_token_ids or ()), 0)
     return next(i for i in ids if i is not None and i < model.config.text.vocab_size)
 
 

@@ -82,9 +82,9 @@ def capacity(kv_cache: KVCache) -> int:
     return kv_cache[0]["key"].shape[2]
 
 
-def size_in_bytes(kv_cache: KVCache | None) -> int:
-    """Bytes of the buffers, filled or not; 0 for no cache."""
-    return sum(tensor.nbytes for layer in kv_cache or [] for tensor in layer.values())
+def size_in_bytes(kv_cache: KVCache) -> int:
+    """Bytes of the buffers, filled or not."""
+    return sum(tensor.nbytes for layer in kv_cache for tensor in layer.values())
 
 
 def bytes_per_token(num_layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

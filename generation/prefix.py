@@ -221,7 +221,7 @@ def embed_rest(
     features, encoded = None, 0
     # A tile that was cut off in the middle is encoded, and its first `place` features left out.
     tile, place = divmod(int((prompt.keys[:reused] < 0).sum()), model.config.tokens_per_tile)
-    if tile < len(prompt.digests):
+    if prompt.tiles is not None and tile < len(prompt.digests):
         masks = None if prompt.masks is None else prompt.masks[tile:]
         features, encoded = feature_cache.encode(prompt.tiles[tile:], masks, prompt.digests[tile:])
         features = features.flatten(0, 1)[place:][None]  # (N, S, D) -> (1, N · S - place, D)
@@ -284,12 +284,12 @@ class SlotCache:
 
     def __init__(self, language_model: Decoder, budget: CacheBudget):
         self._language_model, self._budget = language_model, budget
-        self.kv_cache: KVCache | None = None
+        self.kv_cache: KVCache = []  # until the first `reserve`
         self.forget()
 
     @property
     def capacity(self) -> int:
-        return 0 if self.kv_cache is None else kv.capacity(self.kv_cache)
+        return kv.capacity(self.kv_cache) if self.kv_cache else 0
 
     def forget(self) -> None:
         """Hold nothing any more; the memory stays."""
@@ -303,7 +303,7 @@ class SlotCache:
         if needed > self.capacity:
             wanted = min(max(budget.positions, kv.round_up(needed, kv.STEP)), budget.context)
             budget.check(wanted)
-            if self.kv_cache is None:
+            if not self.kv_cache:
                 model = self._language_model
                 like, dtype = model.norm.weight, model.cache_dtype
                 self.kv_cache = kv.allocate_for(model.config, budget.slots, wanted, like, dtype)
@@ -349,7 +349,7 @@ class SlotCache:
 
     def clear(self, slot: int) -> None:
         """Zero a row that holds NaN, which would reach the slot's next request through the mask."""
-        for layer in self.kv_cache or []:
+        for layer in self.kv_cache:
             for tensor in layer.values():
                 tensor[slot].zero_()
         self._keys[slot], self.filled[slot] = NO_KEY, 0

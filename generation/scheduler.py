@@ -335,9 +335,8 @@ class Scheduler:
         """One pass over prompts in neighbouring slots: logits (k, V) of their last positions."""
         lengths = tuple(len(row.prompt) - row.reused for row in rows)
         longest, starts = max(lengths), [row.reused for row in rows]
-        x = torch.cat(
-            [F.pad(row.prefill_embeds, (0, 0, 0, longest - length)) for row, length in zip(rows, lengths)]
-        )
+        embeds = [row.prefill_embeds for row in rows if row.prefill_embeds is not None]
+        x = torch.cat([F.pad(own, (0, 0, 0, longest - own.shape[1])) for own in embeds])
         start_pos: int | Tensor = starts[0]
         if len(set(starts)) > 1:
             start_pos = torch.tensor(starts, device=x.device)
@@ -406,7 +405,7 @@ class Scheduler:
             self._cache.clear(row.slot)
             return self._failed(row.key, NotFiniteError(len(row.tokens) + 1))
         row.tokens.append(token_id)
-        stopped = token_id in row.options.stop_token_ids
+        stopped = token_id in (row.options.stop_token_ids or ())
         if not stopped and len(row.tokens) < row.options.max_new_tokens:
             return None
         self.stats.completed += 1
@@ -465,14 +464,17 @@ def _sample_alike(rows: list[Sequence], logits: Tensor) -> Tensor:
         seeds, drawn = torch.tensor([[row.seed, len(row.tokens)] for row in rows]).T
         uniform = uniforms(seeds, drawn).to(logits.device)
     if params.repetition_penalty != 1:
-        for row in rows:
-            if row.seen is None:
-                (row.seen,) = seen_tokens(
-                    row.prompt.input_ids[None].to(logits.device), None, logits.shape[1], 1
-                )
-        seen = torch.stack([row.seen for row in rows])  # (k, V)
+        seen = torch.stack([_seen(row, logits) for row in rows])  # (k, V)
     token = sample(logits, params, uniform, seen)
     if seen is not None:
         for row, own in zip(rows, token, strict=True):
-            row.seen.scatter_(0, own, True)
+            _seen(row, logits).scatter_(0, own, True)
     return token
+
+
+def _seen(row: Sequence, logits: Tensor) -> Tensor:
+    """(V,) bool: the tokens of the row so far."""
+    if row.seen is None:
+        ids = row.prompt.input_ids[None].to(logits.device)
+        (row.seen,) = seen_tokens(ids, None, logits.shape[1], 1)
+    return row.seen

@@ -96,15 +96,6 @@ def test_a_cache_that_is_outlived(static_bytes, monkeypatch):
             assert got.kv_cache_bytes == eager.kv_cache_bytes
 
 
-def test_the_context_can_be_filled():
-    model = tiny_vlm(max_position_embeddings=70)
-    inputs = inputs_of(words(1, 6))
-    for static_bytes in (0, MANY):
-        assert_as_eager(
-            model, make_step(model, static_bytes=static_bytes), inputs, max_new_tokens=64, **NO_STOP
-        )
-
-
 def test_streams_in_turn_and_broken_off(vlm):
     """Two answers of one kind at the same time have buffers and caches of their own."""
     step, options = make_step(vlm), {"max_new_tokens": 12, "stop_token_ids": (VOCAB_END,)}
@@ -152,25 +143,6 @@ def test_logits_that_are_not_finite_are_an_error_and_leave_nothing(value, stops)
 
 
 @pytest.mark.parametrize("static_bytes", [0, MANY])
-def test_a_session_goes_on_behind_an_answer_that_was_not_finite(static_bytes):
-    model = tiny_vlm()
-    session, step, prompt = Session(model), make_step(model, static_bytes=static_bytes), words(1, 8)
-    options = {"max_new_tokens": 10, "stop_token_ids": (VOCAB_END,), "decode_step": step}
-    expected = model.generate(**inputs_of(prompt), max_new_tokens=10, **NO_STOP)
-    table, fourth = model.language_model.embed_tokens.weight, int(expected[0, 3])
-    was = table[fourth].detach().clone()
-    with torch.no_grad():
-        table[fourth] = float("nan")
-    stream = session.generate_stream(**inputs_of(prompt), **options)
-    with pytest.raises(NotFiniteError):
-        stream.drain()
-    with torch.no_grad():
-        table[fourth] = was
-    assert session.held <= len(prompt) + expected[0].tolist().index(fourth)
-    assert torch.equal(session.generate(**inputs_of(prompt), **options), expected)
-
-
-@pytest.mark.parametrize("static_bytes", [0, MANY])
 @pytest.mark.parametrize("anew", [False, True])
 def test_an_answer_left_alone_does_not_touch_the_next_one(static_bytes, anew):
     """Its steps ahead have met NaN, and its stream is let go of when the session has long gone on."""
@@ -213,22 +185,6 @@ def test_a_session_goes_on_behind_a_stop(vlm):
         assert_as_eager(vlm, step, inputs_of(words(turn, 9)), max_new_tokens=5, **NO_STOP)
         assert_holds(fast, vlm, history + got.rows()[0])
         history += [*got.rows()[0], *words(turn, 3)]
-
-
-@pytest.mark.parametrize("lag", [0, 3])
-def test_a_session_whose_answer_is_broken_off(vlm, lag):
-    session, step, prompt = Session(vlm), make_step(vlm, lag=lag), words(1, 8)
-    options = {"max_new_tokens": 10, "stop_token_ids": (VOCAB_END,), "decode_step": step}
-    stream = session.generate_stream(**inputs_of(prompt), **options)
-    got = [next(iter(stream)).item() for _ in range(4)]
-    assert session.held == len(prompt) + 3
-    assert_holds(session, vlm, prompt + got)
-    follow = prompt + got + words(2, 4)
-    expected = vlm.generate(**inputs_of(follow), max_new_tokens=10, **NO_STOP)
-    assert torch.equal(session.generate(**inputs_of(follow), **options), expected)
-    with pytest.raises(ValueError, match="cannot be resumed"):
-        stream.drain()
-    assert session.held == len(follow) + 9
 
 
 def test_the_scheduler_takes_it_as_a_step(vlm):
@@ -362,12 +318,6 @@ WHY = "operation not permitted when stream is capturing"
 def test_a_graph_that_cannot_be_recorded_leaves_the_eager_step_and_says_why(vlm, monkeypatch):
     monkeypatch.setattr(Graphs, "_record", refuse)
     assert graph_step(vlm.language_model, compiled=False) == (None, f"eager: no CUDA graph: {WHY}")
-
-
-def test_a_graph_that_can_be_recorded_is_at_once(vlm):
-    step, name = graph_step(vlm.language_model, compiled=False)
-    assert name == "CUDA graph" and step.graphs.recorded
-    assert_as_eager(vlm, step, batch(1), max_new_tokens=10, **NO_STOP)
 
 
 def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch):

@@ -28,7 +28,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -140,7 +140,8 @@ class FusedDecoder:
         if backend is not None:
             # coordinate_descent_tuning writes the products of a single row as multiply-and-sum, which moves
             # more bytes a second than a matrix product of one row, and chooses their block sizes.
-            options = {"coordinate_descent_tuning": True} if backend == "inductor" else None
+            tuning: dict[str, Any] = {"coordinate_descent_tuning": True}
+            options = tuning if backend == "inductor" else None
             self._between = torch.compile(
                 between_attentions, backend=backend, options=options, fullgraph=True
             )
@@ -278,7 +279,7 @@ class Graphs:
         self._device, self._capture = device, capture
         self._replays: OrderedDict[tuple, Callable[[], None]] = OrderedDict()
         self._warm: set[tuple] = set()
-        self._pool: tuple | None = None  # memory that the graphs share: they hold nothing between replays
+        self._pool: Any = None  # memory that the graphs share: they hold nothing between replays
         self._stream: torch.cuda.Stream | None = None  # that all are recorded on
         self.recorded = 0
         self.failure: str | None = None  # why a graph could not be recorded; no other is tried after that
@@ -553,7 +554,11 @@ class GraphStep:
 
         def make() -> Callable[[], None]:
             cache = self._any_length(kv.view(kv_cache, kv.capacity(kv_cache)))
-            return lambda: logits.copy_(self._decode(token, cache, position, kv_len))
+
+            def step() -> None:
+                logits.copy_(self._decode(token, cache, position, kv_len))
+
+            return step
 
         self.graphs.get((batch, addresses, kv_len), (batch, kv_len), make, [])()
         return logits.clone()

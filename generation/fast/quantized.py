@@ -32,6 +32,10 @@ def _stored(weight: Tensor, precision: str) -> tuple[Tensor, Tensor | None]:
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b with W (out, in) stored in bfloat16 or int8 and one scale an output row; float32 out."""
 
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
+
     def __init__(self, weight: Tensor, scale: Tensor | None, bias: Tensor | None):
         super().__init__()
         self.register_buffer("weight", weight)
@@ -50,6 +54,9 @@ class PackedLinear(nn.Module):
 
 class PackedEmbedding(nn.Module):
     """Rows of a table stored in bfloat16 or int8; float32 out."""
+
+    weight: Tensor
+    scale: Tensor | None
 
     def __init__(self, weight: Tensor, scale: Tensor | None):
         super().__init__()

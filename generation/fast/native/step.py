@@ -24,7 +24,7 @@ from pathlib import Path
 from threading import Lock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from generation.kv_cache import KVCache
 
@@ -266,7 +266,7 @@ class NativeStep:
     def _float(self, tensor: Tensor) -> int:
         return self._keep(tensor.detach().float().contiguous())
 
-    def _matrix(self, module: nn.Module) -> _Matrix:
+    def _matrix(self, module) -> _Matrix:
         weight = module.weight.detach()
         assert _BITS[weight.dtype] == self._weight_bits, f"mixed weight types: {weight.dtype}"
         scale = self._keep(module.scale) if weight.dtype == torch.int8 else None
