@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.kv_cache import KVCache, check_answers_fit
+from generation.kv_cache import KVCache, check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
 from generation.prompt import Prompt, compact, prompt_lengths, seen_tokens
 from generation.protocol import Decoder, VisionLanguage
@@ -227,7 +227,11 @@ def generate_stream(
     has_images = pixel_values is not None and pixel_values.numel() > 0
     lengths = prompt_lengths(model.config, input_ids, attention_mask, has_images, options.max_new_tokens)
     if options.use_cache:
-        check_answers_fit(model.language_model, lengths, options)
+        rows, answers, longest = len(lengths), options.num_return_sequences, max(lengths)
+        caches = [(rows * answers, longest + options.max_new_tokens - 1)]
+        if answers > 1:  # the prompts' own cache exists beside it while it is copied
+            caches.append((rows, longest))
+        check_caches_fit(model.language_model, caches)
     input_ids = input_ids.to(model.device)
     attention_mask = None if attention_mask is None else attention_mask.to(model.device)
 
@@ -237,8 +241,8 @@ def generate_stream(
 
     seen = None
     if options.repetition_penalty != 1:
-        answers, vocab = options.num_return_sequences, model.config.text.vocab_size
-        seen = seen_tokens(input_ids, attention_mask, vocab, answers)
+        vocab = model.config.text.vocab_size
+        seen = seen_tokens(input_ids, attention_mask, vocab, options.num_return_sequences)
     return TokenStream(_generate(model, embed_prompt, lengths, options, seen))
 
 

@@ -4,8 +4,6 @@ Slot s of a row holds the token at absolute position s of that row. The cache do
 decode loop owns `start_pos`, and every slot at or after it is free. Going back is therefore only a smaller
 `start_pos`: a query at position p looks at slots 0 … p, and whatever continues from there writes each slot
 before its first query looks at it.
-
-What does not fit into memory is refused before any work (`check_caches_fit`).
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import psutil
 import torch
 from torch import Tensor
 
-from generation.options import GenerationOptions
 from generation.protocol import Decoder
 
 KVCache = list[dict[str, Tensor]]
@@ -47,10 +44,6 @@ def allocate(
 
     Zeros, not uninitialised memory: a masked slot takes part in attention with weight 0, and 0 · NaN is NaN.
     """
-    sizes = {"num_layers": num_layers, "batch": batch, "kv_heads": kv_heads, "capacity": capacity}
-    for name, size in (sizes | {"head_dim": head_dim}).items():
-        if size < 1:
-            raise ValueError(f"kv cache: {name} must be at least 1, got {size}")
     shape = (batch, kv_heads, capacity, head_dim)
     return [
         {name: torch.zeros(shape, dtype=dtype, device=device) for name in ("key", "value")}
@@ -154,20 +147,8 @@ def copy_row(kv_cache: KVCache, source: int, target: int, length: int) -> None:
             tensor[target, :, :length] = tensor[source, :, :length]
 
 
-# ------------------------------------------------------------------------------------------- memory
-
-
 class CacheMemoryError(ValueError):
     """More rows or positions than there is memory for."""
-
-
-def check_answers_fit(language_model: Decoder, lengths: Sequence[int], options: GenerationOptions) -> None:
-    """`check_caches_fit` for prompts of these lengths with all of their answers."""
-    longest, answers = max(lengths), options.num_return_sequences
-    caches = [(len(lengths) * answers, longest + options.max_new_tokens - 1)]
-    if answers > 1:  # the prompts' own cache exists beside it while it is copied
-        caches.append((len(lengths), longest))
-    check_caches_fit(language_model, caches)
 
 
 def check_caches_fit(language_model: Decoder, caches: Sequence[tuple[int, int]], held: int = 0) -> None:

@@ -21,10 +21,6 @@ class Prompt:
     lengths: tuple[int, ...]
 
     @property
-    def longest(self) -> int:
-        return self.embeddings.shape[1]
-
-    @property
     def ragged(self) -> bool:
         return min(self.lengths) != max(self.lengths)
 
@@ -47,9 +43,6 @@ class ContextError(ValueError):
         )
         self.prompt_tokens, self.new_tokens, self.context = prompt_tokens, new_tokens, context
 
-    def __reduce__(self):
-        return type(self), (self.prompt_tokens, self.new_tokens, self.context)
-
 
 def prompt_lengths(
     config,
@@ -62,7 +55,6 @@ def prompt_lengths(
     """Real positions of each row, images included, checked before any work is done.
 
     Args:
-        config: a `models.config.VLMConfig`.
         input_ids: (B, T).
         attention_mask: (B, T), 0 on padding, wherever that is; or None.
         context: positions that prompt and answer may take; None is all that the model has.
@@ -141,7 +133,6 @@ def check_placeholders(
     """Raise ValueError unless the images of a call fit their places in the prompts.
 
     Args:
-        config: a `models.config.VLMConfig`.
         input_ids: (B, T).
         tiles: of all rows together; None without images.
         row_tiles: tiles of each row, where that is known: then every row must have its own.

@@ -28,7 +28,7 @@ class Decoder(Protocol):
 class VisionLanguage(Protocol):
     """A `Decoder` with images."""
 
-    config: Any  # models.config.VLMConfig
+    config: Any  # models.config.VLMConfig, as wherever generation/ says config
     language_model: Any  # a Decoder
 
     @property

@@ -48,22 +48,6 @@ def test_without_a_seed_rows_draw_from_torchs_generator(vlm):
     assert run(vlm, requests)[0] == first
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-def test_with_the_image_in_front(slots):
-    model = tiny_vlm("prefix")
-    prompts = [
-        [ImageBlock(1), *words(1, 4)],
-        words(2, 6),
-        [ImageBlock(1), *words(3, 2)],
-        [ImageBlock(2), *words(1, 4)],
-    ]
-    requests = [request(prompt, key, in_front=True) for key, prompt in enumerate(prompts)]
-    results, scheduler = run(model, requests, slots)
-    assert_as_alone(model, requests, results)
-    assert scheduler.stats.tiles_encoded == 3 - (slots == 3)  # one slot has forgotten image 1 by then
-    assert results[0].prompt_tokens == PER_TILE + 4
-
-
 def test_a_longer_request_grows_the_cache():
     """Past one step of 1,024 positions, with rows in the middle of their answers; views are outlived, too."""
     model = tiny_vlm(max_position_embeddings=1500, num_hidden_layers=1)
@@ -301,12 +285,6 @@ def test_a_run_that_was_given_up_leaves_the_scheduler_usable(vlm):
     requests = uneven()
     assert_as_alone(vlm, requests, {done.key: done for done in scheduler.run(requests)})
     assert torch.is_grad_enabled()
-
-
-def test_nothing_to_do(vlm):
-    assert list(Scheduler(vlm).run([])) == []
-    only_bad = [bad_requests(vlm)["a bad question"]] * 3
-    assert [str(done.error) for done in Scheduler(vlm, 2).run(only_bad)] == ["a bad question"] * 3
 
 
 # --------------------------------------------------------------------------------------------------- memory

@@ -59,24 +59,6 @@ def test_a_conversation_prefills_only_what_is_new(vlm, monkeypatch):
         expected_new = 1 + 5
 
 
-@pytest.mark.parametrize("placement", ["placeholder", "prefix"])
-def test_many_questions_about_one_image(placement, monkeypatch):
-    model = tiny_vlm(placement)
-    session, in_front = Session(model), placement == "prefix"
-    start = [ImageBlock(3), *words(1, 4)] if in_front else [*words(1, 4), ImageBlock(3), ImageBlock(4)]
-    passes, images, _ = record(monkeypatch, model)
-    for number in range(4):
-        inputs = inputs_of([*start, 10 + number, *words(number, 3)], in_front)
-        passes.clear()
-        result = session.generate_detailed(**inputs, max_new_tokens=5, **NO_STOP)
-        kept = len(positions_of(start)) if number else 0
-        assert passes[0] == result.prefilled == len(positions_of(start)) + 4 - kept
-        assert result.reused == kept
-        assert torch.equal(result.token_ids, model.generate(**inputs, max_new_tokens=5, **NO_STOP))
-    # The session encoded them once, the fresh calls each time.
-    assert images == [1 if in_front else 2] * (1 + 4)
-
-
 def test_the_same_prompt_again_computes_one_position(vlm):
     session, inputs = (
         Session(vlm),
@@ -147,22 +129,6 @@ def test_of_several_answers_only_the_prompt_is_kept(vlm, answers):
     result = session.generate_detailed(**inputs_of(prompt), **options)
     assert session.held == len(positions_of(prompt)) + (19 if answers == 1 else 0)
     assert_holds(session, vlm, prompt + (result.rows()[0] if answers == 1 else []))
-
-
-def test_stop_ids_and_a_replaced_step(vlm):
-    session, inputs, calls = Session(vlm), inputs_of([*words(1, 5), ImageBlock(1), 9]), []
-    free = vlm.generate(**inputs, max_new_tokens=10, **NO_STOP)[0].tolist()
-    end = free.index(free[3]) + 1
-
-    def step(*arguments):
-        calls.append(1)
-        return eager_step(vlm.language_model)(*arguments)
-
-    options = {"max_new_tokens": 10, "stop_token_ids": (free[3],), "decode_step": step}
-    result = session.generate_detailed(**inputs, **options)
-    assert result.rows() == [free[:end]] and result.stop_reasons == ["stop"] and len(calls) == end - 1
-    assert session.held == 10 + end - 1
-    assert session.generate(**inputs, max_new_tokens=1).shape == (1, 1)
 
 
 # --- interrupts
@@ -284,14 +250,6 @@ def test_the_cache_grows_in_steps_up_to_the_context():
     )
     session.reset()
     assert session.kv_cache_bytes == session.held == 0
-
-
-def test_the_context_can_be_filled():
-    session, prompt = Session(tiny_vlm(max_position_embeddings=60)), words(1, 6)
-    for _ in range(2):
-        answer = session.generate(**inputs_of(prompt), max_new_tokens=60 - len(prompt), **NO_STOP)
-        assert answer.shape == (1, 60 - len(prompt)) and session.held == 59
-        prompt = prompt + answer[0, :20].tolist()
 
 
 # --- refusals

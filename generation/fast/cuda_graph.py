@@ -97,7 +97,7 @@ def join(modules: Sequence[nn.Linear]) -> Joined:
     )
 
 
-def _in_one_buffer(parameters: Sequence[nn.Parameter]) -> Tensor:
+def _in_one_buffer(parameters: Sequence[Tensor]) -> Tensor:
     first = parameters[0].detach()
     end, joined = first.data_ptr(), True
     for parameter in parameters:
