@@ -278,13 +278,13 @@ def chat(settings: argparse.Namespace) -> int:
 def compiled(checkpoint, settings: argparse.Namespace, answers: int):
     """The checkpoint with a decode step as --compile says, for so many answers one after another. That it had
     to be the eager one is told once."""
-    from generation.fast.choose_step import steps_that_pay
+    from generation.fast.choose_step import break_even_steps
 
     if settings.compile == "off" or not settings.cache:
         return checkpoint
     steps = None if settings.compile == "on" else answers * settings.max_new_tokens
     checkpoint = checkpoint.compiled(steps)
-    enough = steps_that_pay(checkpoint.model.language_model)
+    enough = break_even_steps(checkpoint.model.language_model)
     if checkpoint.decode_step is None and (steps is None or steps >= enough):
         note(f"decode step {checkpoint.decode_step_name}")
     return checkpoint

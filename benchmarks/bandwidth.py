@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import now
-from generation.fast.native.build import NoCompiler, find_compiler
+from generation.fast.native.step import NoCompiler, find_compiler
 
 SOURCE = Path(__file__).with_name("read_memory.c")
 STREAMS = (1, 2, 4, 8)

@@ -111,8 +111,7 @@ class Requests:
 
     def scheduled(self) -> tuple[list[list[int]], int]:
         from generation.decoding import GenerationOptions
-        from generation.requests import Request
-        from generation.scheduler import Scheduler
+        from generation.scheduler import Request, Scheduler
 
         scheduler = Scheduler(self.model, slots=self.setup["slots"], decode_step=self.step)
         requests = (

@@ -39,7 +39,7 @@ from benchmarks.common import (
 )
 from benchmarks.shapes import SHAPES, parameters, prompt_tokens
 from benchmarks.workers import interleave, serve
-from generation.memory import available_bytes
+from generation.kv_cache import available_bytes
 
 SYSTEM_NAMES = (
     "ours-fast", "ours-eager", "ours-no-cache", "transformers", "transformers-static", "llama.cpp"

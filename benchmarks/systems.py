@@ -29,9 +29,9 @@ from benchmarks.shapes import (
 )
 from benchmarks.workers import Unavailable
 from generation import kv_cache as kv
-from generation.decoding import CacheCursor, Chooser, decode, eager_step
+from generation.decoding import CachePosition, Sampler, decode, eager_step
 from generation.fast.choose_step import fast_step
-from generation.fast.native.build import load_library
+from generation.fast.native.step import load_library
 
 WARM_UP = 3  # steps before the clock starts: graphs are captured, libraries choose their kernels
 NO_CACHE_TOKENS = 1
@@ -106,8 +106,8 @@ class Ours:
         for layer in cache:
             fill(layer["key"], 1.0), fill(layer["value"], 1.0, start=7919)
         options = model.generation_options(max_new_tokens=WARM_UP + tokens + 1, stop_token_ids=())
-        chooser = Chooser(options, batch, 0, self.device, None)
-        cursor = CacheCursor(cache, (context,) * batch, self.device)
+        chooser = Sampler(options, batch, 0, self.device, None)
+        cursor = CachePosition(cache, (context,) * batch, self.device)
         logits = fill(torch.empty(batch, text.vocab_size, device=self.device), 1.0)
         step = self.step or eager_step(model.language_model)
         stream = decode(step, logits, chooser, cursor, options.max_new_tokens)

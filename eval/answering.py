@@ -23,9 +23,8 @@ from data.images import image_size
 from data.inputs import TiledImage
 from eval.tasks import Sample
 from generation.decoding import GenerationOptions
-from generation.feature_cache import FeatureCache, tile_digests
-from generation.requests import Deferred, Request
-from generation.scheduler import Scheduler, Stats
+from generation.prefix import FeatureCache, tile_digests
+from generation.scheduler import LazyRequest, Request, Scheduler, Stats
 from inference.answer import answer_text, check_context, encode
 from inference.checkpoint import Checkpoint, RequestError
 
@@ -97,12 +96,12 @@ def answers(
         )
     except ValueError as error:
         raise RequestError(f"{error} (--batch-size)") from None
-    tell(str(scheduler.plan()))
+    tell(str(scheduler.budget))
     if stats is not None:
         scheduler.stats = stats
     images = _Images(checkpoint, blank)
     requests = (
-        Deferred(number, partial(_request, checkpoint, samples[number], images))
+        LazyRequest(number, partial(_request, checkpoint, samples[number], images))
         for group in groups
         for number in group
     )

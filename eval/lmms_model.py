@@ -20,8 +20,7 @@ from tqdm import tqdm
 from data.errors import one_line
 from eval.lmms_settings import cut, read_settings
 from generation.decoding import GenerationOptions
-from generation.requests import Deferred, Request
-from generation.scheduler import Scheduler
+from generation.scheduler import LazyRequest, Request, Scheduler
 from inference.answer import answer_text, check_context, prompt_tokens, requests_for
 from inference.checkpoint import Checkpoint, RequestError, open_checkpoint
 
@@ -96,13 +95,13 @@ class Ocelli(lmms):
 
     def _deferred(
         self, requests: list[Instance], read: Sequence[tuple[GenerationOptions, tuple[str, ...]]]
-    ) -> Iterator[Deferred]:
+    ) -> Iterator[LazyRequest]:
         repeats: Counter[tuple] = Counter()
         for number, (request, (options, _)) in enumerate(zip(requests, read, strict=True)):
             _, _, _, document, task, split = request.args
             seed = document * SEED_STEP + repeats[task, split, document]
             repeats[task, split, document] += 1
-            yield Deferred(number, partial(self._request, request, replace(options, seed=seed)))
+            yield LazyRequest(number, partial(self._request, request, replace(options, seed=seed)))
 
     def _request(self, request: Instance, options: GenerationOptions) -> Request:
         """Raises PromptError, ImageError, RequestError, and what reading the document's images raises."""

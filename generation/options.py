@@ -1,19 +1,54 @@
-"""What a caller may ask of `generate`, validated. Nothing here needs torch: a mistake is told at once."""
+"""What a caller may ask of `generate`, checked where it is asked for. Nothing here needs torch.
+
+options = GenerationOptions(max_new_tokens=64, temperature=0.7)
+options = with_overrides(options, {"seed": 3}, config.eos_token_ids)    # model.generate(..., seed=3)
+"""
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 MAX_SEED = 2**63 - 1
+
+# Options that other libraries' `generate` takes, transformers' first, and what to use here instead.
+_INSTEAD = {
+    "do_sample": "set temperature: 0 (the default) takes the likeliest token, more than 0 samples one",
+    "num_beams num_beam_groups length_penalty early_stopping diversity_penalty best_of": (
+        "there is no beam search; num_return_sequences with a temperature gives several answers"
+    ),
+    "max_length max_tokens": "use max_new_tokens, which does not count the prompt",
+    "min_length min_new_tokens": "stop_token_ids=() goes on to max_new_tokens",
+    "eos_token_id stop": "use stop_token_ids",
+    "pad_token_id bos_token_id": "leave it out; the checkpoint's is used",
+    "typical_p epsilon_cutoff eta_cutoff": "use top_p or min_p",
+    "no_repeat_ngram_size encoder_no_repeat_ngram_size frequency_penalty presence_penalty": (
+        "use repetition_penalty"
+    ),
+    "generation_config": "pass its values one by one: max_new_tokens, temperature, top_p, …",
+    "streamer": "iterate over generate_stream",
+    "stopping_criteria max_time stop_strings": "iterate over generate_stream and break",
+    "logits_processor bad_words_ids suppress_tokens": "pass a decode_step that changes the logits",
+    "return_dict_in_generate output_scores output_logits output_attentions output_hidden_states": (
+        "use generate_detailed"
+    ),
+    "past_key_values cache_implementation": "use generation.session.Session, which keeps its cache",
+    "inputs_embeds": "pass input_ids and pixel_values",
+    "inputs": "use input_ids",
+    "images": "pass pixel_values, as data.processor.Processor makes them",
+    "token_type_ids": "leave it out; the model has none",
+    "n": "use num_return_sequences",
+}
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How the next token is chosen.
 
-    temperature: 0 is greedy, the exact argmax; the filters then have nothing to choose among.
+    temperature: 0 is greedy, the exact argmax; the filters then have no effect.
     top_k: keep the k likeliest (ties with the k-th stay); 0 is off.
     top_p: keep the likeliest tokens up to and including the one that reaches this mass; 1 is off.
     min_p: keep tokens at least this fraction as likely as the likeliest; 0 is off.
@@ -45,9 +80,9 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class GenerationOptions(SamplingParams):
-    """Everything a caller may ask of `generate` besides the inputs, validated.
+    """Everything a caller may ask of `generate` besides the inputs.
 
-    max_new_tokens: at most so many; prompt and answer must fit the model's context.
+    max_new_tokens: maximum length of an answer; prompt and answer must fit the model's context.
     stop_token_ids: a row ends with any of these; None means the checkpoint's, () none.
     num_return_sequences: answers to each prompt, from one prefill.
     use_cache: False recomputes everything for every token: the slow reference.
@@ -72,6 +107,32 @@ class GenerationOptions(SamplingParams):
             for token_id in ids:
                 check_integer("stop_token_ids", token_id, low=0)
             object.__setattr__(self, "stop_token_ids", ids)
+
+
+def with_overrides(
+    options: GenerationOptions | None, overrides: Mapping[str, Any], eos_token_ids: Iterable[int]
+) -> GenerationOptions:
+    """`options` (None: the defaults) with some fields replaced, and the checkpoint's stop ids if it has none.
+
+    Raises:
+        TypeError: names that are no options, with what to use instead of each.
+        ValueError: a value that is not allowed.
+    """
+    known = [field.name for field in fields(GenerationOptions)]
+    if unknown := [name for name in overrides if name not in known]:
+        raise TypeError(f"generate takes no {'; no '.join(_what_instead(name, known) for name in unknown)}")
+    options = replace(options, **overrides) if options else GenerationOptions(**overrides)
+    if options.stop_token_ids is None:
+        options = replace(options, stop_token_ids=tuple(eos_token_ids))
+    return options
+
+
+def _what_instead(name: str, known: list[str]) -> str:
+    instead = next((text for names, text in _INSTEAD.items() if name in names.split()), None)
+    if instead is None:
+        near = difflib.get_close_matches(name, known, n=1)
+        instead = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
+    return f"{name}: {instead}"
 
 
 def check_number(name: str, value, good: Callable[[float], bool], wanted: str) -> None:

@@ -1,10 +1,10 @@
 """Many requests of uneven length through a fixed number of cache slots, in one process.
 
     scheduler = Scheduler(model, slots=8)
-    print(scheduler.plan())                            # bytes of cache needed and had, before any work
+    print(scheduler.budget)                            # bytes of cache needed and available, before any work
     requests = (Request(ids, pixels, options=GenerationOptions(max_new_tokens=32), key=n) for n, ... in ...)
-    for done in scheduler.run(requests):               # as they finish, not in order
-        print(done.key, done.token_ids, done.stop_reason, done.error)
+    for output in scheduler.run(requests):             # as they finish, not in order
+        print(output.key, output.token_ids, output.stop_reason, output.error)
 
 A row that has finished leaves its slot to the next request at once. Prompts share what they have in common
 with another slot's prompt from the front, an image above all: it is encoded and prefilled once, and copied.
@@ -12,45 +12,124 @@ Where requests run out, the rows that are left move together and the batch becom
 the tokens that `model.generate` gives it alone, in any order and with any number of slots (in float32; in
 16 bits rounding differs between batch sizes, as everywhere).
 
-Requests are taken from their iterable only when a slot is free, so images may be loaded while iterating;
-those made by a `Deferred` may fail, and fail alone.
+Requests are taken from their iterable only when a slot is free, so images may be loaded while iterating. A
+`LazyRequest` may fail, and fails alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.chooser import NotFiniteError
-from generation.decoding import VIEW_STEP, DecodeStep, eager_step, prefill
-from generation.feature_cache import FeatureCache
-from generation.memory import available_bytes, bytes_per_position
-from generation.options import check_integer
-from generation.prompt import Prompt
-from generation.requests import Completed, Deferred, Request, RequestReader, Row
-from generation.row_sampling import sample_rows
-from generation.slots import Plan, SlotCache
+from generation.decoding import DecodeStep, eager_step, prefill, view_length
+from generation.kv_cache import available_bytes, bytes_per_position
+from generation.options import MAX_SEED, GenerationOptions, SamplingParams, check_integer, with_overrides
+from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, PromptReader, SlotCache, embed_rest
+from generation.prompt import Prompt, seen_tokens
+from generation.protocol import VisionLanguage
+from generation.sampling import NotFiniteError, make_seeds, sample, uniforms
 
 REQUEST_ERRORS = (ValueError, OSError)  # what may be wrong with one request; anything else ends the run
+SHARE_FROM = 32  # positions of text that are worth sharing; an image always is
 PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no more than this ...
 SMALL_PREFILL = 64  # ... or all of them are so few positions that reading the weights costs more
 LARGE_PREFILL = 2048  # positions that several prompts may have together: activations take memory
 _BAD = -1  # in place of a token id, where logits are not finite
 
 
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One prompt and the options for its answer.
+
+    input_ids: (T,) int64, without padding.
+    pixel_values: (n, 3, H, W) or (1, n, 3, H, W) as processors pad them, or None.
+    pixel_attention_mask: (n, H, W) or (1, n, H, W), or None.
+    options: of one answer; for several, make a request for each with a seed of its own (`each_answer`).
+    key: comes back with the output.
+    digests: `tile_digests` of the tiles, if the caller has them from an earlier request.
+    """
+
+    input_ids: Tensor
+    pixel_values: Tensor | None = None
+    pixel_attention_mask: Tensor | None = None
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    key: Any = None
+    digests: list[bytes] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LazyRequest:
+    """A request that is prepared when a slot is free for it. `prepare` may raise ValueError or OSError."""
+
+    key: Any
+    prepare: Callable[[], Request]
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The answer to a request.
+
+    token_ids: with the stop token; empty after an error.
+    stop_reason: "stop", "length" or "error".
+    prompt_tokens: positions of the prompt, images included; 0 after an error.
+    reused_tokens: how many of them were copied from another prompt.
+    error: what was wrong with this request, or None.
+    """
+
+    key: Any
+    token_ids: list[int]
+    stop_reason: str
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    error: Exception | None = None
+
+
+def each_answer(options: GenerationOptions) -> list[GenerationOptions]:
+    """Options of `num_return_sequences` requests that get what `model.generate` gives with these options."""
+    count, seed = options.num_return_sequences, options.seed
+    seeds = [None if seed is None else (seed + answer) % MAX_SEED for answer in range(count)]
+    return [replace(options, num_return_sequences=1, decode_step=None, seed=own) for own in seeds]
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request that is being answered."""
+
+    key: Any
+    options: GenerationOptions
+    params: SamplingParams  # the same object for all rows that are sampled together
+    prompt: KeyedPrompt
+    slot: int = -1
+    reused: int = 0
+    prefill_embeds: Tensor | None = None  # (1, L - reused, D), until the prompt is prefilled
+    tokens: list[int] = field(default_factory=list)
+    seed: int | None = None  # set with the first random number
+    seen: Tensor | None = None  # (V,) bool, for a repetition penalty
+
+    @property
+    def position(self) -> int:
+        """Where the last sampled token goes."""
+        return len(self.prompt) + len(self.tokens) - 1
+
+    def worth_sharing(self, start: int, end: int) -> bool:
+        """Whether getting positions start … end - 1 for free is worth an arrangement."""
+        return end - start >= SHARE_FROM or bool((self.prompt.keys[start:end] < 0).any())
+
+
 @dataclass
 class Stats:
     """What a scheduler has done so far; `decoded_rows` / `decode_steps` is the mean width of a step.
 
-    The device is not waited for to take the time: on a GPU, `seconds` counts its work where a result is read,
-    images as part of the prefill.
+    On a GPU `seconds` counts work where a result is read, images as part of the prefill: the device is not
+    waited for to take the time.
     """
 
     completed: int = 0
@@ -70,23 +149,21 @@ class Scheduler:
     """See the module's docstring. One run at a time.
 
     Args:
-        model: a `VisionLanguageModel` in eval mode, whose weights stay as they are during a run.
-        slots: rows of the cache, requests in work at the same time.
-        max_bytes: of the cache; None is what this machine has free.
-        context: positions that every slot must have room for, reserved up front; None begins with
-            `kv.STEP` and grows when a request needs it, up to the model's context.
+        model: a `VisionLanguageModel` in eval mode, whose weights do not change during a run.
+        slots: rows of the cache, which is how many requests are answered at the same time.
+        max_bytes: size limit of the cache; None is what this machine has free.
+        context: positions that every slot has room for, reserved up front. None begins with `kv.STEP` and
+            grows when a request needs it, up to the model's context.
         decode_step: replaces the eager one: (ids (B, 1), kv_cache, start_pos int or (B,)) -> logits (B, V),
             for every B up to `slots`.
         feature_cache: of this model, for images that come again after their slots have gone to others.
 
-    Raises:
-        CacheMemoryError: the cache does not fit the memory; a ValueError in one sentence.
-        ValueError: other arguments that cannot be.
+    Raises CacheMemoryError (a ValueError) if the cache does not fit into memory.
     """
 
     def __init__(
         self,
-        model,
+        model: VisionLanguage,
         slots: int = 8,
         max_bytes: int | None = None,
         context: int | None = None,
@@ -94,53 +171,49 @@ class Scheduler:
         feature_cache: FeatureCache | None = None,
     ):
         check_integer("slots", slots, low=1)
-        text = model.config.text
+        limit = model.config.text.max_position_embeddings
         if context is not None:
-            check_integer("context", context, low=1, high=text.max_position_embeddings)
+            check_integer("context", context, low=1, high=limit)
         self.model, self.slots = model, slots
         self._step = decode_step or eager_step(model.language_model)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
-        limit, dtype = text.max_position_embeddings, model.language_model.cache_dtype
-        self._plan = Plan(
+        self.budget = CacheBudget(
             slots,
             positions=min(kv.STEP, limit) if context is None else context,
             context=limit if context is None else context,
             bytes_per_position=bytes_per_position(model.language_model),
-            had=available_bytes(model.device) if max_bytes is None else max_bytes,
+            available=available_bytes(model.device) if max_bytes is None else max_bytes,
         )
-        self._plan.check()
-        self._cache = SlotCache(text, self._plan, dtype, model.device)
+        self.budget.check(self.budget.positions)
+        self._cache = SlotCache(model.language_model, self.budget)
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
-        self._reader = RequestReader(model, self._plan.context)
+        self._reader = PromptReader(model, self.budget.context)
+        self._params: dict[SamplingParams, SamplingParams] = {}
         self._running = False
         self.stats = Stats()
         self._start()
 
-    def plan(self) -> Plan:
-        """Memory of the cache: needed and had, in bytes. `str` of it is one line."""
-        return self._plan
-
     @property
     def kv_cache_bytes(self) -> int:
         """Bytes of the cache as it is now."""
-        return kv.size_in_bytes(self._cache.kv_cache) if self._cache.kv_cache else 0
+        return kv.size_in_bytes(self._cache.kv_cache)
 
     def _start(self) -> None:
         self._cache.forget()  # the weights may change between runs
-        self._rows: list[Row | None] = [None] * self.slots
-        self._waiting: list[Row] = []  # in their slots, but not prefilled
-        self._fresh: list[tuple[list[Row], Tensor]] = []  # prefilled, without a first token: logits (k, V)
+        self._rows: list[Sequence | None] = [None] * self.slots
+        self._waiting: list[Sequence] = []  # in their slots, but not prefilled
+        self._fresh: list[
+            tuple[list[Sequence], Tensor]
+        ] = []  # prefilled, without a first token: logits (k, V)
         self._drained = False
         self._view: tuple[tuple[int, int, int], kv.KVCache] | None = None
         self._start_pos: Tensor | None = None  # (B,), while the rows stay the same
 
     @torch.no_grad()
-    def run(self, requests: Iterable[Request | Deferred]) -> Iterator[Completed]:
-        """Answer requests; yields each as it finishes. What is wrong with one of them is in its result.
+    def run(self, requests: Iterable[Request | LazyRequest]) -> Iterator[RequestOutput]:
+        """Answer requests and yield each output as it finishes, with the error of a request that fails.
 
-        Raises:
-            ValueError: another run of this scheduler is not at its end.
-            Exception: what the iterable itself raises, or the model for reasons that are no request's.
+        Raises ValueError while another run of this scheduler goes on, and whatever the iterable raises.
         """
         if self._running:
             raise ValueError("this scheduler is running already: make another one")
@@ -159,7 +232,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------ prompts
 
-    def _admit(self, queue: Iterator[Request | Deferred]) -> Iterator[Completed]:
+    def _admit(self, queue: Iterator[Request | LazyRequest]) -> Iterator[RequestOutput]:
         """Give free slots to the next requests, until each is taken by one that goes on, or none are left."""
         while not self._drained and None in self._rows:
             while not self._drained and None in self._rows:
@@ -173,58 +246,74 @@ class Scheduler:
             if fresh:
                 rows = [row for group, _ in fresh for row in group]
                 with self._timed("prefill"):
-                    ended = self._choose(rows, torch.cat([logits for _, logits in fresh]))
+                    ended = self._sample(rows, torch.cat([logits for _, logits in fresh]))
                 yield from ended
 
-    def _enter(self, request: Request | Deferred) -> Completed | None:
-        """Put a request into a free slot; or say why not."""
+    def _enter(self, request: Request | LazyRequest) -> RequestOutput | None:
+        """Put a request into a free slot, or return why it cannot be answered."""
         try:
             with self._timed("prepare"):
-                made = request.prepare() if isinstance(request, Deferred) else request
-                row = self._reader.read(replace(made, key=request.key))
+                ready = request.prepare() if isinstance(request, LazyRequest) else request
+                row = self._read(ready, request.key)
             self._view = None  # it would keep the old buffers beside the grown ones
-            self._cache.make_room(row.prompt + row.options.max_new_tokens - 1)
+            self._cache.reserve(len(row.prompt) + row.options.max_new_tokens - 1)
         except REQUEST_ERRORS as error:
             return self._failed(request.key, error)
         self._place(row)
         return None
 
-    def _place(self, row: Row) -> None:
-        """Choose a slot for a prompt and put there what it shares with another one; encode its images."""
-        common = [min(shared, row.prompt - 1) for shared in self._cache.common(row.keys)]
+    def _read(self, request: Request, key: Any) -> Sequence:
+        options = request.options
+        if options.num_return_sequences != 1 or not options.use_cache or options.decode_step is not None:
+            raise ValueError(
+                "a request cannot have num_return_sequences, use_cache or decode_step: "
+                "make one for each answer, and give the scheduler the decode step"
+            )
+        options = with_overrides(options, {}, self.model.config.eos_token_ids)
+        prompt = self._reader.read(
+            request.input_ids[None],
+            request.pixel_values,
+            request.pixel_attention_mask,
+            None,
+            options.max_new_tokens,
+            request.digests,
+        )
+        return Sequence(key, options, self._sampling(options), prompt)
+
+    def _sampling(self, options: GenerationOptions) -> SamplingParams:
+        if options.greedy:
+            params = SamplingParams(repetition_penalty=options.repetition_penalty)
+        else:
+            values = {name: getattr(options, name) for name in SamplingParams.__dataclass_fields__}
+            params = SamplingParams(**values | {"seed": None})
+        return self._params.setdefault(params, params)
+
+    def _place(self, row: Sequence) -> None:
+        """Choose a slot for a prompt, encode its images, and copy there what it shares with another slot."""
+        last = len(row.prompt) - 1  # always computed, because its logits are not kept
+        common = [min(shared, last) for shared in self._cache.in_common(row.prompt.keys)]
         ready = [min(shared, filled) for shared, filled in zip(common, self._cache.filled)]
-        if row.gains(max(ready), max(common)):  # with a prompt that waits: it goes first
+        if row.worth_sharing(max(ready), max(common)):  # with a prompt that waits: prefill that first
             self._prefill_waiting()
             ready = common
         source = max(range(self.slots), key=ready.__getitem__)
         free = [slot for slot, other in enumerate(self._rows) if other is None]
         slot = max(free, key=ready.__getitem__)
-        if not row.gains(ready[slot], ready[source]):
+        if not row.worth_sharing(ready[slot], ready[source]):
             source = slot
-        row.reused = ready[source] if row.gains(0, ready[source]) else 0
+        row.reused = ready[source] if row.worth_sharing(0, ready[source]) else 0
         with self._timed("vision"):
-            row.rest = self._embed_rest(row)
-        self._cache.take_over(slot, row.keys, source, row.reused)
+            row.prefill_embeds, encoded = embed_rest(self.model, self._features, row.prompt, row.reused)
+        row.prompt = replace(row.prompt, tiles=None, masks=None)
+        self.stats.tiles_encoded += encoded
+        self._cache.assign(slot, row.prompt.keys, source, row.reused)
         row.slot, self._rows[slot] = slot, row
         self._waiting.append(row)
-
-    def _embed_rest(self, row: Row) -> Tensor:
-        """Embeddings (1, L - reused, D) of what is not in the cache."""
-        model, features, masks = self.model, None, row.masks
-        tile, place = divmod(int((row.keys[: row.reused] < 0).sum()), model.config.tokens_per_tile)
-        if tile < len(row.digests):
-            masks = None if masks is None else masks[tile:]
-            features, encoded = self._features.encode(row.tiles[tile:], masks, row.digests[tile:])
-            features = features.flatten(0, 1)[place:][None]  # (N, S, D) -> (1, N · S - place, D)
-            self.stats.tiles_encoded += encoded
-        front = row.prompt - len(row.input_ids)
-        ids = row.input_ids[None, max(0, row.reused - front) :].to(model.device)
-        return model.place_features(ids, model.language_model.embed_tokens(ids), features)
 
     def _prefill_waiting(self) -> None:
         """Prefill the rows that wait, neighbours of similar length together."""
         waiting, self._waiting = sorted(self._waiting, key=lambda row: row.slot), []
-        groups: list[list[Row]] = []
+        groups: list[list[Sequence]] = []
         for row in waiting:
             if groups and groups[-1][-1].slot == row.slot - 1 and self._together([*groups[-1], row]):
                 groups[-1].append(row)
@@ -234,55 +323,53 @@ class Scheduler:
             with self._timed("prefill"):
                 self._fresh.append((rows, self._prefill(rows)))
 
-    def _together(self, rows: list[Row]) -> bool:
-        """Whether one pass over these prompts' rests, padded to the longest, is better than several."""
-        lengths = [row.prompt - row.reused for row in rows]
-        padded, reach = len(rows) * max(lengths), max(row.reused for row in rows) + max(lengths)
-        if padded > LARGE_PREFILL or reach > self._cache.capacity:
+    def _together(self, rows: list[Sequence]) -> bool:
+        """Whether one pass over these prompts, padded to the longest, is better than several."""
+        lengths = [len(row.prompt) - row.reused for row in rows]
+        padded, end = len(rows) * max(lengths), max(row.reused for row in rows) + max(lengths)
+        if padded > LARGE_PREFILL or end > self._cache.capacity:
             return False
         return padded <= SMALL_PREFILL or padded <= PADDED_AT_MOST * sum(lengths)
 
-    def _prefill(self, rows: list[Row]) -> Tensor:
-        """One pass over the rests of prompts in neighbouring slots: logits (k, V) of their last positions."""
-        lengths = tuple(row.rest.shape[1] for row in rows)
-        x = torch.cat([F.pad(row.rest, (0, 0, 0, max(lengths) - row.rest.shape[1])) for row in rows])
-        starts = [row.reused for row in rows]
+    def _prefill(self, rows: list[Sequence]) -> Tensor:
+        """One pass over prompts in neighbouring slots: logits (k, V) of their last positions."""
+        lengths = tuple(len(row.prompt) - row.reused for row in rows)
+        longest, starts = max(lengths), [row.reused for row in rows]
+        embeds = [row.prefill_embeds for row in rows if row.prefill_embeds is not None]
+        x = torch.cat([F.pad(own, (0, 0, 0, longest - own.shape[1])) for own in embeds])
         start_pos: int | Tensor = starts[0]
         if len(set(starts)) > 1:
             start_pos = torch.tensor(starts, device=x.device)
-        cache = self._cache.rows(rows[0].slot, len(rows), max(starts) + max(lengths))
+        cache = kv.view(self._cache.kv_cache, max(starts) + longest, rows[0].slot, len(rows))
         logits = prefill(self.model.language_model, Prompt(x, lengths), cache, start_pos)
-        for row in rows:
-            row.rest = row.tiles = row.masks = None
-            self._cache.filled[row.slot] = row.prompt
-            self.stats.prefilled += row.prompt - row.reused
+        for row, length in zip(rows, lengths):
+            row.prefill_embeds = None
+            self._cache.filled[row.slot] = len(row.prompt)
+            self.stats.prefilled += length
             self.stats.reused += row.reused
         return logits
 
     # ------------------------------------------------------------------------------------------- tokens
 
-    def _decode(self) -> Iterator[Completed]:
-        """One step for all rows, which stand in the first slots; yields those that end with it."""
+    def _decode(self) -> Iterator[RequestOutput]:
+        """One step for all rows, which are in the first slots; yields the outputs that end with it."""
         with self._timed("decode"):
             rows = [row for row in self._rows if row is not None]
             cache, start_pos = self._positions(rows)
             logits = self._step(self._tokens[: len(rows)], cache, start_pos)
             self.stats.decode_steps += 1
             self.stats.decoded_rows += len(rows)
-            ended = self._choose(rows, logits)
+            ended = self._sample(rows, logits)
         yield from ended
 
-    def _positions(self, rows: list[Row]) -> tuple[kv.KVCache, int | Tensor]:
-        """What a decode step reads and where it writes; see `CacheCursor.advance`."""
+    def _positions(self, rows: list[Sequence]) -> tuple[kv.KVCache, int | Tensor]:
+        """What a decode step reads and where it writes; see `CachePosition.advance`."""
         positions = [row.position for row in rows]
-        shared = min(positions) == max(positions)
-        if shared:
-            length = self._cache.capacity
-        else:
-            length = min(kv.round_up(max(positions) + 1, VIEW_STEP), self._cache.capacity)
+        shared, longest = min(positions) == max(positions), max(positions) + 1
+        length = self._cache.capacity if shared else view_length(longest, self._cache.kv_cache)
         wanted = (len(rows), length, self._cache.capacity)
         if self._view is None or self._view[0] != wanted:
-            self._view = (wanted, self._cache.rows(0, len(rows), length))
+            self._view = (wanted, kv.view(self._cache.kv_cache, length, 0, len(rows)))
         if shared:
             self._start_pos = None
             return self._view[1], positions[0]
@@ -292,14 +379,14 @@ class Scheduler:
             self._start_pos = self._start_pos + 1
         return self._view[1], self._start_pos
 
-    def _choose(self, rows: list[Row], logits: Tensor) -> list[Completed]:
+    def _sample(self, rows: list[Sequence], logits: Tensor) -> list[RequestOutput]:
         """The next token of each row, logits (k, V); the rows that end with it leave their slots."""
         token = sample_rows(rows, logits)  # (k, 1)
         if [row.slot for row in rows] == list(range(len(rows))):
             self._tokens[: len(rows)] = token
         else:
             self._tokens[torch.tensor([row.slot for row in rows], device=token.device)] = token
-        # The maximum is NaN where anything is, and +inf where anything is. The step's one read-back:
+        # The maximum is NaN or +inf if any logit is. This is the step's one read from the device:
         finite = logits.amax(-1).isfinite()
         ended = []
         for row, token_id in zip(rows, token[:, 0].masked_fill(~finite, _BAD).tolist(), strict=True):
@@ -312,25 +399,26 @@ class Scheduler:
 
     # --------------------------------------------------------------------------------------------- ends
 
-    def _take(self, row: Row, token_id: int) -> Completed | None:
-        """Note a row's next token; its result where it ends there."""
+    def _take(self, row: Sequence, token_id: int) -> RequestOutput | None:
+        """Note a row's next token; its output if it ends there."""
         if token_id == _BAD:
             self._cache.clear(row.slot)
             return self._failed(row.key, NotFiniteError(len(row.tokens) + 1))
         row.tokens.append(token_id)
-        stopped = token_id in row.options.stop_token_ids
+        stopped = token_id in (row.options.stop_token_ids or ())
         if not stopped and len(row.tokens) < row.options.max_new_tokens:
             return None
         self.stats.completed += 1
         self.stats.new_tokens += len(row.tokens)
-        return Completed(row.key, row.tokens, "stop" if stopped else "length", row.prompt, row.reused)
+        reason = "stop" if stopped else "length"
+        return RequestOutput(row.key, row.tokens, reason, len(row.prompt), row.reused)
 
-    def _failed(self, key, error: Exception) -> Completed:
+    def _failed(self, key, error: Exception) -> RequestOutput:
         self.stats.failed += 1
-        return Completed(key, [], "error", error=error)
+        return RequestOutput(key, [], "error", error=error)
 
     def _compact(self) -> None:
-        """Where requests have run out, move rows from the last slots into free ones in front of them."""
+        """Once requests have run out, move rows from the last slots into free ones before them."""
         count = sum(row is not None for row in self._rows)
         free = (slot for slot in range(count) if self._rows[slot] is None)
         for source in range(count, self.slots):
@@ -348,3 +436,45 @@ class Scheduler:
         began = time.perf_counter()
         yield
         self.stats.seconds[name] += time.perf_counter() - began
+
+
+def sample_rows(rows: list[Sequence], logits: Tensor) -> Tensor:
+    """One token for each row, which may want different things: logits (k, V) -> (k, 1), on the device.
+
+    Each row draws with the seed that `model.generate` gives it alone.
+    """
+    alike: dict[int, list[int]] = {}
+    for index, row in enumerate(rows):
+        alike.setdefault(id(row.params), []).append(index)
+    if len(alike) == 1:
+        return _sample_alike(rows, logits)
+    token = torch.empty(len(rows), 1, dtype=torch.int64, device=logits.device)
+    for members in alike.values():
+        token[members] = _sample_alike([rows[index] for index in members], logits[members])
+    return token
+
+
+def _sample_alike(rows: list[Sequence], logits: Tensor) -> Tensor:
+    """`sample` for rows that share their parameters."""
+    params, uniform, seen = rows[0].params, None, None
+    if not params.greedy:
+        for row in rows:
+            if row.seed is None:
+                (row.seed,) = make_seeds(row.options.seed, 1, 1)
+        seeds, drawn = torch.tensor([[row.seed, len(row.tokens)] for row in rows]).T
+        uniform = uniforms(seeds, drawn).to(logits.device)
+    if params.repetition_penalty != 1:
+        seen = torch.stack([_seen(row, logits) for row in rows])  # (k, V)
+    token = sample(logits, params, uniform, seen)
+    if seen is not None:
+        for row, own in zip(rows, token, strict=True):
+            _seen(row, logits).scatter_(0, own, True)
+    return token
+
+
+def _seen(row: Sequence, logits: Tensor) -> Tensor:
+    """(V,) bool: the tokens of the row so far."""
+    if row.seen is None:
+        ids = row.prompt.input_ids[None].to(logits.device)
+        (row.seen,) = seen_tokens(ids, None, logits.shape[1], 1)
+    return row.seen

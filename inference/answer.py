@@ -18,10 +18,45 @@ from typing import Any
 
 from data.inputs import EncodedConversation
 from generation.decoding import GenerationOptions
-from generation.requests import Request, each_answer
-from generation.session import Session, SessionGenerated
-from generation.streaming import TextStream
+from generation.scheduler import Request, each_answer
+from generation.session import Session, SessionOutput
 from inference.checkpoint import Checkpoint, RequestError
+
+_INCOMPLETE = "\ufffd"  # what tokenizers decode half a UTF-8 sequence to
+
+
+class TextStream:
+    """Token ids of one answer to text as they arrive, cut only where a character is complete.
+
+    A token may hold part of a character, and its text may depend on the token before. So text is decoded from
+    the first token of the last piece on, and the part that was returned already is cut off.
+    """
+
+    def __init__(self, tokenizer, skip_special_tokens: bool = True):
+        self.tokenizer = tokenizer
+        self.skip_special_tokens = skip_special_tokens
+        self._ids: list[int] = []  # tokens of the last piece given, then those not yet given
+        self._given = 0  # how many of them are in the text already
+
+    def put(self, token_id: int) -> str:
+        """The text that this token completes, "" while a character is incomplete."""
+        self._ids.append(int(token_id))
+        before, text = self._decode(self._ids[: self._given]), self._decode(self._ids)
+        if text.endswith(_INCOMPLETE) or len(text) <= len(before):
+            return ""
+        self._ids, self._given = self._ids[self._given :], len(self._ids) - self._given
+        return text[len(before) :]
+
+    def finish(self) -> str:
+        """What is left at the end, without a character that never became complete."""
+        before, text = self._decode(self._ids[: self._given]), self._decode(self._ids)
+        self._ids, self._given = [], 0
+        return text[len(before) :].rstrip(_INCOMPLETE)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=self.skip_special_tokens, clean_up_tokenization_spaces=False
+        )
 
 
 class AnswerText:
@@ -69,7 +104,7 @@ class Reply:
         self._checkpoint, self._row, self._prepare = checkpoint, replace(row, tiles=None), prepare
         self._answers = options.num_return_sequences
         answerer = checkpoint.model if session is None else session
-        self._stream = answerer.generate_stream(**checkpoint.processor.collate([row]), **vars(options))
+        self._stream = answerer.generate_stream(**checkpoint.processor.collate([row]), options=options)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         tokenizer, stops = self._checkpoint.processor.tokenizer, self._checkpoint.stop_token_ids
@@ -89,7 +124,7 @@ class Reply:
         after_first = sum(len(ids) for ids in rows) - len(rows)
         return {
             **answers_of(checkpoint, self._row, rows),
-            "reused_tokens": made.reused if isinstance(made, SessionGenerated) else 0,
+            "reused_tokens": made.reused if isinstance(made, SessionOutput) else 0,
             "seconds": {"load": checkpoint.load_seconds, "prepare": self._prepare, **made.seconds},
             "decode_tokens_per_second": after_first / decode if after_first else None,
             "kv_cache_bytes": made.kv_cache_bytes,

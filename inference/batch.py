@@ -22,8 +22,7 @@ from data.files import naming
 from data.inputs import EncodedConversation
 from data.lines import line_at
 from generation.decoding import GenerationOptions
-from generation.requests import Completed, Deferred, Request
-from generation.scheduler import Scheduler
+from generation.scheduler import LazyRequest, Request, RequestOutput, Scheduler
 from inference.answer import answers_of, check_context, encode, requests_for
 from inference.batch_files import BatchFiles, Line, carried, read_object, read_question
 from inference.checkpoint import Checkpoint, RequestError
@@ -73,7 +72,7 @@ class BatchJob:
             scheduler = Scheduler(checkpoint.model, batch_size, decode_step=checkpoint.decode_step)
         except ValueError as error:
             raise RequestError(f"{error} (--batch-size)") from None
-        tell(str(scheduler.plan()))
+        tell(str(scheduler.budget))
         files = self.files
         summary = Summary(skipped=len(files.answered))
         bar = tqdm(total=files.total, initial=summary.skipped, unit="question", disable=not progress)
@@ -99,7 +98,7 @@ class BatchJob:
 
     def _requests(
         self, checkpoint: Checkpoint, options: GenerationOptions, system: str | None
-    ) -> Iterator[Deferred]:
+    ) -> Iterator[LazyRequest]:
         """For each question without an answer as many requests as it is to have answers."""
 
         def prepare(line: Line) -> tuple[EncodedConversation, list[Request]]:
@@ -110,7 +109,7 @@ class BatchJob:
             for number, place in self.files.by_images():
                 question = Question(number, line_at(file, place), options.num_return_sequences, prepare)
                 for answer in range(options.num_return_sequences):
-                    yield Deferred((question, answer), partial(question.request, answer))
+                    yield LazyRequest((question, answer), partial(question.request, answer))
 
     def _prepare(
         self, checkpoint: Checkpoint, line: Line, options: GenerationOptions, system: str | None
@@ -161,7 +160,7 @@ class Question:
         assert request is not None, "each request is made once"
         return request
 
-    def take(self, done: Completed) -> bool:
+    def take(self, done: RequestOutput) -> bool:
         """Note one of the answers: whether it was the last one missing."""
         self._ids[done.key[1]] = done.token_ids
         self.error = self.error or done.error

@@ -23,7 +23,7 @@ from typing import Any
 
 from data.inputs import EncodedConversation, TiledImage
 from generation.decoding import GenerationOptions, TokenStream
-from generation.feature_cache import FeatureCache
+from generation.prefix import FeatureCache
 from generation.session import Session
 from inference.answer import AnswerText, answer_text, prompt_tokens
 from inference.checkpoint import Checkpoint, RequestError
@@ -211,7 +211,7 @@ class TurnReply:
         self._turn: Turn | None = None
         inputs = conversation.checkpoint.processor.collate([row])
         # The generator alone holds the stream: at its end the memory of several answers is free again.
-        self._pieces = self._make(conversation.session.generate_stream(**inputs, **vars(options)))
+        self._pieces = self._make(conversation.session.generate_stream(**inputs, options=options))
         self._prepared = time.perf_counter() - began
         self._begun = self._first = self._last = 0.0  # when work began, and of the first and the last token
 
@@ -311,7 +311,7 @@ class TurnReply:
         checkpoint, session = self._conversation.checkpoint, self._conversation.session
         after_first = sum(len(ids) - 1 for ids in self._ids if ids)
         decode = self._last - self._first
-        spared = session.spared if self._first else None  # without a token it is still the last turn's
+        spared = session.reuse if self._first else None  # without a token it is still the last turn's
         return {
             "answers": [answer.text for answer in answers],
             "token_ids": [list(answer.token_ids) for answer in answers],

@@ -32,7 +32,7 @@ def mistakes() -> tuple[type[BaseException], ...]:
     from torch import OutOfMemoryError
 
     from generation.decoding import NotFiniteError
-    from generation.memory import CacheMemoryError
+    from generation.kv_cache import CacheMemoryError
 
     return (*known, NotFiniteError, CacheMemoryError, OutOfMemoryError)
 

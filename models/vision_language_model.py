@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,23 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from generation import kv_cache as kv
-from generation.decoding import (
-    CacheCursor,
-    Chooser,
-    Generated,
-    GenerationOptions,
-    Stopwatch,
-    TokenStream,
-    answer,
-    eager_step,
-    initial_capacity,
-    prefill,
-    recompute_step,
-)
-from generation.foreign_options import check_names
-from generation.memory import check_answers_fit
-from generation.prompt import Prompt, check_placeholders, compact, prompt_lengths, seen_tokens, tiles_of_rows
+from generation import decoding
+from generation.decoding import GenerationOutput, TokenStream
+from generation.options import GenerationOptions, with_overrides
+from generation.prompt import check_placeholders, tiles_of_rows
 from models.checkpoints.backbones import from_backbones
 from models.checkpoints.hub import Origin
 from models.checkpoints.load import load
@@ -168,7 +155,7 @@ class VisionLanguageModel(nn.Module):
         """Images to language-model embeddings.
 
         Args:
-            pixel_values: (N, 3, H, W), or (B, n, 3, H, W) with padding; see `generation.prompt.real_tiles`.
+            pixel_values: (N, 3, H, W), or (B, n, 3, H, W) with padding; see `tiles_of_rows`.
             pixel_attention_mask: (N, H, W) or (B, n, H, W), 1 on real pixels.
 
         Returns:
@@ -191,40 +178,22 @@ class VisionLanguageModel(nn.Module):
         """Token embeddings with image features in their places: (B, T, D), or (B, S + T, D) where the
         features stand in front of the text."""
         x = self.language_model.embed_tokens(input_ids)
-        features = row_tiles = None
-        if pixel_values is not None and pixel_values.numel():
-            tiles, mask, row_tiles = tiles_of_rows(pixel_values, pixel_attention_mask)
-            features = self.encode_images(tiles, mask)  # (N, S, D)
-        return self.place_features(input_ids, x, features, row_tiles)
+        if pixel_values is None or not pixel_values.numel():
+            check_placeholders(self.config, input_ids, None)
+            return x
+        tiles, mask, row_tiles = tiles_of_rows(pixel_values, pixel_attention_mask)
+        check_placeholders(self.config, input_ids, len(tiles), row_tiles)
+        return self.place_features(input_ids, x, self.encode_images(tiles, mask))
 
-    def place_features(
-        self, input_ids: Tensor, x: Tensor, features: Tensor | None, row_tiles: list[int] | None = None
-    ) -> Tensor:
-        """Put features (N, S, D) among the embeddings x (B, T, D) of input_ids (B, T)."""
-        self.check_places(input_ids, *((None, 0) if features is None else features.shape[:2]), row_tiles)
+    def place_features(self, input_ids: Tensor, x: Tensor, features: Tensor | None) -> Tensor:
+        """Put features (N, S, D) among the embeddings x (B, T, D) of input_ids (B, T); see
+        `generation.prompt.check_placeholders`."""
         if features is None:
             return x
         if self.config.image_placement == "prefix":
             return torch.cat((features, x), dim=1)
         places = input_ids == self.config.image_token_id
         return x.masked_scatter(places[..., None], features.to(x.dtype))
-
-    def check_places(
-        self, input_ids: Tensor, tiles: int | None, per_tile: int, row_tiles: list[int] | None = None
-    ) -> None:
-        """Raises ValueError unless `tiles` (None: no image) of `per_tile` features fit input_ids (B, T),
-        and, where `row_tiles` tells how many of them are whose, unless each row has its own."""
-        batch = len(input_ids)
-        if row_tiles is not None and len(row_tiles) != batch:
-            raise ValueError(f"pixel_values: expected {batch} rows as in input_ids, got {len(row_tiles)}")
-        if self.config.image_placement == "prefix":
-            if tiles is not None and (tiles != batch or set(row_tiles or [1]) != {1}):
-                raise ValueError(
-                    "this checkpoint puts one image in front of each row: "
-                    f"expected {batch} images, got {row_tiles if tiles == batch else tiles}"
-                )
-            return
-        check_placeholders((input_ids == self.config.image_token_id).sum(1), tiles or 0, per_tile, row_tiles)
 
     def forward(
         self,
@@ -282,27 +251,28 @@ class VisionLanguageModel(nn.Module):
         pixel_values: Tensor | None = None,
         pixel_attention_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        **options,
+        options: GenerationOptions | None = None,
+        **overrides,
     ) -> Tensor:
-        """New token ids (B · N, T_new), stop tokens included, the pad id behind a row's stop.
+        """New token ids (B · N, T_new), stop tokens included, the pad id after a row's stop token.
 
         Args:
             input_ids: (B, T).
             pixel_values: (B, n, 3, H, W) or (N, 3, H, W), or None.
             pixel_attention_mask: (B, n, H, W) or (N, H, W), or None.
             attention_mask: (B, T), 0 on padding, on either side; every row gets what it gets alone.
-            **options: fields of `GenerationOptions`: max_new_tokens, temperature (0 is greedy), top_k, top_p,
-                min_p, repetition_penalty, seed, num_return_sequences, stop_token_ids, use_cache, decode_step.
+            options: see `GenerationOptions`; None is its defaults.
+            **overrides: single fields of it: max_new_tokens, temperature (0 is greedy), top_k, top_p, min_p,
+                repetition_penalty, seed, num_return_sequences, stop_token_ids, use_cache, decode_step.
 
         Raises:
-            TypeError: an option that does not exist, with what to use in its place.
+            TypeError: an option that does not exist, with what to use instead.
             ValueError: bad options or shapes, too long for the context or the memory, logits not finite.
         """
-        return self.generate_detailed(
-            input_ids, pixel_values, pixel_attention_mask, attention_mask, **options
-        ).token_ids
+        inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
+        return self.generate_stream(*inputs, options, **overrides).drain().token_ids
 
-    def generate_detailed(self, *inputs, **inputs_and_options) -> Generated:
+    def generate_detailed(self, *inputs, **inputs_and_options) -> GenerationOutput:
         """`generate`, with stop reasons, timings and sizes. Takes the same arguments."""
         return self.generate_stream(*inputs, **inputs_and_options).drain()
 
@@ -312,79 +282,16 @@ class VisionLanguageModel(nn.Module):
         pixel_values: Tensor | None = None,
         pixel_attention_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        **options,
+        options: GenerationOptions | None = None,
+        **overrides,
     ) -> TokenStream:
         """`generate`, token by token: iterate for (B · N,) ids, then read `.result`."""
-        options = self.generation_options(**options)
-        has_images = pixel_values is not None and pixel_values.numel() > 0
-        prefix = self.config.image_placement == "prefix" and has_images
-        lengths = prompt_lengths(
-            input_ids,
-            attention_mask,
-            front=self.config.tokens_per_tile if prefix else 0,
-            max_new_tokens=options.max_new_tokens,
-            context=self.config.text.max_position_embeddings,
-        )
-        if options.use_cache:
-            check_answers_fit(self.language_model, lengths, options)
-        input_ids = input_ids.to(self.device)
-        attention_mask = None if attention_mask is None else attention_mask.to(self.device)
+        inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
+        return decoding.generate_stream(self, *inputs, self.generation_options(options, **overrides))
 
-        def embed_prompt() -> Prompt:
-            x = self.embed(input_ids, pixel_values, pixel_attention_mask)
-            return compact(x, attention_mask, lengths)
-
-        seen = None
-        if options.repetition_penalty != 1:
-            vocab, answers = self.config.text.vocab_size, options.num_return_sequences
-            seen = seen_tokens(input_ids, attention_mask, vocab, answers)
-        return TokenStream(self._generate(embed_prompt, lengths, options, seen))
-
-    def generation_options(self, **options) -> GenerationOptions:
-        """Checked options, with this checkpoint's stop ids where none were given.
-
-        Raises:
-            TypeError: an option that does not exist, with what to use in its place.
-            ValueError: a value that cannot be.
-        """
-        check_names(options, [option.name for option in fields(GenerationOptions)])
-        options = GenerationOptions(**options)
-        if options.stop_token_ids is None:
-            options = replace(options, stop_token_ids=tuple(self.config.eos_token_ids))
-        return options
-
-    def _generate(self, embed_prompt, lengths: list[int], options: GenerationOptions, seen: Tensor | None):
-        """Yield (B · N,) ids, return `Generated`: one prefill pass, then token by token through the cache."""
-        language_model, text, answers = self.language_model, self.config.text, options.num_return_sequences
-        needed, start = max(lengths) + options.max_new_tokens - 1, max(lengths)
-        room = initial_capacity(start, options.max_new_tokens)
-        watch = Stopwatch(self.device)
-        with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
-            prompt = embed_prompt()
-            watch.lap("vision")
-            kv_cache = None
-            if options.use_cache:
-                like, own_room = prompt.embeddings, room if answers == 1 else start
-                kv_cache = kv.allocate_for(text, len(lengths), own_room, like, language_model.cache_dtype)
-            logits = prefill(language_model, prompt, kv_cache).repeat_interleave(answers, 0)  # (B · N, V)
-        if options.use_cache:
-            if answers > 1:
-                kv_cache = kv.fork(kv_cache, start, answers, room)
-            step = options.decode_step or eager_step(language_model)
-            del embed_prompt
-        else:
-            step = recompute_step(language_model, lambda: embed_prompt().repeat(answers))
-        watch.lap("prefill")
-
-        chooser = Chooser(options, len(lengths), self.pad_id(options), self.device, seen)
-        row_lengths = tuple(length for length in lengths for _ in range(answers))
-        cursor = CacheCursor(kv_cache, row_lengths, self.device, limit=needed)
-        return (yield from answer(step, logits, chooser, cursor, options.max_new_tokens, lengths, watch))
-
-    def pad_id(self, options: GenerationOptions) -> int:
-        """What a row that has stopped goes on with: an id with an embedding, which not all configs name."""
-        ids = (self.config.pad_token_id, *options.stop_token_ids, 0)
-        return next(i for i in ids if i is not None and i < self.config.text.vocab_size)
+    def generation_options(self, options: GenerationOptions | None = None, **overrides) -> GenerationOptions:
+        """Checked options, with this checkpoint's stop ids unless others are given. Raises as `generate`."""
+        return with_overrides(options, overrides, self.config.eos_token_ids)
 
     def loss(
         self,

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from generation.decoding import Generated
+from generation.decoding import GenerationOutput
 from generation.fast.cuda_graph import GraphStep
 from tests import invariants
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, words
@@ -45,7 +45,7 @@ def stops_for(model, inputs: dict, **options) -> tuple[int, ...]:
     return tuple({int(tokens[min(3 + 4 * row, len(tokens) - 1)]) for row, tokens in enumerate(free)})
 
 
-def assert_as_eager(model, step: GraphStep, inputs: dict, **options) -> Generated:
+def assert_as_eager(model, step: GraphStep, inputs: dict, **options) -> GenerationOutput:
     """Tokens, lengths, reasons and counts of both; the stream hands out what the result holds."""
     expected = model.generate_detailed(**inputs, **options)
     stream = model.generate_stream(**inputs, decode_step=step, **options)

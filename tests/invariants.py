@@ -5,13 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
+from generation.fast.cuda_graph import GraphStep
+from generation.fast.native.step import NativeStep
+from generation.options import GenerationOptions
+from generation.prefix import FeatureCache
+from generation.scheduler import Request, Scheduler, each_answer
+from generation.session import Session
 
 TOLERANCE = 1e-5  # of hidden states, relative to their largest value
 
@@ -77,25 +83,15 @@ def ragged_starts_equal_alone(language_model, rows: Sequence[Tensor], prefixes: 
 
 
 @torch.no_grad()
-def padded_equals_alone(vlm, rows: Sequence[dict], side: str, pad_id: int = 0) -> None:
-    """Hidden states and greedy tokens of padded rows equal those of each row alone.
-
-    Args:
-        rows: keyword inputs of one row each, input_ids (1, T_i) and maybe pixel_values (1, n_i, 3, H, W).
-        side: "left" or "right", where the padding goes.
-    """
-    batch = collate(rows, side, pad_id)
+def padded_hidden_states_equal_alone(vlm, rows: Sequence[dict], side: str) -> None:
+    """Of rows that are inputs of one row each: input_ids (1, T_i), maybe pixel_values (1, n_i, 3, H, W)."""
+    batch = collate(rows, side)
     together, _ = vlm.hidden_states(**batch)
-    tokens = vlm.generate(**batch, max_new_tokens=12, stop_token_ids=())
     for index, row in enumerate(rows):
         alone, _ = vlm.hidden_states(**row)
         front = together.shape[1] - batch["input_ids"].shape[1]  # image positions, all real
         mask = F.pad(batch["attention_mask"][index].bool(), (front, 0), value=True)
         assert_close(together[index][mask], alone[0], f"row {index}, {side} padding")
-        expected = vlm.generate(**row, max_new_tokens=12, stop_token_ids=())
-        assert torch.equal(tokens[index], expected[0]), (
-            f"row {index}, {side} padding: tokens differ from alone"
-        )
 
 
 def collate(rows: Sequence[dict], side: str = "left", pad_id: int = 0) -> dict:
@@ -119,32 +115,47 @@ def collate(rows: Sequence[dict], side: str = "left", pad_id: int = 0) -> dict:
     return batch
 
 
-@torch.no_grad()
-def forked_equals_separate(vlm, inputs: dict, answers: int, **options) -> None:
-    """N answers from one prefill are the tokens of N runs: answer j is that of seed + j."""
-    seed = options.pop("seed", 0)
-    forked = vlm.generate(**inputs, num_return_sequences=answers, seed=seed, **options)
-    for row, tokens in enumerate(forked):
-        one = {name: tensor[row // answers : row // answers + 1] for name, tensor in inputs.items()}
-        alone = vlm.generate(**one, seed=seed + row % answers, **options)[0]
-        shared = min(len(alone), len(tokens))
-        assert torch.equal(tokens[:shared], alone[:shared]), (
-            f"answer {row % answers} differs from its own run"
-        )
+# ------------------------------------------------------------------------------------------ answers
+# Every way to an answer gives the same tokens: those of the slow reference, which computes everything anew
+# for each token. What this catches: a mask shifted by one, a position that restarts, a cache row swapped,
+# overwritten or read past its end, a prefix that ignores pixels, a random number that depends on the batch.
+
+ENTRANCES = (
+    "cached", "left padding", "right padding", "session", "session backwards", "one slot", "three slots",
+    "graph", "graph padded", "graph session", "graph slots", "native", "native padded", "native slots",
+)  # fmt: skip
 
 
-@torch.no_grad()
-def cached_equals_recomputed(vlm, inputs: dict, **options) -> Tensor:
-    """The same tokens with and without a cache; returns them."""
-    cached = vlm.generate(**inputs, **options)
-    recomputed = vlm.generate(**inputs, use_cache=False, **options)
-    assert torch.equal(cached, recomputed), f"cached and recomputed tokens differ under {options}"
-    return cached
+def reference(vlm, rows: Sequence[dict], **options) -> list[list[int]]:
+    """The answers to each row, by the slow reference."""
+    return [ids for row in rows for ids in vlm.generate_detailed(**row, use_cache=False, **options).rows()]
 
 
-@torch.no_grad()
-def step_equals_eager(vlm, inputs: dict, make_step: Callable, **options) -> None:
-    """A decode step that replaces the eager one (`make_step(language_model)`) gives the same tokens."""
-    expected = vlm.generate(**inputs, **options)
-    got = vlm.generate(**inputs, decode_step=make_step(vlm.language_model), **options)
-    assert torch.equal(got, expected), "the replaced decode step changes tokens"
+def answers(vlm, entrance: str, rows: Sequence[dict], **options) -> list[list[int]]:
+    """The answers to each row, of several answers side by side, by one of the `ENTRANCES`."""
+    step, way = None, entrance
+    if entrance.startswith("native"):
+        step, way = NativeStep(vlm.language_model), entrance.removeprefix("native").strip()
+    elif entrance.startswith("graph"):
+        step, way = GraphStep(vlm.language_model, capture=False), entrance.removeprefix("graph").strip()
+    if way in ("slots", "one slot", "three slots"):
+        requests = [
+            Request(row["input_ids"][0], row.get("pixel_values"), options=own, key=(index, number))
+            for index, row in enumerate(rows)
+            for number, own in enumerate(each_answer(GenerationOptions(**options)))
+        ]
+        scheduler = Scheduler(vlm, 1 if way == "one slot" else 3, decode_step=step)
+        outputs = {output.key: output for output in scheduler.run(requests)}
+        assert len(outputs) == len(requests) and not [done.error for done in outputs.values() if done.error]
+        return [outputs[key].token_ids for key in sorted(outputs)]
+    options["decode_step"] = step
+    if "pad" in way:
+        return vlm.generate_detailed(**collate(rows, way.partition(" ")[0]), **options).rows()
+    if "session" not in way:
+        return [ids for row in rows for ids in vlm.generate_detailed(**row, **options).rows()]
+    session, order = Session(vlm, FeatureCache(vlm, 2**16)), list(enumerate(rows))
+    found = {}
+    for index, row in reversed(order) if way.endswith("backwards") else order:
+        for _ in range(2):  # again, when the prompt is there already
+            found[index] = session.generate_detailed(**row, **options).rows()
+    return [ids for index in sorted(found) for ids in found[index]]

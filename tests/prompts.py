@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import torch
 
 from generation.session import Session
@@ -108,6 +112,19 @@ def record(monkeypatch, model) -> tuple[list, list, list]:
     return passes, images, logits
 
 
+@contextmanager
+def count_reads() -> Iterator[list]:
+    """What is read from the device inside, one entry for each time; `clear` it between counts."""
+    reads: list = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("item", "tolist", "__bool__", "__int__"):
+            original = getattr(torch.Tensor, name)
+            patch.setattr(
+                torch.Tensor, name, lambda tensor, original=original: reads.append(1) or original(tensor)
+            )
+        yield reads
+
+
 @torch.no_grad()
 def assert_holds(session: Session, model, prompt: list[int], in_front: bool = False) -> None:
     """The session's cache is what one pass over (the beginning of) a prompt would have left there."""
@@ -115,6 +132,6 @@ def assert_holds(session: Session, model, prompt: list[int], in_front: bool = Fa
     assert x.shape[1] == session.held
     expected = new_cache(model.language_model, 1, session.held)
     model.language_model(x, kv_cache=expected)
-    for got, layer in zip(session._cache, expected, strict=True):
+    for got, layer in zip(session._slots.kv_cache, expected, strict=True):
         for name in ("key", "value"):
             assert_close(got[name][:, :, : session.held], layer[name], name)

@@ -17,7 +17,7 @@ import torch
 import generate
 from data.inputs import TiledImage
 from data.row_schemas import Layout
-from generation.chooser import Chooser, NotFiniteError
+from generation.sampling import NotFiniteError, Sampler
 from inference.chat import COMMANDS, path_of
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
@@ -292,7 +292,7 @@ def test_an_empty_line_is_no_mistake(talk):
 
 
 def test_an_answer_that_fails_is_not_kept(talk, one, photo, monkeypatch):
-    expected, choose, calls = one(photo, "-q", "how many?"), Chooser.choose, []
+    expected, choose, calls = one(photo, "-q", "how many?"), Sampler.sample, []
 
     def broken(self, logits):
         calls.append(1)
@@ -300,7 +300,7 @@ def test_an_answer_that_fails_is_not_kept(talk, one, photo, monkeypatch):
             raise NotFiniteError(2)
         return choose(self, logits)
 
-    monkeypatch.setattr(Chooser, "choose", broken)
+    monkeypatch.setattr(Sampler, "sample", broken)
     status, out, err = talk("why?", "how many?", "/undo", "/undo", "/undo", arguments=(photo,))
     assert status == 2 and len(err) == 4 and "not finite" in err[0]
     assert out[-1] == expected and "nothing to undo" in err[-1]
@@ -317,7 +317,7 @@ def test_memory_that_does_not_suffice(talk, monkeypatch):
     def greedy(self, logits):
         raise MemoryError
 
-    monkeypatch.setattr(Chooser, "choose", greedy)
+    monkeypatch.setattr(Sampler, "sample", greedy)
     status, _, err = talk("how many?")
     assert status == 2 and "out of memory: /reset gives" in err[0]
 
@@ -326,7 +326,7 @@ def test_ctrl_c_ends_what_comes_from_a_pipe(talk, monkeypatch):
     def interrupted(self, logits):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Chooser, "choose", interrupted)
+    monkeypatch.setattr(Sampler, "sample", interrupted)
     status, _, err = talk("how many?", "why?")
     assert status == 130 and err[-1] == "generate.py: interrupted"
 

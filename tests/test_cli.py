@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import generate
-from generation.decoding import Chooser
+from generation.decoding import Sampler
 from inference.checkpoint import RequestError, pick_device
 from inference.options import is_question
 from tests.hub_server import HubServer, point_client_at
@@ -382,7 +382,7 @@ def test_out_of_memory(complaint, monkeypatch):
             "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has\nmore. See ..."
         )
 
-    monkeypatch.setattr(Chooser, "choose", greedy)
+    monkeypatch.setattr(Sampler, "sample", greedy)
     err = complaint("--json")
     assert "error: CUDA out of memory. Tried to allocate 20.00 GiB: try a smaller --num-answers, or" in err
 
@@ -413,7 +413,7 @@ def test_a_programming_error_is_not_hidden(cli, monkeypatch):
     def broken(self, logits):
         raise ValueError("a bug")
 
-    monkeypatch.setattr(Chooser, "choose", broken)
+    monkeypatch.setattr(Sampler, "sample", broken)
     with pytest.raises(ValueError, match="a bug"):
         cli("--max-new-tokens", 2)
 
@@ -422,7 +422,7 @@ def test_ctrl_c(cli, monkeypatch):
     def interrupted(self, logits):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Chooser, "choose", interrupted)
+    monkeypatch.setattr(Sampler, "sample", interrupted)
     status, _, err = cli("--max-new-tokens", 2)
     assert status == 130 and err.endswith("generate.py: interrupted\n")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from generation import scheduler
-from generation.row_sampling import sample_rows
+from generation.scheduler import sample_rows
 from models.language_model import LanguageModel
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import draw_image

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.shapes import SHAPES
 from generation.fast import choose_step
-from generation.fast.native import build
+from generation.fast.native import step as build
 from inference import checkpoint as checkpoint_module
 from inference.checkpoint import RequestError
 from models.language_model import LanguageModel
@@ -32,7 +32,7 @@ def test_one_short_answer_is_not_worth_compiling(as_json, photo, compiler):
     ask = (photo, "-q", "how many?", "--max-new-tokens", 8)
     (eager,) = as_json(*ask)
     assert eager["decode_step"].startswith("eager: compiling pays from ")
-    assert eager["decode_step"].endswith(" decode steps on, at most 8 are to come")
+    assert eager["decode_step"].endswith(" decode steps on, at most 8 are expected")
     (compiled,) = as_json(*ask, "--compile", "on")
     (now_there,) = as_json(*ask)
     assert compiled["decode_step"] == now_there["decode_step"] == "native C step"
@@ -43,17 +43,17 @@ def test_one_short_answer_is_not_worth_compiling(as_json, photo, compiler):
 
 def test_what_may_come_decides(as_json, cli, photo, compiler, monkeypatch):
     """Tokens of all questions together; the choice is printed with --stats."""
-    monkeypatch.setattr(choose_step, "steps_that_pay", lambda language_model: 24)
+    monkeypatch.setattr(choose_step, "break_even_steps", lambda language_model: 24)
     one, two = (photo, "-q", "how many?"), (photo, "-q", "how many?", "-q", "where?")
     for ask, limit, steps in ((one, 23, 23), (two, 11, 22)):
         chosen = {made["decode_step"] for made in as_json(*ask, "--max-new-tokens", limit)}
-        assert chosen == {f"eager: compiling pays from 24 decode steps on, at most {steps} are to come"}
+        assert chosen == {f"eager: compiling pays from 24 decode steps on, at most {steps} are expected"}
     _, _, err = cli(*two, "--max-new-tokens", 12, "--stats")
     assert err.count("    step  native C step\n") == 2
 
 
 def test_what_may_come_of_a_batch_goes_by_its_rounds(cli, photo, compiler, monkeypatch, tmp_path):
-    monkeypatch.setattr(choose_step, "steps_that_pay", lambda language_model: 100)
+    monkeypatch.setattr(choose_step, "break_even_steps", lambda language_model: 100)
     (tmp_path / "in.jsonl").write_text(f'{{"image": "{photo}", "question": "how many?"}}\n' * 6)
     for size, rounds in ((3, 2), (2, 3), (8, 1)):
         out = tmp_path / f"{size}.jsonl"
@@ -67,7 +67,7 @@ def test_how_many_steps_pay_goes_by_blocks_and_by_what_they_read():
     """3 s of gcc against 52 ms a step (benchmarks/results/decode-cpu-zen3.json), whatever the step reads."""
 
     def steps(config) -> int:
-        return choose_step.steps_that_pay(LanguageModel(config))
+        return choose_step.break_even_steps(LanguageModel(config))
 
     tiny = SHAPES["tiny"].text
     assert steps(tiny) > 1000
@@ -84,7 +84,7 @@ def test_without_a_compiler_the_eager_step_answers_and_says_so_once(cli, photo, 
     for how, expected in (("on", said), ("auto", "")):  # so few tokens would not be compiled for anyway
         status, out, err = cli(*ask, "--compile", how)
         assert status == 0 and out and err == expected
-    monkeypatch.setattr(choose_step, "steps_that_pay", lambda language_model: 8)
+    monkeypatch.setattr(choose_step, "break_even_steps", lambda language_model: 8)
     assert cli(*ask)[2] == said
 
 

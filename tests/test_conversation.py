@@ -9,8 +9,8 @@ import pytest
 
 import generate
 from data.errors import ImageError, PromptError
-from generation.chooser import Chooser, NotFiniteError
 from generation.decoding import GenerationOptions
+from generation.sampling import NotFiniteError, Sampler
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.conversation import ContextFullError, Conversation
 from inference.history import encode_next
@@ -144,7 +144,7 @@ def test_iterating_may_be_taken_up_again(conversation):
 @pytest.mark.parametrize("tokens", [0, 3])
 def test_ctrl_c(conversation, monkeypatch, tokens):
     """In the middle of an answer it stays as far as it went; before its first token nothing was answered."""
-    choose, calls = Chooser.choose, []
+    choose, calls = Sampler.sample, []
 
     def interrupted(self, logits):
         calls.append(1)
@@ -153,7 +153,7 @@ def test_ctrl_c(conversation, monkeypatch, tokens):
         return choose(self, logits)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Chooser, "choose", interrupted)
+        patch.setattr(Sampler, "sample", interrupted)
         reply = conversation.ask("how many?", [draw_image(70, 40)], SHORT)
         with pytest.raises(KeyboardInterrupt):
             list(reply)
@@ -191,7 +191,7 @@ def test_errors_leave_the_history_as_it_was(conversation, tmp_path, monkeypatch)
         raise NotFiniteError(2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Chooser, "choose", broken)
+        patch.setattr(Sampler, "sample", broken)
         reply = conversation.ask("why?", options=SHORT)
         with pytest.raises(NotFiniteError):
             reply.finish()

@@ -7,11 +7,10 @@ import torch
 
 from data.document_masks import dense_mask, document_mask
 from generation import kv_cache as kv
-from generation.chooser import Chooser
 from generation.decoding import eager_step
 from generation.fast.choose_step import fast_step
 from generation.fast.cuda_graph import GraphStep
-from generation.sampling import uniforms
+from generation.sampling import Sampler, uniforms
 from generation.scheduler import Scheduler
 from generation.session import Session
 from tests.batches import assert_as_alone, uneven
@@ -30,7 +29,7 @@ def vlm():
 @pytest.fixture(scope="module", params=["kept", "not kept", "compiled"])
 def step(vlm, request):
     backend = "inductor" if request.param == "compiled" else None
-    return GraphStep(vlm.language_model, backend=backend, kept_bytes=2**26 * (request.param != "not kept"))
+    return GraphStep(vlm.language_model, backend=backend, static_bytes=2**26 * (request.param != "not kept"))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
@@ -115,13 +114,13 @@ def test_one_question_is_answered_by_a_graph_in_bfloat16(as_json, photo):
 
 
 def test_a_graph_that_cannot_be_recorded_leaves_the_eager_step(vlm, monkeypatch):
-    choose = Chooser.choose
+    choose = Sampler.sample
 
     def reading_back(self, logits):
         assert self.finite.item() is not None  # which a capture forbids
         return choose(self, logits)
 
-    monkeypatch.setattr(Chooser, "choose", reading_back)
+    monkeypatch.setattr(Sampler, "sample", reading_back)
     step, why = fast_step(vlm.language_model, steps=1)
     assert step is None and why.startswith("eager: no CUDA graph: ")
     monkeypatch.undo()

@@ -248,12 +248,11 @@ def test_a_prompt_too_long_for_the_context_scores_0(checkpoint, tmp_path):
 def test_too_many_answers_at_a_time_are_refused(checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("generation.scheduler.available_bytes", lambda device: 10)
     assert run("--tasks", "shapes", "--limit", "2", "--output", tmp_path / "out") == 2
-    assert "take fewer slots or a shorter context (--batch-size)" in capsys.readouterr().err
+    assert "use fewer slots or a shorter context (--batch-size)" in capsys.readouterr().err
 
 
 def test_digests_that_do_not_fit_the_tiles_are_refused(checkpoint):
-    from generation.requests import Request
-    from generation.scheduler import Scheduler
+    from generation.scheduler import Request, Scheduler
 
     size = checkpoint.model.config.vision.image_size
     ids = torch.full((64,), checkpoint.model.config.image_token_id)

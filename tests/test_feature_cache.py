@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from generation.feature_cache import FeatureCache, tile_digests
+from generation.prefix import FeatureCache, tile_digests
 from tests.invariants import assert_close
 from tests.prompts import SIDE, TILE_BYTES, tile, tiny_vlm
 

@@ -16,9 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from generation import kv_cache as kv
 from generation.decoding import GenerationOptions, NotFiniteError, eager_step
 from generation.fast.choose_step import fast_step, graph_step
-from generation.fast.cuda_graph import Graphs, GraphStep, LateCopy, bucket_of
-from generation.fast.fused_decoder import FusedDecoder
-from generation.fast.static_cache import KeptCache
+from generation.fast.cuda_graph import AsyncStopFlags, FusedDecoder, Graphs, GraphStep, StaticCache, bucket_of
 from generation.scheduler import Scheduler
 from generation.session import Session
 from inference.answer import ask
@@ -40,7 +38,7 @@ def vlm():
 @pytest.fixture(autouse=True)
 def short_buckets(monkeypatch):
     monkeypatch.setattr("generation.fast.cuda_graph.BUCKET", 16)
-    monkeypatch.setattr("generation.fast.static_cache.MULTIPLE", 16)
+    monkeypatch.setattr("generation.fast.cuda_graph.STATIC_MULTIPLE", 16)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +48,7 @@ def tape(monkeypatch):
 
 
 def make_step(vlm, taped: bool = True, **options) -> GraphStep:
-    step = GraphStep(vlm.language_model, capture=False, **{"kept_bytes": MANY} | options)
+    step = GraphStep(vlm.language_model, capture=False, **{"static_bytes": MANY} | options)
     step._capture = step.graphs._capture = taped
     return step
 
@@ -71,8 +69,10 @@ def test_tokens_are_those_of_the_eager_step(vlm, count, sampling, taped):
 @pytest.mark.parametrize("lag", range(5))
 @pytest.mark.parametrize("end", [1, 2, 3, 9])
 def test_late_flags_yield_nothing_behind_the_last_stop(vlm, monkeypatch, lag, end):
-    pushed, push = [], LateCopy.push
-    monkeypatch.setattr(LateCopy, "push", lambda self, number: pushed.append(number) or push(self, number))
+    pushed, push = [], AsyncStopFlags.push
+    monkeypatch.setattr(
+        AsyncStopFlags, "push", lambda self, number: pushed.append(number) or push(self, number)
+    )
     inputs = batch(1)
     free = vlm.generate(**inputs, max_new_tokens=9, **NO_STOP)[0].tolist()
     step = make_step(vlm, lag=lag)
@@ -80,8 +80,8 @@ def test_late_flags_yield_nothing_behind_the_last_stop(vlm, monkeypatch, lag, en
     assert taken <= end and pushed == list(range(min(taken + lag, 9)))  # never more than `lag` in vain
 
 
-@pytest.mark.parametrize("kept_bytes", [0, MANY])
-def test_a_cache_that_is_outlived(kept_bytes, monkeypatch):
+@pytest.mark.parametrize("static_bytes", [0, MANY])
+def test_a_cache_that_is_outlived(static_bytes, monkeypatch):
     """Rows end in a buffer of one step's length, and stop before, at and behind its end."""
     monkeypatch.setattr(kv, "STEP", 32)
     model = tiny_vlm()
@@ -89,18 +89,11 @@ def test_a_cache_that_is_outlived(kept_bytes, monkeypatch):
     free = model.generate(**inputs, max_new_tokens=70, **NO_STOP)
     for place in (0, 8, 9, 10, 11, 50):
         stop = (int(free[0, place]), int(free[1, place]))
-        step = make_step(model, kept_bytes=kept_bytes)
+        step = make_step(model, static_bytes=static_bytes)
         got = assert_as_eager(model, step, inputs, max_new_tokens=70, stop_token_ids=stop)
-        if not kept_bytes:  # not grown for a step in vain
+        if not static_bytes:  # not grown for a step in vain
             eager = model.generate_detailed(**inputs, max_new_tokens=70, stop_token_ids=stop)
             assert got.kv_cache_bytes == eager.kv_cache_bytes
-
-
-def test_the_context_can_be_filled():
-    model = tiny_vlm(max_position_embeddings=70)
-    inputs = inputs_of(words(1, 6))
-    for kept_bytes in (0, MANY):
-        assert_as_eager(model, make_step(model, kept_bytes=kept_bytes), inputs, max_new_tokens=64, **NO_STOP)
 
 
 def test_streams_in_turn_and_broken_off(vlm):
@@ -149,31 +142,12 @@ def test_logits_that_are_not_finite_are_an_error_and_leave_nothing(value, stops)
 # --- sessions and schedulers
 
 
-@pytest.mark.parametrize("kept_bytes", [0, MANY])
-def test_a_session_goes_on_behind_an_answer_that_was_not_finite(kept_bytes):
-    model = tiny_vlm()
-    session, step, prompt = Session(model), make_step(model, kept_bytes=kept_bytes), words(1, 8)
-    options = {"max_new_tokens": 10, "stop_token_ids": (VOCAB_END,), "decode_step": step}
-    expected = model.generate(**inputs_of(prompt), max_new_tokens=10, **NO_STOP)
-    table, fourth = model.language_model.embed_tokens.weight, int(expected[0, 3])
-    was = table[fourth].detach().clone()
-    with torch.no_grad():
-        table[fourth] = float("nan")
-    stream = session.generate_stream(**inputs_of(prompt), **options)
-    with pytest.raises(NotFiniteError):
-        stream.drain()
-    with torch.no_grad():
-        table[fourth] = was
-    assert session.held <= len(prompt) + expected[0].tolist().index(fourth)
-    assert torch.equal(session.generate(**inputs_of(prompt), **options), expected)
-
-
-@pytest.mark.parametrize("kept_bytes", [0, MANY])
+@pytest.mark.parametrize("static_bytes", [0, MANY])
 @pytest.mark.parametrize("anew", [False, True])
-def test_an_answer_left_alone_does_not_touch_the_next_one(kept_bytes, anew):
+def test_an_answer_left_alone_does_not_touch_the_next_one(static_bytes, anew):
     """Its steps ahead have met NaN, and its stream is let go of when the session has long gone on."""
     model = tiny_vlm()
-    session, step, prompt = Session(model), make_step(model, kept_bytes=kept_bytes), words(1, 8)
+    session, step, prompt = Session(model), make_step(model, static_bytes=static_bytes), words(1, 8)
     options = {"max_new_tokens": 10, "stop_token_ids": (VOCAB_END,), "decode_step": step}
     expected = model.generate(**inputs_of(prompt), max_new_tokens=10, **NO_STOP)
     table, second = model.language_model.embed_tokens.weight, int(expected[0, 1])
@@ -213,22 +187,6 @@ def test_a_session_goes_on_behind_a_stop(vlm):
         history += [*got.rows()[0], *words(turn, 3)]
 
 
-@pytest.mark.parametrize("lag", [0, 3])
-def test_a_session_whose_answer_is_broken_off(vlm, lag):
-    session, step, prompt = Session(vlm), make_step(vlm, lag=lag), words(1, 8)
-    options = {"max_new_tokens": 10, "stop_token_ids": (VOCAB_END,), "decode_step": step}
-    stream = session.generate_stream(**inputs_of(prompt), **options)
-    got = [next(iter(stream)).item() for _ in range(4)]
-    assert session.held == len(prompt) + 3
-    assert_holds(session, vlm, prompt + got)
-    follow = prompt + got + words(2, 4)
-    expected = vlm.generate(**inputs_of(follow), max_new_tokens=10, **NO_STOP)
-    assert torch.equal(session.generate(**inputs_of(follow), **options), expected)
-    with pytest.raises(ValueError, match="cannot be gone on with"):
-        stream.drain()
-    assert session.held == len(follow) + 9
-
-
 def test_the_scheduler_takes_it_as_a_step(vlm):
     requests = uneven()
     scheduler = Scheduler(vlm, 3, decode_step=make_step(vlm))
@@ -238,9 +196,9 @@ def test_the_scheduler_takes_it_as_a_step(vlm):
 # --- what is kept, and what is recorded
 
 
-@pytest.mark.parametrize(("kept_bytes", "again"), [(MANY, 0), (0, None)])
-def test_graphs_serve_the_next_answer_where_the_cache_is_kept(vlm, kept_bytes, again):
-    step = make_step(vlm, kept_bytes=kept_bytes)
+@pytest.mark.parametrize(("static_bytes", "again"), [(MANY, 0), (0, None)])
+def test_graphs_serve_the_next_answer_where_the_cache_is_kept(vlm, static_bytes, again):
+    step = make_step(vlm, static_bytes=static_bytes)
     vlm.generate(**batch(1), max_new_tokens=30, decode_step=step, **NO_STOP)
     recorded = step.graphs.recorded
     assert recorded == len({bucket_of(length) for length in range(13, 13 + 29)})
@@ -261,20 +219,20 @@ def test_buckets_are_at_most_a_quarter_too_long(monkeypatch):
 
 def test_the_kept_cache_is_for_one_at_a_time(vlm):
     config = vlm.config.text
-    kept, like = KeptCache(config, 10**6), torch.empty(0)
+    kept, like = StaticCache(config, 10**6), torch.empty(0)
     first = kv.allocate_for(config, 1, 20, like)
     first[1]["value"][:, :, :7] = 3.0
     held = first[1]
-    assert kept.take_in(first, 7, 60) and kv.capacity(first) >= 60
+    assert kept.adopt(first, 7, 60) and kv.capacity(first) >= 60
     assert held is first[1] and (held["value"][:, :, :7] == 3).all()
     address = first[0]["key"].data_ptr()
-    assert kept.take_in(first, 9, 61), "it is there already"
-    assert not kept.take_in(kv.allocate_for(config, 1, 20, like), 3, 30), "it is in use"
-    assert not kept.take_in(first, 9, 10**6)
+    assert kept.adopt(first, 9, 61), "it is there already"
+    assert not kept.adopt(kv.allocate_for(config, 1, 20, like), 3, 30), "it is in use"
+    assert not kept.adopt(first, 9, 10**6)
     del first, held
     second = kv.allocate_for(config, 1, 20, like)
-    assert kept.take_in(second, 3, 30) and second[0]["key"].data_ptr() == address
-    assert not KeptCache(config, 100).take_in(kv.allocate_for(config, 1, 20, like), 3, 30), "too large"
+    assert kept.adopt(second, 3, 30) and second[0]["key"].data_ptr() == address
+    assert not StaticCache(config, 100).adopt(kv.allocate_for(config, 1, 20, like), 3, 30), "too large"
 
 
 # --- joined weights
@@ -330,7 +288,7 @@ def test_what_lies_between_attentions_compiles_as_one_graph(vlm):
     """Traced and made functional as inductor would have it, in as few versions as there are widths."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    step = make_step(vlm, backend="aot_eager", taped=False, kept_bytes=0)
+    step = make_step(vlm, backend="aot_eager", taped=False, static_bytes=0)
     for count, new in ((1, 30), (1, 60), (2, 40), (4, 20)):
         assert_as_eager(vlm, step, batch(count), max_new_tokens=new, **NO_STOP)
     counters = torch._dynamo.utils.counters
@@ -360,12 +318,6 @@ WHY = "operation not permitted when stream is capturing"
 def test_a_graph_that_cannot_be_recorded_leaves_the_eager_step_and_says_why(vlm, monkeypatch):
     monkeypatch.setattr(Graphs, "_record", refuse)
     assert graph_step(vlm.language_model, compiled=False) == (None, f"eager: no CUDA graph: {WHY}")
-
-
-def test_a_graph_that_can_be_recorded_is_at_once(vlm):
-    step, name = graph_step(vlm.language_model, compiled=False)
-    assert name == "CUDA graph" and step.graphs.recorded
-    assert_as_eager(vlm, step, batch(1), max_new_tokens=10, **NO_STOP)
 
 
 def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch):
@@ -419,14 +371,14 @@ def test_while_text_streams_only_late_copies_are_read(model_folder, photo, monke
     checkpoint = open_checkpoint(model_folder, device="cpu")
     checkpoint = replace(checkpoint, decode_step=make_step(checkpoint.model))
     late, reads = set(), []
-    read_late = LateCopy.read
+    read_late = AsyncStopFlags.read
 
     def note_late(self, number):
         told = read_late(self, number)
         late.add(told.untyped_storage().data_ptr())
         return told
 
-    monkeypatch.setattr(LateCopy, "read", note_late)
+    monkeypatch.setattr(AsyncStopFlags, "read", note_late)
 
     def noting(name: str):
         function = getattr(torch.Tensor, name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from generation.fast.choose_step import fast_step
-from generation.fast.native import build
+from generation.fast.native import step as build
 from tests.test_fast_decode import make_model, needs_compiler  # noqa: F401  (for every test here)
 
 

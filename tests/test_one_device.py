@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 from data.byte_tiles import ByteTiles
 from generation import kv_cache as kv
-from generation.chooser import Chooser
-from generation.decoding import CacheCursor, GenerationOptions, eager_step, prefill
+from generation.decoding import CachePosition, GenerationOptions, eager_step, prefill
 from generation.fast.cuda_graph import GraphStep, _Run
 from generation.prompt import Prompt
+from generation.sampling import Sampler
 from models.checkpoints.load import meta_init
 from models.vision_language_model import VisionLanguageModel
 from tests.graph_cases import SAMPLINGS
@@ -49,7 +49,7 @@ def model(request):
     return made.to(getattr(torch, request.param))
 
 
-def at_work(model, rows: int, lengths: tuple[int, ...], **sampling) -> tuple[Chooser, CacheCursor]:
+def at_work(model, rows: int, lengths: tuple[int, ...], **sampling) -> tuple[Sampler, CachePosition]:
     """What an answer's loop is given after prompts of these lengths."""
     options = GenerationOptions(max_new_tokens=8, stop_token_ids=(3, 4), **sampling)
     vocab = model.config.text.vocab_size
@@ -58,19 +58,19 @@ def at_work(model, rows: int, lengths: tuple[int, ...], **sampling) -> tuple[Cho
         seen = torch.zeros(rows, vocab, dtype=torch.bool, device=model.device)
     prompts = rows // options.num_return_sequences
     cache = kv.allocate_for(model.config.text, rows, 40, model.language_model.norm.weight)
-    return Chooser(options, prompts, 0, model.device, seen), CacheCursor(cache, lengths, model.device)
+    return Sampler(options, prompts, 0, model.device, seen), CachePosition(cache, lengths, model.device)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("lengths", [(9, 9), (4, 9)])
 def test_a_step_to_be_recorded_touches_the_device_only(model, lengths, sampling, monkeypatch):
-    step = GraphStep(model.language_model, capture=False, kept_bytes=0)
-    chooser, cursor = at_work(model, 2, lengths, **sampling)
-    run = _Run(chooser, step.lag)
-    run.chooser.load(chooser)
-    cursor.make_room()
-    _, replay = step._graph(run, cursor)
+    step = GraphStep(model.language_model, capture=False, static_bytes=0)
+    sampler, position = at_work(model, 2, lengths, **sampling)
+    run = _Run(sampler, step.lag)
+    run.sampler.load(sampler)
+    position.reserve()
+    _, replay = step._graph(run, position)
     monkeypatch.setattr(torch, "tensor", None)  # made on the host and copied
     with OneDevice(recording=True) as seen:
         replay()
@@ -81,13 +81,13 @@ def test_a_step_to_be_recorded_touches_the_device_only(model, lengths, sampling,
 @pytest.mark.parametrize("lengths", [(9, 9), (4, 9)])
 def test_the_eager_step_mixes_no_devices(model, lengths):
     language_model, width = model.language_model, model.config.text.hidden_size
-    chooser, cursor = at_work(model, 2, lengths)
+    sampler, position = at_work(model, 2, lengths)
     with OneDevice() as seen:
         embeddings = torch.empty(2, 9, width, dtype=model.dtype, device=model.device)
-        logits = prefill(language_model, Prompt(embeddings, lengths), cursor.kv_cache)
+        logits = prefill(language_model, Prompt(embeddings, lengths), position.kv_cache)
         for _ in range(3):
-            cache, start_pos = cursor.advance()
-            logits = eager_step(language_model)(chooser.choose(logits), cache, start_pos)
+            cache, start_pos = position.advance()
+            logits = eager_step(language_model)(sampler.sample(logits), cache, start_pos)
     assert logits.dtype == model.dtype and seen.operations > 100
 
 

@@ -1,17 +1,20 @@
-"""`Session` against a fresh `generate`: the same tokens and cache whatever came before, at less work."""
+"""`Session`: less work for the same tokens, interrupts, room, threads; and in generate.py.
+
+That its answers are those of a fresh `generate` is in test_generate.py and test_cache_properties.py.
+"""
 
 from __future__ import annotations
 
-import random
 import threading
 
 import pytest
 import torch
 
 from generation.decoding import eager_step
-from generation.feature_cache import FeatureCache
+from generation.fast.cuda_graph import GraphStep
+from generation.fast.native.step import NativeStep, NoCompiler
+from generation.prefix import FeatureCache
 from generation.session import Session
-from tests.invariants import assert_close
 from tests.prompts import (
     NO_STOP,
     PER_TILE,
@@ -22,11 +25,9 @@ from tests.prompts import (
     inputs_of,
     positions_of,
     record,
-    shared,
     tiny_vlm,
     words,
 )
-from tests.tiny import IMAGE_ID, PAD_ID
 from tests.waiting import PATIENCE
 
 
@@ -35,93 +36,7 @@ def vlm():
     return tiny_vlm()
 
 
-# --- any sequence of turns
-
-
-class Conversation:
-    """A random conversation: `ACTIONS` change the history, and say what will happen to the next answer."""
-
-    def __init__(self, model, seed: int, in_front: bool):
-        self.random, self.model, self.in_front = random.Random(seed), model, in_front
-        self.session = Session(model, FeatureCache(model, 3 * TILE_BYTES))
-        self.history: list[int] = [ImageBlock(1)] if in_front else words(1, 3)
-        self.turns = [len(self.history)]  # where each turn began
-        self.held: list = []
-
-    def new_words(self) -> list[int]:
-        return [self.random.randrange(IMAGE_ID) for _ in range(self.random.randint(1, 6))]
-
-    def ask(self) -> None:
-        self.turns.append(len(self.history))
-        if not self.in_front and self.random.random() < 0.4:
-            self.history.append(ImageBlock(self.random.randrange(5)))
-        self.history += self.new_words()
-
-    def edit(self) -> None:
-        place = self.random.randrange(len(self.history))
-        old = self.history[place]
-        self.history[place] = ImageBlock(old + 1) if isinstance(old, ImageBlock) else (old + 1) % IMAGE_ID
-
-    def undo(self) -> None:
-        if len(self.turns) > 1:
-            del self.history[self.turns.pop() :]
-        self.history += self.new_words()
-
-    def again(self) -> None:
-        self.history = self.history or self.new_words()
-
-    def forget(self) -> None:
-        self.session.reset()
-        self.held = []
-        self.ask()
-
-    def other_images(self) -> None:
-        self.history = [
-            ImageBlock(part + 7) if isinstance(part, ImageBlock) else part for part in self.history
-        ]
-        self.history += self.new_words()
-
-    ACTIONS = (ask, ask, ask, edit, undo, again, forget, other_images)
-
-    def turn(self) -> None:
-        self.random.choice(self.ACTIONS)(self)
-        if len(self.history) > 150 or not any(not isinstance(part, ImageBlock) for part in self.history):
-            self.history = [*([ImageBlock(2)] if self.in_front else []), *self.new_words()]
-            self.turns = [1]
-        new = self.random.randint(1, 8)
-        inputs, options = inputs_of(self.history, self.in_front), {"max_new_tokens": new, **NO_STOP}
-        expected = self.model.generate(**inputs, **options)[0].tolist()
-        prompt = positions_of(self.history)
-        stream = self.session.generate_stream(**inputs, **options)
-        cut = self.random.randint(1, new) if self.random.random() < 0.3 else None
-        got = []
-        for column in stream:
-            got += column.tolist()
-            if len(got) == cut:
-                break
-        assert got == expected[: len(got)] and len(got) == (cut or new)
-        if cut is None:
-            result, reused = stream.result, min(shared(prompt, self.held), len(prompt) - 1)
-            assert (result.reused, result.prefilled) == (reused, len(prompt) - reused)
-            tiles = sum(isinstance(part, ImageBlock) for part in self.history)
-            assert result.tiles_encoded + result.tiles_reused == tiles
-            assert result.token_ids.tolist() == [expected] and result.prompt_tokens == [len(prompt)]
-        self.held = prompt + got[:-1]
-        assert self.session.held == len(self.held)
-        assert self.session.feature_cache.size_in_bytes <= 3 * TILE_BYTES
-        assert_holds(self.session, self.model, self.history + got, self.in_front)
-        self.history += got
-
-
-@pytest.mark.parametrize("placement", ["placeholder", "prefix"])
-@pytest.mark.parametrize("seed", range(2))
-def test_any_sequence_of_turns_equals_fresh_answers(placement, seed):
-    conversation = Conversation(tiny_vlm(placement), seed, placement == "prefix")
-    for _ in range(25):
-        conversation.turn()
-
-
-# --- what is spared
+# --- what is saved
 
 
 def test_a_conversation_prefills_only_what_is_new(vlm, monkeypatch):
@@ -139,27 +54,9 @@ def test_a_conversation_prefills_only_what_is_new(vlm, monkeypatch):
         logits.clear()
         fresh = vlm.generate(**inputs_of(history), max_new_tokens=6, **NO_STOP)
         assert torch.equal(result.token_ids, fresh)
-        assert_close(kept, torch.cat(logits), "logits")
+        torch.testing.assert_close(kept, torch.cat(logits), rtol=1e-5, atol=1e-5)
         history += [*result.rows()[0], *words(3 + turn, 5)]
         expected_new = 1 + 5
-
-
-@pytest.mark.parametrize("placement", ["placeholder", "prefix"])
-def test_many_questions_about_one_image(placement, monkeypatch):
-    model = tiny_vlm(placement)
-    session, in_front = Session(model), placement == "prefix"
-    start = [ImageBlock(3), *words(1, 4)] if in_front else [*words(1, 4), ImageBlock(3), ImageBlock(4)]
-    passes, images, _ = record(monkeypatch, model)
-    for number in range(4):
-        inputs = inputs_of([*start, 10 + number, *words(number, 3)], in_front)
-        passes.clear()
-        result = session.generate_detailed(**inputs, max_new_tokens=5, **NO_STOP)
-        kept = len(positions_of(start)) if number else 0
-        assert passes[0] == result.prefilled == len(positions_of(start)) + 4 - kept
-        assert result.reused == kept
-        assert torch.equal(result.token_ids, model.generate(**inputs, max_new_tokens=5, **NO_STOP))
-    # The session encoded them once, the fresh calls each time.
-    assert images == [1 if in_front else 2] * (1 + 4)
 
 
 def test_the_same_prompt_again_computes_one_position(vlm):
@@ -192,9 +89,6 @@ def test_a_tile_is_encoded_once_for_all_its_prompts(vlm, monkeypatch):
         assert torch.equal(result.token_ids, vlm.generate(**inputs_of(prompt), max_new_tokens=3, **NO_STOP))
 
 
-# --- pixels count
-
-
 def test_equal_ids_with_other_pixels_are_not_confused(vlm):
     session = Session(vlm, FeatureCache(vlm, 10 * TILE_BYTES))
     answers, options = [], {"max_new_tokens": 12, **NO_STOP}
@@ -222,66 +116,169 @@ def test_equal_pixels_with_another_mask_are_not_confused(vlm):
     assert len({tuple(r.rows()[0]) for r in results}) == 3  # the mask can be told from the answer
 
 
-# --- options
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": 1.0, "top_p": 0.9, "seed": 3},
-        {"temperature": 0.7, "repetition_penalty": 1.5, "seed": 8},
-        {"num_return_sequences": 3, "temperature": 1.0, "seed": 5},
-        {"num_return_sequences": 2, "repetition_penalty": 1.3},
-    ],
-    ids=str,
-)
-def test_sampling_is_that_of_generate(vlm, options):
-    session, answers = Session(vlm), options.get("num_return_sequences", 1)
-    for number in range(3):
-        prompt = [*words(1, 5), ImageBlock(1), *words(number, 6)]
-        result = session.generate_detailed(**inputs_of(prompt), max_new_tokens=20, **NO_STOP, **options)
-        fresh = vlm.generate(**inputs_of(prompt), max_new_tokens=20, **NO_STOP, **options)
-        assert torch.equal(result.token_ids, fresh)
-        # Of several answers none is kept.
-        assert session.held == len(positions_of(prompt)) + (19 if answers == 1 else 0)
-        assert_holds(session, vlm, prompt + (result.rows()[0] if answers == 1 else []))
-
-
-def test_stop_ids_and_a_replaced_step(vlm):
-    session, inputs, calls = Session(vlm), inputs_of([*words(1, 5), ImageBlock(1), 9]), []
-    free = vlm.generate(**inputs, max_new_tokens=10, **NO_STOP)[0].tolist()
-    end = free.index(free[3]) + 1
-
-    def step(*arguments):
-        calls.append(1)
-        return eager_step(vlm.language_model)(*arguments)
-
-    options = {"max_new_tokens": 10, "stop_token_ids": (free[3],), "decode_step": step}
-    result = session.generate_detailed(**inputs, **options)
-    assert result.rows() == [free[:end]] and result.stop_reasons == ["stop"] and len(calls) == end - 1
-    assert session.held == 10 + end - 1
-    assert session.generate(**inputs, max_new_tokens=1).shape == (1, 1)
-
-
-def test_the_checkpoints_stop_ids_are_the_default():
-    model = tiny_vlm()
-    torch.nn.init.zeros_(model.language_model.lm_head.weight)  # all logits equal: the first id, 0
-    object.__setattr__(model.config, "eos_token_ids", (0,))
-    assert Session(model).generate(**inputs_of([1, 2]), max_new_tokens=5).tolist() == [[0]]
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_taken_off(vlm, side):
-    session, ids = Session(vlm), inputs_of([*words(1, 5), ImageBlock(1), 9])
-    expected = session.generate(**ids, max_new_tokens=5, **NO_STOP)
-    gap = (3, 0) if side == "left" else (0, 3)
-    padded = {
-        "input_ids": torch.nn.functional.pad(ids["input_ids"], gap, value=PAD_ID),
-        "attention_mask": torch.nn.functional.pad(torch.ones_like(ids["input_ids"]), gap),
-        "pixel_values": torch.cat((ids["pixel_values"], torch.zeros(1, 2, 3, SIDE, SIDE)), 1),
+@pytest.mark.parametrize("answers", [1, 3])
+def test_of_several_answers_only_the_prompt_is_kept(vlm, answers):
+    session, prompt = Session(vlm), [*words(1, 5), ImageBlock(1), *words(2, 6)]
+    options = {
+        "max_new_tokens": 20,
+        "num_return_sequences": answers,
+        "temperature": 1.0,
+        "seed": 5,
+        **NO_STOP,
     }
-    result = session.generate_detailed(**padded, max_new_tokens=5, **NO_STOP)
-    assert torch.equal(result.token_ids, expected) and (result.reused, result.prompt_tokens) == (9, [10])
+    result = session.generate_detailed(**inputs_of(prompt), **options)
+    assert session.held == len(positions_of(prompt)) + (19 if answers == 1 else 0)
+    assert_holds(session, vlm, prompt + (result.rows()[0] if answers == 1 else []))
+
+
+# --- interrupts
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("call", range(5))
+def test_ctrl_c_anywhere_in_the_decoder_leaves_the_session_true(vlm, monkeypatch, call, layer):
+    """Call 0 is the prefill; the layers before the interrupt have written to the cache already."""
+    session = Session(vlm)
+    start = [*words(1, 5), ImageBlock(1), *words(2, 3)]
+    session.generate(**inputs_of(start), max_new_tokens=4, **NO_STOP)
+    other = [*words(1, 5), ImageBlock(1), 99, *words(4, 6)]
+    expected = vlm.generate(**inputs_of(other), max_new_tokens=8, **NO_STOP)
+    block, calls = vlm.language_model.layers[layer], []
+    forward = block.forward
+
+    def interrupted(*arguments):
+        calls.append(1)
+        out = forward(*arguments)
+        if len(calls) == call + 1:
+            raise KeyboardInterrupt
+        return out
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(block, "forward", interrupted)
+        session.generate(**inputs_of(other), max_new_tokens=8, **NO_STOP)
+    kept = 9 if call == 0 else len(positions_of(other)) + call - 1
+    assert session.held == kept
+    assert_holds(session, vlm, other + expected[0].tolist())
+    again = session.generate_detailed(**inputs_of(other), max_new_tokens=8, **NO_STOP)
+    assert torch.equal(again.token_ids, expected) and again.reused == min(kept, len(positions_of(other)) - 1)
+
+
+def test_ctrl_c_while_a_image_is_encoded_changes_nothing(vlm, monkeypatch):
+    session = Session(vlm, FeatureCache(vlm, 10 * TILE_BYTES))
+    prompt = [*words(1, 5), ImageBlock(1), 9]
+    first = session.generate_detailed(**inputs_of(prompt), max_new_tokens=4, **NO_STOP)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+        def interrupted(*arguments):
+            raise KeyboardInterrupt
+
+        patch.setattr(vlm, "encode_images", interrupted)
+        session.generate(**inputs_of([*words(1, 5), ImageBlock(2), 9]), max_new_tokens=4, **NO_STOP)
+    assert session.held == len(positions_of(prompt)) + 3
+    assert_holds(session, vlm, prompt + first.rows()[0])
+
+
+@pytest.mark.parametrize("kind", ["eager", "native", "graph"])
+@pytest.mark.parametrize("after", [1, 5])
+def test_ctrl_c_while_an_answer_is_shown_keeps_the_session(vlm, kind, after):
+    """Raised where the tokens are printed, as a person at a terminal does."""
+    make = {"eager": eager_step, "native": NativeStep, "graph": lambda lm: GraphStep(lm, capture=False)}
+    try:
+        step = make[kind](vlm.language_model)
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    options = {"max_new_tokens": 12, "decode_step": step, "stop_token_ids": (10**6,)}
+    session, shown = Session(vlm), []
+    first = [*words(1, 5), ImageBlock(1), *words(2, 3)]
+
+    def show() -> None:
+        for column in session.generate_stream(**inputs_of(first), **options):
+            shown.extend(column.tolist())
+            if len(shown) == after:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        show()
+    assert session.held == len(positions_of(first)) + after - 1
+    second = [*first, *shown, *words(4, 4)]
+    made = session.generate_detailed(**inputs_of(second), **options)
+    assert torch.equal(made.token_ids, vlm.generate(**inputs_of(second), max_new_tokens=12, **NO_STOP))
+    assert made.reused == len(positions_of(first)) + after - 1
+    assert_holds(session, vlm, second + made.rows()[0])
+
+
+def test_an_unfinished_answer_cannot_go_on_after_another_one(vlm):
+    session = Session(vlm)
+    first, second = inputs_of([*words(1, 5), 8]), inputs_of([*words(1, 5), 9])
+    stream = session.generate_stream(**first, max_new_tokens=9, **NO_STOP)
+    tokens = iter(stream)
+    next(tokens), next(tokens)
+    expected = session.generate(**second, max_new_tokens=9, **NO_STOP)
+    with pytest.raises(ValueError, match="unfinished"):
+        next(tokens)
+    assert session.held == 6 + 8
+    assert_holds(session, vlm, [*words(1, 5), 9, *expected[0].tolist()])
+    stream = session.generate_stream(**second, max_new_tokens=9, **NO_STOP)
+    tokens = iter(stream)
+    next(tokens)
+    session.reset()
+    with pytest.raises(ValueError, match="or was reset"):
+        next(tokens)
+    assert session.held == 0
+
+
+# --- room
+
+
+def test_the_cache_grows_in_steps_up_to_the_context():
+    model = tiny_vlm(max_position_embeddings=2500, num_hidden_layers=1)
+    session, history, position = Session(model), [ImageBlock(1), *words(1, 1000)], 2 * 1 * 2 * 12 * 4
+    assert session.kv_cache_bytes == 0
+    for more, new, capacity in ((0, 1, 1024), (0, 10, 1024), (0, 30, 2048), (1100, 20, 2500)):
+        history += words(2, more)
+        result = session.generate_detailed(**inputs_of(history), max_new_tokens=new, **NO_STOP)
+        assert session.kv_cache_bytes == result.kv_cache_bytes == capacity * position
+        history += result.rows()[0]
+    assert_holds(session, model, history)
+    fork = session.generate_detailed(
+        **inputs_of(history[:500]), max_new_tokens=9, num_return_sequences=2, **NO_STOP
+    )
+    assert fork.kv_cache_bytes == (2500 + 2 * 511) * position
+    assert torch.equal(
+        session.generate(**inputs_of(history[:900]), max_new_tokens=20, **NO_STOP),
+        model.generate(**inputs_of(history[:900]), max_new_tokens=20, **NO_STOP),
+    )
+    session.reset()
+    assert session.kv_cache_bytes == session.held == 0
+
+
+# --- refusals
+
+
+def test_what_a_session_cannot_do_is_refused_and_changes_nothing(vlm):
+    session, prompt = Session(vlm), [*words(1, 5), ImageBlock(1), 9]
+    answer = session.generate(**inputs_of(prompt), max_new_tokens=4, **NO_STOP)
+    stream = session.generate_stream(**inputs_of(prompt), max_new_tokens=4, **NO_STOP)
+    next(iter(stream))
+    one = inputs_of([*words(1, 3), ImageBlock(2), 9])
+    for inputs, options, field in (
+        (one, {"max_new_tokens": 393}, "context"),
+        (one, {"use_cache": False}, "use_cache"),
+        ({"input_ids": torch.ones(2, 3, dtype=torch.int64)}, {}, "batch of 2"),
+        ({"input_ids": torch.tensor([[10**6]])}, {}, "input_ids"),
+        (one | {"pixel_values": one["pixel_values"][..., :8]}, {}, "pixel_values"),
+    ):
+        with pytest.raises(ValueError, match=field):
+            session.generate_stream(**inputs, **options)
+    assert torch.equal(stream.drain().token_ids, answer)  # not even the answer that goes on
+    assert_holds(session, vlm, [*prompt, *answer[0].tolist()])
+
+
+def test_a_feature_cache_is_of_its_model(vlm):
+    with pytest.raises(ValueError, match="feature_cache"):
+        Session(vlm, FeatureCache(tiny_vlm(), 100))
+    with pytest.raises(ValueError, match="max_bytes"):
+        FeatureCache(vlm, -1)
 
 
 # --- threads
@@ -320,5 +317,35 @@ def test_a_streamed_answer_that_another_thread_cut_short_says_so(vlm):
     other = threading.Thread(target=session.generate, kwargs=inputs_of(words(2, 6)) | options)
     other.start()
     other.join(PATIENCE)
-    with pytest.raises(ValueError, match="left unfinished"):
+    with pytest.raises(ValueError, match="unfinished"):
         stream.drain()
+
+
+# --- generate.py
+
+
+def test_several_questions_share_a_session(as_json, photo):
+    questions = ("how many circles?", "what colour is it?", "how many?")
+    ask = [part for question in questions for part in ("-q", question)]
+    options = ("--dtype", "float32", "--max-new-tokens", 8)
+    together = as_json(photo, *ask, *options)
+    recomputed = as_json(photo, *ask, *options, "--no-cache")
+    assert [made["reused_tokens"] for made in recomputed] == [0, 0, 0]
+    assert together[0]["reused_tokens"] == 0
+    for made, plain, question in zip(together, recomputed, questions):
+        (alone,) = as_json(photo, "-q", question, *options)
+        assert alone["reused_tokens"] == 0
+        for key in ("answers", "token_ids", "prompt_tokens", "image_tokens"):
+            assert made[key] == alone[key] == plain[key]
+    for made in together[1:]:
+        assert made["image_tokens"] < made["reused_tokens"] < made["prompt_tokens"]
+
+
+def test_an_answer_larger_than_the_memory_is_one_sentence(complaint, photo, monkeypatch):
+    monkeypatch.setattr("generation.kv_cache.available_bytes", lambda device: 1000)
+    assert "1000" in complaint(photo, "-q", "how many?", "--num-answers", 9, "--max-new-tokens", 8)
+
+
+def test_stats_tell_what_was_kept(cli, photo):
+    _, _, err = cli(photo, "-q", "how many?", "-q", "what colour?", "--max-new-tokens", 2, "--stats")
+    assert err.count("kept from the last question") == 1

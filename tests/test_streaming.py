@@ -1,12 +1,11 @@
 """Text as it arrives: cut at characters, special tokens skipped, the pieces adding up to the whole."""
 
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from data.processor import Processor
-from generation.streaming import TextStream, stream_text
+from inference.answer import TextStream
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +50,6 @@ def test_a_character_that_never_completes_is_dropped(tokenizer):
 def test_special_tokens_can_be_kept(tokenizer):
     stream = TextStream(tokenizer, skip_special_tokens=False)
     assert stream.put(tokenizer.eos_token_id) == "<end>"
-
-
-def test_stream_text_takes_the_columns_of_one_row(tokenizer):
-    columns = [torch.tensor([token_id]) for token_id in tokenizer.encode("çé")]
-    assert list(stream_text(columns, tokenizer)) == ["ç", "é"]
-    with pytest.raises(ValueError, match="one answer, got 2"):
-        list(stream_text([torch.tensor([1, 2])], tokenizer))
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "is n't it , or ?"])

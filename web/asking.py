@@ -26,7 +26,7 @@ from data.errors import ImageError, ProcessorError, PromptError, one_line
 from data.images import load_image
 from data.inputs import TiledImage
 from generation.decoding import GenerationOptions, NotFiniteError
-from generation.memory import CacheMemoryError
+from generation.kv_cache import CacheMemoryError
 from inference.checkpoint import Checkpoint, RequestError
 from inference.conversation import Conversation
 from models.checkpoints import CheckpointError

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from generation.feature_cache import FeatureCache
+from generation.prefix import FeatureCache
 from generation.session import Session
 from inference.checkpoint import Checkpoint
 from inference.conversation import Conversation

@@ -1,16 +1,16 @@
-"""Faster decode steps behind the ordinary loop; the model's files do not know of them.
+"""Faster decode steps for the ordinary loop; the model's files do not know of them.
 
     step, how = fast_step(model.language_model)      # or None, and why there is none
     model.generate(**inputs, decode_step=step)
 
 On a CPU: one C function for the whole step (`generation/fast/native/`), compiled once for this machine.
-On CUDA: the step and the choice of the token as one graph (`generation/fast/cuda_graph.py`), whose kernels
-inductor makes where so many steps are to come that it pays.
+On CUDA: the step and the sampler as one graph (`generation/fast/cuda_graph.py`), compiled by inductor if the
+run is long enough to make that worthwhile.
 
-The step that is chosen stays, however many rows there are: to change it with their number would change how a
-row is rounded with what else is in the batch. The C step has no need of it: at SmolVLM-256M's shape with 1,
-4, 8, 16 and 32 rows it took 0.5, 0.5, 0.7, 0.9 and 1.0 of the eager step's time in float32, 0.2, 0.2, 0.3,
-0.4 and 0.6 with weights packed in bfloat16, 0.1, 0.1, 0.2, 0.4 and 0.5 in int8 (one thread of a Zen 3 core, a
+The step that is chosen stays, however many rows there are: changing it with their number would make a row's
+rounding depend on what else is in the batch. The C step does not need it: at SmolVLM-256M's shape with 1, 4,
+8, 16 and 32 rows it took 0.5, 0.5, 0.7, 0.9 and 1.0 of the eager step's time in float32, 0.2, 0.2, 0.3, 0.4
+and 0.6 with weights packed in bfloat16, 0.1, 0.1, 0.2, 0.4 and 0.5 in int8 (one thread of a Zen 3 core, a
 context of 100, both in turn, medians of 5).
 """
 
@@ -21,42 +21,40 @@ import math
 import torch
 
 from generation.decoding import DecodeStep
-from generation.fast import fused_decoder
+from generation.fast import cuda_graph
 from generation.fast.cuda_graph import GraphStep
-from generation.fast.native.build import NoCompiler
-from generation.fast.native.step import NativeStep, is_compiled, unsupported
+from generation.fast.native.step import NativeStep, NoCompiler, is_compiled, unsupported
 from generation.fast.quantized import pack
 
-# Seconds that compiling takes, and that it spares a step: of calling PyTorch in each block, and of reading
-# weights. On a CPU: 2.5 to 3.5 s; 28 ms in place of 80 for 30 blocks and 538 MB (float32, the results file
+# Seconds that compiling takes, and that it saves in each step: of calling PyTorch in each block, and of
+# reading weights. On a CPU: 2.5 to 3.5 s; 28 ms in place of 80 for 30 blocks and 538 MB (float32, results in
 # decode-cpu-zen3.json), 0.3 in place of 2.5 for the embedded model's 4 blocks and 7 MB. On CUDA estimated:
 # one block compiled by inductor, against 9 kernels more in each block of a graph that is recorded without it.
 COMPILE_SECONDS = {"cpu": 3.0, "cuda": 45.0}
-SPARED_A_BLOCK = {"cpu": 5e-4, "cuda": 1.2e-5}
-SPARED_A_BYTE = {"cpu": 7e-11, "cuda": 0.0}
+SAVED_PER_BLOCK = {"cpu": 5e-4, "cuda": 1.2e-5}
+SAVED_PER_BYTE = {"cpu": 7e-11, "cuda": 0.0}
 
 
-def steps_that_pay(language_model) -> int | float:
-    """So many decode steps together spare, roughly, what it takes to compile one; infinitely many where none
-    can be."""
+def break_even_steps(language_model) -> int | float:
+    """Roughly how many decode steps save the time that compiling takes; infinite without a fast step."""
     device = language_model.norm.weight.device.type
     if device not in COMPILE_SECONDS:
         return math.inf
     blocks = language_model.layers
     read = [*blocks.parameters(), *blocks.buffers(), language_model.lm_head.weight]
-    spared = SPARED_A_BLOCK[device] * len(blocks) + SPARED_A_BYTE[device] * sum(w.nbytes for w in read)
-    return math.ceil(COMPILE_SECONDS[device] / spared)
+    saved = SAVED_PER_BLOCK[device] * len(blocks) + SAVED_PER_BYTE[device] * sum(w.nbytes for w in read)
+    return math.ceil(COMPILE_SECONDS[device] / saved)
 
 
 def fast_step(language_model, steps: int | None = None) -> tuple[DecodeStep | None, str]:
     """(a decode step faster than the eager one, what it is), or (None, why there is none).
 
     Args:
-        steps: how many are to come, at most. Where they do not pay for compiling, only what costs next to
-            nothing is used: a step that has been compiled before, a graph of PyTorch's own kernels. None
-            compiles in any case.
+        steps: the most that are expected. If they are too few to be worth compiling, only what costs next
+            to nothing is used: a step that was compiled before, or a graph of PyTorch's own kernels. None
+            always compiles.
     """
-    device, needed = language_model.norm.weight.device.type, steps_that_pay(language_model)
+    device, needed = language_model.norm.weight.device.type, break_even_steps(language_model)
     pays = steps is None or steps >= needed
     if device == "cuda":
         return graph_step(language_model, compiled=pays)
@@ -66,8 +64,7 @@ def fast_step(language_model, steps: int | None = None) -> tuple[DecodeStep | No
         return None, f"eager: {reason}"
     try:
         if not pays and not is_compiled(language_model):
-            short = f"eager: compiling pays from {needed} decode steps on, at most {steps} are to come"
-            return None, short
+            return None, f"eager: compiling pays from {needed} decode steps on, at most {steps} are expected"
         return NativeStep(language_model), "native C step"
     except NoCompiler as error:
         return None, f"eager: {error}"
@@ -75,7 +72,7 @@ def fast_step(language_model, steps: int | None = None) -> tuple[DecodeStep | No
 
 def graph_step(language_model, compiled: bool) -> tuple[GraphStep | None, str]:
     """`fast_step` on CUDA; a graph that cannot be recorded there leaves the eager step."""
-    if reason := fused_decoder.unsupported(language_model):
+    if reason := cuda_graph.unsupported(language_model):
         return None, f"eager: {reason}"
     step = GraphStep(language_model, backend="inductor" if compiled else None)
     if reason := step.rehearse():
@@ -89,11 +86,7 @@ def has_fast_bfloat16() -> bool:
 
 
 def set_precision(model, precision: str) -> None:
-    """Store a CPU model's weights in bfloat16 or int8, in place; the vision tower at most in bfloat16.
-
-    Raises:
-        ValueError: an unknown precision, or a model that is not on a CPU.
-    """
+    """Store a CPU model's weights in bfloat16 or int8, in place; the vision tower at most in bfloat16."""
     if precision == "int8":
         pack(model.vision_model, "bfloat16")
         pack(model.projector, "bfloat16")

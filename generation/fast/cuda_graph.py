@@ -3,47 +3,273 @@
     step = GraphStep(model.language_model)
     model.generate(**inputs, decode_step=step)
 
+At batch 1 a GPU's decode step is bound by the number of kernels before it is bound by bytes. So the step is
+written in as few kernels as plain PyTorch allows (`FusedDecoder`): queries, keys and values are one product,
+gate and up another, queries and keys are rotated together, and what lies between two attentions is one
+function, which torch.compile makes a handful of kernels of, once for all layers.
+
 A graph is bound to addresses. Tokens, positions, the sampler's state and the stop flags therefore live in
-buffers that stay (`_Run`), and a small cache in one that is kept between answers (`KeptCache`). Positions
+buffers that stay (`_Run`), and a small cache in one that is kept between answers (`StaticCache`). Positions
 are in device memory, so that one graph serves every step of a bucket of cache lengths; it reads the cache up
 to the bucket's end, so that short contexts do not pay for long ones.
 
 The host never waits for the step that it has just launched. It launches `lag` steps ahead and reads the
-tokens and flags of the one before those, which were copied to it meanwhile; what a row was given behind its
-stop is thrown away before anyone sees it. What such steps write lies in the cache behind the answer's end,
-where the next one to fill it overwrites it.
+tokens and flags of the one before those, which were copied to it meanwhile; what a row got after its stop is
+thrown away before anyone sees it. What such steps write lies in the cache after the answer's end, where the
+next one to fill it overwrites it.
 
 With `capture=False`, or where a graph cannot be recorded, the same functions run without one.
 """
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from generation import kv_cache as kv
-from generation.chooser import Chooser, NotFiniteError
-from generation.decoding import CacheCursor, GenerationOptions
-from generation.fast.fused_decoder import FusedDecoder
-from generation.fast.static_cache import KeptCache
+from generation.decoding import CachePosition
+from generation.fast.native.step import unknown_parts
 from generation.kv_cache import KVCache
+from generation.options import GenerationOptions
+from generation.sampling import NotFiniteError, Sampler
 
 BUCKET = 256  # cache positions: the shortest bucket
 LAG = 3  # steps launched before the tokens of one are read
-KINDS = 32  # of runs that are remembered: batch width, sampling, stop ids
-GRAPHS = 48  # kept, the least recently used given up first
-KEPT_SHARE = 0.1  # of the weights' bytes: what a cache that is kept between answers may take
+MAX_SIGNATURES = 32  # of runs that are remembered: batch width, sampling, stop ids
+MAX_GRAPHS = 48  # the least recently used is given up first
+STATIC_SHARE = 0.1  # size limit of the static cache, relative to the weights
+STATIC_MULTIPLE = 256  # positions of the static cache are a multiple of this
 
 
 def bucket_of(length: int) -> int:
-    """Positions that a step reads to see `length`: at most a quarter too many, from four buckets up."""
+    """Positions that a step reads to see `length`: at most a quarter more, from four buckets up."""
     step = max(BUCKET, 1 << max(0, (length - 1).bit_length() - 3))
     return kv.round_up(length, step)
+
+
+# -------------------------------------------------------------------------------------- the decoder
+
+
+class Sizes(NamedTuple):
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+
+
+class Joined(NamedTuple):
+    """Several linear layers of one input as one: weight (sum of outputs, in), bias (sum of outputs,)."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Layer(NamedTuple):
+    input_norm: Tensor
+    qkv: Joined
+    o: Joined
+    post_norm: Tensor
+    gate_up: Joined
+    down: Joined
+
+
+class Rope(NamedTuple):
+    """(B, 1, D_h) each; `sin` has the sign of the rotation in it: minus in its first half."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def join(modules: Sequence[nn.Linear]) -> Joined:
+    """The modules' weights in one buffer, of which their parameters are views from then on."""
+    return Joined(
+        _in_one_buffer([module.weight for module in modules]),
+        _in_one_buffer([module.bias for module in modules]) if modules[0].bias is not None else None,
+    )
+
+
+def _in_one_buffer(parameters: Sequence[Tensor]) -> Tensor:
+    first = parameters[0].detach()
+    end, joined = first.data_ptr(), True
+    for parameter in parameters:
+        joined = joined and parameter.is_contiguous() and parameter.data_ptr() == end
+        joined = joined and parameter.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        end += parameter.nbytes
+    rows = [parameter.shape[0] for parameter in parameters]
+    if joined:  # by an earlier decoder of this model
+        return first.as_strided((sum(rows), *first.shape[1:]), first.stride(), first.storage_offset())
+    buffer = torch.cat([parameter.detach() for parameter in parameters])
+    for parameter, part in zip(parameters, buffer.split(rows), strict=True):
+        parameter.data = part
+    return buffer
+
+
+def unsupported(language_model) -> str | None:
+    """Why `GraphStep` cannot run this model, or None."""
+    layer = language_model.layers[0]
+    modules = [layer.self_attn.q_proj, layer.mlp.gate_proj, language_model.lm_head]
+    others = {type(module).__name__ for module in modules if type(module) is not nn.Linear}
+    return f"weights in {', '.join(sorted(others))}" if others else unknown_parts(language_model)
+
+
+class FusedDecoder:
+    """One token through the decoder: (B, 1) ids, (B,) positions -> (B, V) logits.
+
+    The joined weights are no second copy: the model's own parameters become views of them. They keep their
+    names and values, and go on working in the eager path, in checkpoints and in training.
+    """
+
+    def __init__(self, language_model, backend: str | None = None):
+        if reason := unsupported(language_model):
+            raise ValueError(f"the fused decoder cannot run this model: {reason}")
+        config = language_model.config
+        self.model = language_model
+        self.sizes = Sizes(
+            config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.rms_norm_eps
+        )
+        self._between, self._backend = between_attentions, backend
+        if backend is not None:
+            # coordinate_descent_tuning writes the products of a single row as multiply-and-sum, which moves
+            # more bytes a second than a matrix product of one row, and chooses their block sizes.
+            tuning: dict[str, Any] = {"coordinate_descent_tuning": True}
+            options = tuning if backend == "inductor" else None
+            self._between = torch.compile(
+                between_attentions, backend=backend, options=options, fullgraph=True
+            )
+        self.layers: list[Layer] = []
+        self._addresses: list[int] = []
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Join the weights again if any were replaced (`model.to`); returns whether they were."""
+        if [parameter.data_ptr() for parameter in self.model.parameters()] == self._addresses:
+            return False
+        self.layers = [self._join(block) for block in self.model.layers]
+        self._addresses = [parameter.data_ptr() for parameter in self.model.parameters()]
+        return True
+
+    @staticmethod
+    def _join(block) -> Layer:
+        attention, mlp = block.self_attn, block.mlp
+        return Layer(
+            block.input_layernorm.weight.detach(),
+            join([attention.q_proj, attention.k_proj, attention.v_proj]),
+            join([attention.o_proj]),
+            block.post_attention_layernorm.weight.detach(),
+            join([mlp.gate_proj, mlp.up_proj]),
+            join([mlp.down_proj]),
+        )
+
+    def __call__(self, token_ids: Tensor, kv_cache: KVCache, positions: Tensor, kv_len: int) -> Tensor:
+        """The first `kv_len` slots of each row are read, those after its position masked; the cache gains one
+        position in each row."""
+        model = self.model
+        x = F.embedding(token_ids[:, 0], model.embed_tokens.weight)  # (B, D)
+        rope = rope_at(positions, model.inv_freq(x.device), x.dtype)
+        mask = mask_after(positions, kv_len, x.dtype)
+        slots = (torch.arange(len(x), device=x.device), positions)
+        q = into_attention(x, self.layers[0], rope, kv_cache[0], slots, self.sizes)
+        attended = attend(q, kv_cache[0], mask)
+        for layer, following, layer_cache in zip(self.layers, self.layers[1:], kv_cache[1:]):
+            x, q = self._run_between(x, attended, layer, following, rope, layer_cache, slots, self.sizes)
+            attended = attend(q, layer_cache, mask)
+        x = out_of_attention(x, attended, self.layers[-1], self.sizes)
+        return F.linear(F.rms_norm(x, x.shape[-1:], model.norm.weight, model.norm.eps), model.lm_head.weight)
+
+    @property
+    def compiled(self) -> bool:
+        return self._backend is not None
+
+    def _run_between(self, *arguments) -> tuple[Tensor, Tensor]:
+        if self._backend is None:
+            return between_attentions(*arguments)
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+        try:
+            return self._between(*arguments)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            # Nothing was run: running what was compiled raises other errors.
+            self._backend = None
+            reason = str(error).strip().split("\n")[0]
+            warnings.warn(f"the decode step is not compiled: {reason}", RuntimeWarning, stacklevel=2)
+            return between_attentions(*arguments)
+
+
+def rope_at(positions: Tensor, inv_freq: Tensor, dtype: torch.dtype) -> Rope:
+    """Rotary tables for (B,) positions, computed in float32."""
+    angles = positions.float()[:, None, None] * inv_freq  # (B, 1, D_h / 2)
+    cos, sin = angles.cos(), angles.sin()
+    return Rope(torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype))
+
+
+def mask_after(positions: Tensor, kv_len: int, dtype: torch.dtype) -> Tensor:
+    """(B, 1, 1, S) to be added to scores, S = kv_len: 0 up to each row's position, -inf after it.
+
+    Not bool, which would be turned into this in every layer; and cut from rows of a multiple of 16, without
+    which fused attention would copy it in every layer.
+    """
+    keys = torch.arange(-(-kv_len // 16) * 16, device=positions.device)
+    after = keys > positions[:, None, None, None]
+    mask = torch.zeros(after.shape, dtype=dtype, device=keys.device)
+    return mask.masked_fill_(after, -torch.inf)[..., :kv_len]
+
+
+def into_attention(
+    x: Tensor, layer: Layer, rope: Rope, layer_cache: dict, slots: tuple[Tensor, Tensor], sizes: Sizes
+) -> Tensor:
+    """Hidden states (B, D) to rotated queries (B, H_kv, G, D_h); keys and values go into the cache at
+    `slots`, (B,) rows and (B,) positions."""
+    heads, kv_heads, head_dim, eps = sizes
+    normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, eps)
+    qkv = F.linear(normed, *layer.qkv).view(len(x), heads + 2 * kv_heads, head_dim)
+    qk, v = qkv.split((heads + kv_heads, kv_heads), dim=1)
+    qk = qk * rope.cos + qk.roll(head_dim // 2, -1) * rope.sin
+    q, k = qk.split((heads, kv_heads), dim=1)
+    rows, positions = slots
+    layer_cache["key"][rows, :, positions] = k.to(layer_cache["key"].dtype)
+    layer_cache["value"][rows, :, positions] = v.to(layer_cache["value"].dtype)
+    # The heads of a group share their keys: they become several queries, and keys are not repeated.
+    return q.view(len(x), kv_heads, heads // kv_heads, head_dim)
+
+
+def attend(q: Tensor, layer_cache: dict[str, Tensor], mask: Tensor) -> Tensor:
+    """(B, H_kv, G, D_h) queries over the first S slots, mask (B, 1, 1, S) -> (B, H_kv, G, D_h)."""
+    k, v = (layer_cache[name][:, :, : mask.shape[-1]].to(q.dtype) for name in ("key", "value"))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def out_of_attention(x: Tensor, attended: Tensor, layer: Layer, sizes: Sizes) -> Tensor:
+    """The rest of a layer: x (B, D) and what was attended to (B, H_kv, G, D_h) -> (B, D)."""
+    x = x + F.linear(attended.reshape(len(x), -1), *layer.o)
+    gate, up = F.linear(F.rms_norm(x, x.shape[-1:], layer.post_norm, sizes.eps), *layer.gate_up).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * up, *layer.down)
+
+
+def between_attentions(
+    x: Tensor,
+    attended: Tensor,
+    layer: Layer,
+    following: Layer,
+    rope: Rope,
+    layer_cache: dict[str, Tensor],
+    slots: tuple[Tensor, Tensor],
+    sizes: Sizes,
+) -> tuple[Tensor, Tensor]:
+    """From one layer's attention to the next one's queries: (x (B, D), q (B, H_kv, G, D_h))."""
+    x = out_of_attention(x, attended, layer, sizes)
+    return x, into_attention(x, following, rope, layer_cache, slots, sizes)
+
+
+# ---------------------------------------------------------------------------------------- the graphs
 
 
 class Graphs:
@@ -53,10 +279,10 @@ class Graphs:
         self._device, self._capture = device, capture
         self._replays: OrderedDict[tuple, Callable[[], None]] = OrderedDict()
         self._warm: set[tuple] = set()
-        self._pool: tuple | None = None  # memory that the graphs share: none holds anything between replays
-        self._stream: torch.cuda.Stream | None = None  # the one that all are recorded on
+        self._pool: Any = None  # memory that the graphs share: they hold nothing between replays
+        self._stream: torch.cuda.Stream | None = None  # that all are recorded on
         self.recorded = 0
-        self.failure: str | None = None  # why one could not be recorded; none is from then on
+        self.failure: str | None = None  # why a graph could not be recorded; no other is tried after that
 
     def clear(self) -> None:
         self._replays.clear()
@@ -65,13 +291,13 @@ class Graphs:
     def get(
         self, key: tuple, shape: tuple, make: Callable[[], Callable[[], None]], state: list[Tensor]
     ) -> Callable[[], None]:
-        """What replays the function that `make` makes.
+        """A function that replays the one that `make` returns.
 
         Args:
-            key: names the function and every address in it.
+            key: the function and every address in it.
             shape: what its kernels are chosen by; a new one is warmed up twice.
-            state: tensors that it changes, which recording must leave alone. A cache is none: writing the
-                same token twice changes nothing.
+            state: tensors that it changes and recording must not. A cache is none of them: writing the same
+                token twice changes nothing.
         """
         if key in self._replays:
             self._replays.move_to_end(key)
@@ -88,7 +314,7 @@ class Graphs:
                     tensor.copy_(value)
         self.recorded += 1
         self._replays[key] = replay
-        if len(self._replays) > GRAPHS:
+        if len(self._replays) > MAX_GRAPHS:
             self._replays.popitem(last=False)
         return replay
 
@@ -112,7 +338,7 @@ class Graphs:
                     try:
                         function()
                     except BaseException:
-                        with suppress(RuntimeError):  # the first error is the one to tell
+                        with suppress(RuntimeError):  # the first error is the one to report
                             self._end(graph)
                         raise
                     self._end(graph)
@@ -130,8 +356,8 @@ class Graphs:
             raise
 
 
-class LateCopy:
-    """A vector copied to the host behind each step, and read when later steps are on their way already."""
+class AsyncStopFlags:
+    """A vector copied to the host after each step, and read when later steps have been launched already."""
 
     def __init__(self, source: Tensor, slots: int):
         self._source, self._cuda = source, source.device.type == "cuda"
@@ -139,58 +365,101 @@ class LateCopy:
         self._events = [torch.cuda.Event() for _ in range(slots)] if self._cuda else []
 
     def push(self, number: int) -> None:
-        """Copy the vector as it is behind what has been launched so far."""
+        """Copy the vector as it will be after everything launched so far."""
         slot = number % len(self._host)
         self._host[slot].copy_(self._source, non_blocking=True)
         if self._cuda:
             self._events[slot].record(torch.cuda.current_stream(self._source.device))
 
     def read(self, number: int) -> Tensor:
-        """The vector as it was at `push(number)`, which at most `slots` - 1 others have followed."""
+        """The vector of `push(number)`, after which at most `slots` - 1 others were pushed."""
         slot = number % len(self._host)
         if self._cuda:
             self._events[slot].synchronize()
         return self._host[slot].clone()
 
 
+class StaticCache:
+    """A small cache whose memory stays between answers, so that graphs recorded on it serve the next one too.
+
+    It is as wide as the last batch; what needs more than `max_bytes` stays where it is.
+    """
+
+    def __init__(self, text_config, max_bytes: int):
+        self._config, self._max_bytes = text_config, max_bytes
+        self._cache: KVCache | None = None
+        self._user: weakref.ref[Tensor] | None = None  # a tensor of the cache that was adopted last
+
+    def adopt(self, kv_cache: KVCache, filled: int, needed: int) -> bool:
+        """Move a cache's first `filled` positions into the static memory, where `needed` must fit.
+
+        The list and its dicts stay the same objects and get other tensors, so nobody else may hold on to
+        the old ones. Returns whether it is there now: not if it is too large, or another is still in use.
+        """
+        like, user = kv_cache[0]["key"], self._user() if self._user else None
+        if user is like:
+            return needed <= kv.capacity(kv_cache)
+        rows, dtype = kv.rows(kv_cache), like.dtype
+        positions = self._positions(rows, dtype)
+        if needed > positions or user is not None:
+            return False
+        if self._cache is None or kv.rows(self._cache) != rows or self._cache[0]["key"].dtype != dtype:
+            self._cache = None  # the old memory is freed before the new one is taken
+            self._cache = kv.allocate_for(self._config, rows, positions, like=like)
+        # Tensors of their own, which live as long as the user's cache.
+        for layer, target in zip(kv_cache, kv.view(self._cache, positions), strict=True):
+            for name, tensor in target.items():
+                tensor[:, :, :filled] = layer[name][:, :, :filled]
+            layer.update(target)
+        self._user = weakref.ref(kv_cache[0]["key"])
+        return True
+
+    def forget(self) -> None:
+        """Leave the memory to its user."""
+        self._cache = self._user = None
+
+    def _positions(self, rows: int, dtype: torch.dtype) -> int:
+        config = self._config
+        each = kv.bytes_per_token(
+            config.num_hidden_layers, config.num_key_value_heads, config.head_dim, dtype
+        )
+        most = min(self._max_bytes // (each * rows), config.max_position_embeddings)
+        return most if most == config.max_position_embeddings else most // STATIC_MULTIPLE * STATIC_MULTIPLE
+
+
 class _Run:
     """Buffers of one answer at a time: rows that are sampled in one way and stop at the same ids."""
 
-    def __init__(self, chooser: Chooser, lag: int):
-        self.chooser = chooser.like()
-        stopped = chooser.stopped
-        self.token = torch.zeros(len(stopped), 1, dtype=torch.int64, device=stopped.device)
-        self.position = torch.zeros(len(stopped), dtype=torch.int64, device=stopped.device)
+    def __init__(self, sampler: Sampler, lag: int):
+        self.sampler = sampler.clone()
+        rows, device = len(sampler.stopped), sampler.stopped.device
+        self.token = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+        self.position = torch.zeros(rows, dtype=torch.int64, device=device)
         # (B + 2,): the tokens, whether all rows have stopped, whether all logits were finite.
-        self.told = torch.zeros(len(stopped) + 2, dtype=torch.int64, device=stopped.device)
-        self.late = LateCopy(self.told, lag + 1)
+        self.flags = torch.zeros(rows + 2, dtype=torch.int64, device=device)
+        self.on_host = AsyncStopFlags(self.flags, lag + 1)
 
     @property
     def state(self) -> list[Tensor]:
-        return [self.token, self.position, self.told, *self.chooser.state]
+        return [self.token, self.position, self.flags, *self.sampler.state]
 
-    def choose(self, logits: Tensor) -> None:
-        """Logits (B, V) to `token` and `told`."""
-        token = self.chooser.choose(logits)
+    def sample(self, logits: Tensor) -> None:
+        """Logits (B, V) to `token` and `flags`."""
+        token = self.sampler.sample(logits)
         self.token.copy_(token)
-        flags = torch.stack((self.chooser.stopped.all(), self.chooser.finite))
-        torch.cat((token[:, 0], flags.long()), out=self.told)
+        flags = torch.stack((self.sampler.stopped.all(), self.sampler.finite))
+        torch.cat((token[:, 0], flags.long()), out=self.flags)
 
 
 class GraphStep:
-    """A decode step that runs the loop itself (`generation.decoding.OwnLoop`), and also one token at a time.
-
-    Weights stay the model's: its projections become views of joined buffers (`FusedDecoder`).
+    """A decode step that runs the loop itself (`generation.decoding.DecodeLoop`), or one token at a time.
 
     Args:
-        language_model: a `LanguageModel` whose projections are plain linear layers.
+        language_model: a `LanguageModel` that `unsupported` has nothing against.
         capture: False runs without graphs.
         backend: of torch.compile, or None.
         lag: steps launched before the tokens of one are read.
-        kept_bytes: of the cache that is kept between answers; None is a share of the weights' bytes.
-
-    Raises:
-        ValueError: a model that the fused decoder cannot run.
+        static_bytes: size limit of the static cache; None is a share of the weights' bytes.
     """
 
     def __init__(
@@ -199,47 +468,45 @@ class GraphStep:
         capture: bool = True,
         backend: str | None = None,
         lag: int = LAG,
-        kept_bytes: int | None = None,
+        static_bytes: int | None = None,
     ):
         self._decoder, self.lag = FusedDecoder(language_model, backend), lag
         self._capture = capture
-        if kept_bytes is None:
+        if static_bytes is None:
             weights = sum(parameter.nbytes for parameter in language_model.parameters())
-            kept_bytes = int(KEPT_SHARE * weights)
-        self._kept_bytes = kept_bytes
-        self._runs: dict[tuple, list[_Run]] = {}  # by what they are for; those that are free
+            static_bytes = int(STATIC_SHARE * weights)
+        self._static_bytes = static_bytes
+        self._runs: dict[tuple, list[_Run]] = {}  # those that are free, by rows and signature
         self._buffers: tuple[Tensor, Tensor, Tensor] | None = None
-        self._last: tuple | None = None  # width and place of the last call's cache
+        self._last: tuple | None = None  # batch, cache and weights of the last call
         self._start()
 
     def _start(self) -> None:
-        """Forget what is bound to weights at other addresses."""
+        """Forget what is bound to the addresses of replaced weights."""
         device = self._decoder.model.norm.weight.device
         self._device, self.graphs = device, Graphs(device, self._capture)
-        self.kept = KeptCache(self._decoder.model.config, self._kept_bytes)
+        self.static = StaticCache(self._decoder.model.config, self._static_bytes)
         self._runs.clear()
         self._buffers = self._last = None
 
     @property
     def failure(self) -> str | None:
-        """Why steps are run without a graph from some point on, None where they are not."""
+        """Why steps run without a graph from some point on, or None."""
         return self.graphs.failure
 
     @torch.no_grad()
     def rehearse(self) -> str | None:
-        """Decode two tokens of one row, so that what cannot work here is known before anyone waits for an
-        answer: why it cannot, or None."""
+        """Decode two tokens of one row, so that a failure is known before anyone waits for an answer: why it
+        fails, or None."""
         model = self._decoder.model
         options = GenerationOptions(max_new_tokens=2, stop_token_ids=())
         try:
             cache = kv.allocate_for(model.config, 1, 2, model.norm.weight, model.cache_dtype)
-            chooser, cursor = (
-                Chooser(options, 1, 0, self._device, None),
-                CacheCursor(cache, (1,), self._device),
-            )
+            sampler = Sampler(options, 1, 0, self._device, None)
+            position = CachePosition(cache, (1,), self._device)
             logits = model.norm.weight.new_zeros(1, model.config.vocab_size)
-            with suppress(NotFiniteError):  # broken weights are told with the answer
-                for _ in self.decode(logits, chooser, cursor, options.max_new_tokens):
+            with suppress(NotFiniteError):  # reported with the answer
+                for _ in self.decode(logits, sampler, position, options.max_new_tokens):
                     pass
         except RuntimeError as error:
             return first_line(error)
@@ -249,16 +516,16 @@ class GraphStep:
         if self._decoder.refresh():
             self._start()
 
-    def _decode(self, token: Tensor, cache: KVCache, position: Tensor, reach: int) -> Tensor:
-        """(B, 1) ids at (B,) positions -> (B, V) logits; `reach` positions of the cache are read."""
+    def _decode(self, token: Tensor, cache: KVCache, position: Tensor, kv_len: int) -> Tensor:
+        """(B, 1) ids at (B,) positions -> (B, V) logits; `kv_len` positions of the cache are read."""
         if self._device.type != "cuda":
-            return self._decoder(token, cache, position, reach)
+            return self._decoder(token, cache, position, kv_len)
         # Flash attention takes no mask, and cuDNN plans its kernels anew for each length.
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            return self._decoder(token, cache, position, reach)
+            return self._decoder(token, cache, position, kv_len)
 
     def _any_length(self, kv_cache: KVCache) -> KVCache:
-        """A cache of whose length nothing is compiled for."""
+        """Mark a cache's length as dynamic, so that nothing is compiled for one length."""
         if self._decoder.compiled:
             for layer in kv_cache:
                 for tensor in layer.values():
@@ -270,9 +537,9 @@ class GraphStep:
     @torch.no_grad()
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         """(B, 1) ids -> (B, V) logits, as the eager step gives them."""
-        batch, place = len(token_ids), places(kv_cache)
+        batch, addresses = len(token_ids), buffer_addresses(kv_cache)
         model = self._decoder.model  # whose weights may be others in a scheduler's next run
-        call = batch, place, model.norm.weight.data_ptr(), model.lm_head.weight.data_ptr()
+        call = batch, addresses, model.norm.weight.data_ptr(), model.lm_head.weight.data_ptr()
         if call != self._last:
             self._refresh()
             self._last = call
@@ -280,22 +547,26 @@ class GraphStep:
         token.copy_(token_ids)
         if isinstance(start_pos, int):
             position.fill_(start_pos)
-            reach = min(bucket_of(start_pos + 1), kv.capacity(kv_cache))
+            kv_len = min(bucket_of(start_pos + 1), kv.capacity(kv_cache))
         else:
             position.copy_(start_pos)
-            reach = kv.capacity(kv_cache)  # a view of fitting length, see CacheCursor
+            kv_len = kv.capacity(kv_cache)  # a view of fitting length, see CachePosition
 
         def make() -> Callable[[], None]:
             cache = self._any_length(kv.view(kv_cache, kv.capacity(kv_cache)))
-            return lambda: logits.copy_(self._decode(token, cache, position, reach))
 
-        self.graphs.get((batch, place, reach), (batch, reach), make, [])()
+            def step() -> None:
+                logits.copy_(self._decode(token, cache, position, kv_len))
+
+            return step
+
+        self.graphs.get((batch, addresses, kv_len), (batch, kv_len), make, [])()
         return logits.clone()
 
     def _buffers_for(self, batch: int) -> tuple[Tensor, Tensor, Tensor]:
         """Token ids, positions and logits, for the widest batch so far."""
         if self._buffers is None or len(self._buffers[0]) < batch:
-            self.graphs.clear()  # they know where the old ones were
+            self.graphs.clear()  # they are bound to the old buffers
             vocab, dtype = self._decoder.model.config.vocab_size, self._decoder.model.norm.weight.dtype
             self._buffers = (
                 torch.zeros(batch, 1, dtype=torch.int64, device=self._device),
@@ -308,92 +579,94 @@ class GraphStep:
 
     @torch.no_grad()
     def decode(
-        self, logits: Tensor, chooser: Chooser, cursor: CacheCursor, max_new_tokens: int
+        self, logits: Tensor, sampler: Sampler, position: CachePosition, max_new_tokens: int
     ) -> Iterator[Tensor]:
         """`generation.decoding.decode`, with tokens on the host."""
         self._refresh()
-        self.kept.take_in(cursor.kv_cache, cursor.longest, cursor.longest + max_new_tokens - 1)
-        free = self._runs.setdefault((len(chooser.stopped), chooser.kind), [])
-        if len(self._runs) > KINDS:
+        self.static.adopt(position.kv_cache, position.longest, position.longest + max_new_tokens - 1)
+        free = self._runs.setdefault((len(sampler.stopped), sampler.signature), [])
+        if len(self._runs) > MAX_SIGNATURES:
             self._runs.pop(next(iter(self._runs)))
-        run = free.pop() if free else _Run(chooser, self.lag)
-        filled, given = cursor.longest, 0
+        run = free.pop() if free else _Run(sampler, self.lag)
+        filled, given = position.longest, 0
         try:
-            for token in self._loop(run, logits, chooser, cursor, max_new_tokens):
+            for token in self._loop(run, logits, sampler, position, max_new_tokens):
                 given += 1
                 yield token
         finally:
-            if not run.chooser.finite.item():  # even masked, NaN would reach the next answer
-                self.kept.forget()
-                for layer in cursor.kv_cache:
+            if not run.sampler.finite.item():  # even masked, NaN would reach the next answer
+                self.static.forget()
+                for layer in position.kv_cache:
                     for tensor in layer.values():
                         tensor[:, :, filled + max(0, given - 1) :] = 0  # the last token is not in it
             free.append(run)
 
-    def _loop(self, run: _Run, logits, chooser: Chooser, cursor: CacheCursor, count: int) -> Iterator[Tensor]:
+    def _loop(
+        self, run: _Run, logits, sampler: Sampler, position: CachePosition, count: int
+    ) -> Iterator[Tensor]:
         """`decode` in the run's buffers.
 
-        While one token is waited for, up to `lag` steps behind it are on their way. They are in vain only
-        where that token, or one of those behind it, turns out to be the last.
+        While one token is waited for, up to `lag` later steps have been launched. They are in vain only if
+        that token, or one after it, turns out to be the last.
         """
-        run.chooser.load(chooser)
-        run.choose(logits)
-        if isinstance(cursor.start_pos, int):
-            run.position.fill_(cursor.start_pos)  # a copy from the host would wait for the device
+        run.sampler.load(sampler)
+        run.sample(logits)
+        if isinstance(position.start_pos, int):
+            run.position.fill_(position.start_pos)  # a copy from the host would wait for the device
         else:
-            run.position.copy_(cursor.start_pos)
-        launched, reach = 1, 0
-        run.late.push(0)
+            run.position.copy_(position.start_pos)
+        launched, kv_len = 1, 0
+        run.on_host.push(0)
         for number in range(count):
             ahead = min(number + 1 + self.lag, count)
             # No cache is grown for a step that may be in vain.
-            while launched <= number or (launched < ahead and not cursor.full):
-                reach = 0 if cursor.full else reach  # grown, it lies somewhere else
-                cursor.make_room()
-                if cursor.longest > reach:
-                    reach, replay = self._graph(run, cursor)
+            while launched <= number or (launched < ahead and not position.full):
+                kv_len = 0 if position.full else kv_len  # a grown cache lies somewhere else
+                position.reserve()
+                if position.longest > kv_len:
+                    kv_len, replay = self._graph(run, position)
                 replay()
-                run.late.push(launched)
+                run.on_host.push(launched)
                 launched += 1
-            told = run.late.read(number)
-            *_, all_stopped, finite = told.tolist()
+            copied = run.on_host.read(number)
+            *_, all_stopped, finite = copied.tolist()
             if not finite:
-                raise NotFiniteError(int(run.chooser.sound) + 1)
-            yield told[:-2, None]
+                raise NotFiniteError(int(run.sampler.num_finite) + 1)
+            yield copied[:-2, None]
             if all_stopped:
                 break
-        chooser.load(run.chooser)
+        sampler.load(run.sampler)
         if all_stopped:
-            chooser.finite.fill_(True)  # whatever the steps in vain made of it
-        chooser.check_finite()
+            sampler.finite.fill_(True)  # whatever the steps in vain made of it
+        sampler.check_finite()
 
-    def _graph(self, run: _Run, cursor: CacheCursor) -> tuple[int, Callable[[], None]]:
-        """(positions that it can reach, what replays the next step)."""
-        kv_cache, batch = cursor.kv_cache, len(run.token)
-        reach = min(bucket_of(cursor.longest), kv.capacity(kv_cache))
+    def _graph(self, run: _Run, position: CachePosition) -> tuple[int, Callable[[], None]]:
+        """(positions that the next step may read, what replays it)."""
+        kv_cache, batch = position.kv_cache, len(run.token)
+        kv_len = min(bucket_of(position.longest), kv.capacity(kv_cache))
 
         def make() -> Callable[[], None]:
-            # Tensors of its own: those that the caller puts into the list later are others.
+            # Tensors of its own, because the caller may put others into the list later.
             cache = self._any_length(kv.view(kv_cache, kv.capacity(kv_cache)))
 
             def step() -> None:
-                logits = self._decode(run.token, cache, run.position, reach)
+                logits = self._decode(run.token, cache, run.position, kv_len)
                 run.position += 1
-                run.choose(logits)
+                run.sample(logits)
 
             return step
 
-        key, shape = (run, places(kv_cache), reach), (batch, reach, run.chooser.kind)
-        return reach, self.graphs.get(key, shape, make, run.state)
+        key, shape = (run, buffer_addresses(kv_cache), kv_len), (batch, kv_len, run.sampler.signature)
+        return kv_len, self.graphs.get(key, shape, make, run.state)
 
 
 def first_line(error: RuntimeError) -> str:
-    """Without where in C++ it was raised."""
+    """The message without the C++ stack."""
     return (str(error).strip() or type(error).__name__).split("\n")[0]
 
 
-def places(kv_cache: KVCache) -> tuple:
-    """Where a cache lies, all of it: freed memory of an old cache is reused in part."""
+def buffer_addresses(kv_cache: KVCache) -> tuple:
+    """The addresses of all of a cache: a new one may reuse part of an old one's freed memory."""
     key = kv_cache[0]["key"]
     addresses = tuple(tensor.data_ptr() for layer in kv_cache for tensor in layer.values())
     return addresses, key.stride(), key.dtype

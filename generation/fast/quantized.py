@@ -2,8 +2,8 @@
 
     pack(model, "int8")     # in place: linear layers and embeddings
 
-Decoding reads every weight for each token, so its speed is a matter of bytes, whatever the arithmetic;
-`generation/fast/native/` decodes straight from the packed weights. Prefill unpacks one matrix at a time.
+Decoding reads every weight for each token, so its speed depends on their bytes, whatever the arithmetic.
+`generation/fast/native/` decodes straight from the packed weights. Prefill unpacks a part at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 PRECISIONS = ("bfloat16", "int8")
-_UNPACKED_FLOATS = 4_194_304  # at most so many weights are unpacked at a time (16 MiB of float32)
+_UNPACKED_FLOATS = 4_194_304  # weights unpacked at a time (16 MiB of float32)
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,6 +31,10 @@ def _stored(weight: Tensor, precision: str) -> tuple[Tensor, Tensor | None]:
 
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b with W (out, in) stored in bfloat16 or int8 and one scale an output row; float32 out."""
+
+    weight: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
 
     def __init__(self, weight: Tensor, scale: Tensor | None, bias: Tensor | None):
         super().__init__()
@@ -51,6 +55,9 @@ class PackedLinear(nn.Module):
 class PackedEmbedding(nn.Module):
     """Rows of a table stored in bfloat16 or int8; float32 out."""
 
+    weight: Tensor
+    scale: Tensor | None
+
     def __init__(self, weight: Tensor, scale: Tensor | None):
         super().__init__()
         self.register_buffer("weight", weight)
@@ -67,9 +74,6 @@ def pack(model: nn.Module, precision: str) -> nn.Module:
 
     One matrix at a time, so that no second copy of the model exists. Matrices that share their weight (a
     tied head) go on sharing it. Everything small, and with it all arithmetic, becomes float32.
-
-    Raises:
-        ValueError: an unknown precision, a model that is packed already or is not on a CPU.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from generation.streaming import TextStream
+from inference.answer import TextStream
 from inference.checkpoint import Checkpoint
 
 

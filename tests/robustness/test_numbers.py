@@ -10,13 +10,11 @@ import torch
 
 from data.processor import Processor
 from data.samples import SampleEncoder
-from generation.chooser import NotFiniteError
 from generation.decoding import GenerationOptions
 from generation.fast.cuda_graph import GraphStep
-from generation.fast.native.build import NoCompiler
-from generation.fast.native.step import NativeStep
-from generation.requests import Request
-from generation.scheduler import Scheduler
+from generation.fast.native.step import NativeStep, NoCompiler
+from generation.sampling import NotFiniteError
+from generation.scheduler import Request, Scheduler
 from generation.session import Session
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
