@@ -1,9 +1,9 @@
 """Download one image over http(s), bounded in size and time.
 
 A URL that a stranger wrote must not make this machine ask its own network: a router's page, a cloud's
-metadata service, a database on loopback. So each host name, also of a redirect, is resolved once, all its addresses
-must be public, and the connection goes to one that was checked: a name server that answers differently the
-second time changes nothing. Behind a proxy, which resolves names by itself, the names alone are checked.
+metadata service, a database on loopback. So each host name, also of a redirect, is resolved once, all its
+addresses must be public, and the connection goes to one that was checked: a name server that answers
+differently the second time changes nothing. Behind a proxy, which resolves names, they alone are checked.
 """
 
 from __future__ import annotations

@@ -19,9 +19,8 @@ MAY_IMPORT = {
     "models": {"models"},
     "generation": {"generation"},
     # By a name on the Hub, as the model is opened; nothing below models.checkpoints imports data.
-    "data.processor": {
+    "data.tokenizer": {
         "data",
-        "models.config",
         "models.untrusted",
         "models.checkpoints.errors",
         "models.checkpoints.locate",

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from data.nanovlm import CHATML_TEMPLATE
+from data.chat import CHATML_TEMPLATE
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import nanovlm

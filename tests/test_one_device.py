@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from data.byte_tiles import ByteTiles
+from data.inputs import ByteTiles
 from generation import kv_cache as kv
 from generation.chooser import Chooser
 from generation.decoding import CacheCursor, GenerationOptions, eager_step, prefill

@@ -308,7 +308,7 @@ def test_refused_conversations():
         ([[]], "at least one message"),
         ("how many?", "expected a list of messages, got str"),
         ([{"role": "user"}], "expected {'role'"),
-        ([{"role": "robot", "content": "x"}], "a role out of"),
+        ([{"role": "robot", "content": "x"}], "robot"),
         ([{"role": "user", "content": 3}], "got int"),
         ([{"role": "user", "content": ["x"]}], "expected a part"),
         ([{"role": "user", "content": [{"type": "video", "video": "x"}]}], "expected a part"),

@@ -119,9 +119,8 @@ def image(settings: argparse.Namespace, report: dict[str, Any]) -> dict[str, Any
     from dataclasses import asdict
 
     from data.errors import ProcessorError
-    from data.image_cost import image_cost
     from data.images import load_image
-    from data.processor import Processor
+    from data.processor import Processor, image_cost
     from models.checkpoints.locate import describe, snapshot
     from models.checkpoints.registry import choose_reader
 

@@ -8,18 +8,13 @@ from urllib.error import HTTPError
 
 import pytest
 from jsonargparse import ArgumentParser
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 from data.datasets import DatasetConfig, open_datasets, source_of
 from data.errors import BadRow, DatasetError, FetchError, ImageError, ProcessorError, PromptError, one_line
-from data.private_tokenizer import private_tokenizer
-from data.processor import Processor
 from inference.checkpoint import RequestError
 from models.checkpoints import CheckpointError
 from models.checkpoints.safetensors_io import read_header
 from models.config import TextConfig
-from tests.processors import embedded
 from training.config import TrainConfig
 from training.recipe import parse_config, write_run
 
@@ -51,20 +46,6 @@ def test_every_refusal_is_one_line_of_printable_characters(error):
         assert sentence.isprintable() and len(sentence) <= 2001 and str(error(sentence)) == sentence
     bad = pickle.loads(pickle.dumps(BadRow("bad", "a\x1bb")))
     assert (bad.reason, str(bad)) == ("bad", r"a\x1bb")
-
-
-def test_a_template_that_refuses_with_terminal_escapes():
-    p = embedded()
-    template = r"{{ raise_exception('\x1b]0;owned\x07\x1b[2J') }}"
-    with pytest.raises(PromptError, match=r"\\x1b\]0;owned\\x07") as caught:
-        Processor(p.images, p.tokenizer, template).ask(None, "how many?")
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("conversations", [7, None, True, {"role": "user"}, {1, 2}])
-def test_conversations_that_are_no_list(conversations):
-    with pytest.raises(PromptError, match="expected conversations as lists of messages, got"):
-        embedded().prepare(conversations)
 
 
 def test_a_tensor_of_infinite_length(tmp_path):
@@ -111,13 +92,6 @@ def test_column_names_of_any_kind_are_told_in_one_line():
 def test_settings_of_a_dataset_that_are_of_another_kind(entry):
     with pytest.raises(DatasetError, match=f"{next(iter(entry))}: expected .*, got"):
         DatasetConfig.from_dict({"path": "rows.jsonl"} | entry)
-
-
-def test_a_token_id_that_nobody_can_count_up_to():
-    """To write a tokenizer out, the library counts up to its largest id: of 372 million it aborted."""
-    backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 8_000_000}, merges=[]))
-    with pytest.raises(PromptError, match="expected ids below 4194304, got 8000000"):
-        private_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), "0")
 
 
 def doubling(twice: str) -> str:
