@@ -31,10 +31,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding
-
 from data.errors import PromptError, one_line
-from data.tokenizer import AnyTokenizer, no_panic, private_tokenizer, read_object
+from data.tokenizer import AnyTokenizer, private_tokenizer, read_object
 from models.untrusted import MAX_CONFIG, check_size
 
 ROLES = ("system", "user", "assistant")
@@ -355,11 +353,10 @@ class ChatEncoder:
         own_bos = bool(self._bos) and rendered.startswith(self._bos)
         special = self.add_special_tokens and not own_bos
         try:
-            with no_panic():
-                encoding: Encoding = self._private.tokenizer.encode(
-                    "".join(pieces), add_special_tokens=special
-                )
-        except Exception as error:  # the library raises bare Exception
+            encoding = self._private.tokenizer.encode("".join(pieces), add_special_tokens=special)
+        except BaseException as error:  # the library raises bare Exception, and its panics are not even that
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise PromptError(f"{label}: the tokenizer cannot read it ({one_line(error, 200)})") from error
         inside = [i for i, added in zip(encoding.ids, encoding.special_tokens_mask) if not added]
         if [i for i in inside if i in self._watched] != [i for i in placed if i in self._watched]:

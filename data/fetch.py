@@ -100,7 +100,8 @@ def fetch(url: str, max_bytes: int, timeout: float, allow_private: bool = False)
     FetchError without the URL.
     """
     allow_private = allow_private or os.environ.get(ALLOW) == "1"
-    body, sockets, end_at = bytearray(), [], time.monotonic() + 2 * timeout
+    body, end_at = bytearray(), time.monotonic() + 2 * timeout
+    sockets: list[socket.socket] = []
 
     def end() -> None:  # a server may send a byte each second: no single wait is long, and there is no end
         for one in sockets:

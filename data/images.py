@@ -282,13 +282,14 @@ def _check_cost(image: Image.Image, data: bytes, name: str, limits: ImageLimits)
     if image.format == "TIFF":
         if len(codecs) > STRIPS:
             raise ImageError(f"{name}: expected at most {STRIPS:,} strips or tiles, got {len(codecs):,}")
-        tile = image.tag_v2.get(322, 1), image.tag_v2.get(323, 1)  # type: ignore[attr-defined]
         # Tiles are decoded whole, and an image of few pixels may be cut out of one of many.
-        covered = -(-image.width // tile[0]) * tile[0] * -(-image.height // tile[1]) * tile[1]
+        tags = (image.tag_v2.get(number) for number in (322, 323))  # type: ignore[attr-defined]
+        width, height = (tag if isinstance(tag, int) and tag > 0 else 1 for tag in tags)
+        covered = -(-image.width // width) * width * -(-image.height // height) * height
         if covered > limits.max_pixels:
             raise ImageError(
                 f"{name}: expected at most {limits.max_pixels:,} pixels, got {covered:,} in tiles of "
-                f"{tile[0]} x {tile[1]}"
+                f"{width} x {height}"
             )
 
 
@@ -376,7 +377,7 @@ def _open(source: Any, limits: ImageLimits, name: str) -> tuple[Image.Image, int
     check_size(image.width, image.height, limits, name)
     _check_cost(image, data, name, limits)
     if image.format == "TIFF":  # it would read all directories, and turn the image as `load_image` does
-        image.load_end = lambda: None  # type: ignore[attr-defined]
+        image.load_end = lambda: None  # type: ignore[attr-defined,method-assign]
     return image, orientation
 
 

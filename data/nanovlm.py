@@ -70,10 +70,11 @@ class NanoVLMImages:
             Message(message.role, tuple(part for part in message.parts if part[0] == "text"))
             for message in messages
         ]
-        first = next((i for i, message in enumerate(text) if message.role == "user"), None)
-        if images and first is None:
+        users = [i for i, message in enumerate(text) if message.role == "user"]
+        if images and not users:
             raise PromptError(f"{label}: images need a user message to stand in front of")
         if images:
+            first = users[0]
             text[first] = Message("user", (*images, *text[first].parts))
         return text
 
@@ -105,7 +106,7 @@ class NanoVLMImages:
 
     def prompt(self, rows: int, cols: int, index: int, count: int) -> str:
         """What stands in a prompt for image `index` of `count`."""
-        if self.prefix:
+        if self.image_token is None:  # v0.1: the features stand in front of the text
             return ""
         tile = self.image_token * self.tokens_per_tile
         if self.max_side is None:

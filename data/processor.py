@@ -98,11 +98,13 @@ class Processor:
         try:
             with no_panic():
                 described = read_object(folder / "config.json")
+                opened: tuple[ImageRules, AnyTokenizer, str | None]
                 if is_nanovlm(described):
-                    images, tokenizer, template = open_nanovlm(folder, described)
+                    opened = open_nanovlm(folder, described)
                 else:
                     _check_files(folder)
-                    images, tokenizer, template = open_idefics(folder)
+                    opened = open_idefics(folder)
+                images, tokenizer, template = opened
                 if not template:
                     raise ProcessorError(
                         f"{folder}: expected a chat template (chat_template.jinja), found none"
@@ -175,12 +177,13 @@ class Processor:
             )
         if not conversations:
             raise PromptError("expected at least one conversation, got none")
+        one: Any = conversations
         if isinstance(conversations[0], Mapping):
-            rows = [self.encode_conversation(conversations, add_generation_prompt)]  # type: ignore[arg-type]
+            rows = [self.encode_conversation(one, add_generation_prompt)]
         else:
             rows = [
-                self.encode_conversation(conversation, add_generation_prompt, f"conversation {i}")
-                for i, conversation in enumerate(conversations)
+                self.encode_conversation(one, add_generation_prompt, f"conversation {i}")
+                for i, one in enumerate(conversations)
             ]
         return self.collate(rows, padding_side, return_assistant_mask)
 

@@ -58,7 +58,7 @@ class IdeficsImages:
 
     def __init__(self, settings: Mapping[str, Any], tokens_per_tile: int = _TOKENS_PER_TILE):
         self.settings = dict(settings)
-        known = _DEFAULTS | self.settings
+        known: dict[str, Any] = _DEFAULTS | self.settings
         self.tokens_per_tile = tokens_per_tile
         self.tile_size: int = _longest_edge(known, "max_image_size")
         self.longest_side: int = _longest_edge(known, "size")

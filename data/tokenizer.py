@@ -3,10 +3,8 @@
     tokenizer = open_tokenizer(Path("checkpoints/ocelli-shapes"))
     tokenizer = build_tokenizer(["how many circles are there?", "two", ...], vocab_size=1024)
 
-A tokenizer.json says by itself how text is read. What transformers adds to it (tokens that only
-tokenizer_config.json or special_tokens_map.json name) is added here in the same order, so ids are the same.
-Other folders (no tokenizer.json, a class that builds its own rules, a key not known here) are opened by
-transformers.
+A tokenizer.json says by itself how text is read. Other folders are opened by transformers: those without one,
+with a class that builds its own rules or a key not known here, or with tokens that only another file names.
 
 Tokenizers are strangers: the file is a program. Normalizers rewrite the text one after another, patterns with
 backtracking split it. Twenty replacements of `e` by `ee` make a million characters of one; a pattern such as
@@ -441,34 +439,29 @@ def open_tokenizer(folder: Path) -> AnyTokenizer:
     """
     config = read_object(folder / "tokenizer_config.json")
     model = read_object(folder / "config.json")
+    spec = read_object(folder / "tokenizer.json", MAX_TOKENIZER)
+    with _naming(folder / "tokenizer.json"):
+        check_tokenizer(spec)
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
     smolvlm = model.get("model_type") == "smolvlm"  # of which transformers takes tokenizer.json as it is
     plain = named in _PLAIN or (smolvlm and named in _GPT2)
     known = all(key in _HARMLESS or key.endswith("_token") for key in config)
-    spec = read_object(folder / "tokenizer.json", MAX_TOKENIZER)
-    with _naming(folder / "tokenizer.json"):
-        check_tokenizer(spec)
-    if not (plain or named in _GPT2) or not known or model.get("model_type") not in _MODELS or not spec:
+    known = known and (plain or named in _GPT2) and model.get("model_type") in _MODELS
+    defaults = {} if plain else dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
+    roles = _roles(folder, defaults | config, spec) if spec and known else None
+    if roles is None:
         _check_class(config, model)
         return _of_transformers(folder)
-    roles, extra = _special_tokens(folder, config)
-    decoder = _added_tokens(folder, config, spec, roles, extra)
-    known_tokens = {token.content: token for token in decoder.values()}
     if plain:
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     else:
-        backend = _gpt2(spec, bool(config.get("add_prefix_space", False)))
-        for role in ("unk_token", "bos_token", "eos_token"):
-            roles.setdefault(role, "<|endoftext|>")
+        backend = _gpt2(spec, bool(config.get("add_prefix_space", False)), set(roles.values()))
     if spec.get("padding"):
         roles.setdefault("pad_token", spec["padding"]["pad_token"])
-    # Named tokens that are added too keep the marks they have there (whether they swallow spaces, say).
-    roles = {role: known_tokens.get(str(token), token) for role, token in roles.items() if token is not None}
-    _add_absent(backend, decoder, roles, extra)
     if backend.post_processor is None:
         backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
     order = sorted(roles, key=lambda role: _ROLES.index(role) if role in _ROLES else len(_ROLES))
-    return FolderTokenizer(folder, backend, {role: str(roles[role]) for role in order})
+    return FolderTokenizer(folder, backend, {role: roles[role] for role in order})
 
 
 def _of_transformers(folder: Path) -> PreTrainedTokenizerBase:
@@ -477,62 +470,37 @@ def _of_transformers(folder: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def _token(value: Any, **marks: bool) -> Any:
-    """A token as transformers writes it, alone or as an object."""
-    if isinstance(value, dict) and "content" in value:
-        return AddedToken(**{name: one for name, one in value.items() if name != "__type"} | marks)
-    return value
-
-
-def _special_tokens(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Tokens with a role, by role, and those without one. tokenizer_config.json names them, and
-    special_tokens_map.json where the first does not list the added tokens."""
-    config = {name: _token(value) for name, value in config.items()}
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
-    own = {name: value for name, value in config.items() if _is_own(name, value)}
-    if isinstance(extra, dict):
-        own, extra = own | extra, None
-    own = own or config.get("model_specific_special_tokens") or {}
-    if "added_tokens_decoder" not in config:
-        written = read_object(folder / "special_tokens_map.json")
-        written = {name: _token(value, special=True) for name, value in written.items()}
-        config |= written
-        own = {name: value for name, value in written.items() if _is_own(name, value)} | own
-        extra = extra or written.get("extra_special_tokens") or written.get("additional_special_tokens")
-        if isinstance(extra, dict):
-            own, extra = own | extra, None
-    roles = {name: value for name, value in config.items() if name in _ROLES}
-    return roles | {name: _token(value) for name, value in own.items()}, [_token(one) for one in extra or ()]
-
-
-def _is_own(name: str, value: Any) -> bool:
-    """A token with a role of the model's own, such as `image_token`."""
-    return name.endswith("_token") and name not in _ROLES and isinstance(value, str | AddedToken)
-
-
-def _added_tokens(
-    folder: Path, config: dict[str, Any], spec: dict[str, Any], roles: dict[str, Any], extra: list[Any]
-) -> dict[int, AddedToken]:
-    """The added tokens by id: tokenizer_config.json's, or else added_tokens.json's and tokenizer.json's."""
+def _roles(folder: Path, config: dict[str, Any], spec: dict[str, Any]) -> dict[str, str] | None:
+    """Tokens by their role, such as eos_token or image_token; None where transformers would add tokens that
+    tokenizer.json does not have, or has otherwise."""
+    there = {token["content"]: token for token in spec.get("added_tokens") or ()}
     listed = config.get("added_tokens_decoder")
     if listed is not None:
-        return {int(i): AddedToken(**token) for i, token in listed.items()}
-    named = {str(token) for token in (*roles.values(), *extra)}
-    found = {
-        i: AddedToken(content, normalized=content not in named, special=content in named)
-        for content, i in read_object(folder / "added_tokens.json").items()
+        same = all(there.get(token["content"]) == {"id": int(i), **token} for i, token in listed.items())
+    else:
+        written = read_object(folder / "special_tokens_map.json")
+        config = {**written, **config, **{role: written[role] for role in _ROLES if role in written}}
+        same = read_object(folder / "added_tokens.json").keys() <= there.keys()
+    roles = {
+        role: value["content"] if isinstance(value, dict) else value
+        for role, value in config.items()
+        if role.endswith("_token") and isinstance(value, str | dict)
     }
-    for token in spec.get("added_tokens", ()):
-        found[token["id"]] = AddedToken(**{name: value for name, value in token.items() if name != "id"})
-    return found
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if isinstance(extra, dict):
+        roles, extra = roles | extra, []
+    if not set(roles) - set(_ROLES):
+        roles |= config.get("model_specific_special_tokens") or {}
+    tokens = [*roles.values(), *(one.get("content") if isinstance(one, dict) else one for one in extra)]
+    return roles if same and all(isinstance(one, str) and one in there for one in tokens) else None
 
 
-def _gpt2(spec: dict[str, Any], add_prefix_space: bool) -> Tokenizer:
+def _gpt2(spec: dict[str, Any], add_prefix_space: bool, special: set[str]) -> Tokenizer:
     """What transformers makes of a tokenizer.json for its class GPT2Tokenizer: vocabulary, merges and
     post-processor are the file's, the other rules are the class's."""
     bare = spec["model"] | {"vocab": {}, "merges": []}
     read = Tokenizer.from_str(json.dumps(spec | {"added_tokens": [], "model": bare}))
-    merges = [
+    merges: Any = [
         tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in spec["model"]["merges"]
     ]
     backend = Tokenizer(
@@ -549,25 +517,11 @@ def _gpt2(spec: dict[str, Any], add_prefix_space: bool) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     if read.post_processor is not None:
         backend.post_processor = read.post_processor
+    for token in sorted(spec.get("added_tokens") or (), key=lambda token: token["id"]):
+        marks = {name: value for name, value in token.items() if name not in ("id", "content")}
+        marks["special"] = marks["special"] or token["content"] in special
+        backend.add_tokens([AddedToken(token["content"], **marks)])
     return backend
-
-
-def _add_absent(
-    backend: Tokenizer, decoder: dict[int, AddedToken], roles: dict[str, Any], extra: list[Any]
-) -> None:
-    """Add what the backend lacks, as transformers does: the listed ones by id, then those with a role, then
-    the others."""
-    there = backend.get_added_tokens_decoder()
-    marks = {repr(token) for token in there.values()}
-    new = [token for _, token in sorted(decoder.items()) if repr(token) not in marks]
-    taken = {token.content for token in (*there.values(), *new)}
-    for token in (*roles.values(), *extra):
-        if str(token) not in taken and token not in new:
-            new.append(AddedToken(token, special=True) if isinstance(token, str) else token)
-    named = {str(token) for token in roles.values()}
-    for token in new:
-        token.special = token.special or token.content in named
-    backend.add_tokens(new)
 
 
 # -------------------------------------------------------------------------------- special tokens out of reach
