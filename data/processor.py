@@ -177,13 +177,13 @@ class Processor:
             )
         if not conversations:
             raise PromptError("expected at least one conversation, got none")
-        one: Any = conversations
+        several: Sequence[Any] = conversations
         if isinstance(conversations[0], Mapping):
-            rows = [self.encode_conversation(one, add_generation_prompt)]
+            rows = [self.encode_conversation(several, add_generation_prompt)]
         else:
             rows = [
                 self.encode_conversation(one, add_generation_prompt, f"conversation {i}")
-                for i, one in enumerate(conversations)
+                for i, one in enumerate(several)
             ]
         return self.collate(rows, padding_side, return_assistant_mask)
 
