@@ -31,6 +31,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError, ext, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from data.errors import PromptError, one_line
 from data.tokenizer import AnyTokenizer, private_tokenizer, read_object
 from models.untrusted import MAX_CONFIG, check_size
@@ -207,8 +210,6 @@ class TemplateRefused(Exception):
 @cache
 def _sandbox():
     """The sandbox that transformers renders chat templates in, with the same names in it."""
-    from jinja2 import TemplateError, ext, nodes  # not loaded to say that an argument is wrong
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(ext.Extension):
         """`{% generation %}` marks what an assistant says; here it only stands around it."""
@@ -279,7 +280,6 @@ def _of_child(template: str, variables: str, today: date) -> tuple[str, str]:
 def child() -> None:
     """Render what stdin says under limits: the whole of a process that `_of_child` starts."""
     template, variables = json.loads(sys.stdin.buffer.read())
-    _sandbox()  # imports Jinja, before the limits count
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

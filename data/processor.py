@@ -35,7 +35,7 @@ from data.tokenizer import AnyTokenizer, FolderTokenizer, folder_of, no_panic, r
 from models.config import VLMConfig
 
 if TYPE_CHECKING:
-    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+    from transformers import Idefics3Processor
 
 Conversation = Sequence[Mapping[str, Any]]
 ImageRules: TypeAlias = IdeficsImages | NanoVLMImages
@@ -125,8 +125,7 @@ class Processor:
         """transformers' processor, for saving, made when first asked for; None for nanoVLM checkpoints."""
         if not isinstance(self.images, IdeficsImages):
             return None
-        from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-        from transformers.models.idefics3.processing_idefics3 import Idefics3Processor  # takes seconds
+        from transformers import Idefics3ImageProcessorPil, Idefics3Processor  # takes seconds
 
         tokenizer = self.tokenizer
         return Idefics3Processor(

@@ -69,8 +69,7 @@ def folder_of(source: str | Path, revision: str | None = None) -> Path:
     """A folder here, or one in the Hub client's cache with a repository's tokenizer and processor files."""
     if revision is None and Path(source).is_dir():
         return Path(source)
-    from models.checkpoints.errors import CheckpointError  # and with it the Hub's client, for names only
-    from models.checkpoints.locate import snapshot
+    from models.checkpoints.locate import CheckpointError, snapshot  # and with it the Hub's client
 
     try:
         return snapshot(source, revision)
@@ -104,24 +103,6 @@ def read_object(path: Path, most: int = untrusted.MAX_CONFIG) -> dict[str, Any]:
         return {}
     with _naming(path):
         return untrusted.read_object(path, most)
-
-
-def _check_class(tokenizer_config: dict[str, Any], config: dict[str, Any]) -> None:
-    """transformers calls `from_pretrained` of whatever class of its own has the name that these files give: a
-    processor's asks for its tokenizer, and so for ever."""
-    from transformers import PreTrainedTokenizerBase
-    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
-    from transformers.utils import DummyObject
-
-    name = tokenizer_config.get("tokenizer_class") or config.get("tokenizer_class")
-    if not isinstance(name, str):
-        return
-    for known in {name, name.removesuffix("Fast"), f"{name}Fast"}:
-        found = tokenizer_class_from_name(known)
-        if found is None or isinstance(found, DummyObject):  # of a library that transformers says is missing
-            continue
-        if not (isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)):
-            raise PromptError(f"expected tokenizer_class to name a tokenizer, got {name[:80]!r}")
 
 
 @contextmanager
@@ -450,7 +431,6 @@ def open_tokenizer(folder: Path) -> AnyTokenizer:
     defaults = {} if plain else dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
     roles = _roles(folder, defaults | config, spec) if spec and known else None
     if roles is None:
-        _check_class(config, model)
         return _of_transformers(folder)
     if plain:
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -465,9 +445,19 @@ def open_tokenizer(folder: Path) -> AnyTokenizer:
 
 
 def _of_transformers(folder: Path) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
+    """What transformers makes of a folder. It calls `from_pretrained` of whatever class of its own has the
+    name that these files give: a processor's asks for its tokenizer, and so for ever."""
+    import transformers.models.auto.tokenization_auto
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config, model = read_object(folder / "tokenizer_config.json"), read_object(folder / "config.json")
+    name = config.get("tokenizer_class") or model.get("tokenizer_class")
+    for known in {name, name.removesuffix("Fast"), f"{name}Fast"} if isinstance(name, str) else ():
+        found = transformers.models.auto.tokenization_auto.tokenizer_class_from_name(known)
+        if found is None or hasattr(found, "_backends"):  # of a library that is not installed
+            continue
+        if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerBase)):
+            raise PromptError(f"expected tokenizer_class to name a tokenizer, got {name[:80]!r}")
+    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _roles(folder: Path, config: dict[str, Any], spec: dict[str, Any]) -> dict[str, str] | None:
