@@ -4,33 +4,54 @@
     image = load_image("https://example.org/photo.jpg")   # a URL
     image = load_image(array, ImageLimits(max_pixels=10_000_000))
 
-Every refusal is an `ImageError`: one sentence with the image's name, what was expected and what was got.
-Limits are checked on the header, before a pixel is decoded.
+Images are strangers. Every refusal is an `ImageError`, one sentence with the image's name. Pillow opens and
+decodes; what is held against limits here, before a pixel is decoded, is what Pillow leaves unbounded:
+
+- Headers, which it reads in Python, a chunk or a letter at a time: the pieces of a file are counted.
+- EXIF and TIFF directories, whose entries may all point at the same bytes, which it copies for each of them:
+  it is shown the first kilobytes of an EXIF block and the first megabyte of TIFF tags.
+- Decoders written in Python, JPEGs of thousands of scans, and tiles larger than their image.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import io
 import os
-import stat
+import re
 import sys
 import urllib.parse
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from data.errors import ImageError, one_line
-from data.exif import orientation
-from data.fetch import FetchError, fetch
-from data.image_header import check_decoder, open_header
+from data.errors import FetchError, ImageError, one_line
+from data.image_kinds import kind_of_file
 
 if TYPE_CHECKING:
     import torch
 
+# Formats that Pillow decodes by itself and recognises by content; HEIC comes besides. Left out on purpose:
+# those that run another program (EPS), and those so loosely marked that a text file can pass for one (TGA).
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000")
+
+HEADER_PIECES, PIECES = 10_000, 300_000  # reads of a header, and of a whole file: 128 MiB in chunks of 8 kB
+TIFF_VALUES = 2**22  # bytes of what a TIFF's tags point at; Pillow reads them twice
+EXIF_HEAD = 2**14  # bytes of an EXIF block; at worst Pillow copies each of them a thousand times
+STRIPS = 100_000  # of a TIFF
+SCANS, SCANNED_PIXELS = 100, 1_200_000_000  # of a JPEG (a usual progressive one has ten), and their pixels
+PIXELS_IN_PYTHON = 2_000_000  # one to three seconds of a decoder that Pillow has in Python
+PIXELS_IN_JPEG2000 = 16_000_000  # its decoder takes ten times as long as others
+LONGEST_SIDE = 100_000  # of an image that is described by its size alone
+
+_ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -40,17 +61,24 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-LONGEST_SIDE = 100_000  # of an image that is spoken of by its size alone
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+_HEIC = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"))
+# Blocks that Pillow and the HEIC library would read whole while opening: renamed, so that they do not.
+_JPEG_BLOCK = re.compile(rb"(\xff[\xe1\xe2]..)(Exif\0\0|MPF\0)", re.DOTALL)
+_AVIF_ITEM = re.compile(rb"(infe.{8}(?:..)?)Exif", re.DOTALL)  # an item information entry
+_HEIC_ITEM = re.compile(rb"infe(?!\x02.{7}(?:hvc1|grid)|\x03.{9}(?:hvc1|grid))", re.DOTALL)  # of no image
+_MARKER = re.compile(rb"\xff([^\x00\xff])")
+_COMMENT = re.compile(rb"#[^\r\n]*[\r\n]?")
 
 
 @dataclass(frozen=True)
 class ImageLimits:
     """What an image may cost. `max_pixels` stays under Pillow's own guard (`PIL.Image.MAX_IMAGE_PIXELS`).
 
-    `allow_urls` and `allow_paths` say whether a string may reach the network or the disk: turn them off
-    wherever the strings come from someone else (a web page, a dataset). `allow_private_urls` lets a URL lead
-    to this machine and its own network; the environment variable OCELLI_ALLOW_PRIVATE_URLS=1 does, too.
-    `max_tiles` is for `data.processor`, which cuts the image up.
+    `allow_urls` and `allow_paths` say whether a string may reach the network or the disk: turn them off where
+    strangers write the strings (a web page, a dataset). `allow_private_urls` lets a URL lead to this machine
+    and its own network; so does the environment variable OCELLI_ALLOW_PRIVATE_URLS=1. `max_tiles` is for
+    `data.processor`, which cuts the image into tiles.
     """
 
     max_bytes: int = 128 * 2**20
@@ -70,33 +98,42 @@ class ImageLimits:
 
 
 def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> Image.Image:
-    """An upright, opaque RGB image from whatever `source` is.
+    """An upright, opaque RGB image.
 
     Args:
         source: a path, an http(s) or data: URL, bytes, a binary file object, a PIL image, or a numpy array or
             torch tensor: (H, W), (H, W, 1|3|4) or (1|3|4, H, W); 8-bit, 16-bit, or floats from 0 to 1.
         name: what error messages call the image; its path or URL by default.
-
-    Raises:
-        ImageError: the image cannot be read, is damaged, or is past a limit.
     """
     name = name or describe(source)
     if _is_array(source):
         check_size(*_array_size(source, name), limits, name)
         return _flatten(_from_array(source, name), name)
-    return _decode(_header(source, limits, name), name)
+    image, orientation = _open(source, limits, name)
+    if isinstance(file := getattr(image, "fp", None), _CountedReads):
+        file.pieces = PIECES
+    try:
+        image.load()
+    except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
+        raise ImageError(
+            f"{name}: the image is damaged or cut off ({one_line(error, 200)}); get a whole copy of it"
+        ) from error
+    turn = _UPRIGHT.get(orientation)
+    return _flatten(image if turn is None else image.transpose(turn), name)
 
 
 def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> tuple[int, int]:
-    """(width, height) of what `load_image` gives, from its header; refused as there, as far as that shows."""
+    """(width, height) of what `load_image` gives, from the header alone; refused as far as that shows."""
+    name = name or describe(source)
     if _is_array(source):
-        return _array_size(source, name or describe(source))
-    image = _header(source, limits, name or describe(source))
-    return (image.height, image.width) if _turned(image) >= 5 else image.size
+        return _array_size(source, name)
+    image, orientation = _open(source, limits, name)
+    turned = orientation >= 5 and image.format != "TIFF"  # whose size Pillow has turned by itself
+    return (image.height, image.width) if turned else image.size
 
 
 def _is_array(source: Any) -> bool:
-    """Whether it is an array or a tensor: who has one of those has imported torch, which takes seconds."""
+    """Whoever has a tensor has imported torch, which takes seconds; nobody else needs to."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", np.ndarray)
     return isinstance(source, np.ndarray | tensor)
 
@@ -119,53 +156,53 @@ def describe(source: Any) -> str:
 
 # -------------------------------------------------------------------------------------------- to bytes
 def _read(source: Any, limits: ImageLimits, name: str) -> bytes:
-    if isinstance(source, bytes | bytearray | memoryview):
-        _check_bytes(len(source), limits, name)
-        return bytes(source)
     if isinstance(source, str):
         scheme = source[:8].lower()
         if scheme.startswith("data:"):
             return _read_data_url(source, limits, name)
         if scheme.startswith(("http://", "https://")):
-            if not limits.allow_urls:
-                raise ImageError(f"{name}: images from URLs are switched off here; send the image itself")
-            try:
-                return fetch(source, limits.max_bytes, limits.url_timeout, limits.allow_private_urls)
-            except FetchError as error:
-                raise ImageError(f"{name}: {error}") from error
+            return _download(source, limits, name)
         if "://" in source[:16]:
             raise ImageError(f"{name}: expected a path or an http(s) URL; no other kind of URL is read")
     if isinstance(source, str | os.PathLike):
         return _read_path(source, limits, name)
-    if hasattr(source, "read"):
+    if isinstance(source, bytes | bytearray | memoryview):
+        data: Any = bytes(source)
+    elif hasattr(source, "read"):
         data = source.read(limits.max_bytes + 1)
-        if not isinstance(data, bytes):
-            raise ImageError(
-                f"{name}: expected a file opened in binary mode, got {type(data).__name__}; use 'rb'"
-            )
-        _check_bytes(len(data), limits, name)
-        return data
-    raise ImageError(
-        f"expected an image as path, URL, bytes, file, PIL image or array, got {type(source).__name__}"
-    )
+    else:
+        raise ImageError(
+            f"expected an image as path, URL, bytes, file, PIL image or array, got {type(source).__name__}"
+        )
+    if not isinstance(data, bytes):
+        raise ImageError(f"{name}: expected a file opened in binary mode ('rb'), got {type(data).__name__}")
+    _check_bytes(len(data), limits, name)
+    return data
+
+
+def _download(url: str, limits: ImageLimits, name: str) -> bytes:
+    if not limits.allow_urls:
+        raise ImageError(f"{name}: image URLs are disabled here; send the image itself")
+    from data.fetch import fetch  # takes a tenth of a second to import
+
+    try:
+        return fetch(url, limits.max_bytes, limits.url_timeout, limits.allow_private_urls)
+    except FetchError as error:
+        raise ImageError(f"{name}: {error}") from error
 
 
 def _read_path(source: str | os.PathLike, limits: ImageLimits, name: str) -> bytes:
     if not limits.allow_paths:
-        raise ImageError(f"{name}: images from the disk are switched off here; send the image itself")
+        raise ImageError(f"{name}: local file paths are disabled here; send the image itself")
     try:
-        # Non-blocking, and looked at before it is read: a pipe or a device would never end.
-        with open(os.open(Path(source).expanduser(), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-                raise ImageError(f"{name}: expected an image file, got {kind}")
-            _check_bytes(status.st_size, limits, name)
-            return file.read(limits.max_bytes + 1)
-    except FileNotFoundError as error:
-        raise ImageError(f"{name}: no such file (looked in {os.getcwd()}); check the path") from error
-    except IsADirectoryError as error:
-        raise ImageError(f"{name}: expected an image file, got a directory") from error
+        path = Path(source).expanduser()
+        if not path.exists():
+            raise ImageError(f"{name}: no such file (looked in {os.getcwd()}); check the path")
+        if not path.is_file():  # a pipe or a device might never end
+            kind = "a directory" if path.is_dir() else "not a regular file"
+            raise ImageError(f"{name}: expected an image file, got {kind}")
+        _check_bytes(path.stat().st_size, limits, name)
+        return path.read_bytes()
     except ImageError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: NUL in the path; RuntimeError: no home
@@ -196,7 +233,7 @@ def _check_bytes(got: int, limits: ImageLimits, name: str) -> None:
 
 
 def check_size(width: int, height: int, limits: ImageLimits, name: str) -> None:
-    """Raises ImageError: an image of so many pixels is over a limit."""
+    """Refuse an image of so many pixels, with an ImageError."""
     if width < 1 or height < 1:
         raise ImageError(f"{name}: expected at least one pixel, got {width} x {height}")
     if width * height > limits.max_pixels:
@@ -213,42 +250,180 @@ def check_size(width: int, height: int, limits: ImageLimits, name: str) -> None:
 
 
 def check_sides(width: int, height: int) -> None:
-    """Raises ImageError: sides that no image has, or that none which is opened here may have."""
+    """Refuse, with an ImageError, sides that no image may have here."""
     if not (1 <= width <= LONGEST_SIDE and 1 <= height <= LONGEST_SIDE):
         raise ImageError(f"expected sides of 1 to {LONGEST_SIDE} pixels, got {width} x {height}")
     check_size(width, height, ImageLimits(), f"an image of {width} x {height}")
 
 
+def _check_cost(image: Image.Image, data: bytes, name: str, limits: ImageLimits) -> None:
+    """Refuse what takes far longer to decode than its pixels suggest."""
+    pixels = image.width * image.height
+    codecs = [tile[0] for tile in getattr(image, "tile", ())]
+    in_python = next((codec for codec in codecs if codec in Image.DECODERS), None)
+    if in_python and pixels > PIXELS_IN_PYTHON:
+        raise ImageError(
+            f"{name}: expected at most {PIXELS_IN_PYTHON:,} pixels in this rare encoding ({in_python}), "
+            f"got {image.width} x {image.height}; save the image as PNG"
+        )
+    if image.format == "JPEG2000" and pixels > PIXELS_IN_JPEG2000:
+        raise ImageError(
+            f"{name}: expected at most {PIXELS_IN_JPEG2000:,} pixels in JPEG 2000, got {image.width} x "
+            f"{image.height}; save the image as PNG or JPEG"
+        )
+    if image.format == "JPEG":
+        scans = sum(marker == 0xDA for marker in islice(_jpeg_markers(data), PIECES))
+        most = min(SCANS, max(1, SCANNED_PIXELS // pixels))
+        if scans > most:
+            raise ImageError(
+                f"{name}: expected a JPEG of at most {most} scans of {pixels:,} pixels, got {scans}; "
+                "save it again"
+            )
+    if image.format == "TIFF":
+        if len(codecs) > STRIPS:
+            raise ImageError(f"{name}: expected at most {STRIPS:,} strips or tiles, got {len(codecs):,}")
+        # Tiles are decoded whole, and an image of few pixels may be cut out of one of many.
+        tags = (image.tag_v2.get(number) for number in (322, 323))  # type: ignore[attr-defined]
+        width, height = (tag if isinstance(tag, int) and tag > 0 else 1 for tag in tags)
+        covered = -(-image.width // width) * width * -(-image.height // height) * height
+        if covered > limits.max_pixels:
+            raise ImageError(
+                f"{name}: expected at most {limits.max_pixels:,} pixels, got {covered:,} in tiles of "
+                f"{width} x {height}"
+            )
+
+
+def _jpeg_markers(data: bytes) -> Iterator[int]:
+    """A JPEG's markers up to its end; what stands inside segments is skipped."""
+    place = 0
+    # Without `+` after \xff, which would try a run of them from each of its places.
+    while (match := _MARKER.search(data, place)) and match[1] != b"\xd9":
+        marker, place = match[1][0], match.end()
+        yield marker
+        if marker != 0x01 and not 0xD0 <= marker <= 0xD8:  # those have no length
+            place += int.from_bytes(data[place : place + 2], "big")
+
+
 # ---------------------------------------------------------------------------------- bytes to an image
-def _header(source: Any, limits: ImageLimits, name: str) -> Image.Image:
-    """An image held against the limits, not decoded yet unless it came decoded."""
+class _CountedReads(io.BytesIO):
+    """A file that may be read in `pieces` reads. Of its larger values so many bytes are given; it seems to
+    have ended in front of a value that is longer than what is left of them."""
+
+    def __init__(self, data: bytes, pieces: int, value_bytes: float):
+        super().__init__(data)
+        self.pieces, self.value_bytes = pieces, value_bytes
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.pieces -= 1
+        if self.pieces < 0:
+            raise ValueError("it consists of too many pieces")
+        if size is not None and size > 64:
+            if size > self.value_bytes:
+                return b""
+            self.value_bytes -= size
+        return super().read(size)
+
+
+def _is_heic(data: bytes) -> bool:
+    """AVIF may name HEIC's brands too, and its own besides."""
+    if data[4:8] != b"ftyp" or data[8:12] not in _HEIC:
+        return False
+    return b"avi" not in data[8 : min(int.from_bytes(data[:4], "big"), 4096)]
+
+
+def _formats(data: bytes, name: str) -> list[str]:
+    Image.init()  # registers every plugin, once; naming one that is not registered is a KeyError
+    if not _is_heic(data):
+        return [name for name in FORMATS if name in Image.OPEN]
+    try:
+        import pi_heif
+    except ImportError:
+        raise ImageError(
+            f"{name}: expected an image, got a HEIC image: install the package pi-heif, or save it as JPEG"
+        ) from None
+    pi_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False)
+    return ["HEIF"]
+
+
+def _open(source: Any, limits: ImageLimits, name: str) -> tuple[Image.Image, int]:
+    """An image within the limits, not decoded unless it came decoded, and its orientation (1 to 8)."""
     if isinstance(source, Image.Image):
         check_size(source.width, source.height, limits, name)
-        return source
+        return source, 1 if source.format == "TIFF" else _orientation(source, b"")
     data = _read(source, limits, name)
     if not data:
         raise ImageError(f"{name}: expected an image, got 0 bytes; the file is empty")
-    image = open_header(data, name, limits.max_pixels)
-    check_size(image.width, image.height, limits, name)
-    check_decoder(image, data, name)
-    return image
-
-
-def _decode(image: Image.Image, name: str) -> Image.Image:
-    """Decode the (first) frame, turn it upright and make it RGB."""
-    turn = _UPRIGHT.get(_turned(image))  # as of the header, so that `image_size` says the same
+    formats = _formats(data, name)
     try:
-        image.load()
-    except Exception as error:  # see open_header
+        with warnings.catch_warnings():  # of large images and broken tags: what counts is said here
+            warnings.simplefilter("ignore")
+            is_tiff = data[:2] in (b"II", b"MM")
+            file = _CountedReads(_harmless(data), HEADER_PIECES, TIFF_VALUES if is_tiff else float("inf"))
+            image = Image.open(file, formats=formats)
+            orientation = _orientation(image, data)
+            file.value_bytes = float("inf")
+    except UnidentifiedImageError as error:
+        got = "a HEIC image that is damaged or of a rare kind; save it as PNG or JPEG"
         raise ImageError(
-            f"{name}: the image is damaged or cut off ({one_line(error, 200)}); get a whole copy of it"
+            f"{name}: expected an image (PNG, JPEG, WebP, AVIF, HEIC, GIF, BMP, TIFF, ...), got "
+            f"{got if formats == ['HEIF'] else kind_of_file(data)}"
         ) from error
-    return _flatten(image if turn is None else image.transpose(turn), name)
+    except Image.DecompressionBombError as error:  # Pillow's guard, at 179 million pixels
+        raise ImageError(
+            f"{name}: expected at most {limits.max_pixels:,} pixels, got far more ({one_line(error, 200)})"
+        ) from error
+    except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
+        raise ImageError(f"{name}: the image's header is damaged ({one_line(error, 200)})") from error
+    check_size(image.width, image.height, limits, name)
+    _check_cost(image, data, name, limits)
+    if image.format == "TIFF":  # it would read all directories, and turn the image as `load_image` does
+        image.load_end = lambda: None  # type: ignore[attr-defined,method-assign]
+    return image, orientation
 
 
-def _turned(image: Image.Image) -> int:
-    """EXIF orientation 1..8 of what Pillow gives; it turns TIFFs by itself."""
-    return 1 if image.format == "TIFF" else orientation(image.info)
+def _harmless(data: bytes) -> bytes:
+    """The same image without what takes unbounded time or memory to open."""
+    if data.startswith(b"\xff\xd8"):
+        return _JPEG_BLOCK.sub(lambda match: match[1] + bytes(len(match[2])), data)
+    if data[4:8] == b"ftyp":  # turned by properties of its own, which go before its EXIF
+        return _HEIC_ITEM.sub(b"free", data) if _is_heic(data) else _AVIF_ITEM.sub(rb"\1none", data)
+    if data[:2] in (b"P1", b"P2", b"P3"):  # for each comment Pillow copies all that follows it
+        if data.count(b"#") > PIECES:
+            raise ValueError("it consists of too many pieces")
+        return _COMMENT.sub(b"", data)
+    return data
+
+
+def _orientation(image: Image.Image, data: bytes) -> int:
+    """1 to 8, by the image's EXIF, else its XMP; 1 where neither can be read."""
+    try:
+        if image.format == "TIFF" and hasattr(image, "tag_v2"):
+            found = image.tag_v2.get(_ORIENTATION)
+        else:
+            exif = Image.Exif()
+            exif.load((_exif_block(image, data) or b"")[:EXIF_HEAD])
+            found = exif.get(_ORIENTATION)
+    except Exception:  # a parser meets hostile bytes: an orientation that cannot be read is none
+        found = None
+    xmp = image.info.get("XML:com.adobe.xmp") or image.info.get("xmp")
+    if found is None and isinstance(xmp, bytes | str):
+        match = _XMP_ORIENTATION.search(xmp.encode(errors="replace") if isinstance(xmp, str) else xmp)
+        found = int(match[1]) if match else None
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+
+def _exif_block(image: Image.Image, data: bytes) -> bytes | None:
+    """The EXIF block of an image that came from `data`, wherever in the file it stands."""
+    if data.startswith(b"\xff\xd8"):
+        found = re.search(rb"\xff\xe1..Exif\0\0", data, re.DOTALL)
+        return data[found.end() : found.end() + EXIF_HEAD] if found else None
+    if isinstance(block := image.info.get("exif"), bytes):
+        return block
+    if isinstance(text := image.info.get("Raw profile type exif"), str):  # ImageMagick's PNGs
+        return bytes.fromhex("".join(text.split("\n")[3:]))
+    if data.startswith(b"\x89PNG") and (place := data.rfind(b"eXIf")) > 0:  # behind the pixels
+        return data[place + 4 : place + 4 + EXIF_HEAD]
+    return None
 
 
 def _flatten(image: Image.Image, name: str) -> Image.Image:

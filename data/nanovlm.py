@@ -15,36 +15,18 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import huggingface_hub
 import numpy as np
 import torch
 import torch.nn.functional as F
-from huggingface_hub import constants, hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
-from huggingface_hub.utils import httpx
 from PIL import Image
 from torch import Tensor
 
-from data.chat import Message
+from data.chat import CHATML_TEMPLATE, V01_TEMPLATE, Message, tokenizer_template
 from data.errors import PromptError
-from data.file_limits import check_files, read_object, tokenizer_template
-from data.tokenizer import AnyTokenizer, open_tokenizer
+from data.tokenizer import AnyTokenizer, check_files, folder_of, open_tokenizer
 
-CHATML_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-V01_TEMPLATE = (
-    "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'Question: ' + message['content'] +"
-    " ' Answer:' }}{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
-)
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "tokenizer.model", "chat_template.jinja", "config.json",
-)  # fmt: skip
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -74,28 +56,25 @@ class NanoVLMImages:
             raise PromptError("config.json: vlm_extra_tokens has no image_token")
         self._known = tokenizer.get_added_vocab()
 
-    def arrange(self, messages: list[Message], where: str) -> list[Message]:
-        """All images in front of the first user text, as in training. v0.1: one question about one image.
-
-        Raises:
-            PromptError: a v0.1 conversation of any other kind.
-        """
+    def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
+        """All images in front of the first user text, as in training. v0.1: one question about one image."""
         images = [part for message in messages for part in message.parts if part[0] == "image"]
         if self.prefix:
             roles = [message.role for message in messages]
             if roles not in (["user"], ["user", "assistant"]) or len(images) != 1:
                 raise PromptError(
-                    f"{where}: a nanoVLM v0.1 model takes one image and one question, got "
+                    f"{label}: a nanoVLM v0.1 model takes one image and one question, got "
                     f"{len(images)} images and messages from {', '.join(roles)}"
                 )
         text = [
             Message(message.role, tuple(part for part in message.parts if part[0] == "text"))
             for message in messages
         ]
-        first = next((i for i, message in enumerate(text) if message.role == "user"), None)
-        if images and first is None:
-            raise PromptError(f"{where}: images need a user message to stand in front of")
+        users = [i for i, message in enumerate(text) if message.role == "user"]
+        if images and not users:
+            raise PromptError(f"{label}: images need a user message to stand in front of")
         if images:
+            first = users[0]
             text[first] = Message("user", (*images, *text[first].parts))
         return text
 
@@ -127,7 +106,7 @@ class NanoVLMImages:
 
     def prompt(self, rows: int, cols: int, index: int, count: int) -> str:
         """What stands in a prompt for image `index` of `count`."""
-        if self.prefix:
+        if self.image_token is None:  # v0.1: the features stand in front of the text
             return ""
         tile = self.image_token * self.tokens_per_tile
         if self.max_side is None:
@@ -169,7 +148,7 @@ def open_nanovlm(folder: Path, config: dict[str, Any]) -> tuple[NanoVLMImages, A
         )
     place = folder if (folder / "tokenizer.json").is_file() else folder / named
     if not place.is_dir():
-        place = _tokenizer_of(named)
+        place = folder_of(named)
     for holds in {folder, place}:
         check_files(holds)
     tokenizer = open_tokenizer(place)
@@ -181,47 +160,6 @@ def open_nanovlm(folder: Path, config: dict[str, Any]) -> tuple[NanoVLMImages, A
         return NanoVLMImages(config, tokenizer), tokenizer, V01_TEMPLATE
     template = config.get("lm_chat_template") or tokenizer_template(place) or CHATML_TEMPLATE
     return NanoVLMImages(config, tokenizer), tokenizer, template
-
-
-def _tokenizer_of(repo: str) -> Path:
-    """The folder of a repository's tokenizer in the client's cache: file by file, as transformers fetches
-    them, so that what it has put there serves without a network.
-
-    Raises:
-        PromptError: it has none, or the Hub is out of reach and the cache has none.
-        HfHubHTTPError: no such repository, say.
-    """
-    folder, commit, cached_only = None, None, False
-    try:  # once: the client asks a Hub that is out of reach for 23 seconds a file
-        huggingface_hub.HfApi().model_info(
-            repo, timeout=cast(float, httpx.Timeout(constants.HF_HUB_ETAG_TIMEOUT, connect=2.5))
-        )
-    except (OfflineModeIsEnabled, httpx.ConnectError, httpx.TimeoutException):
-        cached_only = True
-    except HfHubHTTPError:
-        pass  # whether the cache will do is the client's to say
-    for name in _TOKENIZER_FILES:
-        try:
-            path = hf_hub_download(repo, name, revision=commit, local_files_only=cached_only)
-            folder = Path(path).parent
-        except EntryNotFoundError:  # not in it, or neither within reach nor in the cache
-            continue
-        commit = folder.name
-    if folder is None:
-        raise PromptError(
-            f"config.json: lm_tokenizer {repo!r} is no folder here, nor has the Hub or its cache a tokenizer"
-        )
-    return folder
-
-
-def is_nanovlm(config: dict[str, Any]) -> bool:
-    """The rule of `models.checkpoints.nanovlm.recognises`, which this package may not import."""
-    return "model_type" not in config and "vit_hidden_dim" in config and "lm_hidden_dim" in config
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json, or {} where there is none. Raises PromptError: see `read_object`."""
-    return read_object(folder / "config.json")
 
 
 def _to_tensor(image: Image.Image) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.byte_tiles import ByteTiles
+from data.inputs import ByteTiles
 from data.samples import IGNORE_INDEX, Sample, SampleId
 
 PADDING = -1  # document number of positions that hold nothing

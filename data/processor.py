@@ -16,41 +16,32 @@ files name; a nanoVLM checkpoint whose tokenizer is another repository names non
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from PIL import Image
 from torch import Tensor
 
-from data.chat import ChatEncoder, Message, check_text, read_conversation
-from data.cutting import check_sizes, cut
+from data.chat import SMOLVLM_CHAT_TEMPLATE, ChatEncoder, Message, check_text, read_conversation
 from data.errors import ImageError, ProcessorError, PromptError, one_line
-from data.images import ImageLimits, describe, load_image
+from data.images import ImageLimits, check_sides, describe, load_image
 from data.inputs import EncodedConversation, ModelInputs, TiledImage, collate
-from data.nanovlm import (
-    CHATML_TEMPLATE,
-    V01_TEMPLATE,
-    NanoVLMImages,
-    is_nanovlm,
-    open_nanovlm,
-    read_config,
-)
-from data.smolvlm import (
-    SMOLVLM_CHAT_TEMPLATE,
-    IdeficsImages,
-    new_idefics,
-    open_idefics,
-)
-from data.tokenizer import AnyTokenizer
-from data.tokenizer_limits import no_panic
+from data.nanovlm import NanoVLMImages, open_nanovlm
+from data.smolvlm import IdeficsImages, new_idefics, open_idefics
+from data.tokenizer import AnyTokenizer, FolderTokenizer, folder_of, no_panic, read_object
 from models.config import VLMConfig
 
 if TYPE_CHECKING:
-    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+    from transformers import Idefics3Processor
 
 Conversation = Sequence[Mapping[str, Any]]
+ImageRules: TypeAlias = IdeficsImages | NanoVLMImages
 
+LONGEST_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an image
+MOST_TOKENS = 65_536  # per tile
 _TURN_ENDS = ("<end_of_utterance>", "<|im_end|>")
 
 
@@ -59,7 +50,7 @@ class Processor:
 
     def __init__(
         self,
-        images: IdeficsImages | NanoVLMImages,
+        images: ImageRules,
         tokenizer: AnyTokenizer,
         chat_template: str,
         config: VLMConfig | None = None,
@@ -82,7 +73,6 @@ class Processor:
             stop_token_ids=self.stop_token_ids,
             string_content=images.string_content,
             add_special_tokens=images.add_special_tokens,
-            harmless_template=chat_template in (SMOLVLM_CHAT_TEMPLATE, CHATML_TEMPLATE, V01_TEMPLATE),
         )
 
     @classmethod
@@ -101,18 +91,20 @@ class Processor:
             config: the model's; where given, tile size, tokens per tile and placeholder id must fit it.
             revision: branch, tag or commit of the repository.
 
-        Raises:
-            ProcessorError: there is no such checkpoint; files are missing or broken, or do not fit the model.
+        A ProcessorError says that there is no such checkpoint, or that its files are missing, broken or do
+        not fit the model.
         """
-        folder = _folder_of(source, revision)
+        folder = folder_of(source, revision)
         try:
             with no_panic():
-                described = read_config(folder)
+                described = read_object(folder / "config.json")
+                opened: tuple[ImageRules, AnyTokenizer, str | None]
                 if is_nanovlm(described):
-                    images, tokenizer, template = open_nanovlm(folder, described)
+                    opened = open_nanovlm(folder, described)
                 else:
                     _check_files(folder)
-                    images, tokenizer, template = open_idefics(folder)
+                    opened = open_idefics(folder)
+                images, tokenizer, template = opened
                 if not template:
                     raise ProcessorError(
                         f"{folder}: expected a chat template (chat_template.jinja), found none"
@@ -133,18 +125,19 @@ class Processor:
         """transformers' processor, for saving, made when first asked for; None for nanoVLM checkpoints."""
         if not isinstance(self.images, IdeficsImages):
             return None
-        from data.processor_conversion import transformers_form  # takes seconds to import
+        from transformers import Idefics3ImageProcessorPil, Idefics3Processor  # takes seconds
 
-        return transformers_form(self.images, self.tokenizer, self.chat.chat_template)
+        tokenizer = self.tokenizer
+        return Idefics3Processor(
+            Idefics3ImageProcessorPil(**self.images.settings),
+            tokenizer.transformers_tokenizer if isinstance(tokenizer, FolderTokenizer) else tokenizer,
+            image_seq_len=self.images.tokens_per_tile,
+            chat_template=self.chat.chat_template,
+        )
 
     # --------------------------------------------------------------------------------------------- in
     def ask(self, images: Any, question: str, system: str | None = None, **options) -> ModelInputs:
-        """Inputs for one question about one image, a list of them, or none (None or []).
-
-        Raises:
-            PromptError: the question is empty.
-            ImageError: see `load_image`.
-        """
+        """Inputs for one question about one image, a list of them, or none (None or [])."""
         return self.prepare(self.conversation(images, question, system), **options)
 
     def conversation(self, images: Any, question: str, system: str | None = None) -> list[dict[str, Any]]:
@@ -175,83 +168,66 @@ class Processor:
             with pixel_attention_mask (B, n, M, M), or for nanoVLM (N, 3, M, M) alone; on request
             assistant_mask (B, T) bool.
 
-        Raises:
-            PromptError, ImageError: naming the conversation and message, or the image.
+        A PromptError names the conversation and message, an ImageError the image.
         """
         if not isinstance(conversations, Sequence):
             raise PromptError(
                 f"expected conversations as lists of messages, got {type(conversations).__name__}"
             )
-        if conversations and isinstance(conversations[0], Mapping):
-            conversations = [conversations]
         if not conversations:
             raise PromptError("expected at least one conversation, got none")
-        several = len(conversations) > 1
-        rows = [
-            self.encode_conversation(
-                conversation, add_generation_prompt, f"conversation {i}" if several else "conversation"
-            )
-            for i, conversation in enumerate(conversations)
-        ]
+        several: Sequence[Any] = conversations
+        if isinstance(conversations[0], Mapping):
+            rows = [self.encode_conversation(several, add_generation_prompt)]
+        else:
+            rows = [
+                self.encode_conversation(one, add_generation_prompt, f"conversation {i}")
+                for i, one in enumerate(several)
+            ]
         return self.collate(rows, padding_side, return_assistant_mask)
 
     def encode_conversation(
-        self, conversation: Conversation, add_generation_prompt: bool = False, where: str = "conversation"
+        self, conversation: Conversation, add_generation_prompt: bool = False, label: str = "conversation"
     ) -> EncodedConversation:
-        """One conversation's ids, assistant mask and tiles, with its placeholders counted.
-
-        Raises:
-            PromptError, ImageError: see `prepare`.
-        """
-        messages = read_conversation(conversation, where)
+        """One conversation's ids, assistant mask and tiles. `label` names it in error messages."""
+        messages = read_conversation(conversation, label)
         if add_generation_prompt:
-            _check_question(messages, where)
-        messages = self.images.arrange(messages, where)
+            _check_question(messages, label)
+        messages = self.images.normalise_messages(messages, label)
         sources = [value for message in messages for kind, value in message.parts if kind == "image"]
-        names = [_name(source) for source in sources]
-        cut = self._tile_all(sources, where)
-        prompts = [self.images.prompt(one.rows, one.columns, i, len(cut)) for i, one in enumerate(cut)]
+        images = self._tile_all(sources, label)
+        prompts = [self.images.prompt(one.rows, one.columns, i, len(images)) for i, one in enumerate(images)]
         if self.image_token_id is None:  # the features stand in front; the template has no place for them
             prompts = []
-        encoded = self.chat.encode(messages, prompts, add_generation_prompt, where)
-        tiles = torch.cat([one.tiles for one in cut]) if cut else None
-        image_tokens = self._count(encoded.input_ids, tiles, names, where)
+        encoded = self.chat.encode(messages, prompts, add_generation_prompt, label)
+        image_tokens = sum(len(one.tiles) for one in images) * self.images.tokens_per_tile
+        if self.image_token_id is not None:
+            got = encoded.input_ids.count(self.image_token_id)
+            if got != image_tokens:
+                names = ", ".join(one.name for one in images) or "no image"
+                raise PromptError(f"{label}: expected {image_tokens} placeholders for {names}, got {got}")
+        tiles = torch.cat([one.tiles for one in images]) if images else None
         return EncodedConversation(encoded.input_ids, encoded.assistant_mask, tiles, image_tokens)
 
     def tile(self, source: Any) -> TiledImage:
-        """An image (anything `load_image` takes) loaded, resized and cut, for several questions about it.
-
-        Raises:
-            ImageError: see `load_image`; too many tiles.
-            ProcessorError: the checkpoint's settings make no tiles of it.
-        """
+        """An image (anything `load_image` takes) loaded, resized and cut, for several questions about it."""
         if isinstance(source, TiledImage):
             return source
-        return cut(self.images, load_image(source, self.limits), describe(source), self.limits.max_tiles)
+        return tile_image(
+            self.images, load_image(source, self.limits), describe(source), self.limits.max_tiles
+        )
 
-    def _tile_all(self, sources: Sequence[Any], where: str) -> list[TiledImage]:
+    def _tile_all(self, sources: Sequence[Any], label: str) -> list[TiledImage]:
         """`tile` of each; together they may have as many tiles as one image may."""
-        made, tiles = [], 0
+        images: list[TiledImage] = []
         for number, source in enumerate(sources, 1):
-            made.append(self.tile(source))
-            tiles += len(made[-1].tiles)
-            if tiles > self.limits.max_tiles:
+            images.append(self.tile(source))
+            if sum(len(one.tiles) for one in images) > self.limits.max_tiles:
                 raise ImageError(
-                    f"{where}: expected images of at most {self.limits.max_tiles} tiles in all, got more "
+                    f"{label}: expected images of at most {self.limits.max_tiles} tiles in all, got more "
                     f"in the first {number} of {len(sources)}; leave some out or raise ImageLimits.max_tiles"
                 )
-        return made
-
-    def _count(self, input_ids: list[int], tiles: Tensor | None, names: list[str], where: str) -> int:
-        count = 0 if tiles is None else len(tiles)
-        expected = count * self.images.tokens_per_tile
-        got = expected if self.image_token_id is None else input_ids.count(self.image_token_id)
-        if got != expected:
-            raise PromptError(
-                f"{where}: {got} image placeholders for {count} tiles of {', '.join(names) or 'no image'}; "
-                f"expected {expected}, {self.pictures.tokens_per_tile} a tile"
-            )
-        return expected
+        return images
 
     def collate(
         self,
@@ -276,6 +252,95 @@ class Processor:
         )
 
 
+# ------------------------------------------------------------------------- a stranger's settings of images
+def check_sizes(images: ImageRules) -> None:
+    """Refuse, with a ProcessorError, numbers that memory is asked for by and that no real checkpoint has."""
+    for what, got, most in (
+        ("pixels per tile side", images.tile_size, LONGEST_SIDE),
+        ("pixels of an image's longest side", images.longest_side, LONGEST_SIDE),
+        ("image tokens per tile", images.tokens_per_tile, MOST_TOKENS),
+    ):
+        if isinstance(got, bool) or not isinstance(got, int) or not 1 <= got <= most:
+            raise ProcessorError(f"{what}: expected an integer from 1 to {most}, got {str(got)[:80]}")
+    if not images.resizes:
+        raise ProcessorError(
+            "preprocessor_config.json: expected do_resize to be true, got false: images of any size would "
+            "be cut as they are; set it to true"
+        )
+
+
+def count_tiles(images: ImageRules, width: int, height: int, name: str, most: int) -> tuple[int, int, int]:
+    """(tiles, rows, columns) that an image of this size makes.
+
+    An ImageError says that there are more than `most` tiles, a ProcessorError that the settings make none.
+    """
+    try:
+        count, rows, columns = images.grid(width, height)
+    except Exception as error:  # whatever settings may ask for
+        raise _unusable(name, error) from error
+    if count > most:
+        raise ImageError(
+            f"{name}: expected at most {most} tiles, got {count} of {width} x {height} "
+            "pixels; shrink the image or raise ImageLimits.max_tiles"
+        )
+    return count, rows, columns
+
+
+def tile_image(images: ImageRules, image: Image.Image, name: str, most: int) -> TiledImage:
+    """An RGB image as at most `most` tiles, (n, 3, M, M), counted before they are made; see `count_tiles`."""
+    expected = count_tiles(images, *image.size, name, most)
+    try:
+        tiles, rows, columns = images.tiles(image)
+    except (ImageError, MemoryError):
+        raise
+    except Exception as error:  # whatever settings may ask for
+        raise _unusable(name, error) from error
+    got, shape = (len(tiles), rows, columns), (3, images.tile_size, images.tile_size)
+    if got != expected or tuple(tiles.shape[1:]) != shape:
+        raise ProcessorError(
+            f"{name}: the checkpoint's image settings make (tiles, rows, columns) = {got} of shape "
+            f"{tuple(tiles.shape[1:])}, expected {expected} of {shape}; is its longest side a multiple of "
+            f"its tiles' {images.tile_size}?"
+        )
+    return TiledImage(tiles, rows, columns, name)
+
+
+def _unusable(name: str, error: Exception) -> ProcessorError:
+    return ProcessorError(
+        f"{name}: the checkpoint's image settings cannot be used ({type(error).__name__}: "
+        f"{one_line(error, 200)})"
+    )
+
+
+@dataclass(frozen=True)
+class ImageCost:
+    """`rows` x `columns` of tiles (0 or 1 where the image is not cut), `tiles` with the whole image as
+    one more; `prompt_tokens` is the whole prompt of one question, image included."""
+
+    width: int
+    height: int
+    rows: int
+    columns: int
+    tiles: int
+    image_tokens: int
+    prompt_tokens: int
+    question: str
+
+
+def image_cost(processor: Processor, width: int, height: int, question: str) -> ImageCost:
+    """What an image of width x height pixels takes in a prompt, by the processor's own rules, without one."""
+    check_sides(width, height)
+    count, rows, columns = processor.images.grid(width, height)
+    side = processor.images.tile_size
+    # Tiles of shape alone: the prompt depends on how many there are, not on what they show.
+    tiles = torch.empty(count, 3, side, side, device="meta")
+    blank = TiledImage(tiles, rows, columns, f"an image of {width} x {height}")
+    encoded = processor.encode_conversation(processor.conversation(blank, question), True)
+    in_front = encoded.image_tokens if processor.image_token_id is None else 0
+    prompt_tokens = len(encoded.input_ids) + in_front
+    return ImageCost(width, height, rows, columns, count, encoded.image_tokens, prompt_tokens, question)
+
+
 def make_processor(
     tokenizer: AnyTokenizer,
     *,
@@ -295,8 +360,7 @@ def make_processor(
         longest_edge: what an image is resized to before it is split, or, unsplit, squashed into a tile; one
             tile by default, four with `split`.
 
-    Raises:
-        PromptError: the tokenizer lacks one of the special tokens.
+    A PromptError names the special tokens that the tokenizer lacks.
     """
     images = new_idefics(
         tokenizer,
@@ -308,36 +372,23 @@ def make_processor(
     return Processor(images, tokenizer, chat_template, config)
 
 
-def _folder_of(source: str | Path, revision: str | None) -> Path:
-    if revision is None and Path(source).is_dir():
-        return Path(source)
-    from models.checkpoints.hub import (
-        CheckpointError,  # and with it the Hub's client, for names only
-        snapshot,
-    )
-
-    try:
-        return snapshot(source, revision)
-    except CheckpointError as error:
-        raise ProcessorError(error) from error
+def is_nanovlm(config: Mapping[str, Any]) -> bool:
+    """The rule of `models.checkpoints.nanovlm.recognises`, which this package may not import."""
+    return "model_type" not in config and "vit_hidden_dim" in config and "lm_hidden_dim" in config
 
 
-def _name(source: Any) -> str:
-    return source.name if isinstance(source, TiledImage) else describe(source)
-
-
-def _check_question(messages: list[Message], where: str) -> None:
+def _check_question(messages: list[Message], label: str) -> None:
     last = next((message for message in reversed(messages) if message.role == "user"), None)
     if last is None or not last.text.strip():
         got = "no user message" if last is None else repr(last.text)
-        raise PromptError(f"{where}: expected a question, got {got}")
+        raise PromptError(f"{label}: expected a question, got {got}")
 
 
 def _check_files(folder: Path) -> None:
     if not any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
         raise ProcessorError(
             f"{folder}: expected processor_config.json or preprocessor_config.json, found neither: "
-            "the folder holds a model without the means to read images and text"
+            "the folder holds a model without the files that prepare images and text for it"
         )
 
 

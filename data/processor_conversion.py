@@ -23,10 +23,11 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-from data.errors import ProcessorError, PromptError, one_line
-from data.nanovlm import NanoVLMImages, open_nanovlm, read_config
-from data.smolvlm import END, FAKE, GLOBAL, IMAGE, IdeficsImages, open_idefics
-from data.tokenizer import AnyTokenizer, FolderTokenizer
+from data.errors import ProcessorError
+from data.nanovlm import NanoVLMImages
+from data.processor import Processor
+from data.smolvlm import END, FAKE, GLOBAL, IMAGE, IdeficsImages
+from data.tokenizer import AnyTokenizer
 
 _TILE_NAME = re.compile(r"<row_(\d+)_col_(\d+)>")
 
@@ -60,41 +61,16 @@ _TEXT_TO_PARTS = (
 )
 
 
-def transformers_form(
-    images: IdeficsImages, tokenizer: AnyTokenizer, chat_template: str | None
-) -> Idefics3Processor:
-    """transformers' own processor of the same settings, tokenizer and template."""
-    if isinstance(tokenizer, FolderTokenizer):
-        tokenizer = tokenizer.transformers_tokenizer
-    return Idefics3Processor(
-        Idefics3ImageProcessorPil(**images.settings),
-        tokenizer,
-        image_seq_len=images.tokens_per_tile,
-        chat_template=chat_template,
-    )
-
-
 def as_idefics(folder: str | Path) -> Idefics3Processor:
     """transformers' processor for a nanoVLM checkpoint of any generation.
 
     The image tokens take Idefics3's names and keep their ids. Names that nanoVLM has no token for
     (`<fake_token_around_image>`, `<end_of_utterance>`, in v0.1 all of them) go to tokens of tiles beyond the
-    largest grid, which nothing was trained with, or where there are none to new ids behind the tokenizer's.
-
-    Raises:
-        ProcessorError: the tokenizer, which is another repository's, cannot be had or read.
+    largest grid, which nothing was trained with, or where there are none to new ids after the tokenizer's.
     """
-    folder = Path(folder)
-    described = read_config(folder)
-    try:
-        images, tokenizer, template = open_nanovlm(folder, described)
-    except PromptError as error:
-        raise ProcessorError(f"{folder}: {error}") from error
-    except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
-        raise ProcessorError(
-            f"{folder}: its tokenizer {described.get('lm_tokenizer')!r} cannot be opened "
-            f"({type(error).__name__}: {one_line(error, 200)})"
-        ) from error
+    opened = Processor.from_pretrained(folder)
+    images, tokenizer, template = opened.images, opened.tokenizer, opened.chat.chat_template
+    assert isinstance(images, NanoVLMImages), "the caller has looked at config.json"
     names = {
         theirs: ours
         for theirs, ours in ((images.image_token, IMAGE), (images.global_token, GLOBAL))
@@ -116,7 +92,7 @@ def as_idefics(folder: str | Path) -> Idefics3Processor:
     )
 
 
-def _unused_tile_names(images: NanoVLMImages, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def _unused_tile_names(images: NanoVLMImages, tokenizer: AnyTokenizer) -> list[str]:
     """Names of tiles that no image has, the last ones last."""
     if images.max_side is None:
         return []
@@ -129,7 +105,7 @@ def _unused_tile_names(images: NanoVLMImages, tokenizer: PreTrainedTokenizerBase
     return found
 
 
-def _renamed(tokenizer: PreTrainedTokenizerBase, names: Mapping[str, str]) -> PreTrainedTokenizerFast:
+def _renamed(tokenizer: AnyTokenizer, names: Mapping[str, str]) -> PreTrainedTokenizerFast:
     """The same tokenizer with some special tokens called otherwise, under the same ids."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in backend["added_tokens"]:
@@ -181,20 +157,12 @@ def as_nanovlm(folder: str | Path) -> tuple[PreTrainedTokenizerBase, dict[str, A
     """The tokenizer of an Idefics3 / SmolVLM checkpoint, and nanoVLM's config fields about it and images.
 
     `lm_base_vocab_size` is the image token's id: nanoVLM's extra tokens follow its base vocabulary, and
-    here they lie inside.
-
-    Raises:
-        ProcessorError: there is none, or it lacks what nanoVLM names tiles by.
+    here they lie inside. A ProcessorError says that the tokenizer lacks what nanoVLM names tiles by.
     """
-    folder = Path(folder)
-    try:
-        images, tokenizer, template = open_idefics(folder)
-        tokenizer = transformers_form(images, tokenizer, template).tokenizer
-    except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
-        raise ProcessorError(
-            f"{folder}: nanoVLM's config names tokens, and the tokenizer or processor here cannot be opened "
-            f"({type(error).__name__}: {one_line(error, 200)})"
-        ) from error
+    opened = Processor.from_pretrained(folder)
+    images, template = opened.images, opened.chat.chat_template
+    assert isinstance(images, IdeficsImages) and opened.hf_processor, "the caller has looked at config.json"
+    tokenizer = opened.hf_processor.tokenizer
     vocab, grid = tokenizer.get_vocab(), 1
     if images.splits:
         grid = math.ceil(images.longest_side / images.tile_size)
@@ -212,7 +180,7 @@ def as_nanovlm(folder: str | Path) -> tuple[PreTrainedTokenizerBase, dict[str, A
         extra |= tiles
     return tokenizer, {
         "lm_tokenizer": "tokenizer",
-        "lm_chat_template": _TEXT_TO_PARTS + template if template else None,
+        "lm_chat_template": _TEXT_TO_PARTS + template,
         "lm_base_vocab_size": vocab[IMAGE],
         "extra_token_amount": len(extra),
         "vlm_extra_tokens": extra,

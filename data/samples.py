@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from data.chat import read_conversation
-from data.cutting import count_tiles, cut
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
 from data.images import describe, image_size, load_image
-from data.processor import Processor
+from data.processor import Processor, count_tiles, tile_image
 from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
 
 IGNORE_INDEX = -100  # label of a position that carries no loss
@@ -69,7 +68,7 @@ class SampleEncoder:
         """
         processor, where = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
         try:
-            messages = processor.images.arrange(read_conversation(conversation, where), where)
+            messages = processor.images.normalise_messages(read_conversation(conversation, where), where)
         except PromptError as error:
             raise BadRow(BAD_CONVERSATION, str(error)) from error
         sources = [value for message in messages for kind, value in message.parts if kind == "image"]
@@ -139,7 +138,7 @@ class SampleEncoder:
             name = describe(source)
             try:
                 image = load_image(source, limits)
-                tiles = cut(self.processor.images, image, name, limits.max_tiles).tiles
+                tiles = tile_image(self.processor.images, image, name, limits.max_tiles).tiles
             except (ImageError, ProcessorError) as error:
                 raise BadRow(BROKEN_IMAGE, str(error)) from error
             if len(tiles) != expected:  # a header that its file does not keep to

@@ -1,8 +1,7 @@
 """Images the Idefics3 / SmolVLM way, bit for bit those of transformers' own image processor (its PIL
 backend), and its prompt.
 
-Ours, because transformers' takes seconds to import. `data.processor_conversion.transformers_form` makes
-transformers' own, for saving.
+Ours, because transformers' takes seconds to import; `Processor.hf_processor` is transformers', for saving.
 """
 
 from __future__ import annotations
@@ -17,21 +16,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from data.chat import Message
+from data.chat import Message, chat_template
 from data.errors import PromptError
-from data.file_limits import chat_template, check_files, read_object
-from data.tokenizer import AnyTokenizer, open_tokenizer
-
-IMAGE, FAKE, GLOBAL, END = "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"
-
-SMOLVLM_CHAT_TEMPLATE = (
-    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
-    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
-    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
-    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
-)
-
+from data.tokenizer import END_OF_UTTERANCE as END
+from data.tokenizer import FAKE_IMAGE_TOKEN as FAKE
+from data.tokenizer import GLOBAL_IMAGE_TOKEN as GLOBAL
+from data.tokenizer import IMAGE_TOKEN as IMAGE
+from data.tokenizer import AnyTokenizer, check_files, open_tokenizer, read_object
 
 # transformers' settings where a file does not say.
 _DEFAULTS = {
@@ -67,7 +58,7 @@ class IdeficsImages:
 
     def __init__(self, settings: Mapping[str, Any], tokens_per_tile: int = _TOKENS_PER_TILE):
         self.settings = dict(settings)
-        known = _DEFAULTS | self.settings
+        known: dict[str, Any] = _DEFAULTS | self.settings
         self.tokens_per_tile = tokens_per_tile
         self.tile_size: int = _longest_edge(known, "max_image_size")
         self.longest_side: int = _longest_edge(known, "size")
@@ -79,7 +70,7 @@ class IdeficsImages:
         except (ValueError, TypeError) as error:
             raise PromptError(f"image settings: {error}") from error
 
-    def arrange(self, messages: list[Message], where: str) -> list[Message]:
+    def normalise_messages(self, messages: list[Message], label: str) -> list[Message]:
         """Images stay where the conversation has them."""
         return messages
 
@@ -162,10 +153,7 @@ def _resized(width: int, height: int, longest_side: int) -> tuple[int, int]:
 
 def _pixel_values(settings: Mapping[str, Any]) -> np.ndarray:
     """What the 256 values of a byte become in each colour, (3, 256) float32: in transformers' precisions.
-
-    Raises:
-        ValueError, TypeError: a mean or deviation that is neither a number nor three.
-    """
+    ValueError or TypeError where mean or deviation is neither a number nor three."""
     values = np.arange(256, dtype=np.uint8)
     scale = float(settings["rescale_factor"]) if settings["do_rescale"] else 1.0
     rescaled = values.astype(np.float64) * scale
@@ -181,15 +169,9 @@ def _pixel_values(settings: Mapping[str, Any]) -> np.ndarray:
     return np.ascontiguousarray(table.T)
 
 
-def open_idefics(
-    folder: Path,
-) -> tuple[IdeficsImages, AnyTokenizer, str | None]:
+def open_idefics(folder: Path) -> tuple[IdeficsImages, AnyTokenizer, str | None]:
     """The image rules, tokenizer and chat template of a checkpoint folder, in today's layout or the older
-    one.
-
-    Raises:
-        PromptError: see `check_files`; no tokens for images.
-    """
+    one. PromptError as in `check_files`, or where the tokenizer has no tokens for images."""
     check_files(folder)
     tokenizer = open_tokenizer(folder)
     absent = [token for token in (IMAGE, FAKE) if token not in tokenizer.get_added_vocab()]
@@ -216,7 +198,13 @@ def new_idefics(
     split: bool = False,
 ) -> IdeficsImages:
     """The image rules of a model that has none yet; see `data.processor.make_processor`."""
-    needed = (IMAGE, FAKE, GLOBAL, END, *(["<row_1_col_1>"] if split else []))
+    needed = (
+        IMAGE,
+        FAKE,
+        GLOBAL,
+        END,
+        *(["<row_1_col_1>"] if split else []),
+    )
     missing = [token for token in needed if token not in tokenizer.get_added_vocab()]
     if missing:
         raise PromptError(f"tokenizer: expected the special tokens {', '.join(needed)}; {missing} are absent")

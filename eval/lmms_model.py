@@ -108,7 +108,7 @@ class Ocelli(lmms):
         _, doc_to_messages, settings, document, task, split = request.args
         messages = ChatMessages(messages=doc_to_messages(self.task_dict[task][split][document]))
         row = self.checkpoint.processor.encode_conversation(
-            messages.to_hf_messages(), True, where=f"{task}, document {document}"
+            messages.to_hf_messages(), True, label=f"{task}, document {document}"
         )
         limit = options.max_new_tokens
         if settings.get("max_new_tokens") is None:  # the limit is ours: what there is room for will do

@@ -168,7 +168,7 @@ def encode(
 ) -> EncodedConversation:
     """A question as token ids and tiles. Raises PromptError, ImageError."""
     messages = checkpoint.processor.conversation(list(images), question, system)
-    return checkpoint.processor.encode_conversation(messages, True, where="question")
+    return checkpoint.processor.encode_conversation(messages, True, label="question")
 
 
 def prompt_tokens(checkpoint: Checkpoint, row: EncodedConversation) -> int:

@@ -87,7 +87,7 @@ def encode_next(
 
     def encode(answers: list[str]) -> EncodedConversation:
         messages = messages_of(processor, system, turns, answers) + asked
-        return processor.encode_conversation(messages, True, where="conversation")
+        return processor.encode_conversation(messages, True, label="conversation")
 
     stops = frozenset(stop_token_ids)
     row = _with_answers(encode([STAND_IN] * len(turns)), turns, stops, _hidden_ids(processor) | stops)

@@ -15,7 +15,7 @@ from prompt_toolkit.history import FileHistory
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from data.image_header import FORMATS
+from data.images import FORMATS
 
 PROMPT = "> "
 

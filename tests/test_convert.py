@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from data.nanovlm import CHATML_TEMPLATE
+from data.chat import CHATML_TEMPLATE
 from data.processor import Processor
 from models import VisionLanguageModel
 from models.checkpoints import nanovlm
@@ -155,7 +155,7 @@ class TestNanoVLMToTransformers:
         (source / "config.json").write_text(json.dumps(config))
         (source / "model.safetensors").write_bytes((GOLDEN / OLD / "model.safetensors").read_bytes())
         status, _, err = command("convert", source, tmp_path / "to")
-        assert status == 2 and "'nobody/nothing' is no folder here, nor" in err and "--no-processor" in err
+        assert status == 2 and "nobody/nothing" in err and "--no-processor" in err
         assert not (tmp_path / "to").exists()
         status, _, err = command("convert", source, tmp_path / "to", "--no-processor")
         assert status == 0 and "has no processor" in err
@@ -243,7 +243,7 @@ class TestTransformersToNanoVLM:
     def test_a_model_without_a_tokenizer(self, tmp_path, command):
         source = tiny.save(tiny.hf_model("idefics3-1-tile"), tmp_path / "source")
         status, _, err = command("convert", source, tmp_path / "to", "--to", "nanovlm")
-        assert status == 2 and "nanoVLM's config names tokens" in err
+        assert status == 2 and "found neither" in err
 
 
 def test_the_commands_of_the_page(tmp_path, monkeypatch, command):

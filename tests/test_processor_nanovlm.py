@@ -12,8 +12,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from data.errors import ProcessorError
-from data.nanovlm import NanoVLMImages, is_nanovlm, resized_size
-from data.processor import Processor, PromptError
+from data.nanovlm import NanoVLMImages, resized_size
+from data.processor import Processor, PromptError, is_nanovlm
 from models.checkpoints import nanovlm
 from tests.hub_server import HubServer, point_client_at
 from tests.processors import GOLDEN, assert_same, draw_image, nano_config, nanovlm_base, processor
@@ -217,7 +217,7 @@ def test_a_tokenizer_of_another_repository(tmp_path, monkeypatch):
         (words / "tokenizer.json").unlink()
         (words / "tokenizer_config.json").rename(words / "kept")
         point_client_at(monkeypatch, hub.url, tmp_path / "other")
-        with pytest.raises(ProcessorError, match="'owner/words' is no folder here, nor has the Hub"):
+        with pytest.raises(ProcessorError, match="tokenizer"):
             Processor.from_pretrained(folder)
         (words / "kept").rename(words / "tokenizer_config.json")
         settings = json.loads((words / "tokenizer_config.json").read_text())
@@ -229,6 +229,6 @@ def test_a_tokenizer_of_another_repository(tmp_path, monkeypatch):
     point_client_at(monkeypatch, "http://127.0.0.1:9", tmp_path / "empty")
     waits = []
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
-    with pytest.raises(ProcessorError, match="nor has the Hub or its cache a tokenizer"):
+    with pytest.raises(ProcessorError, match="cannot be reached"):
         Processor.from_pretrained(folder)
     assert not waits

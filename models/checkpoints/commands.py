@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import ProcessorError
-from data.image_cost import image_cost
 from data.images import load_image
-from data.processor import Processor
+from data.processor import Processor, image_cost
 from data.processor_conversion import as_idefics, as_nanovlm
 from models.checkpoints.convert import NANOVLM, ProcessorBundle, Request, convert, upload
 from models.checkpoints.hub import describe, snapshot

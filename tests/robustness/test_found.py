@@ -2,68 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
-import struct
-import tracemalloc
-import zlib
 from urllib.error import HTTPError
 
-import numpy as np
 import pytest
 from jsonargparse import ArgumentParser
-from PIL import Image
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 from data.datasets import DatasetConfig, open_datasets, source_of
 from data.errors import BadRow, DatasetError, FetchError, ImageError, ProcessorError, PromptError, one_line
-from data.images import image_size, load_image
-from data.private_tokenizer import private_tokenizer
-from data.processor import Processor
 from inference.checkpoint import RequestError
 from models.checkpoints import CheckpointError
 from models.checkpoints.weights import read_header
 from models.config import TextConfig
-from tests.processors import embedded
 from training.config import TrainConfig
 from training.recipe import parse_config, write_run
-
-
-def png_chunk(name: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
-
-def exif_of(orientation: int) -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return exif.tobytes()
-
-
-def test_exif_behind_a_pngs_pixels_turns_its_size_as_it_turns_the_image():
-    buffer = io.BytesIO()
-    Image.fromarray(np.arange(6 * 4, dtype=np.uint8).reshape(4, 6)).save(buffer, "PNG")
-    end = png_chunk(b"IEND", b"")
-    late = (
-        buffer.getvalue().removesuffix(end) + png_chunk(b"eXIf", exif_of(6).removeprefix(b"Exif\0\0")) + end
-    )
-    assert load_image(late).size == image_size(late) == (4, 6)
-
-
-@pytest.mark.parametrize("values", [[0, 257, 65_535], [0, 2**24, 2**31 - 1, -(2**31), -1]])
-def test_large_grey_images_of_32_bits_are_never_copied_to_64(values):
-    """At the limit on pixels the copies took over 2 GiB and 5 s."""
-    image = Image.fromarray(np.tile(np.array(values, np.int32), (600, 100)))
-    expected = [round(v / 257) for v in values] if max(values) < 2**16 else [v % 2**32 >> 24 for v in values]
-    tracemalloc.start()
-    try:
-        loaded = np.asarray(load_image(image))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert (loaded == np.tile(np.array(expected), (600, 100))[..., None]).all()
-    assert peak < 3 * 600 * 100 * len(values) * 4
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -84,13 +37,6 @@ def test_a_list_of_rows_nested_too_deeply(tmp_path):
         open_datasets([{"path": str(tmp_path / "rows.json")}])
 
 
-@pytest.mark.parametrize("orientation", [0, 9, 14854])
-def test_an_orientation_that_does_not_exist_turns_nothing(orientation):
-    buffer = io.BytesIO()
-    Image.new("RGB", (6, 4)).save(buffer, "WEBP", exif=exif_of(orientation))
-    assert load_image(buffer.getvalue()).size == image_size(buffer.getvalue()) == (6, 4)
-
-
 @pytest.mark.parametrize(
     "error", [ImageError, FetchError, PromptError, ProcessorError, DatasetError, RequestError]
 )
@@ -100,20 +46,6 @@ def test_every_refusal_is_one_line_of_printable_characters(error):
         assert sentence.isprintable() and len(sentence) <= 2001 and str(error(sentence)) == sentence
     bad = pickle.loads(pickle.dumps(BadRow("bad", "a\x1bb")))
     assert (bad.reason, str(bad)) == ("bad", r"a\x1bb")
-
-
-def test_a_template_that_refuses_with_terminal_escapes():
-    p = embedded()
-    template = r"{{ raise_exception('\x1b]0;owned\x07\x1b[2J') }}"
-    with pytest.raises(PromptError, match=r"\\x1b\]0;owned\\x07") as caught:
-        Processor(p.images, p.tokenizer, template).ask(None, "how many?")
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("conversations", [7, None, True, {"role": "user"}, {1, 2}])
-def test_conversations_that_are_no_list(conversations):
-    with pytest.raises(PromptError, match="expected conversations as lists of messages, got"):
-        embedded().prepare(conversations)
 
 
 def test_a_tensor_of_infinite_length(tmp_path):
@@ -160,13 +92,6 @@ def test_column_names_of_any_kind_are_told_in_one_line():
 def test_settings_of_a_dataset_that_are_of_another_kind(entry):
     with pytest.raises(DatasetError, match=f"{next(iter(entry))}: expected .*, got"):
         DatasetConfig.from_dict({"path": "rows.jsonl"} | entry)
-
-
-def test_a_token_id_that_nobody_can_count_up_to():
-    """To write a tokenizer out, the library counts up to its largest id: of 372 million it aborted."""
-    backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 8_000_000}, merges=[]))
-    with pytest.raises(PromptError, match="expected ids below 4194304, got 8000000"):
-        private_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), "0")
 
 
 def doubling(twice: str) -> str:

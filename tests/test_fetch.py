@@ -5,17 +5,18 @@ from __future__ import annotations
 import io
 import socket
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from data import addresses
-from data.addresses import is_public
+from data import fetch
 from data.datasets import DatasetConfig
-from data.images import ImageError, ImageLimits, load_image
+from data.errors import ImageError
+from data.fetch import is_public
+from data.images import ImageLimits, load_image
 from eval.rows import DataConfig
 from tests.processors import draw_image
-from tests.waiting import hasten_downloads
 
 PRIVATE = [
     "127.0.0.1", "127.9.9.9", "0.0.0.0", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1",
@@ -52,20 +53,28 @@ def server():
                 return
             if self.path.endswith("/drip"):  # a header without an end, a byte at a time
                 self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
-                try:
+                with suppress(OSError):
                     while not closing.wait(0.02):
                         self.wfile.write(b"x")
-                except OSError:
-                    return
                 return
             if self.path.startswith("/to/"):
                 self.send_response(302)
                 self.send_header("Location", self.path.removeprefix("/to/"))
                 self.end_headers()
                 return
+            if self.path == "/none.png":
+                self.send_error(404)
+                return
             self.send_response(200)
+            if self.path == "/cut.png":
+                self.send_header("Content-Length", str(len(file.getvalue()) + 100))
             self.end_headers()
-            self.wfile.write(file.getvalue() if self.path == "/a.png" else b"x" * 10_000_000)
+            if self.path == "/drip.png":
+                with suppress(OSError):
+                    while not closing.wait(0.02):
+                        self.wfile.write(b"x")
+            images = ("/a.png", "/cut.png", "/caf%C3%A9%20b.png")
+            self.wfile.write(file.getvalue() if self.path in images else b"x" * 10_000_000)
 
         def log_message(self, *args):
             pass
@@ -86,7 +95,7 @@ def names(server, monkeypatch):
     addresses lead to the loopback server."""
     for variable in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.delenv(addresses.ALLOW, raising=False)
+    monkeypatch.delenv(fetch.ALLOW, raising=False)
     server.asked.clear()
     answers: dict[str, list[list[str]]] = {}
     real_resolve, real_connect = socket.getaddrinfo, socket.socket.connect
@@ -189,33 +198,37 @@ def test_behind_a_proxy(names, server, monkeypatch):
     assert server.asked == [("http://public.example/big", "public.example")]
     refused("http://inside.example/a.png", r"inside\.example is 10\.0\.0\.1")
     assert len(server.asked) == 1
-    hasten_downloads(monkeypatch)
-    refused("http://public.example/drip", "within 30 s, got 0 bytes")
+    refused("http://public.example/drip", "within 0.6 s, got 0 bytes", url_timeout=0.3)
 
 
-def test_size_and_time(names, monkeypatch):
+def test_size_and_time(names):
+    """Also where the server sends something all the time: header or body, neither with an end."""
     names["public.example"] = [["8.8.8.8"]]
     refused("http://public.example/big", "at most 1,000,000 bytes", max_bytes=1_000_000)
-    hasten_downloads(monkeypatch)
-    refused("http://public.example/drip", "within 30 s, got 0 bytes")
+    refused("http://public.example/drip.png", r"within 0\.6 s", url_timeout=0.3)
+    refused("http://public.example/drip", "within 0.6 s, got 0 bytes", url_timeout=0.3)
 
 
 def test_of_many_silent_addresses_a_few_are_tried(names):
     names["silent.example"] = [[f"8.8.4.{number}" for number in range(1, 11)]]
     refused("http://silent.example/a.png", "download failed")
-    assert names["connected"] == [f"8.8.4.{number}" for number in range(1, addresses.MOST_ADDRESSES + 1)]
-
-
-def test_no_address_is_tried_when_the_time_is_over(names):
-    names["silent.example"] = [["8.8.8.8"]]
-    with pytest.raises(TimeoutError):
-        addresses.connect("silent.example", 80, 5.0, addresses.Deadline(0.0), False)
-    assert not names["connected"]
+    assert names["connected"] == [f"8.8.4.{number}" for number in range(1, fetch.MOST_ADDRESSES + 1)]
 
 
 def test_what_a_server_says_is_told_in_printable_characters(names):
     names["public.example"] = [["8.8.8.8"]]
     refused("http://public.example/owned", r"answered 500 \\x1b\]0;owned\\x07")
+
+
+def test_answers_that_are_no_image(names):
+    names["public.example"] = [["8.8.8.8"]]
+    assert load_image("http://public.example/café b.png").size == (7, 5)
+    for path, match in (("none.png", "404"), ("cut.png", "download failed"), ("to/ftp://x/a.png", "failed"),
+                        ("to/file:///etc/passwd", "failed"), ("to//to//to//to//to//to//to//", "redirect"),
+                        ("to/http://[bad/", "failed")):  # fmt: skip
+        refused(f"http://public.example/{path}", match)
+    refused("http://127.0.0.1:1/a.png", "download failed", allow_private_urls=True)
+    refused("http://[bad/a.png", "download failed")
 
 
 def test_off_unless_allowed():

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import ast
-import copy
-import os
-import pickle
 import subprocess
 import unicodedata
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from data import templates
-from data.chat import ChatEncoder, PromptError, read_conversation
+from data import chat
+from data.chat import SMOLVLM_CHAT_TEMPLATE, ChatEncoder, TemplateRefused, read_conversation, render_bounded
+from data.errors import PromptError
 from data.samples import SampleEncoder
-from data.smolvlm import SMOLVLM_CHAT_TEMPLATE
-from data.templates import TemplateProcess, TemplateRefused, render
 from inference.answer import encode as encode_question
 from inference.checkpoint import open_checkpoint
-from tests.processors import KINDS, LLAMA_TEMPLATE, processor
+from tests.processors import LLAMA_TEMPLATE, processor
 from tests.test_architecture import MODULES
 from tests.test_injection import PLAIN, encode, parts, special_ids, special_tokens
 
@@ -64,20 +59,13 @@ def variants(token: str) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["embedded", "merged", "nfkc", "unigram", "nanovlm-current"])
 def test_no_typed_text_yields_a_special_id(kind):
-    """59 spellings of each: 4,000 strings for a tokenizer with the usual 69 special tokens."""
+    """59 spellings of some special tokens of each sort."""
     expected = special_ids(kind, encode(kind, parts(PLAIN)))
-    tried = 0
-    for token in special_tokens(kind):
+    for token in special_tokens(kind)[::9]:
         for text in variants(token):
             assert special_ids(kind, encode(kind, parts(text))) == expected, text.encode("unicode_escape")
-            tried += 1
-    assert tried >= 59 * len(special_tokens(kind))
-
-
-def test_there_are_a_thousand_of_them():
-    assert sum(len(variants(token)) for kind in KINDS for token in special_tokens(kind)) >= 1000
 
 
 def test_training_and_questions_go_the_same_way(model_folder):
@@ -108,18 +96,16 @@ def _row(question: str, answer: str) -> list[dict]:
 
 
 def test_one_function_makes_ids_of_typed_text():
-    """`ChatEncoder.encode`. Other calls of a tokenizer see texts that this repository wrote itself: those of
-    the shapes' world and its prompts."""
-    own_words = {"data.chat", "shapes.stream", "shapes.training"}
+    """`ChatEncoder.encode`. Other calls of a tokenizer see texts that this repository wrote itself."""
+    own_words = {"data.chat", "data.tokenizer", "shapes.stream", "shapes.training"}
     calls = {"tokenizer", "tokenizer.encode", "apply_chat_template", "encode_plus", "batch_encode_plus"}
     for name in MODULES:
         if name.split(".")[0] in ("tests", "benchmarks") or name in own_words:
             continue
         for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
-                parts_of_name = ast.unparse(node.func).split(".")
-                called = {parts_of_name[-1], ".".join(parts_of_name[-2:])}
-                assert not called & calls, f"{name}, line {node.lineno}: {called}"
+                words = ast.unparse(node.func).split(".")
+                assert not {words[-1], ".".join(words[-2:])} & calls, f"{name}, line {node.lineno}"
 
 
 # --------------------------------------------------------------------------------------------- odd and long
@@ -138,10 +124,8 @@ def test_odd_unicode(kind):
 def test_a_very_long_question_is_refused(complaint):
     """Ten million characters would take many seconds to become tokens for which there is no room."""
     for text in ("x" * 10**7, "<image>" * 2 * 10**6, "\u0301" * 10**7):
-        told = complaint("-q", text, "--no-image")
-        assert f"at most 1,000,000 characters of text, got {len(text):,}" in told
-    told = complaint("-q", "how many? " * 50_000, "--no-image")
-    assert "context too long: expected at most 512 tokens" in told
+        assert f"got {len(text):,}" in complaint("-q", text, "--no-image")
+    assert "512 tokens" in complaint("-q", "how many? " * 50_000, "--no-image")
     pieces = [{"role": "user", "content": [{"type": "text", "text": "x" * 600_000}] * 2}]
     with pytest.raises(PromptError, match="got 1,200,000"):
         read_conversation(pieces)
@@ -175,42 +159,44 @@ HOSTILE = {
 def test_a_hostile_template_is_refused(name):
     template, reason = HOSTILE[name]
     with pytest.raises(TemplateRefused, match=reason):
-        TemplateProcess(template).render({"messages": []})
+        render_bounded(template, {"messages": []})
 
 
 def test_a_hostile_template_ends_in_a_sentence_and_the_next_conversation_is_answered():
     p = processor("embedded")
     template = "{% if messages | length > 1 %}{{ 'x' * 10**10 }}{% endif %}{{ messages[0].content[0].text }}"
-    chat = ChatEncoder(p.tokenizer, template, image_token="<image>")
+    encoder = ChatEncoder(p.tokenizer, template, image_token="<image>")
     one = read_conversation([{"role": "user", "content": PLAIN}])
-    first = chat.encode(one).input_ids
+    first = encoder.encode(one).input_ids
     with pytest.raises(PromptError, match="the checkpoint's chat template refuses it"):
-        chat.encode(one * 2)
-    assert chat.encode(one).input_ids == first
-    with pytest.raises(PromptError, match="chat template: it has 2000000 characters"):
-        ChatEncoder(p.tokenizer, "x" * 2_000_000, image_token="<image>")
+        encoder.encode(one * 2)
+    assert encoder.encode(one).input_ids == first
+    with pytest.raises(PromptError, match="it has 2000000 characters"):
+        ChatEncoder(p.tokenizer, "x" * 2_000_000, image_token="<image>").encode(one)
 
 
 def test_any_template_gives_what_transformers_gives(monkeypatch):
-    """The same text from transformers' own sandbox, from ours, and from the process with limits."""
+    """The same text from transformers' own sandbox, from ours, and from the child with limits."""
 
     def of_transformers(template: str, variables: dict) -> str:
         (text,), _ = render_jinja_template([variables.pop("messages")], chat_template=template, **variables)
         return text
 
-    renders = ((of_transformers, True), (render, True), (render, False))
     p = processor("llama")
     messages = [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": f"  {PLAIN} <image> \u00e9 \U0001f600 "},
         {"role": "assistant", "content": "two"},
     ]
+    renders = (of_transformers, chat.render, render_bounded)
     for template in (LLAMA_TEMPLATE, SMOLVLM_CHAT_TEMPLATE, EVERYTHING):
         ids = []
-        for ours, harmless in renders:
-            monkeypatch.setattr("data.chat.render", ours)
-            chat = ChatEncoder(p.tokenizer, template, image_token="<image>", harmless_template=harmless)
-            ids.append(chat.encode(read_conversation(messages)).input_ids)
+        for one in renders:
+            for name in ("render", "render_bounded"):
+                monkeypatch.setattr(chat, name, one)
+            encoder = ChatEncoder(p.tokenizer, template, image_token="<image>")
+            ids.append(encoder.encode(read_conversation(messages)).input_ids)
+            monkeypatch.undo()
         assert ids[0] == ids[1] == ids[2]
 
 
@@ -224,35 +210,25 @@ EVERYTHING = (
 )
 
 
-def test_a_template_process_is_not_shared_and_not_left():
-    """Threads take turns; copies and forks have their own; it ends with its owner."""
-    process = TemplateProcess("{{ n }}")
-    with ThreadPoolExecutor(8) as pool:
-        rendered = pool.map(process.render, [{"n": n} for n in range(100)])
-        assert list(rendered) == [str(n) for n in range(100)]
-    inner = process._process
-    for other in (copy.deepcopy(process), pickle.loads(pickle.dumps(process))):
-        assert other.render({"n": 1}) == "1" and other._process.pid != inner.pid
-    pid = os.fork()
-    if pid == 0:  # the child's answer is its exit status
-        good = process.render({"n": 7}) == "7" and process._process.pid != inner.pid
-        process._process.kill()
-        os._exit(0 if good else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert process.render({"n": 2}) == "2" and process._process.pid == inner.pid
-    del process
-    assert inner.poll() is not None
-
-
-def test_a_template_sees_no_environment(monkeypatch):
+def test_a_child_for_each_form_of_a_conversation_and_no_environment(monkeypatch):
+    """Texts of any content share one; what a template writes about the day is asked for anew each day."""
     monkeypatch.setenv("OCELLI_SECRET", "secret")
-    seen: dict[str, str] = {}
-    real = subprocess.Popen
+    started = []
+    real = subprocess.run
+    monkeypatch.setattr(chat.subprocess, "run", lambda *a, **o: started.append(o["env"]) or real(*a, **o))
+    encoder = ChatEncoder(
+        processor("embedded").tokenizer, "{{ messages[0].content[0].text }}", image_token=""
+    )
+    for text in (PLAIN, "why?", "<image>", "many\nlines", " blank first"):
+        encoder.encode(read_conversation([{"role": "user", "content": text}]))
+    assert len(started) == 2 and started[0].keys() <= {"PATH", "PYTHONPATH", "HOME"}
 
-    def popen(*args, **options):
-        seen.update(options["env"])
-        return real(*args, **options)
 
-    monkeypatch.setattr(templates.subprocess, "Popen", popen)
-    assert TemplateProcess("{{ 1 }}").render({}) == "1"
-    assert seen.keys() <= {"PATH", "PYTHONPATH", "HOME"}
+def test_a_template_that_refuses_with_terminal_escapes():
+    p = processor("embedded")
+    encoder = ChatEncoder(
+        p.tokenizer, r"{{ raise_exception('\x1b]0;owned\x07\x1b[2J') }}", image_token="<image>"
+    )
+    with pytest.raises(PromptError, match=r"\\x1b\]0;owned\\x07") as caught:
+        encoder.encode(read_conversation([{"role": "user", "content": PLAIN}]))
+    assert str(caught.value).isprintable()
