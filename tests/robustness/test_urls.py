@@ -11,8 +11,8 @@ import pytest
 
 from data import addresses
 from data.addresses import is_public
-from data.datasets import DatasetConfig
 from data.images import ImageError, ImageLimits, load_image
+from data.sources import DatasetConfig
 from eval.rows import DataConfig
 from tests.processors import draw_image
 from tests.waiting import hasten_downloads
