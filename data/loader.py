@@ -60,10 +60,10 @@ class LoaderConfig:
         micro_batch_size: rows of one batch on one rank.
         sequence_length: maximum number of tokens of a row, and of a sample.
         max_tiles: maximum number of tiles of a row, and of a sample; None leaves that to the tokens.
-        packing: put several samples into a row; otherwise each has its own, padded to the longest of its batch.
+        packing: put several samples into a row; if not, each has its own, padded to its batch's longest.
         packing_buffer_size: samples of each shard to choose from when a row is packed.
         shuffle_buffer: rows of a stream that are shuffled together, in each shard.
-        shards: number of shards that the rows are dealt to, a multiple of batch_size; the default is the first
+        shards: number of shards that the rows are dealt to, a multiple of batch_size; by default the first
             multiple from 16 up. It is part of what decides the order.
         seed: of the order.
         epochs: number of passes over the data; None never ends.
@@ -114,10 +114,10 @@ class Dropped:
 class DropCount:
     """Rows read and left out so far, and the rate at which bad ones stop a run.
 
-    A run stops when, of its latest one or two thousand rows, more are bad than `max_rate` and chance explain
-    (four standard deviations and three rows), or when it has found no good row at all. So images that are
-    gone stop a long run at once, and a few bad rows at the beginning do not. At the end of the data, `exceeded`
-    holds all rows to `max_rate` exactly.
+    A run stops when more of its latest one or two thousand rows are bad than `max_rate` and chance explain
+    (four standard deviations and three rows), or when none of them is good. So images that are gone stop a
+    long run soon, and a few bad rows at its beginning do not. At the end of the data, `exceeded` holds all
+    rows to `max_rate` exactly.
     """
 
     max_rate: float = 0.05
@@ -358,8 +358,8 @@ class LoaderState:
 
 
 class Loader:
-    """Iterate for `Batch`. Each iteration continues after the last batch, at `state`, which may be set back to
-    one that the loader had before.
+    """Iterate for `Batch`. Each iteration continues after the last batch, at `state`, which may be set back
+    to one that the loader had before.
 
     Args:
         rank, world_size: of this process; each rank gets its own rows of each step.
@@ -494,7 +494,7 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after what `merge_states` of all ranks' states holds, on any number of ranks and workers."""
+        """Continue from the merged states of all ranks, on any number of ranks and workers."""
         for name, expected in self._order().items():
             if (got := state["order"].get(name)) != expected:
                 raise DatasetError(f"the saved run's {name} was {got}, this one's is {expected}: keep it")

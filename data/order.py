@@ -3,8 +3,8 @@
     reader = ShardReader(open_datasets([{"path": "rows.jsonl"}]), shard=0, num_shards=16, seed=0)
     while (read := reader.next()) is not None: ...
 
-A run deals its rows to a fixed number of *shards*. What a shard reads depends on the seed and on the number of
-shards, never on how many processes share them: a run that resumes with another number of ranks or workers
+A run deals its rows to a fixed number of *shards*. What a shard reads depends on the seed and on the number
+of shards, never on how many processes share them: a run that resumes with another number of ranks or workers
 reads the same rows. A reader's state is a few integers, and a row's position, some integers as well, finds
 the row again.
 """
@@ -104,7 +104,7 @@ class MapReader:
 class StreamReader:
     """A shard's rows of a stream, read in blocks, each block shuffled in memory.
 
-    Files are dealt to the shards as evenly as possible and read in an order shuffled anew in each epoch. Where
+    Files are dealt to the shards as evenly as possible and read in an order shuffled anew in each epoch. If
     there are more shards than groups of files, several shards read the same files and take turns by row. A
     block never crosses the end of an epoch. The state is where the block began and how many of its rows were
     taken: on resume the block is read once more.

@@ -5,8 +5,8 @@ is computed for padding, and nothing is learnt from a neighbour. A sequence is l
 which of the waiting samples go together is an exact knapsack.
 
 `segment_ids` (B, T) number the samples of a sequence from 1. Two numbers are special: -1 is padding, which
-sees only itself so that no softmax runs over nothing, and 0 is a prefix that all segments of the sequence see,
-as the shapes world packs its questions (`shapes/stream.py`).
+sees only itself so that no softmax runs over nothing, and 0 is a prefix that all segments of the sequence
+see, as the shapes world packs its questions (`shapes/stream.py`).
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ def collate(rows: Sequence[PackedSequence | None], pad_token_id: int, length: in
 
 # ------------------------------------------------------------------------------------------------- masks
 def segment_mask(segment_ids: Tensor) -> Tensor | BlockMask | None:
-    """What `LanguageModel.forward` takes as its attention mask: flex_attention's on CUDA, else SDPA's; None if
-    plain causal attention shows every segment what its mask would."""
+    """What `LanguageModel.forward` takes as its attention mask: flex_attention's on CUDA, else SDPA's. None
+    if plain causal attention would show every segment the same."""
     if segment_ids.is_cuda:  # there, finding out whether it is causal would make the GPU wait
         return block_mask(segment_ids)
     return None if _is_causal(segment_ids) else dense_mask(segment_ids)

@@ -41,7 +41,7 @@ class RowSchema:
         text_columns: the columns that hold the text, one of `_TEXT_COLUMNS`.
         columns: our name of a column -> the dataset's, where they differ.
         min_ratings: rating column -> the lowest rating that is trained on. A column with one number per row
-            leaves out rows; one with a number for each of `texts` leaves out turns. Rows without a rating stay.
+            leaves out rows; one with a number for each of `texts` leaves out turns. What is unrated stays.
         folder: where relative image paths start; None refuses paths.
         allow_urls: images may be fetched from the network.
         allow_outside: paths may leave `folder`.
@@ -194,7 +194,8 @@ def find_schema(columns: Sequence[str], renamed: Mapping[str, str], name: str) -
         if have.issuperset(needed):
             return needed
     raise DatasetError(
-        f"{name}: expected a column messages, or texts, or question and answer; {has}: name yours under columns"
+        f"{name}: expected a column messages, or texts, or question and answer; {has}: name yours under "
+        "columns"
     )
 
 
@@ -212,8 +213,8 @@ def find_images(
     name: str,
     how: str,
 ) -> bool:
-    """Whether one of the first rows has an image, as a model that sees expects. True, too, if none of them can
-    be used for another reason, which is counted and reported elsewhere.
+    """Whether one of the first rows has an image. True, too, if none of them can be used for another reason,
+    which is counted and reported elsewhere.
 
     Args:
         images_of: a row -> its images, None if its ratings are too low; may raise BadRow.

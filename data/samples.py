@@ -6,7 +6,8 @@ are decoded only once a sample's row is certain, so that many samples may wait a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,22 +70,16 @@ class SampleEncoder:
         """
         processor, name = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
         in_front = processor.image_token_id is None
-        try:
+        with _counted_as(BAD_CONVERSATION, PromptError):
             messages = processor.images.arrange(read_conversation(conversation, name), name)
-        except PromptError as error:
-            raise BadRow(BAD_CONVERSATION, str(error)) from error
         sources = [value for message in messages for kind, value in message.parts if kind == "image"]
         grids = self._grids(sources)
         prompts: list[str] = []
-        try:
+        with _counted_as(TOO_MANY_TILES, PromptError):
             for i, (_, rows, columns) in enumerate([] if in_front else grids):
                 prompts.append(processor.images.prompt(rows, columns, i, len(grids)))
-        except PromptError as error:
-            raise BadRow(TOO_MANY_TILES, str(error)) from error
-        try:
+        with _counted_as(BAD_CONVERSATION, PromptError):
             encoded = processor.chat.encode(messages, prompts, False, name)
-        except PromptError as error:
-            raise BadRow(BAD_CONVERSATION, str(error)) from error
         said = zip(encoded.input_ids, encoded.assistant_mask)
         tiles = tuple(count for count, _, _ in grids)
         sample = Sample(
@@ -104,24 +99,16 @@ class SampleEncoder:
         images, limits = self.processor.images, self.processor.limits
         grids: list[tuple[int, int, int]] = []
         for source in sources:
-            try:
+            with _counted_as(BROKEN_IMAGE, ImageError):
                 width, height = image_size(source, limits)
-            except ImageError as error:
-                raise BadRow(BROKEN_IMAGE, str(error)) from error
-            try:
+            with _counted_as(TOO_MANY_TILES, ImageError), _counted_as(BROKEN_IMAGE, ProcessorError):
                 grids.append(count_tiles(images, width, height, describe(source), limits.max_tiles))
-            except ImageError as error:
-                raise BadRow(TOO_MANY_TILES, str(error)) from error
-            except ProcessorError as error:
-                raise BadRow(BROKEN_IMAGE, str(error)) from error
-        tiles, most = sum(count for count, _, _ in grids), self.max_tiles
-        if most is not None and tiles > most:
-            raise BadRow(TOO_MANY_TILES, f"expected at most {most} tiles, got {tiles}")
+        tiles = sum(count for count, _, _ in grids)
+        if self.max_tiles is not None and tiles > self.max_tiles:
+            raise BadRow(TOO_MANY_TILES, f"expected at most {self.max_tiles} tiles, got {tiles}")
         # The tiles alone do not fit, so no prompt of all their placeholders is built.
         if tiles * images.tokens_per_tile > self.max_tokens:
-            raise BadRow(
-                TOO_MANY_TILES, f"{tiles} tiles take more than the maximum of {self.max_tokens} tokens"
-            )
+            raise BadRow(TOO_MANY_TILES, f"{tiles} tiles take more than {self.max_tokens} tokens")
         return grids
 
     def tiles(self, sample: Sample) -> Tensor | None:
@@ -133,12 +120,19 @@ class SampleEncoder:
         limits, tiles = self.processor.limits, []
         for source, expected in zip(sample.images, sample.image_tiles, strict=True):
             name = describe(source)
-            try:
+            with _counted_as(BROKEN_IMAGE, ImageError, ProcessorError):
                 image = load_image(source, limits)
                 cut_tiles = cut(self.processor.images, image, name, limits.max_tiles).tiles
-            except (ImageError, ProcessorError) as error:
-                raise BadRow(BROKEN_IMAGE, str(error)) from error
             if len(cut_tiles) != expected:  # the header did not tell the size of the pixels
                 raise BadRow(BROKEN_IMAGE, f"{name}: expected {expected} tiles, got {len(cut_tiles)}")
             tiles.append(cut_tiles)
         return torch.cat(tiles) if tiles else None
+
+
+@contextmanager
+def _counted_as(reason: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Errors of these kinds make the row a bad one."""
+    try:
+        yield
+    except kinds as error:
+        raise BadRow(reason, str(error)) from error

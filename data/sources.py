@@ -16,7 +16,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -170,8 +170,8 @@ def open_rows(
     """Open a local path or a dataset on the Hub.
 
     Args:
-        path: a folder (`save_to_disk`, images with metadata.jsonl, JSON lines, or anything that the `datasets`
-            library knows), a file, a pattern like "rows/*.parquet", or a Hub id.
+        path: a folder (of `save_to_disk`, images with metadata.jsonl, JSON lines, or anything else that the
+            `datasets` library knows), a file, a pattern like "rows/*.parquet", or a Hub id.
         subset: a Hub dataset's configuration.
         split: as in `datasets`, with slices such as "train[:90%]" unless streaming. Files that are named
             themselves are all train. "" is all JSON lines of a folder; if they lie in several folders, and
@@ -198,7 +198,7 @@ def count_rows(path: str, subset: str | None, split: str) -> int | None:
         with _opening(path):
             builder = _library().load_dataset_builder(str(local), subset)
             _check_data_files(builder, path)
-            files = builder.config.data_files[name] if builder.name == "parquet" else ()
+            files = (builder.config.data_files or {}).get(name) or () if builder.name == "parquet" else ()
     elif not local.is_dir() and not _local_files(path):
         return None
     if not files or not all(str(file).endswith(".parquet") for file in files):
@@ -219,7 +219,8 @@ def _local_files(path: str) -> list[Path]:
 def _open_folder(folder: Path, subset: str | None, split: str, streaming: bool) -> tuple[Any, Path]:
     if _is_saved(folder):
         return _open_saved(folder, split or TRAIN, streaming), folder
-    by_split = _json_lines_by_split(folder, _name_of(split))
+    with _opening(str(folder)):
+        by_split = _json_lines_by_split(folder, _name_of(split))
     files = sorted({file for of_split in by_split.values() for file in of_split})
     is_image_folder = any(file.name == _METADATA for file in files)
     if not files or (not is_image_folder and any(folder.rglob("*.parquet"))):
@@ -258,8 +259,8 @@ def _open_files(files: list[Path], path: str, split: str, streaming: bool) -> An
                 f"{path}: no split {_name_of(split)!r}; files that are named themselves are all train: name "
                 "the file whose rows you want, or a folder with a file for each split"
             )
-        if endings == {".json"} and len(files) == 1 and files[0].read_bytes().lstrip().startswith(b"["):
-            return _json_list(files[0], path, split)
+        if endings == {".json"} and len(files) == 1 and (rows := _json_list(files[0], path)) is not None:
+            return rows[slice(*_slice(split, len(rows), path))] if "[" in split else rows
         return _json_lines(files, path, split, streaming)
     if len(endings) == 1 and (builder := _BUILDERS.get(files[0].suffix)):
         return _load(builder, path, None, split, streaming, data_files=[str(file) for file in files])
@@ -267,11 +268,13 @@ def _open_files(files: list[Path], path: str, split: str, streaming: bool) -> An
     raise DatasetError(f"{path}: expected files that end in one of {known}, got {', '.join(sorted(endings))}")
 
 
-def _json_list(file: Path, path: str, split: str) -> list[Any]:
-    """The rows of a file that is one list."""
-    with _opening(path):
-        rows = json.loads(file.read_bytes())
-    return rows[slice(*_slice(split, len(rows), path))] if "[" in split else rows
+def _json_list(path: Path, name: str) -> list[Any] | None:
+    """The rows of a file that is one list, None if it is not."""
+    with path.open("rb") as file, _opening(name):
+        if file.read(2**16).lstrip()[:1] != b"[":
+            return None
+        file.seek(0)
+        return json.load(file)
 
 
 def _json_lines(files: list[Path], path: str, split: str, streaming: bool) -> Rows | Stream:
@@ -354,39 +357,37 @@ def _json_lines_by_split(folder: Path, asked: str) -> dict[str, list[Path]]:
     whose very name is asked for is that split.
     """
     with os.scandir(folder) as entries:  # unlike Path.iterdir, no look at each of a million images
-        named = {Path(entry): _splits_in(entry.name, asked) for entry in entries if entry.is_dir()}
-    by_folder: dict[str, list[Path]] = {}
-    for path, splits in sorted(named.items()):
-        for split in splits if (files := _lines_in(path)) else ():
-            by_folder[split] = by_folder.get(split, []) + files
+        folders = sorted(Path(entry) for entry in entries if entry.is_dir())
+    by_folder = _grouped(((path.name, _lines_in(path)) for path in folders), asked)
+    by_folder.pop("", None)
     if asked and (files := _lines_in(folder / asked)):
         by_folder[asked] = files
-    by_name: dict[str, list[Path]] = {}
-    for path in _lines_in(folder):
-        for split in _splits_in(path.name) or [""]:
-            by_name.setdefault(split, []).append(path)
+    by_name = _grouped((path.name, [path]) for path in _lines_in(folder))
     unnamed = by_name.pop("", [])
-    several = sorted({split for splits in named.values() for split in splits})
-    if not by_folder and len(several) > 1 and any(path.name == _METADATA for path in unnamed):
+    has_metadata = bool(unnamed) and unnamed[0].name == _METADATA
+    if has_metadata and len(by_folder) > 1 and not any(by_folder.values()):
         raise DatasetError(
-            f"{folder}: {_METADATA} does not say which of its images are {' and which '.join(several)}; "
+            f"{folder}: {_METADATA} does not say which of its images are {' and which '.join(by_folder)}; "
             "put one such file into each of their folders"
         )
-    found = by_name | by_folder
+    found = by_name | {split: files for split, files in by_folder.items() if files}
     return {TRAIN: unnamed} | found if unnamed else found
+
+
+def _grouped(named: Iterable[tuple[str, list[Path]]], asked: str = "") -> dict[str, list[Path]]:
+    """Split -> files, by the words in the names that they go by; "" -> those that name no split."""
+    groups: dict[str, list[Path]] = {}
+    for name, files in named:
+        words = set(re.split(r"[-._ 0-9]+", name.lower()))
+        splits = [split for split, known in _SPLIT_WORDS.items() if words & known]
+        for split in [asked] if name == asked else splits or [""]:
+            groups[split] = groups.get(split, []) + files
+    return groups
 
 
 def _lines_in(folder: Path) -> list[Path]:
     metadata = folder / _METADATA
     return [metadata] if metadata.is_file() else sorted(folder.glob("*.jsonl"))
-
-
-def _splits_in(name: str, asked: str = "") -> list[str]:
-    """The splits that a file's or folder's name names."""
-    if name == asked:
-        return [asked]
-    words = set(re.split(r"[-._ 0-9]+", name.lower()))
-    return [split for split, names in _SPLIT_WORDS.items() if words & names]
 
 
 def _name_of(split: str) -> str:
@@ -430,8 +431,8 @@ def _common_folder(files: list[Path], path: str) -> Path:
     folders = {file.parent for file in files}
     if len(folders) > 1 and files[0].suffix != ".parquet":
         raise DatasetError(
-            f"{path}: expected files of one folder, from which image paths start, got {len(folders)} folders; "
-            "list them as separate datasets"
+            f"{path}: expected files of one folder, where image paths start, got {len(folders)}; list "
+            "them as separate datasets"
         )
     return files[0].parent
 
@@ -466,8 +467,8 @@ class DatasetConfig:
         name: what sample ids and messages call it; path and subset by default.
         subset: a Hub dataset's configuration.
         split: as in `datasets`.
-        weight: its share of the rows that are read, relative to the other datasets'. The default is its number
-            of rows, so that every row is read equally often.
+        weight: its share of the rows that are read, relative to the other datasets'. By default its number of
+            rows, so that every row is read equally often.
         streaming: read it from front to back, without downloading it first.
         columns: our column names -> the dataset's, e.g. {"question": "query"}.
         min_ratings: rating column -> the lowest rating that is trained on.

@@ -1,4 +1,4 @@
-"""Datasets from every place they come from, without a network; which files are which split; plain mistakes."""
+"""Datasets from wherever they come, without a network; which files are which split; plain mistakes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_folder_of_save_to_disk(tmp_path):
     check(tmp_path / "one", split="test")  # one without splits is whatever split is asked for
     check(tmp_path / "one", range(2, 5), split="train[2:5]")
     check(tmp_path / "one", streaming=True)
-    with pytest.raises(DatasetError, match="'test'.* train"):
+    with pytest.raises(DatasetError, match=r"'test'.* train"):
         open_datasets([{"path": str(tmp_path / "two"), "split": "test"}])
 
 
@@ -218,7 +218,7 @@ def test_a_readme_names_no_data_file_outside_of_its_folder(tmp_path, named, stre
     cauldron().to_parquet(str(tmp_path / "rows" / "train.parquet"))
     configs = [{"config_name": "default", "data_files": [{"split": "train", "path": named.format(tmp_path)}]}]
     (tmp_path / "rows" / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
-    with pytest.raises(DatasetError, match="secret.csv") as caught:
+    with pytest.raises(DatasetError, match=r"secret\.csv") as caught:
         open_datasets([{"path": str(tmp_path / "rows"), "streaming": streaming}])
     assert "token" not in str(caught.value)
 
@@ -297,7 +297,7 @@ def test_held_out_rows_are_those_of_their_split(tmp_path, train, validation, str
     assert answers(tmp_path, "train", streaming) == ["a", "b"]
     for asked in ("validation", "val"):
         assert answers(tmp_path, asked, streaming) == ["c"]
-    with pytest.raises(DatasetError, match="'test'.* train"):
+    with pytest.raises(DatasetError, match=r"'test'.* train"):
         answers(tmp_path, "test", streaming)
 
 
@@ -338,7 +338,7 @@ def test_files_named_one_by_one_are_train(tmp_path, name):
     (tmp_path / "list.json").write_text(json.dumps([{"question": "which?", "answer": "c"}]))
     expected = {"rows.jsonl": ["a"], "test.jsonl": ["b"], "list.json": ["c"], "*.jsonl": ["a", "b"]}[name]
     assert answers(tmp_path / name, "train") == expected
-    with pytest.raises(DatasetError, match="'test'.* train"):
+    with pytest.raises(DatasetError, match=r"'test'.* train"):
         answers(tmp_path / name, "test[:1]")
 
 
@@ -348,5 +348,5 @@ def test_one_list_of_the_images_of_several_splits(tmp_path):
     (tmp_path / "train").mkdir()
     assert answers(tmp_path, "train") == ["a"]
     (tmp_path / "val").mkdir()
-    with pytest.raises(DatasetError, match="train.* validation"):
+    with pytest.raises(DatasetError, match=r"train.* validation"):
         answers(tmp_path, "train")

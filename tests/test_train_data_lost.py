@@ -84,7 +84,7 @@ def test_held_out_data_that_disappear(folder, capfd, ranks):
     exits = lose(held, ranks, settings(folder, name, **more), lambda lines: b"eval_loss" in lines)
     said = capfd.readouterr()
     assert exits == [2] * ranks, said.err
-    assert "Traceback" not in said.err and "the data can be read no longer" in said.err
+    assert "Traceback" not in said.err and "reading the data failed" in said.err
     done = curve(folder / name)[-1][0]
     (state,) = states(folder / name / FOLDER)
     assert done % 10 == 0 and state.name == f"step-{done:08d}"
@@ -121,7 +121,7 @@ def test_images_that_disappear(folder, tmp_path, capfd, workers):
     assert process.exitcode == 2 and "Traceback" not in said.err, said.err
     sentence = said.err.splitlines()[-1]
     assert re.search(r"\d+ of (the latest )?\d+ rows cannot be used \(\d+ ", sentence), sentence
-    assert re.search(r"more than 5\.0%; the last is imaged, row \d+: ", sentence), sentence
+    assert re.search(r"more than 5\.0%; the last is pictured, row \d+: ", sentence), sentence
     done = curve(output)[-1][0]
     (state,) = states(output / FOLDER)
     assert done > 5 and state.name == f"step-{done:08d}"
