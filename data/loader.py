@@ -68,7 +68,6 @@ class LoaderConfig:
         seed: of the order.
         epochs: number of passes over the data; None never ends.
         workers: processes that read and decode on this rank; with 0, this process does.
-        prefetch: rows that each worker prepares in advance.
         max_drop_rate: share of bad rows that stops the run; see `DropCount`.
     """
 
@@ -83,7 +82,6 @@ class LoaderConfig:
     seed: int = 0
     epochs: int | None = None
     workers: int = 0
-    prefetch: int = 2
     max_drop_rate: float = 0.05
 
     def __post_init__(self):
@@ -462,7 +460,7 @@ class Loader:
                     _WorkerShards([self._arguments(shard) for shard in share]),
                     batch_size=None,
                     num_workers=1,
-                    prefetch_factor=self.config.prefetch,
+                    prefetch_factor=2,
                     worker_init_fn=outliving_signals(),
                 )
                 items |= dict.fromkeys(share, iter(loader))
