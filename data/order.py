@@ -139,7 +139,7 @@ class StreamReader:
         """Stand in the block that begins at `start`: [epoch, files read in it, row in the next file]."""
         self.start, self.taken = list(start), taken
         self._rows = self._read_from(*start)
-        self._held: list[RowRead] | None = None
+        self._shuffling: list[RowRead] | None = None
         self._at_end = False
 
     def _order(self, epoch: int) -> list[int]:
@@ -179,15 +179,15 @@ class StreamReader:
 
     def next(self) -> RowRead | None:
         """The next row; None at the end."""
-        while self._held is None or self.taken == len(self._held):
-            if self._held is not None:
-                self._advance(self._held)
+        while self._shuffling is None or self.taken == len(self._shuffling):
+            if self._shuffling is not None:
+                self._advance(self._shuffling)
             if self.epochs is not None and self.start[0] >= self.epochs:
                 return None
-            self._held = self._read_block()
+            self._shuffling = self._read_block()
         key = key_of(self.key, *self.start, self.turn)
         self.taken += 1
-        return self._held[shuffled(self.taken - 1, len(self._held), key)]
+        return self._shuffling[shuffled(self.taken - 1, len(self._shuffling), key)]
 
     def _read_block(self) -> list[RowRead]:
         """At most `block` rows, up to the end of their epoch: none if the block begins there."""

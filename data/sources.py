@@ -84,8 +84,8 @@ class JsonLines:
         self._files = np.repeat(np.arange(len(starts)), [len(of_file) for of_file in starts])
         self._starts = np.concatenate(starts)  # of each line, in its file
 
-    def keep(self, start: int, end: int) -> None:
-        self._files, self._starts = self._files[start:end], self._starts[start:end]
+    def keep(self, part: slice) -> None:
+        self._files, self._starts = self._files[part], self._starts[part]
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -207,8 +207,7 @@ def count_rows(path: str, subset: str | None, split: str) -> int | None:
 
     with _opening(path):
         rows = sum(read_metadata(str(file)).num_rows for file in files)
-    start, end = _slice(split, rows, path) if "[" in split else (0, rows)
-    return end - start
+    return len(range(rows)[_part(split, rows, path)])
 
 
 def _local_files(path: str) -> list[Path]:
@@ -226,10 +225,10 @@ def _open_folder(folder: Path, subset: str | None, split: str, streaming: bool) 
     if not files or (not is_image_folder and any(folder.rglob("*.parquet"))):
         return _load(str(folder), str(folder), subset, split, streaming), folder
     if split or len({file.parent for file in files}) > 1:
-        asked = _name_of(split) or TRAIN
-        known = next((name for name, words in _SPLIT_WORDS.items() if asked in words), asked)
-        if not (files := by_split.get(asked) or by_split.get(known) or []):
-            raise DatasetError(f"{folder}: no split {asked!r}; it has {', '.join(by_split)}")
+        wanted = _name_of(split) or TRAIN
+        known = next((name for name, words in _SPLIT_WORDS.items() if wanted in words), wanted)
+        if not (files := by_split.get(wanted) or by_split.get(known) or []):
+            raise DatasetError(f"{folder}: no split {wanted!r}; it has {', '.join(by_split)}")
     return _json_lines(files, str(folder), split, streaming), _image_root(files, folder)
 
 
@@ -238,15 +237,15 @@ def _is_saved(folder: Path) -> bool:
 
 
 def _open_saved(folder: Path, split: str, streaming: bool) -> Any:
-    name, _, part = split.partition("[")
+    name = _name_of(split)
     with _opening(str(folder)):
         rows = _library().load_from_disk(str(folder))
     if isinstance(rows, _library().DatasetDict):
         if name not in rows:
             raise DatasetError(f"{folder}: no split {name!r}; it has {', '.join(rows)}")
         rows = rows[name]
-    if part:
-        rows = rows.select(range(*_slice(split, len(rows), str(folder))))
+    if name != split:
+        rows = rows.select(range(len(rows))[_part(split, len(rows), str(folder))])
     rows = _undecoded(rows)
     return LibraryStream(rows.to_iterable_dataset()) if streaming else rows
 
@@ -260,7 +259,7 @@ def _open_files(files: list[Path], path: str, split: str, streaming: bool) -> An
                 "the file whose rows you want, or a folder with a file for each split"
             )
         if endings == {".json"} and len(files) == 1 and (rows := _json_list(files[0], path)) is not None:
-            return rows[slice(*_slice(split, len(rows), path))] if "[" in split else rows
+            return rows[_part(split, len(rows), path)]
         return _json_lines(files, path, split, streaming)
     if len(endings) == 1 and (builder := _BUILDERS.get(files[0].suffix)):
         return _load(builder, path, None, split, streaming, data_files=[str(file) for file in files])
@@ -283,8 +282,7 @@ def _json_lines(files: list[Path], path: str, split: str, streaming: bool) -> Ro
     if streaming:
         return JsonLinesStream(files)
     rows = JsonLines(files)
-    if "[" in split:
-        rows.keep(*_slice(split, len(rows), path))
+    rows.keep(_part(split, len(rows), path))
     return rows
 
 
@@ -346,7 +344,7 @@ def _without_decoding(feature: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------ splits
-def _json_lines_by_split(folder: Path, asked: str) -> dict[str, list[Path]]:
+def _json_lines_by_split(folder: Path, wanted: str) -> dict[str, list[Path]]:
     """Split -> JSON-lines files of a folder, by the words that the `datasets` library goes by.
 
         rows/train/metadata.jsonl  rows/validation/metadata.jsonl      names of folders come first
@@ -354,14 +352,14 @@ def _json_lines_by_split(folder: Path, asked: str) -> dict[str, list[Path]]:
         rows/a.jsonl               rows/b.jsonl                        all train, if nothing else is
 
     Files whose names say nothing belong to no split if another file is train: they may be held out. A folder
-    whose very name is asked for is that split.
+    whose very name is wanted for is that split.
     """
     with os.scandir(folder) as entries:  # unlike Path.iterdir, no look at each of a million images
         folders = sorted(Path(entry) for entry in entries if entry.is_dir())
-    by_folder = _grouped(((path.name, _lines_in(path)) for path in folders), asked)
+    by_folder = _grouped(((path.name, _lines_in(path)) for path in folders), wanted)
     by_folder.pop("", None)
-    if asked and (files := _lines_in(folder / asked)):
-        by_folder[asked] = files
+    if wanted and (files := _lines_in(folder / wanted)):
+        by_folder[wanted] = files
     by_name = _grouped((path.name, [path]) for path in _lines_in(folder))
     unnamed = by_name.pop("", [])
     has_metadata = bool(unnamed) and unnamed[0].name == _METADATA
@@ -374,13 +372,13 @@ def _json_lines_by_split(folder: Path, asked: str) -> dict[str, list[Path]]:
     return {TRAIN: unnamed} | found if unnamed else found
 
 
-def _grouped(named: Iterable[tuple[str, list[Path]]], asked: str = "") -> dict[str, list[Path]]:
+def _grouped(named: Iterable[tuple[str, list[Path]]], wanted: str = "") -> dict[str, list[Path]]:
     """Split -> files, by the words in the names that they go by; "" -> those that name no split."""
     groups: dict[str, list[Path]] = {}
     for name, files in named:
         words = set(re.split(r"[-._ 0-9]+", name.lower()))
         splits = [split for split, known in _SPLIT_WORDS.items() if words & known]
-        for split in [asked] if name == asked else splits or [""]:
+        for split in [wanted] if name == wanted else splits or [""]:
             groups[split] = groups.get(split, []) + files
     return groups
 
@@ -395,13 +393,15 @@ def _name_of(split: str) -> str:
     return split.partition("[")[0]
 
 
-def _slice(split: str, rows: int, path: str) -> tuple[int, int]:
-    """The first row of a split such as "train[:90%]", and the row after its last."""
+def _part(split: str, rows: int, path: str) -> slice:
+    """The rows of a split such as "train[:90%]"."""
+    if (name := _name_of(split)) == split:
+        return slice(None)
     try:
-        (part,) = _library().ReadInstruction.from_spec(split).to_absolute({_name_of(split): rows})
+        (part,) = _library().ReadInstruction.from_spec(split).to_absolute({name: rows})
     except (ValueError, AssertionError) as error:
         raise DatasetError(f"{path}: split {split!r}: {one_line(error, 300)}") from error
-    return part.from_ or 0, rows if part.to is None else part.to
+    return slice(part.from_ or 0, rows if part.to is None else part.to)
 
 
 def _image_root(files: list[Path], folder: Path) -> Path:

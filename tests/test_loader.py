@@ -133,7 +133,7 @@ def test_a_resumed_epoch_ends_with_none_lost_or_doubled():
     "config", [{"batch_size": 1}, {"batch_size": 2}, {"batch_size": 2, "packing": False}]
 )
 def test_an_epoch_may_be_left_behind_any_step(config):
-    """Towards its end, too, where lanes have ended and whole batches are padding."""
+    """Towards its end, too, where shards have ended and whole batches are padding."""
     data = mixture(rows(45))
     whole = steps(ranks(data, 1, epochs=1, **config), 100)
     assert len(whole) >= 10 and any(not any(step) for step in whole) == config.get("packing", True)
@@ -144,14 +144,14 @@ def test_an_epoch_may_be_left_behind_any_step(config):
         assert done + rest == whole, stop
 
 
-def test_a_place_may_be_returned_to():
+def test_a_state_may_be_returned_to():
     (one,) = ranks(mixture(rows(45)), 1, epochs=1)
-    whole, places = [], [one.state]
+    whole, states = [], [one.state]
     for batch in one:
         whole.append(batch.sample_ids)
-        places.append(one.state)
-    for number, place in enumerate(places):
-        one.state = place
+        states.append(one.state)
+    for number, state in enumerate(states):
+        one.state = state
         assert [batch.sample_ids for batch in one] == whole[number:], number
 
 
@@ -197,7 +197,7 @@ def test_settings_that_do_not_fit(config, message):
         loader(DATA, **config)
 
 
-def test_there_are_lanes_enough_for_workers_whatever_the_batch():
+def test_there_are_shards_enough_for_workers_whatever_the_batch():
     assert [LoaderConfig(batch_size=n).num_shards for n in (1, 3, 16, 20)] == [16, 18, 16, 20]
 
 
@@ -250,7 +250,7 @@ def test_no_good_row_at_all_is_no_endless_search(workers):
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_a_stream_of_fewer_rows_than_lanes_is_trained_on(packing):
+def test_a_stream_of_fewer_rows_than_shards_is_trained_on(packing):
     """Whole steps without end, and to be gone on with; with a number of epochs, each row so often."""
     few, config = (
         ListStream(DATA[:6], DATA[6:10]),
