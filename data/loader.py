@@ -347,12 +347,12 @@ class LoaderState:
     which ones have ended, and what was left out. Never changed once it is a loader's: copies are."""
 
     rows: int
-    shards: dict[int, dict[str, Any]]
+    shard_states: dict[int, dict[str, Any]]
     ended: set[int]
     drops: DropCount
 
     def copy(self) -> LoaderState:
-        return LoaderState(self.rows, dict(self.shards), set(self.ended), deepcopy(self.drops))
+        return LoaderState(self.rows, dict(self.shard_states), set(self.ended), deepcopy(self.drops))
 
 
 class Loader:
@@ -435,7 +435,7 @@ class Loader:
                 ) from error
             if isinstance(item, DatasetError):
                 raise item
-            ahead.shards[shard] = item.state
+            ahead.shard_states[shard] = item.state
             ahead.drops.add(item.read, item.filtered, item.dropped)
             if item.ended:
                 ahead.ended.add(shard)
@@ -471,7 +471,7 @@ class Loader:
         return items
 
     def _arguments(self, shard: int) -> tuple:
-        return shard, self.mixture, self.processor, self.config, self.state.shards.get(shard)
+        return shard, self.mixture, self.processor, self.config, self.state.shard_states.get(shard)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of where the data stand: plain numbers, some kilobytes. Call it between steps."""
@@ -484,7 +484,7 @@ class Loader:
         return {
             "order": self._order(),
             "rows": state.rows * self.world_size,
-            "lanes": {str(shard): of_shard for shard, of_shard in state.shards.items()},
+            "lanes": {str(shard): of_shard for shard, of_shard in state.shard_states.items()},
             "ended": sorted(state.ended),
             "read": state.drops.read,
             "filtered": state.drops.filtered,

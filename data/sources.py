@@ -573,7 +573,7 @@ def open_source(rows: Any, config: DatasetConfig, folder: Path | None = None, al
         folder: where relative image paths start; None refuses paths.
         alone: there is no other dataset, so that a stream needs no weight.
     """
-    if next(first_rows(rows), None) is None:
+    if not any(True for _ in first_rows(rows)):
         raise DatasetError(f"{config.name}: split {config.split!r} has no rows")
     columns, renamed = columns_of(rows, config.name), dict(config.columns)
     if "file_name" in columns and not {"image", "images"} & {*columns, *renamed}:
