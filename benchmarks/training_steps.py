@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from benchmarks.common import now
 from benchmarks.shapes import SHAPES, build_ours, build_transformers, fill, words
-from data.datasets import DatasetConfig, Mixture, source_of
-from data.document_masks import document_mask
 from data.loader import Loader, LoaderConfig
-from data.packing import PADDING, Batch, choose, collate, pack_row
+from data.packing import PADDING, Batch, collate, pack, pack_indices, segment_mask
 from data.processor import make_processor
 from data.samples import IGNORE_INDEX, Sample
+from data.sources import DatasetConfig, Mixture, open_source
 from data.tokenizer import build_tokenizer
 from training.costs import Amounts, training_flops
 
@@ -30,7 +29,7 @@ MEDIAN_WORDS, SPREAD = (
 FEWEST, MOST = 12, 1500
 ANSWER = (0.2, 0.9)  # share of the text that answers
 WARM_UP = {"cpu": 1, "cuda": 4}  # steps before the timed ones; there, some compile
-LANES = 4  # of the loader: each is warm once it has made a row
+SHARDS = 4  # of the loader: each is warm once it has made a row
 
 
 # ---------------------------------------------------------------------------------------------- documents
@@ -65,7 +64,7 @@ def tiles_of(shape: str, sample: Sample) -> Tensor | None:
 
 def padded_batches(shape: str, samples: list[Sample], rows: int, length: int | None) -> list[Batch]:
     """One document a row, `rows` of them in a batch, in the order they come; `length` as in `collate`."""
-    made = [pack_row([sample], [tiles_of(shape, sample)]) for sample in samples]
+    made = [pack([sample], [tiles_of(shape, sample)]) for sample in samples]
     return [collate(made[i : i + rows], PAD, length) for i in range(0, len(made), rows)]
 
 
@@ -75,9 +74,9 @@ def packed_batches(
     """The same documents in as few rows of `longest` positions as the packer's choice makes."""
     waiting, made = list(samples), []
     while waiting:
-        chosen = choose([s.tokens for s in waiting], [s.tiles for s in waiting], longest, None)
+        chosen = pack_indices([s.tokens for s in waiting], [s.tiles for s in waiting], longest, None)
         row = [waiting[i] for i in chosen]
-        made.append(pack_row(row, [tiles_of(shape, sample) for sample in row]))
+        made.append(pack(row, [tiles_of(shape, sample) for sample in row]))
         waiting = [sample for i, sample in enumerate(waiting) if i not in set(chosen)]
     return [collate(made[i : i + rows], PAD, length) for i in range(0, len(made), rows)]
 
@@ -127,7 +126,7 @@ class Trainer:
                     batch["input_ids"],
                     batch["labels"],
                     batch.get("pixel_values"),
-                    attention_mask=document_mask(batch["documents"]),
+                    attention_mask=segment_mask(batch["segment_ids"]),
                     position_ids=batch["position_ids"],
                 )
             (total / count).backward()
@@ -190,7 +189,7 @@ class TransformersTrainer(Trainer):
         for batch in batches:
             batch = batch.to(self.device)
             inputs = {"input_ids": batch["input_ids"], "labels": batch["labels"], "use_cache": False}
-            inputs["attention_mask"] = (batch["documents"] != PADDING).long()
+            inputs["attention_mask"] = (batch["segment_ids"] != PADDING).long()
             if "pixel_values" in batch:
                 inputs["pixel_values"] = batch["pixel_values"][
                     None
@@ -251,15 +250,15 @@ class LoaderAlone:
 
     def run(self, job: dict) -> dict:
         settings = LoaderConfig(
-            batch_size=LANES,
-            lanes=LANES,
+            batch_size=SHARDS,
+            shards=SHARDS,
             sequence_length=max(2048, self.setup["row"]),
             workers=job["workers"],
             seed=job["round"],
         )
-        mixture = Mixture([source_of(self.rows, DatasetConfig("made"))])
+        mixture = Mixture([open_source(self.rows, DatasetConfig("made"))])
         batches = iter(Loader(mixture, self.processor, settings))
-        for _ in range(2 * LANES):  # workers have started, and all lanes have samples to choose from
+        for _ in range(2 * SHARDS):  # workers have started, and all shards have samples to choose from
             next(batches)
         start = now("cpu")
         made = list(islice(batches, job["batches"]))
@@ -267,9 +266,9 @@ class LoaderAlone:
         return {
             "seconds": seconds,
             "samples": sum(len(row) for batch in made for row in batch.sample_ids),
-            "tokens": sum(int((batch["documents"] != PADDING).sum()) for batch in made),
+            "tokens": sum(int((batch["segment_ids"] != PADDING).sum()) for batch in made),
             "tiles": sum(len(batch["pixel_values"]) for batch in made if "pixel_values" in batch),
-            "fill": sum(batch.fill for batch in made) / len(made),
+            "fill": sum(batch.packing_efficiency for batch in made) / len(made),
         }
 
 

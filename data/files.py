@@ -44,7 +44,7 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-ROWS = (".jsonl", ".json", ".parquet")  # the endings of files of rows
+ROWS = (".jsonl", ".json", ".parquet", ".csv", ".tar")  # the endings of files of rows
 _MOST_ENTRIES = 2_000  # of a folder that is searched for a similar name
 
 
@@ -82,7 +82,8 @@ def check_rows_path(path: str) -> None:
     """
     local = Path(expanded(path))
     if local.is_file() and local.suffix not in ROWS:
-        raise DatasetError(f"{path}: expected Parquet or JSON-lines files, got {local.suffix or 'no ending'}")
+        got = local.suffix or "no ending"
+        raise DatasetError(f"{path}: expected files that end in one of {', '.join(ROWS)}, got {got}")
     if local.exists() or glob.glob(str(local), recursive=True):
         return
     if path.startswith((".", "/", "~")) or local.suffix in ROWS or "*" in path:

@@ -1,12 +1,13 @@
-"""One conversation → one sample: ids, labels, and images whose tiles are counted but not yet decoded.
+"""One conversation -> one sample: ids, labels, and images whose tiles are counted but not yet decoded.
 
-A packer decides by tokens and tiles, and both are known from the text and the headers of the images: pixels
-are decoded only once a sample's place is certain, so that many samples may wait at a few kilobytes each.
+The packer decides by tokens and tiles, and both are known from the text and the headers of the images. Pixels
+are decoded only once a sample's row is certain, so that many samples may wait at a few kilobytes each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +28,9 @@ SampleId = tuple[str, int]  # name of the dataset, number of the row
 class Sample:
     """A document to train on.
 
-    `labels` are the ids where the assistant speaks (its end of turn included), else -100. `images` are
-    sources for `load_image`, `image_tiles` how many tiles each makes, in order. `front` positions are
-    images that stand in front of the ids, in models that place them there.
+    `labels` are the ids that the assistant says (its end of turn included), and IGNORE_INDEX elsewhere.
+    `images` are what `load_image` takes, `image_tiles` how many tiles each makes, in order. `front` is the
+    number of image positions before the ids, in models that place images there.
     """
 
     sample_id: SampleId
@@ -53,8 +54,8 @@ class SampleEncoder:
     """Makes samples with one processor.
 
     Args:
-        max_tokens: positions that a sample may take.
-        max_tiles: tiles that its images may make; None leaves that to the tokens.
+        max_tokens: maximum number of positions of a sample.
+        max_tiles: maximum number of tiles of its images; None leaves that to the tokens.
     """
 
     def __init__(self, processor: Processor, max_tokens: int, max_tiles: int | None = None):
@@ -66,34 +67,24 @@ class SampleEncoder:
         Raises:
             BadRow: it cannot be used, or is too large; nothing is ever cut off.
         """
-        processor, where = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
-        try:
-            messages = processor.images.normalise_messages(read_conversation(conversation, where), where)
-        except PromptError as error:
-            raise BadRow(BAD_CONVERSATION, str(error)) from error
+        processor, name = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
+        in_front = processor.image_token_id is None
+        with _counted_as(BAD_CONVERSATION, PromptError):
+            messages = processor.images.normalise_messages(read_conversation(conversation, name), name)
         sources = [value for message in messages for kind, value in message.parts if kind == "image"]
         grids = self._grids(sources)
         prompts: list[str] = []
-        if processor.image_token_id is not None:
-            try:
-                prompts = [
-                    processor.images.prompt(rows, cols, i, len(grids))
-                    for i, (_, rows, cols) in enumerate(grids)
-                ]
-            except PromptError as error:
-                raise BadRow(TOO_MANY_TILES, str(error)) from error
-        try:
-            encoded = processor.chat.encode(messages, prompts, False, where)
-        except PromptError as error:
-            raise BadRow(BAD_CONVERSATION, str(error)) from error
+        with _counted_as(TOO_MANY_TILES, PromptError):
+            for i, (_, rows, columns) in enumerate([] if in_front else grids):
+                prompts.append(processor.images.prompt(rows, columns, i, len(grids)))
+        with _counted_as(BAD_CONVERSATION, PromptError):
+            encoded = processor.chat.encode(messages, prompts, False, name)
+        said = zip(encoded.input_ids, encoded.assistant_mask)
         tiles = tuple(count for count, _, _ in grids)
-        in_front = processor.image_token_id is None
         sample = Sample(
-            sample_id=sample_id,
-            input_ids=encoded.input_ids,
-            labels=[
-                i if said else IGNORE_INDEX for i, said in zip(encoded.input_ids, encoded.assistant_mask)
-            ],
+            sample_id,
+            encoded.input_ids,
+            labels=[token if by_assistant else IGNORE_INDEX for token, by_assistant in said],
             images=tuple(sources),
             image_tiles=tiles,
             front=sum(tiles) * processor.images.tokens_per_tile if in_front else 0,
@@ -107,24 +98,16 @@ class SampleEncoder:
         images, limits = self.processor.images, self.processor.limits
         grids: list[tuple[int, int, int]] = []
         for source in sources:
-            try:
+            with _counted_as(BROKEN_IMAGE, ImageError):
                 width, height = image_size(source, limits)
-            except ImageError as error:
-                raise BadRow(BROKEN_IMAGE, str(error)) from error
-            try:
+            with _counted_as(TOO_MANY_TILES, ImageError), _counted_as(BROKEN_IMAGE, ProcessorError):
                 grids.append(count_tiles(images, width, height, describe(source), limits.max_tiles))
-            except ImageError as error:
-                raise BadRow(TOO_MANY_TILES, str(error)) from error
-            except ProcessorError as error:
-                raise BadRow(BROKEN_IMAGE, str(error)) from error
-        tiles, most = sum(count for count, _, _ in grids), self.max_tiles
-        if most is not None and tiles > most:
-            raise BadRow(TOO_MANY_TILES, f"expected at most {most} tiles, got {tiles}")
-        # Text aside, so many tiles cannot fit: not worth a prompt of their placeholders.
-        if tiles * self.processor.images.tokens_per_tile > self.max_tokens:
-            raise BadRow(
-                TOO_MANY_TILES, f"{tiles} tiles take more than the {self.max_tokens} tokens there are"
-            )
+        tiles = sum(count for count, _, _ in grids)
+        if self.max_tiles is not None and tiles > self.max_tiles:
+            raise BadRow(TOO_MANY_TILES, f"expected at most {self.max_tiles} tiles, got {tiles}")
+        # The tiles alone do not fit, so no prompt of all their placeholders is built.
+        if tiles * images.tokens_per_tile > self.max_tokens:
+            raise BadRow(TOO_MANY_TILES, f"{tiles} tiles take more than {self.max_tokens} tokens")
         return grids
 
     def tiles(self, sample: Sample) -> Tensor | None:
@@ -133,15 +116,22 @@ class SampleEncoder:
         Raises:
             BadRow: an image turns out to be broken.
         """
-        limits, made = self.processor.limits, []
+        limits, tiles = self.processor.limits, []
         for source, expected in zip(sample.images, sample.image_tiles, strict=True):
             name = describe(source)
-            try:
+            with _counted_as(BROKEN_IMAGE, ImageError, ProcessorError):
                 image = load_image(source, limits)
-                tiles = tile_image(self.processor.images, image, name, limits.max_tiles).tiles
-            except (ImageError, ProcessorError) as error:
-                raise BadRow(BROKEN_IMAGE, str(error)) from error
-            if len(tiles) != expected:  # a header that its file does not keep to
-                raise BadRow(BROKEN_IMAGE, f"{name}: expected {expected} tiles, got {len(tiles)}")
-            made.append(tiles)
-        return torch.cat(made) if made else None
+                cut_tiles = tile_image(self.processor.images, image, name, limits.max_tiles).tiles
+            if len(cut_tiles) != expected:  # the header did not tell the size of the pixels
+                raise BadRow(BROKEN_IMAGE, f"{name}: expected {expected} tiles, got {len(cut_tiles)}")
+            tiles.append(cut_tiles)
+        return torch.cat(tiles) if tiles else None
+
+
+@contextmanager
+def _counted_as(reason: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Errors of these kinds make the row a bad one."""
+    try:
+        yield
+    except kinds as error:
+        raise BadRow(reason, str(error)) from error

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
-from data.datasets import DatasetConfig
 from data.errors import DatasetError
 from data.processor import Processor
+from data.sources import DatasetConfig
 from eval.answering import answers, by_image, share
 from eval.metrics import find_metric
 from eval.rows import DataConfig, data_task

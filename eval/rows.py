@@ -27,7 +27,7 @@ from typing import Any
 
 from data.errors import BadRow, DatasetError
 from data.row_schemas import COLUMNS as LAYOUT_COLUMNS
-from data.row_schemas import Layout, find_images, find_layout, no_images
+from data.row_schemas import RowSchema, find_images, find_schema, no_images
 from data.sources import columns_of, first_rows, open_rows
 from eval.metrics.base import Metric
 from eval.tasks import Sample, Task
@@ -48,7 +48,7 @@ class DataConfig:
     columns: our column names -> the data's, where they differ.
     prompt: a template with columns in braces; "" is the question, with its choices where there are some.
     limit: the first so many questions; None is all.
-    allow_urls, allow_outside, allow_text_only: as in `data.datasets.DatasetConfig`.
+    allow_urls, allow_outside, allow_text_only: as in `data.sources.DatasetConfig`.
     """
 
     path: str
@@ -121,9 +121,9 @@ class _Reader:
         if not self.is_plain:
             _check_plain(config, columns, self.have)
             renamed = {key: value for key, value in config.columns.items() if key in LAYOUT_COLUMNS}
-            kind = find_layout(columns, renamed, config.path)
+            kind = find_schema(columns, renamed, config.path)
             named |= renamed
-        self.layout = Layout(
+        self.schema = RowSchema(
             kind, named, folder=folder, allow_urls=config.allow_urls, allow_outside=config.allow_outside
         )
         default = CHOICES_PROMPT if "choices" in self.have else PLAIN_PROMPT
@@ -133,12 +133,12 @@ class _Reader:
 
     def check_images(self) -> None:
         """Raises DatasetError where there are none in the first rows, and that was not asked for."""
-        config, layout = self.config, self.layout
+        config, schema = self.config, self.schema
         if config.allow_text_only:
             return
-        images_of = layout.pictures if self.is_plain else layout.images
+        images_of = schema.column_images if self.is_plain else schema.images
         how = "--columns image=COLUMN, or --allow-text-only"
-        if not find_images(first_rows(self.rows), images_of, layout, config.path, how):
+        if not find_images(first_rows(self.rows), images_of, schema, config.path, how):
             raise no_images(config.path, columns_of(self.rows, config.path), how)
 
     def samples(self, number: int) -> list[Sample]:
@@ -181,7 +181,7 @@ class _Reader:
         return [sample]
 
     def _images(self, number: int) -> list[Any]:
-        return self.layout.pictures(self.rows[number])
+        return self.schema.column_images(self.rows[number])
 
     def _choices(self, row: Mapping[str, Any]) -> list[str]:
         options = row.get(self.names["choices"]) if "choices" in self.have else None
@@ -230,7 +230,7 @@ class _Reader:
         """(question, answer, images so far) of each turn."""
         images: list[Any] = []
         question = ""
-        for message in self.layout.conversation(row) or ():
+        for message in self.schema.conversation(row) or ():
             text = "".join(part["text"] for part in message["content"] if part["type"] == "text")
             if message["role"] == "user":
                 question = text

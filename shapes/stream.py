@@ -69,7 +69,7 @@ class ChatPieces:
 class ShapesStream(IterableDataset):
     """Yields batches as dicts of tensors.
 
-    pixel_values (B, 3, S, S), dense (B, P, 9); and (B, T): input_ids, labels, position_ids; documents, 0 on
+    pixel_values (B, 3, S, S), dense (B, P, 9); and (B, T): input_ids, labels, position_ids; segment_ids, 0 on
     the prefix, k on branch k, -1 on padding; families, each branch's index into FAMILIES or -1. (B, T, 4) and
     NaN where there is nothing to say: nouns, `facts` where a question's nouns end; pairs, where its answer
     begins, the first noun's facts minus the second's.
@@ -144,14 +144,14 @@ class ShapesStream(IterableDataset):
             "input_ids": np.full(length, pieces.pad, np.int64),
             "labels": np.full(length, IGNORE_INDEX, np.int64),
             "position_ids": np.zeros(length, np.int64),
-            "documents": np.full(length, -1, np.int64),
+            "segment_ids": np.full(length, -1, np.int64),
             "families": np.full(length, -1, np.int64),
             "nouns": np.full((length, 4), np.nan, np.float32),
             "pairs": np.full((length, 4), np.nan, np.float32),
         }
         row["input_ids"][:start] = pieces.prefix
         row["position_ids"][:start] = np.arange(start)
-        row["documents"][:start] = 0
+        row["segment_ids"][:start] = 0
         questions = []
         if rng.random() < config.describe_probability:
             questions.append(ask(scene, rng, "describe"))
@@ -171,7 +171,7 @@ class ShapesStream(IterableDataset):
             row["input_ids"][at:end] = question + answer
             row["labels"][end - len(answer) : end] = answer
             row["position_ids"][at:end] = np.arange(start, start + end - at)
-            row["documents"][at:end] = document
+            row["segment_ids"][at:end] = document
             known = [(place, facts(scene, noun)) for place, noun in self.nouns(qa.question)]
             for place, meant in known:
                 row["nouns"][at + place] = meant

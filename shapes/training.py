@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from data.document_masks import dense_mask
-from data.packing import Batch
+from data.loader import outliving_signals
+from data.packing import Batch, dense_mask
 from data.processor import Processor, make_processor
 from data.tokenizer import build_tokenizer
-from data.workers import outliving_signals
 from models.checkpoints.hub import snapshot
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
@@ -169,7 +168,7 @@ def loss_counts(batch: dict[str, Tensor]) -> Tensor:
 def answer_states(model: VisionLanguageModel, patches: Tensor, batch: dict[str, Tensor]) -> Tensor:
     ids = batch["input_ids"]
     x = model.place_features(ids, model.language_model.embed_tokens(ids), model.projector(patches))
-    mask = dense_mask(batch["documents"])
+    mask = dense_mask(batch["segment_ids"])
     hidden, _ = model.language_model(x, attention_mask=mask, position_ids=batch["position_ids"])
     return hidden
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import random
 
-from data.datasets import DatasetConfig, Mixture, Source, source_of
 from data.loader import Loader, LoaderConfig
 from data.processor import Processor
+from data.sources import DatasetConfig, Mixture, Source, open_source
 from tests.processors import draw_image, embedded
 
 WORDS = ("how", "many", "circles", "are", "there", "three", "of", "them", "and", "two", "red", "squares")
@@ -46,7 +46,7 @@ class ListStream:
 
 
 def source(data, name: str = "toy", **config) -> Source:
-    return source_of(data, DatasetConfig(name, **config))
+    return open_source(data, DatasetConfig(name, **config))
 
 
 def mixture(data, **config) -> Mixture:
@@ -58,7 +58,9 @@ def loader(
 ) -> Loader:
     """A loader of rows, of a mixture, or of a stream."""
     mixed = data if isinstance(data, Mixture) else mixture(data)
-    settings = LoaderConfig(**{"batch_size": 4, "sequence_length": 128, "waiting": 8, "lanes": 4} | config)
+    settings = LoaderConfig(
+        **{"batch_size": 4, "sequence_length": 128, "packing_buffer_size": 8, "shards": 4} | config
+    )
     return Loader(mixed, processor or embedded(), settings, rank, world_size)
 
 

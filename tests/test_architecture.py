@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "models.vision_language_model": {"models", "generation"},
     "models": {"models"},
     "generation": {"generation"},
-    "data.tokenizer": {"data", "models.config", "models.checkpoints.hub"},  # folders by their names on the Hub
+    "data.tokenizer": {"data", "models.config", "models.checkpoints.hub"},  # by name on the Hub
     "data": {"data", "models.config"},
     "shapes": {"shapes", "training", "models", "data", "generation"},
     "training": {"training", "models", "data", "generation"},

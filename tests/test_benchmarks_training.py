@@ -70,4 +70,4 @@ def test_training_documents_are_uneven_and_the_same_for_a_seed():
     assert 0.2 < amounts.labelled / amounts.positions < 0.9
     packed = training_steps.packed_batches("tiny", made, 2, 512, 512)
     assert sum(batch.num_labels for batch in packed) == amounts.labelled
-    assert sum((batch["documents"] != -1).sum().item() for batch in packed) == amounts.positions
+    assert sum((batch["segment_ids"] != -1).sum().item() for batch in packed) == amounts.positions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from data.document_masks import dense_mask, document_mask
+from data.packing import dense_mask, segment_mask
 from generation import kv_cache as kv
 from generation.decoding import eager_step
 from generation.fast.choose_step import fast_step
@@ -134,7 +134,7 @@ def test_packed_rows_train_as_with_a_dense_mask():
     documents = torch.tensor([[1] * 50 + [2] * 60 + [-1] * 18, [1] * 128], device="cuda")
     ids, places = torch.arange(256, device="cuda").view(2, 128) % 40, torch.arange(128, device="cuda")[None]
     losses, gradients = [], []
-    for mask in (document_mask(documents), dense_mask(documents)):
+    for mask in (segment_mask(documents), dense_mask(documents)):
         model.zero_grad()
         with torch.autocast("cuda", torch.bfloat16):
             hidden, _ = model.hidden_states(ids, attention_mask=mask, position_ids=places.expand(2, -1))

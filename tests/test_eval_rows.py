@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset, Features, Image, List, Value
 
-from data.datasets import open_datasets
 from data.errors import DatasetError, ImageError
 from data.images import load_image
 from data.row_schemas import looks_like_image
+from data.sources import open_datasets
 from eval.metrics import find_metric
 from eval.rows import DataConfig, data_task
 from tests.evaluations import blank_image, save_rows
@@ -238,7 +238,7 @@ def test_rows_name_no_file_outside_of_their_folder(tmp_path, monkeypatch, named)
         task = data_task(DataConfig(where, allow_outside=True), find_metric("exact_match"))
         assert load_image(task.samples[0].images()[0]).size == (48, 48)
         (source,) = open_datasets([{"path": where, "allow_outside": True}]).sources
-        assert len(source.layout.images(source.rows[0])) == 1
+        assert len(source.schema.images(source.rows[0])) == 1
 
 
 def test_a_snapshot_of_the_hubs_cache_links_to_its_own_files(tmp_path):

@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from data import fetch
-from data.datasets import DatasetConfig
 from data.errors import ImageError
 from data.fetch import is_public
 from data.images import ImageLimits, load_image
+from data.sources import DatasetConfig
 from eval.rows import DataConfig
 from tests.processors import draw_image
 

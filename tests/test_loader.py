@@ -10,13 +10,12 @@ from itertools import islice
 import pytest
 import torch
 
-from data import passes
-from data.datasets import Mixture
+from data import loader as loader_module
 from data.errors import DatasetError
-from data.loader import LoaderConfig, merge_states
+from data.loader import LoaderConfig, merge_states, steps_per_run
 from data.packing import PADDING
-from data.passes import steps_of_epochs
-from data.samples import IGNORE_INDEX, SampleEncoder
+from data.samples import IGNORE_INDEX
+from data.sources import Mixture
 from tests.processors import embedded, processor
 from tests.rows import ListStream, flat, loader, mixture, png, rows, source
 
@@ -62,11 +61,11 @@ def test_an_epoch_holds_every_sample_once_and_whole():
     assert sorted(flat(batches)) == [("toy", i) for i in range(40)]
     p = embedded()
     for batch in batches:
-        assert batch["input_ids"].shape == batch["documents"].shape == (1, 128)
+        assert batch["input_ids"].shape == batch["segment_ids"].shape == (1, 128)
         assert ("pixel_values" in batch) == any(i % 5 == 0 for _, i in flat([batch]))
         pixels = []
         for number, (_, i) in enumerate(flat([batch]), 1):
-            here = batch["documents"] == number
+            here = batch["segment_ids"] == number
             row = DATA[i]
             inputs = p.conversation(row["image"], row["question"])
             whole = p.encode_conversation([*inputs, {"role": "assistant", "content": row["answer"]}])
@@ -85,10 +84,12 @@ def test_padding_gives_each_sample_a_row():
     assert sorted(flat(batches)) == [("toy", i) for i in range(40)]
     for batch in batches:
         assert all(len(row) <= 1 for row in batch.sample_ids)
-        assert (batch["documents"] != PADDING).sum(1).max() == batch["documents"].shape[
+        assert (batch["segment_ids"] != PADDING).sum(1).max() == batch["segment_ids"].shape[
             1
-        ] < 128 or batch.fill == 0
-    assert len(batches) % 2 == 0 and sum(batch.fill == 0 for batch in batches) < 2  # whole steps
+        ] < 128 or batch.packing_efficiency == 0
+    assert (
+        len(batches) % 2 == 0 and sum(batch.packing_efficiency == 0 for batch in batches) < 2
+    )  # whole steps
 
 
 def test_ranks_micro_batches_and_workers_do_not_change_a_step():
@@ -124,7 +125,7 @@ def test_a_resumed_epoch_ends_with_none_lost_or_doubled():
         (second,) = ranks(data, 1, state, epochs=2, shuffle_buffer=3)
         seen = [sample for step in done for row in step for sample in row] + flat(second)
         assert len(seen) == 80 and set(Counter(seen).values()) == {2}
-        assert second.place.drops.read == 80
+        assert second.state.drops.read == 80
         assert list(second) == []
 
 
@@ -132,7 +133,7 @@ def test_a_resumed_epoch_ends_with_none_lost_or_doubled():
     "config", [{"batch_size": 1}, {"batch_size": 2}, {"batch_size": 2, "packing": False}]
 )
 def test_an_epoch_may_be_left_behind_any_step(config):
-    """Towards its end, too, where lanes have ended and whole batches are padding."""
+    """Towards its end, too, where shards have ended and whole batches are padding."""
     data = mixture(rows(45))
     whole = steps(ranks(data, 1, epochs=1, **config), 100)
     assert len(whole) >= 10 and any(not any(step) for step in whole) == config.get("packing", True)
@@ -143,14 +144,14 @@ def test_an_epoch_may_be_left_behind_any_step(config):
         assert done + rest == whole, stop
 
 
-def test_a_place_may_be_returned_to():
+def test_a_state_may_be_returned_to():
     (one,) = ranks(mixture(rows(45)), 1, epochs=1)
-    whole, places = [], [one.place]
+    whole, states = [], [one.state]
     for batch in one:
         whole.append(batch.sample_ids)
-        places.append(one.place)
-    for number, place in enumerate(places):
-        one.place = place
+        states.append(one.state)
+    for number, state in enumerate(states):
+        one.state = state
         assert [batch.sample_ids for batch in one] == whole[number:], number
 
 
@@ -161,11 +162,11 @@ def test_states_that_do_not_fit():
     with pytest.raises(RuntimeError, match="between steps, of 2 rows on this rank; got 1"):
         one.state_dict()
     next(batches)
-    with pytest.raises(DatasetError, match="of one rank only"):
+    with pytest.raises(DatasetError, match="merge the states"):
         loader(DATA).load_state_dict(one.state_dict())
     with pytest.raises(DatasetError, match=r"states of several steps"):
         merge_states([one.state_dict(), other.state_dict()])
-    for change in ({"seed": 1}, {"waiting": 9}, {"lanes": 8}):
+    for change in ({"seed": 1}, {"packing_buffer_size": 9}, {"shards": 8}):
         with pytest.raises(DatasetError, match=r"the saved run's .* this one's is .*: keep it"):
             loader(DATA, **change).load_state_dict(one.state_dict())
     with pytest.raises(DatasetError, match=r"datasets .* was \[\['toy', 40"):
@@ -177,7 +178,7 @@ def test_a_row_that_went_bad_between_save_and_resume_is_named():
     steps([one], 1)
     changed = [row | {"answer": ""} for row in DATA]
     (second,) = ranks(mixture(changed), 1, one.state_dict())
-    with pytest.raises(DatasetError, match=r"toy, row \d+: was good when the run was saved, and now: answer"):
+    with pytest.raises(DatasetError, match=r"toy, row \d+: was good when the run was saved, but now: answer"):
         next(iter(second))
 
 
@@ -186,8 +187,7 @@ def test_a_row_that_went_bad_between_save_and_resume_is_named():
     [
         ({"world_size": 3}, "batch_size 4: expected a multiple of ranks x micro_batch_size, 3 x 1"),
         ({"micro_batch_size": 3}, "1 x 3"),
-        ({"lanes": 6}, "lanes: 6 is no multiple|lanes: expected a multiple"),
-        ({"waiting": 0}, "waiting: expected at least 1, got 0"),
+        ({"shards": 6}, "shards: expected a multiple"),
         ({"max_drop_rate": 2.0}, "max_drop_rate: expected a share from 0 to 1"),
         ({"processor": processor("nanovlm-v0.1")}, "turn packing off"),
     ],
@@ -197,8 +197,8 @@ def test_settings_that_do_not_fit(config, message):
         loader(DATA, **config)
 
 
-def test_there_are_lanes_enough_for_workers_whatever_the_batch():
-    assert [LoaderConfig(batch_size=n).num_lanes for n in (1, 3, 16, 20)] == [16, 18, 16, 20]
+def test_there_are_shards_enough_for_workers_whatever_the_batch():
+    assert [LoaderConfig(batch_size=n).num_shards for n in (1, 3, 16, 20)] == [16, 18, 16, 20]
 
 
 # --------------------------------------------------------------------------------------------- bad rows
@@ -219,8 +219,8 @@ def test_bad_rows_are_left_out_counted_and_logged(workers, caplog):
     one = loader(data, epochs=2, max_tiles=4, workers=workers)
     assert sorted(flat(one)) == sorted([("toy", i) for i in range(60)] * 2)
     expected = Counter(reason.strip() for reason in BAD)
-    assert one.place.drops.dropped == Counter({reason: 2 * count for reason, count in expected.items()})
-    assert one.place.drops.read == 132
+    assert one.state.drops.dropped == Counter({reason: 2 * count for reason, count in expected.items()})
+    assert one.state.drops.read == 132
     assert "toy, row 62 left out, empty text" in caplog.text
 
 
@@ -250,9 +250,12 @@ def test_no_good_row_at_all_is_no_endless_search(workers):
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_a_stream_of_fewer_rows_than_lanes_is_trained_on(packing):
+def test_a_stream_of_fewer_rows_than_shards_is_trained_on(packing):
     """Whole steps without end, and to be gone on with; with a number of epochs, each row so often."""
-    few, config = ListStream(DATA[:6], DATA[6:10]), {"lanes": 16, "packing": packing, "waiting": 2}
+    few, config = (
+        ListStream(DATA[:6], DATA[6:10]),
+        {"shards": 16, "packing": packing, "packing_buffer_size": 2},
+    )
     uninterrupted = steps(ranks(few, 1, **config), 30)
     assert all(row for step in uninterrupted for row in step)  # none is padding
     assert {i for step in uninterrupted for row in step for _, i in row} == {
@@ -272,7 +275,7 @@ def test_rows_below_the_ratings_are_no_bad_rows():
     data = [GOOD | {"score": i % 2} for i in range(40)]
     one = loader(mixture(data, min_ratings={"score": 1}), epochs=1)
     assert sorted(i for _, i in flat(one)) == list(range(1, 40, 2))
-    assert (one.place.drops.filtered, one.place.drops.dropped.total()) == (20, 0)
+    assert (one.state.drops.filtered, one.state.drops.dropped.total()) == (20, 0)
 
 
 class Breaks(list):
@@ -293,7 +296,7 @@ def test_a_worker_that_fails_raises_here(workers):
     data = Breaks(DATA)
     one = loader(data, workers=workers)
     data.armed = True
-    with pytest.raises(DatasetError, match="read no longer: ZeroDivisionError: row 30 is not there"):
+    with pytest.raises(DatasetError, match="reading the data failed: ZeroDivisionError: row 30 is not there"):
         list(islice(one, 100))
 
 
@@ -309,18 +312,16 @@ def test_a_worker_that_dies_raises_here():
 
 
 @pytest.mark.parametrize("config", [{}, {"packing": False}, {"epochs": 3, "sequence_length": 60}])
-def test_steps_of_epochs(config):
+def test_steps_per_run(config):
     """As many as the loader gives: no row of the last pass is left out, and no step is too many."""
     made = loader(rows(37), **({"epochs": 1} | config))
-    encoder = SampleEncoder(made.processor, made.config.sequence_length)
-    steps = steps_of_epochs(made.mixture, encoder, made.config)
+    steps = steps_per_run(made.mixture, made.processor, made.config)
     assert steps == sum(1 for _ in made) * made.config.micro_batch_size // made.config.batch_size > 1
 
 
-def test_steps_of_epochs_of_much_data(monkeypatch):
+def test_steps_per_run_of_much_data(monkeypatch):
     """From some rows: close to what all of them make, packed as badly as they pack."""
     made = loader(rows(300, every=1, longest=2), epochs=1, sequence_length=40)
-    encoder = SampleEncoder(made.processor, made.config.sequence_length)
-    exact = steps_of_epochs(made.mixture, encoder, made.config)
-    monkeypatch.setattr(passes, "_EXACT", 0)
-    assert abs(steps_of_epochs(made.mixture, encoder, made.config) - exact) <= 0.05 * exact
+    exact = steps_per_run(made.mixture, made.processor, made.config)
+    monkeypatch.setattr(loader_module, "_COUNTED", 0)
+    assert abs(steps_per_run(made.mixture, made.processor, made.config) - exact) <= 0.05 * exact

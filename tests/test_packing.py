@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from data.document_masks import block_mask, dense_mask, document_mask
-from data.packing import Batch, choose, collate, pack_row
+from data.packing import Batch, block_mask, collate, dense_mask, pack, pack_indices, segment_mask
 from data.samples import IGNORE_INDEX, Sample
 from models import language_model
 from tests.prompts import IMAGE_ID, PER_TILE, tile, tiny_vlm, words
@@ -39,14 +38,14 @@ def test_the_choice_is_the_best_there_is_within_both_limits():
         tokens = [rng.randint(1, 40) for _ in range(count)]
         tiles = [rng.randint(0, 5) for _ in range(count)]
         max_tokens, max_tiles = rng.randint(tokens[0], 90), rng.randint(tiles[0], 9)
-        chosen = choose(tokens, tiles, max_tokens, max_tiles)
+        chosen = pack_indices(tokens, tiles, max_tokens, max_tiles)
         assert chosen[0] == 0 and chosen == sorted(set(chosen))
         assert sum(tiles[i] for i in chosen) <= max_tiles
         total = sum(tokens[i] for i in chosen)
         assert total == best(tokens, tiles, max_tokens, max_tiles)
-        assert choose(tokens, tiles, max_tokens, max_tiles) == chosen
+        assert pack_indices(tokens, tiles, max_tokens, max_tiles) == chosen
     with pytest.raises(ValueError, match="does not fit"):
-        choose([10], [0], 9, None)
+        pack_indices([10], [0], 9, None)
 
 
 @pytest.mark.parametrize("max_tiles, least", [(None, 0.99), (40, 0.97)])
@@ -61,7 +60,7 @@ def test_rows_are_full_on_lengths_as_they_come(max_tiles, least):
     for arrived, sample in enumerate(lengths):
         waiting.append((*sample, arrived))
         if len(waiting) == 64:
-            chosen = choose([s[0] for s in waiting], [s[1] for s in waiting], 4096, max_tiles)
+            chosen = pack_indices([s[0] for s in waiting], [s[1] for s in waiting], 4096, max_tiles)
             filled, made = filled + sum(waiting[i][0] for i in chosen), made + 1
             longest_wait = max(longest_wait, *(arrived - waiting[i][2] for i in chosen))
             for i in reversed(chosen):
@@ -81,7 +80,7 @@ def document(seed: int, question: int, answer: int, images: int = 0) -> tuple[Sa
 
 
 def batch_of(*rows, length=None) -> Batch:
-    return collate([pack_row(*zip(*row)) if row else None for row in rows], PAD, length).to("cpu")
+    return collate([pack(*zip(*row)) if row else None for row in rows], PAD, length).to("cpu")
 
 
 def loss_of(model, batch: Batch) -> torch.Tensor:
@@ -90,7 +89,7 @@ def loss_of(model, batch: Batch) -> torch.Tensor:
         batch["input_ids"],
         batch["labels"],
         batch.get("pixel_values"),
-        attention_mask=dense_mask(batch["documents"]),
+        attention_mask=dense_mask(batch["segment_ids"]),
         position_ids=batch["position_ids"],
     )
     assert count == batch.num_labels
@@ -99,7 +98,7 @@ def loss_of(model, batch: Batch) -> torch.Tensor:
 
 def mean_loss(model, batch: Batch, row: int = 0, number: int = 1) -> torch.Tensor:
     """Of one document of a batch."""
-    elsewhere = batch["documents"] != number
+    elsewhere = batch["segment_ids"] != number
     elsewhere[:row], elsewhere[row + 1 :] = True, True
     only = Batch(batch, labels=batch["labels"].masked_fill(elsewhere, IGNORE_INDEX))
     return loss_of(model, only) / only.num_labels
@@ -124,8 +123,8 @@ def test_packed_loss_is_that_of_the_samples_alone():
         torch.testing.assert_close(loss_of(model, packed), summed)
     assert packed.sample_ids == [(("toy", 1), ("toy", 2), ("toy", 3)), (("toy", 4), ("toy", 5)), ()]
     assert packed["input_ids"].shape == (3, 50) and packed["pixel_values"].shape[0] == 4
-    assert packed.fill == sum(sample.tokens for sample, _ in documents) / 150
-    assert 0 < packed.fill < padded.fill < 1
+    assert packed.packing_efficiency == sum(sample.tokens for sample, _ in documents) / 150
+    assert 0 < packed.packing_efficiency < padded.packing_efficiency < 1
 
 
 def test_the_gradient_of_one_document_does_not_feel_its_neighbours():
@@ -153,7 +152,7 @@ def test_the_first_token_of_a_document_is_never_predicted_from_the_one_before():
     batch = batch_of([(sample, None), (sample, None)])
     assert batch["labels"].tolist() == [[IGNORE_INDEX, 6, 7, IGNORE_INDEX, 6, 7]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2]]
-    assert batch["documents"].tolist() == [[1, 1, 1, 2, 2, 2]]
+    assert batch["segment_ids"].tolist() == [[1, 1, 1, 2, 2, 2]]
 
 
 # -------------------------------------------------------------------------------------------------- masks
@@ -166,18 +165,18 @@ def test_masks():
         ]
     )
     assert torch.equal(dense_mask(documents), expected.bool())
-    assert torch.equal(document_mask(documents), dense_mask(documents))  # on the CPU
+    assert torch.equal(segment_mask(documents), dense_mask(documents))  # on the CPU
 
 
 def test_one_document_a_row_needs_no_mask():
     """Causal attention does, and the loss is the same."""
-    assert document_mask(torch.tensor([[1, 1, 1], [1, -1, -1], [-1, -1, -1]])) is None
+    assert segment_mask(torch.tensor([[1, 1, 1], [1, -1, -1], [-1, -1, -1]])) is None
     for row in ([1, 1, 2], [0, 1, 1], [-1, 1, 1], [1, -1, 1]):
         documents = torch.tensor([[1, 1, 1], row])
-        assert torch.equal(document_mask(documents), dense_mask(documents))
+        assert torch.equal(segment_mask(documents), dense_mask(documents))
     model = tiny_vlm()
     batch = batch_of(*[[document(*numbers)] for numbers in DOCUMENTS], [])
-    assert document_mask(batch["documents"]) is None
+    assert segment_mask(batch["segment_ids"]) is None
     arguments = [batch["input_ids"], batch["labels"], batch["pixel_values"]]
     with torch.no_grad():
         total, _ = model.loss(*arguments, position_ids=batch["position_ids"])
@@ -211,7 +210,7 @@ def test_flex_attention_sees_what_the_dense_mask_shows(dtype, tolerance):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast"):
         dense, flex = (
             model.hidden_states(
-                *arguments, attention_mask=mask(batch["documents"]), position_ids=batch["position_ids"]
+                *arguments, attention_mask=mask(batch["segment_ids"]), position_ids=batch["position_ids"]
             )[0]
             for mask in (dense_mask, block_mask)
         )
@@ -243,7 +242,7 @@ def test_images_in_front_of_a_row():
         sample = Sample(("toy", seed), ids, [*[IGNORE_INDEX] * 2, *ids[2:]], (None,), (1,), front=PER_TILE)
         documents.append((sample, tile(seed)[None]))
     batch = batch_of(*[[one] for one in documents])
-    assert batch["documents"].shape == (2, 10) and batch["input_ids"].shape == (2, 6)
+    assert batch["segment_ids"].shape == (2, 10) and batch["input_ids"].shape == (2, 6)
     with torch.no_grad():
         alone = sum(
             model.loss(torch.tensor([s.input_ids]), torch.tensor([s.labels]), pixels)[0]

@@ -1,4 +1,4 @@
-"""Rows of every layout become the conversation they are; what is wrong with a row is named."""
+"""Rows of every layout become the conversation they are, and samples; what is wrong with a row is named."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from data.row_schemas import (
     PLACEHOLDERS,
     TOO_LONG,
     TOO_MANY_TILES,
-    Layout,
-    find_layout,
+    RowSchema,
+    find_schema,
 )
 from data.samples import IGNORE_INDEX, SampleEncoder
 from tests.processors import KINDS, draw_image, processor
 from tests.rows import png
 
-CHAT, TURNS, PLAIN = Layout(("messages",)), Layout(("texts",)), Layout(("question", "answer"))
-PICTURE = png()
+CHAT, TURNS, PLAIN = RowSchema(("messages",)), RowSchema(("texts",)), RowSchema(("question", "answer"))
+PAIR = RowSchema(("prompt", "completion"))
+PNG = png()
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
 
@@ -41,173 +42,138 @@ def said(role: str, *parts) -> dict:
     return {"role": role, "content": list(parts)}
 
 
-EXPECTED = [said("user", image(PICTURE), text("what?")), said("assistant", text("a star"))]
-
-
+EXPECTED = [said("user", image(PNG), text("what?")), said("assistant", text("a star"))]
 TURN = {"user": "what?", "assistant": "a star"}
 PLAIN_TEXT = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a star"}]
+ANSWER = said("assistant", text("b"))
 
 
 @pytest.mark.parametrize(
-    "layout, row",
+    "schema, row",
     [
-        (TURNS, {"images": [{"bytes": PICTURE, "path": "a.png"}], "texts": [TURN]}),
-        (TURNS, {"images": [PICTURE], "texts": [TURN | {"source": "x"}]}),
-        (PLAIN, {"image": {"bytes": PICTURE, "path": None}, "question": "what?", "answer": "a star"}),
-        (PLAIN, {"image": None, "images": [PICTURE], "question": "what?", "answer": ["a star", "a sun"]}),
+        (TURNS, {"images": [{"bytes": PNG, "path": "a.png"}], "texts": [TURN]}),
+        (TURNS, {"images": [PNG], "texts": [TURN | {"source": "x"}]}),
+        (PLAIN, {"image": {"bytes": PNG, "path": None}, "question": "what?", "answer": "a star"}),
+        (PLAIN, {"image": None, "images": [PNG], "question": "what?", "answer": ["a star", "a sun"]}),
         (CHAT, {"messages": EXPECTED}),
+        (CHAT, {"image": PNG, "messages": PLAIN_TEXT}),
         (
             CHAT,
             {
-                "images": [PICTURE],
+                "images": [PNG],
                 "messages": [
                     said("user", {"type": "image", "text": None}, text("what?") | {"image": None}),
                     {"role": "assistant", "content": "a star"},
                 ],
             },
         ),
+        (PAIR, {"images": [PNG], "prompt": PLAIN_TEXT[:1], "completion": PLAIN_TEXT[1:]}),
+        (PAIR, {"image": PNG, "prompt": "what?", "completion": "a star"}),
+        (PAIR, {"prompt": [said("user", image(PNG), text("what?"))], "completion": "a star"}),
         (
-            CHAT,
-            {"image": PICTURE, "messages": PLAIN_TEXT},
-        ),
-        (
-            Layout(("prompt", "completion")),
-            {"images": [PICTURE], "prompt": PLAIN_TEXT[:1], "completion": PLAIN_TEXT[1:]},
-        ),
-        (
-            Layout(("prompt", "completion")),
-            {"image": PICTURE, "prompt": "what?", "completion": "a star"},
-        ),
-        (
-            Layout(("prompt", "completion")),
-            {"prompt": [said("user", image(PICTURE), text("what?"))], "completion": "a star"},
-        ),
-        (
-            Layout(("question", "answer"), {"question": "query", "answer": "label", "image": "png"}),
-            {"png": PICTURE, "query": "what?", "label": "a star"},
+            RowSchema(("question", "answer"), {"question": "query", "answer": "label", "image": "png"}),
+            {"png": PNG, "query": "what?", "label": "a star"},
         ),
     ],
 )
-def test_every_layout_is_one_conversation(layout, row):
-    assert layout.conversation(row) == EXPECTED
+def test_every_schema_is_one_conversation(schema, row):
+    assert schema.conversation(row) == EXPECTED
 
 
 @pytest.mark.parametrize(
-    "number, written",
-    [
-        (3, "3"),
-        (0, "0"),
-        (10**400, str(10**400)),
-        (3.5, "3.5"),
-        (0.0, "0.0"),
-        (-2.0, "-2.0"),
-        ([0.5, 1], "0.5"),
-    ],
+    "number, written", [(3, "3"), (0, "0"), (10**400, str(10**400)), (3.5, "3.5"), (-2.0, "-2.0")]
 )
 def test_numbers_as_answers_are_written_out(number, written):
     expected = [said("user", text("how many?")), said("assistant", text(written))]
     assert PLAIN.conversation({"question": "how many?", "answer": number}) == expected
+    assert PLAIN.conversation({"question": "how many?", "answer": [number, 1]}) == expected
     assert TURNS.conversation({"texts": [{"user": "how many?", "assistant": number}]}) == expected
-    if not isinstance(number, list):  # which would be one of messages
-        pair = Layout(("prompt", "completion"))
-        assert pair.conversation({"prompt": "how many?", "completion": number}) == expected
+    assert PAIR.conversation({"prompt": "how many?", "completion": number}) == expected
 
 
-def test_rows_without_pictures():
-    assert len(TURNS.conversation({"images": None, "texts": [{"user": "a", "assistant": "b"}] * 3})) == 6
-    assert len(TURNS.conversation({"images": [], "texts": [{"user": "a", "assistant": "b"}]})) == 2
+def test_rows_without_images():
+    turn = {"user": "a", "assistant": "b"}
+    assert len(TURNS.conversation({"images": None, "texts": [turn] * 3})) == 6
+    assert len(TURNS.conversation({"images": [], "texts": [turn]})) == 2
+
+
+def asked(image) -> dict:
+    return {"image": image, "question": "a", "answer": "b"}
 
 
 @pytest.mark.parametrize(
-    "layout, row, reason",
+    "schema, row, reason",
     [
         (PLAIN, {"question": " \n", "answer": "b"}, EMPTY_TEXT),
         (PLAIN, {"question": "a", "answer": None}, EMPTY_TEXT),
         (PLAIN, {"question": "a", "answer": float("nan")}, EMPTY_TEXT),
         (PLAIN, {"question": "a", "answer": float("-inf")}, EMPTY_TEXT),
-        (Layout(("prompt", "completion")), {"prompt": "a", "completion": " "}, EMPTY_TEXT),
-        (Layout(("prompt", "completion")), {"prompt": "a", "completion": float("nan")}, BAD_CONVERSATION),
-        (Layout(("prompt", "completion")), {"prompt": "a", "completion": None}, BAD_CONVERSATION),
-        (PLAIN, {"image": {"bytes": None, "path": None}, "question": "a", "answer": "b"}, BROKEN_IMAGE),
-        (PLAIN, {"image": "/etc/passwd", "question": "a", "answer": "b"}, BROKEN_IMAGE),
-        (PLAIN, {"image": "https://example.org/a.png", "question": "a", "answer": "b"}, BROKEN_IMAGE),
+        (PLAIN, asked({"bytes": None, "path": None}), BROKEN_IMAGE),
+        (PLAIN, asked("/etc/passwd"), BROKEN_IMAGE),
+        (PLAIN, asked("https://example.org/a.png"), BROKEN_IMAGE),
         (PLAIN, {"images": [None], "question": "a", "answer": "b"}, BROKEN_IMAGE),
-        (PLAIN, "rows.jsonl: a line that is no JSON", BAD_CONVERSATION),
+        (PLAIN, "rows.jsonl: a line that is not JSON", BAD_CONVERSATION),
+        (PAIR, {"prompt": "a", "completion": " "}, EMPTY_TEXT),
+        (PAIR, {"prompt": "a", "completion": float("nan")}, BAD_CONVERSATION),
+        (PAIR, {"prompt": "a", "completion": None}, BAD_CONVERSATION),
         (TURNS, {"texts": []}, EMPTY_TEXT),
         (TURNS, {"texts": None}, BAD_CONVERSATION),
-        (TURNS, {"texts": [{"user": "a", "assistant": "b"}, {"user": "c", "assistant": ""}]}, EMPTY_TEXT),
+        (TURNS, {"texts": [TURN, {"user": "c", "assistant": ""}]}, EMPTY_TEXT),
         (CHAT, {"messages": []}, EMPTY_TEXT),
         (CHAT, {"messages": "hello"}, BAD_CONVERSATION),
         (CHAT, {"messages": [said("user", text("a"))]}, EMPTY_TEXT),
         (CHAT, {"messages": [said("user", text("a")), said("assistant", text("  "))]}, EMPTY_TEXT),
+        (CHAT, {"messages": [said("user", {"type": "video"}), ANSWER]}, BAD_CONVERSATION),
+        (CHAT, {"images": [PNG], "messages": [said("user", text("a")), ANSWER]}, PLACEHOLDERS),
         (
             CHAT,
-            {"messages": [said("user", {"type": "video"}), said("assistant", text("b"))]},
-            BAD_CONVERSATION,
-        ),
-        (
-            CHAT,
-            {"images": [PICTURE], "messages": [said("user", text("a")), said("assistant", text("b"))]},
-            PLACEHOLDERS,
-        ),
-        (
-            CHAT,
-            {
-                "images": [PICTURE],
-                "messages": [
-                    said("user", {"type": "image"}, {"type": "image"}, text("a")),
-                    said("assistant", text("b")),
-                ],
-            },
+            {"images": [PNG], "messages": [said("user", {"type": "image"}, {"type": "image"}), ANSWER]},
             PLACEHOLDERS,
         ),
     ],
 )
-def test_bad_rows_have_a_reason(layout, row, reason):
+def test_bad_rows_have_a_reason(schema, row, reason):
     with pytest.raises(BadRow) as bad:
-        layout.conversation(row)
-    assert bad.value.reason == reason
-    assert "\n" not in str(bad.value)
+        schema.conversation(row)
+    assert bad.value.reason == reason and "\n" not in str(bad.value)
 
 
 def test_ratings_leave_out_turns_and_rows():
-    layout = Layout(("texts",), min_ratings={"relevance_ratings": 3, "formatting_ratings": 2})
-    turns = [{"user": f"q{i}", "assistant": f"a{i}"} for i in range(4)]
+    schema = RowSchema(("texts",), min_ratings={"relevance_ratings": 3, "formatting_ratings": 2})
     row = {
-        "images": [PICTURE],
-        "texts": turns,
+        "images": [PNG],
+        "texts": [{"user": f"q{i}", "assistant": f"a{i}"} for i in range(4)],
         "relevance_ratings": [2, 3, None, 5],
         "formatting_ratings": [5, 5, 2, 1],
     }
-    kept = layout.conversation(row)
+    kept = schema.conversation(row)
     assert [m["content"][-1]["text"] for m in kept] == ["q1", "a1", "q2", "a2"]
     assert kept[0]["content"][0]["type"] == "image"
-    assert layout.conversation(row | {"relevance_ratings": [1, 1, 2, 2]}) is None
-    by_row = Layout(("question", "answer"), min_ratings={"score": 0.5})
+    assert schema.conversation(row | {"relevance_ratings": [1, 1, 2, 2]}) is None
+    by_row = RowSchema(("question", "answer"), min_ratings={"score": 0.5})
     assert by_row.conversation({"question": "a", "answer": "b", "score": 0.4}) is None
     assert by_row.conversation({"question": "a", "answer": "b", "score": 0.5})
 
 
-def test_unknown_columns_name_those_there_are():
-    with pytest.raises(
-        DatasetError, match=r"toy: expected a column messages.* it has picture, caption: name"
-    ):
-        find_layout(["picture", "caption"], {}, "toy")
-    with pytest.raises(DatasetError, match=r"no column query; it has question, answer"):
-        find_layout(["question", "answer"], {"question": "query"}, "toy")
-    with pytest.raises(DatasetError, match=r"columns: expected names out of .*, got text"):
-        find_layout(["question", "answer"], {"text": "question"}, "toy")
-    assert find_layout(["query", "answer"], {"question": "query"}, "toy") == ("question", "answer")
+@pytest.mark.parametrize(
+    "columns, renamed, named",
+    [
+        (["picture", "caption"], {}, r"picture, caption"),
+        (["question", "answer"], {"question": "query"}, r"query.* question, answer"),
+        (["question", "answer"], {"text": "question"}, r"text"),
+    ],
+)
+def test_unknown_columns_name_those_there_are(columns, renamed, named):
+    with pytest.raises(DatasetError, match=named):
+        find_schema(columns, renamed, "toy")
 
 
 # ------------------------------------------------------------------------------------------------ samples
-def conversation(question: str, answer: str, *more: str, pictures: int = 1) -> list[dict]:
-    """Turns, with pictures in front of the first."""
-    shown = [image(draw_image(40, 24, seed=i)) for i in range(pictures)]
+def conversation(question: str, answer: str, *more: str, images: int = 1) -> list[dict]:
+    """Turns, with images in front of the first."""
+    shown = [image(draw_image(40, 24, seed=i)) for i in range(images)]
     messages = [said("user", *shown, text(question)), said("assistant", text(answer))]
-    for i, words in enumerate(more):
-        messages.append(said("assistant" if i % 2 else "user", text(words)))
-    return messages
+    return messages + [said("assistant" if i % 2 else "user", text(words)) for i, words in enumerate(more)]
 
 
 def labelled(p, sample) -> list[str]:
@@ -261,45 +227,37 @@ def test_tiles_are_counted_from_headers_as_they_are_cut(kind):
 
 def test_a_sample_waits_undecoded_and_has_its_tiles_in_order():
     p = processor("embedded")
-    encoder = SampleEncoder(p, 1000)
-    talk = conversation("how many?", "two", pictures=2)
+    encoder, talk = SampleEncoder(p, 1000), conversation("how many?", "two", images=2)
     sample, whole = encoder.encode(talk, ("toy", 7)), p.encode_conversation(talk)
     assert sample.input_ids == whole.input_ids
     assert sample.tiles == len(whole.tiles) and torch.equal(encoder.tiles(sample), whole.tiles)
 
 
 def test_samples_that_are_too_large_are_left_out_whole():
-    p = processor("embedded")
-    talk = conversation("how many?", "two")
+    p, talk = processor("embedded"), conversation("how many?", "two")
     whole = SampleEncoder(p, 1000).encode(talk, ("toy", 0))
     SampleEncoder(p, whole.tokens, whole.tiles).encode(talk, ("toy", 0))
-    for encoder, reason in (
-        (SampleEncoder(p, whole.tokens - 1), TOO_LONG),
-        (SampleEncoder(p, 1000, whole.tiles - 1), TOO_MANY_TILES),
-        (SampleEncoder(p, 4), TOO_MANY_TILES),
+    for limits, reason in (
+        ((whole.tokens - 1,), TOO_LONG),
+        ((1000, whole.tiles - 1), TOO_MANY_TILES),
+        ((4,), TOO_MANY_TILES),
     ):
         with pytest.raises(BadRow) as bad:
-            encoder.encode(talk, ("toy", 0))
+            SampleEncoder(p, *limits).encode(talk, ("toy", 0))
         assert bad.value.reason == reason
 
 
-def test_pictures_that_break_late_or_early():
-    p, whole = processor("embedded"), png(40, 24)
-    with pytest.raises(BadRow) as bad:
-        SampleEncoder(p, 1000).encode(
-            [said("user", image(b"no picture")), said("assistant", text("b"))], ("toy", 0)
-        )
-    assert bad.value.reason == BROKEN_IMAGE
-    cut = SampleEncoder(p, 1000).encode(
-        [said("user", image(whole[:-900])), said("assistant", text("b"))], ("toy", 0)
-    )
-    with pytest.raises(BadRow) as bad:
-        SampleEncoder(p, 1000).tiles(cut)
-    assert bad.value.reason == BROKEN_IMAGE
+def test_images_that_are_broken_early_or_late():
+    """In their header, or only in their pixels."""
+    encoder = SampleEncoder(processor("embedded"), 1000)
+    for source in (b"not an image", png(40, 24)[:-900]):
+        with pytest.raises(BadRow) as bad:
+            encoder.tiles(encoder.encode([said("user", image(source)), ANSWER], ("toy", 0)))
+        assert bad.value.reason == BROKEN_IMAGE
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_sizes_are_those_of_the_upright_picture(form, tmp_path):
+def test_sizes_are_those_of_the_upright_image(form, tmp_path):
     upright = draw_image(20, 10)
     for orientation in (1, 3, 6, 8):
         exif = upright.getexif()

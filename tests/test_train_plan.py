@@ -191,8 +191,8 @@ def test_amounts_of_a_batch():
     documents = torch.tensor([[1, 1, 1, 2, 2, -1], [0, 0, 1, 2, 2, 2]])
     labels = torch.full_like(documents, -100)
     labels[0, 2] = labels[1, 4] = 7
-    batch = Batch(documents=documents, labels=labels, pixel_values=torch.zeros(3, 3, 2, 2))
+    batch = Batch(segment_ids=documents, labels=labels, pixel_values=torch.zeros(3, 3, 2, 2))
     amounts = amounts_of(batch)
     assert (amounts.tiles, amounts.positions, amounts.labelled) == (3, 11, 2)
     assert amounts.pairs == (9 + 4) + (4 + 1 + 2 + 9 + 6)
-    assert amounts_of(Batch(documents=documents * 0 - 1, labels=labels)).positions == 0
+    assert amounts_of(Batch(segment_ids=documents * 0 - 1, labels=labels)).positions == 0

@@ -317,7 +317,7 @@ def test_logits_of_a_row_never_exist(training, monkeypatch):
         "input_ids": ids,
         "labels": labels,
         "position_ids": torch.arange(ids.shape[1])[None],
-        "documents": torch.ones_like(ids),
+        "segment_ids": torch.ones_like(ids),
         "pixel_values": inputs["pixel_values"].flatten(0, -4),
     }
     with MostLogits(model) as seen, torch.set_grad_enabled(training):

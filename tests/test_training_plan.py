@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.shapes import SHAPES
-from data.document_masks import dense_mask
+from data.packing import dense_mask
 from models.config import VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from training.costs import count, is_muon_matrix, meta_parameters, part_of

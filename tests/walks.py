@@ -65,9 +65,9 @@ def training_row(folder: Path) -> set[str]:
     """A line of a JSONL file with an image beside it, until its loss."""
     import shutil
 
-    from data.datasets import open_datasets
     from data.loader import Loader, LoaderConfig
     from data.processor import Processor
+    from data.sources import open_datasets
     from models import VisionLanguageModel
     from training.rows import RowsLoss
 

@@ -313,5 +313,5 @@ def flag(name: str) -> str:
 
 
 def dataset_entries(data: Data) -> list[Mapping[str, Any]]:
-    """`data` as `data.datasets.open_datasets` takes it."""
+    """`data` as `data.sources.open_datasets` takes it."""
     return [{"path": data}] if isinstance(data, str) else list(data)

@@ -11,15 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
-from data.datasets import open_datasets
-from data.document_masks import document_mask
 from data.errors import DatasetError
-from data.lanes import DropCount
-from data.loader import Loader, LoaderConfig, merge_states
-from data.packing import Batch
-from data.passes import steps_of_epochs
+from data.loader import DropCount, Loader, LoaderConfig, merge_states, steps_per_run
+from data.packing import Batch, segment_mask
 from data.processor import Processor, make_processor
-from data.samples import SampleEncoder
+from data.sources import open_datasets
 from data.tokenizer import SPECIAL_TOKENS
 from models.checkpoints.hub import locate, snapshot
 from models.checkpoints.save import public_name, transformers_processor
@@ -48,14 +44,14 @@ class RowsLoss(nn.Module):
         input_ids: Tensor,
         labels: Tensor,
         position_ids: Tensor,
-        documents: Tensor,
+        segment_ids: Tensor,
         pixel_values: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         x = self.model.embed(input_ids, pixel_values)  # (B, T, D)
         if pixel_values is None and self.blank:
             # In front of the language model: sharded ranks gather weights in one order.
             x = x + 0.0 * self.model.encode_images(self._blank_tile()).sum()
-        mask = document_mask(documents)  # (B, T, T), or blocks on CUDA
+        mask = segment_mask(segment_ids)  # (B, T, T), or blocks on CUDA
         hidden, _ = self.model.language_model(x, mask, position_ids=position_ids)
         total, _ = self.model.summed_loss(hidden, labels)
         return total, {}
@@ -85,7 +81,7 @@ class RowsTask:
             sequence_length=config.sequence_length,
             max_tiles=config.max_tiles or None,
             packing=config.packing,
-            waiting=config.waiting,
+            packing_buffer_size=config.waiting,
             shuffle_buffer=config.shuffle_buffer,
             seed=config.seed,
             epochs=config.epochs or (None if config.steps else 1),
@@ -93,8 +89,8 @@ class RowsTask:
             max_drop_rate=config.max_drop_rate,
         )
         self.loader = Loader(self.mixture, self.processor, self.loader_config, ranks.rank, ranks.world_size)
-        self._before = self.loader.place  # where the latest step's batches begin
-        self.steps = config.steps or self._steps_of_epochs()
+        self._before = self.loader.state  # where the latest step's batches begin
+        self.steps = config.steps or steps_per_run(self.mixture, self.processor, self.loader_config)
         rates = config.rates
         trains = not config.lora_rank and (rates["vision_model"] > 0 or rates["projector"] > 0)
         self.module = RowsLoss(self.model, blank=trains or config.parallel == "fsdp")
@@ -108,16 +104,11 @@ class RowsTask:
             )
         transformers_processor(self.processor)  # what cannot be saved is not trained first
 
-    def _steps_of_epochs(self) -> int:
-        tiles = self.loader_config.max_tiles
-        encoder = SampleEncoder(self.processor, self.loader_config.sequence_length, tiles)
-        return steps_of_epochs(self.mixture, encoder, self.loader_config)
-
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:
         groups = grouped(self.loader)
         while True:
-            self._before = self.loader.place
+            self._before = self.loader.state
             if (group := next(groups, None)) is None:
                 return
             yield group
@@ -126,7 +117,7 @@ class RowsTask:
         return self.loader.padding_step()
 
     def step_back(self) -> None:
-        self.loader.place = self._before
+        self.loader.state = self._before
 
     def count(self, batches: list[Batch]) -> float:
         return float(sum(batch.num_labels for batch in batches))
@@ -148,8 +139,8 @@ class RowsTask:
         self.loader.load_state_dict(merge_states(states))
 
     def check_rows(self) -> None:
-        place = self.loader.place
-        told = self.ranks.gather((place.drops, len(place.ended) == len(self.loader.lanes)))
+        state = self.loader.state
+        told = self.ranks.gather((state.drops, len(state.ended) == len(self.loader.shards)))
         drops = DropCount(self.config.max_drop_rate)
         for of_rank, _ in told:
             drops.read += of_rank.read

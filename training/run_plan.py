@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from data.datasets import DatasetConfig
-from data.sources import count_rows
+from data.sources import DatasetConfig, count_rows
 from models.checkpoints.backbones import read_text_config, read_vision_config
 from models.checkpoints.hub import read_json
 from models.checkpoints.idefics3 import build

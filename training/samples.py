@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from PIL import Image
 
-from data.datasets import Mixture
 from data.errors import BadRow, ImageError, PromptError
 from data.images import load_image
+from data.order import ShardReader
 from data.processor import Processor
+from data.sources import Mixture
 from models.vision_language_model import VisionLanguageModel
 from shapes import heldout_questions, render
 
@@ -68,13 +69,13 @@ def _plain(text: str) -> str:
 # -------------------------------------------------------------------------------------------- questions
 def questions_of_rows(mixture: Mixture, processor: Processor, count: int) -> list[Question]:
     """The first questions of held-out rows, in an order that is always the same; bad rows are passed over."""
-    lane = mixture.lane(0, 1, 0, 1)
+    reader = ShardReader(mixture, 0, 1, seed=0, epochs=1)
     found: list[Question] = []
     for _ in range(_LOOKED_AT):
-        if len(found) == count or (mixed := lane.next()) is None:
+        if len(found) == count or (read := reader.next()) is None:
             break
         try:
-            messages = mixture.sources[mixed.source].layout.conversation(mixed.row)
+            messages = mixture.sources[read.source].schema.conversation(read.row)
             if messages is not None:
                 found.append(_first_question(messages, processor))
         except (BadRow, ImageError, PromptError):

@@ -25,14 +25,14 @@ def amounts_of(batch: Mapping[str, Tensor]) -> Amounts:
 
     Documents of a row are blind to each other; document 0, where there is one, is a prefix that all see.
     """
-    documents, pixels = batch["documents"], batch.get("pixel_values")
+    segment_ids, pixels = batch["segment_ids"], batch.get("pixel_values")
     tiles = 0 if pixels is None else len(pixels)
-    columns = int(documents.max()) + 1
+    columns = int(segment_ids.max()) + 1
     if columns == 0:  # nothing but padding
         return Amounts(tiles=tiles, positions=0, pairs=0, labelled=0)
-    rows = torch.arange(len(documents))[:, None]
-    cells = (rows * columns + documents)[documents >= 0]
-    lengths = torch.bincount(cells, minlength=len(documents) * columns).view(-1, columns)  # of documents
+    rows = torch.arange(len(segment_ids))[:, None]
+    cells = (rows * columns + segment_ids)[segment_ids >= 0]
+    lengths = torch.bincount(cells, minlength=len(segment_ids) * columns).view(-1, columns)  # of segments
     pairs = (lengths**2).sum() + (lengths[:, :1] * lengths[:, 1:]).sum()
     labelled = (batch["labels"] != IGNORE_INDEX).sum()
     return Amounts(tiles, int(lengths.sum()), int(pairs), int(labelled))

@@ -163,11 +163,13 @@ def test_images_of_one_colour_and_one_pixel(model_folder):
 def test_an_answer_without_tokens_has_no_labels(model_folder):
     """A row that nothing could be learnt from is no row: it never reaches a batch."""
     from data.errors import BadRow
-    from data.row_schemas import Layout
+    from data.row_schemas import RowSchema
 
     row = {"question": "how many?", "answer": " "}
     with pytest.raises(BadRow, match="answer: expected some text"):
-        Layout(("question", "answer")).conversation(row)
+        RowSchema(("question", "answer")).conversation(row)
     encoder = SampleEncoder(Processor.from_pretrained(model_folder), 100)
-    sample = encoder.encode(Layout(("question", "answer")).conversation(row | {"answer": "2"}), ("rows", 0))
+    sample = encoder.encode(
+        RowSchema(("question", "answer")).conversation(row | {"answer": "2"}), ("rows", 0)
+    )
     assert any(label != -100 for label in sample.labels)

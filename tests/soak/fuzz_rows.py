@@ -11,10 +11,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-from data.datasets import DatasetConfig, open_datasets, source_of
 from data.errors import BadRow, DatasetError
+from data.order import ShardReader
 from data.row_schemas import COLUMNS
 from data.samples import SampleEncoder
+from data.sources import DatasetConfig, open_datasets, open_source
 from tests.processors import processor
 from tests.soak.changes import (
     ODD_SOURCES,
@@ -123,8 +124,8 @@ def opened(folder: Path):
         if "file" in value:
             return whole_file(folder, value)
         config = DatasetConfig(path="rows", columns=value["columns"], min_ratings=value["ratings"])
-        source = source_of([value["row"]], config)
-        return f"{value['kind']} {encoded(processor(value['kind']), source.layout, value['row'])}"
+        source = open_source([value["row"]], config)
+        return f"{value['kind']} {encoded(processor(value['kind']), source.schema, value['row'])}"
 
     return run
 
@@ -135,10 +136,10 @@ def whole_file(folder: Path, value: dict) -> str:
     entry = {"path": str(path), "split": value["split"], "streaming": value["streaming"]}
     entry["allow_text_only"] = True
     mixture = open_datasets([entry])
-    lane, (source,), taken = mixture.lane(0, 1, seed=0, epochs=1), mixture.sources, 0
+    lane, (source,), taken = ShardReader(mixture, 0, 1, seed=0, epochs=1), mixture.sources, 0
     while (mixed := lane.next()) is not None:
         try:
-            taken += encoded(processor("embedded"), source.layout, mixed.row) == "row"
+            taken += encoded(processor("embedded"), source.schema, mixed.row) == "row"
         except BadRow:
             continue
     return "file" if taken else "file without rows"
