@@ -1,80 +1,56 @@
-"""What a training run will need, before it starts: `python train.py CONFIG --plan`.
+"""What a training run needs, before it starts: parameters, memory, FLOPs and hours.
 
-    plan = make_plan(config, Workload(micro_batch=2, sequence_length=4096, tiles_per_row=17, world_size=8,
-                                      distribution="ddp", total_samples=1_000_000, samples_per_row=4,
-                                      mfu=0.45, peak_flops=989e12))
-    print(plan.table())
-    plan.memory["activations"], plan.memory_bytes, plan.steps, plan.hours
+    python train.py configs/nanovlm-460m.yaml --plan --plan-ranks 8
 
-Arithmetic alone: no download, no GPU, no weights. The formulas are in `training/costs.py`.
+This is arithmetic on the shapes in a `VLMConfig`: no GPU, no weights, only config.json and the tokenizer of
+what the recipe names. What a recipe cannot know about its data is a flag (`PlanOptions`). The tests compare
+the formulas with what autograd keeps and what torch's counter counts.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from models.config import VLMConfig
+import torch
+from torch import nn
+
+from data.datasets import DatasetConfig
+from data.sources import count_rows
+from models.checkpoints.backbones import read_text_config, read_vision_config
+from models.checkpoints.fields import build
+from models.checkpoints.locate import describe as describe_checkpoint
+from models.checkpoints.locate import snapshot
+from models.checkpoints.registry import choose_reader
+from models.checkpoints.strict_json import read_json
+from models.config import TextConfig, VLMConfig
 from models.losses import chunk_positions
-from models.skeleton import module_of
-from training.costs import (
-    AUTOCAST,
-    BFLOAT16,
-    FLOAT32,
-    PARTS,
-    Amounts,
-    Widths,
-    count,
-    head_bytes,
-    is_muon_matrix,
-    language_bytes,
-    lora_parameters,
-    meta_parameters,
-    part_of,
-    projector_bytes,
-    training_flops,
-    vision_bytes,
-)
+from models.skeleton import TABLE_PARTS, module_of, without_weights
+from models.vision_language_model import VisionLanguageModel
+from training.config import PlanOptions, TrainConfig, dataset_entries
+from training.flops import PARTS, Amounts, known_peak, linear_sizes, peak_flops, training_flops
+from training.optim import is_muon_matrix, part_of
+from training.rows import new_tokenizer
 
-CHOICES = {
-    "distribution": ("none", "ddp", "fsdp"),
-    "optimizer": ("adamw", "muon", "muon-all"),
-    "precision": ("float32", "bfloat16"),
-}
-_MODULES = ("vision", "projector", "embeddings", "blocks", "head")
+_TAGS = 2  # tokens around a tile: what names its place, and a marker
+_FILL = 0.97  # share of a packed row that is not padding
 
 
 @dataclass(frozen=True)
 class Workload:
     """A run, as far as arithmetic needs to know it.
 
-    Args:
-        micro_batch: rows of one batch on one rank.
-        accumulation: such batches in one optimizer step.
-        sequence_length: positions of a row.
-        tiles_per_row: images' tiles in a row, on average.
-        samples_per_row: documents in a row, on average; 1 without packing.
-        fill: share of positions that is not padding.
-        labelled: share of the filled positions that carries a label.
-        world_size: ranks.
-        distribution: "none", "ddp" (everything on every rank, gradients in the buckets' own memory) or "fsdp"
-            (weights, gradients and optimizer state in shards, a block gathered at a time).
-        optimizer: "adamw"; or AdamW beside Muon, "muon" for the matrices of the language model's blocks,
-            "muon-all" for those of all blocks and of the projector.
-        precision: "float32"; or "bfloat16" products over float32 master weights, by autocast, or with "fsdp"
-            by gathering weights in bfloat16.
-        frozen: those of "vision", "projector" and "language" that do not learn.
-        checkpointing: blocks keep their input alone, and run forward again in backward.
-        lora_rank: of adapters on the blocks' linear layers; the language model's own weights then are frozen.
-        lora_targets: which linear layers; empty: all.
-        average: a moving average of the weights that learn is kept beside them.
-        device: "cpu" or "cuda": how large chunks of logits are.
-        total_samples, total_tokens: when the run ends, by whichever is given; of filled positions.
-        mfu: share of the peak that model FLOPs reach.
-        peak_flops: of one device, FLOP/s in this precision.
-
-    Raises:
-        ValueError: what is unknown, out of range, or leaves nothing to learn.
+    micro_batch: rows that a rank computes at a time; accumulation: such batches per optimizer step.
+    sequence_length, tiles_per_row, samples_per_row: of a row, on average; samples are blind to each other.
+    fill: share of positions that are not padding; labelled: share of these that carry a label.
+    distribution: none, ddp (everything on every rank) or fsdp (in shards, a block gathered at a time).
+    muon: as in `TrainConfig`.
+    precision: float32; or bfloat16 products over float32 master weights, by autocast, or under fsdp by
+        gathering weights in bfloat16.
+    learning: parts whose own weights learn.
+    average: a moving average of what learns is kept.
+    device: cpu or cuda; it decides how large chunks of logits are.
+    peak_flops: of one device, in this precision; mfu: share of it that model FLOPs reach.
     """
 
     micro_batch: int = 1
@@ -86,122 +62,70 @@ class Workload:
     labelled: float = 0.25
     world_size: int = 1
     distribution: str = "none"
-    optimizer: str = "adamw"
+    muon: str = "none"
     precision: str = "bfloat16"
-    frozen: frozenset[str] = frozenset()
+    learning: frozenset[str] = frozenset(PARTS)
     checkpointing: bool = False
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     average: bool = False
     device: str = "cuda"
     total_samples: int | None = None
-    total_tokens: int | None = None
     mfu: float = 0.4
     peak_flops: float | None = None
 
-    def __post_init__(self):
-        object.__setattr__(self, "frozen", frozenset(self.frozen))
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}: expected one of {allowed}, got {getattr(self, name)!r}")
-        for name in ("micro_batch", "accumulation", "sequence_length", "world_size", "samples_per_row"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("tiles_per_row", "labelled", "lora_rank"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
-        for name in ("fill", "labelled", "mfu"):
-            if not 0 < getattr(self, name) <= 1 and (name, self.labelled) != ("labelled", 0):
-                raise ValueError(f"{name}: expected a share from 0 to 1, got {getattr(self, name)}")
-        if unknown := self.frozen - set(PARTS):
-            raise ValueError(f"frozen: expected some of {PARTS}, got {sorted(unknown)}")
-        if self.distribution == "none" and self.world_size > 1:
-            raise ValueError(f"distribution: {self.world_size} ranks need ddp or fsdp, got none")
-        if not self.learning and not self.lora_rank:
-            raise ValueError("frozen: all parts are, so nothing would learn")
-
-    @property
-    def learning(self) -> frozenset[str]:
-        """Parts whose own weights learn; under LoRA, the language model's do not."""
-        return frozenset(PARTS) - self.frozen - ({"language"} if self.lora_rank else set())
-
-    def adapters(self, config: VLMConfig) -> int:
-        """Weights of the adapters."""
-        return lora_parameters(config.text, self.lora_rank, self.lora_targets)
-
-    @property
-    def widths(self) -> Widths:
-        if self.precision == "float32":
-            return FLOAT32
-        return BFLOAT16 if self.distribution == "fsdp" else AUTOCAST
+    def adapters(self, text: TextConfig) -> int:
+        """Weights of LoRA adapters: r · (in + out) for each layer (arXiv:2106.09685)."""
+        sizes = linear_sizes(text)
+        return text.num_hidden_layers * self.lora_rank * sum(sum(sizes[name]) for name in self.lora_targets)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `make_plan` works out. Everything "a step" is of all ranks together.
+    """What `make_plan` computes. A step is that of all ranks together.
 
-    `parameters` and `trainable` count weights by module. `memory` is bytes on each rank by what takes them;
-    not in it: the libraries' own (on CUDA half a GiB or so), what the allocator cannot use, short-lived
-    buffers within a block. Without accumulation, gradients fill up while activations are let go of: then the
-    sum is more than the peak. `flops_per_step` are the model's (MFU counts these), `run_flops_per_step` those
-    that are run, with blocks run again by activation checkpointing. `steps`, `total_flops` and `hours` are
-    None where the workload does not say what they need.
+    `parameters` and `trainable` count weights by module; `memory` is bytes on each rank. It does not include
+    the libraries' own (about half a GiB on CUDA), what the allocator cannot use, and short-lived buffers.
+    `run_flops_per_step` counts the blocks that activation checkpointing runs again; MFU does not. `steps` and
+    `hours` are None where the workload does not say what they need.
     """
 
     workload: Workload
     parameters: dict[str, int]
     trainable: dict[str, int]
     memory: dict[str, int]
-    chunk: int
-    rows_per_step: int
-    positions_per_step: int
-    tokens_per_step: float
-    labels_per_step: float
-    tiles_per_step: float
-    samples_per_step: float
+    step: dict[str, float]
     flops_per_step: float
     run_flops_per_step: float
     steps: int | None
-    total_flops: float | None
     hours: float | None
 
     @property
     def memory_bytes(self) -> int:
-        """Of one rank, all parts together."""
         return sum(self.memory.values())
 
     def table(self) -> str:
-        """The plan as text, for people."""
         work, lines = self.workload, ["parameters"]
-        for name in self.parameters:
+        for name, size in self.parameters.items():
             learns = self.trainable.get(name, 0)
-            note = "" if learns == self.parameters[name] else "frozen" if not learns else f"{learns:,} learn"
-            lines.append(f"  {name:<22}{self.parameters[name]:>16,}  {note}".rstrip())
+            note = "" if learns == size else "frozen" if not learns else f"{learns:,} learn"
+            lines.append(f"  {name:<22}{size:>16,}  {note}".rstrip())
         lines.append(f"  {'all':<22}{sum(self.parameters.values()):>16,}")
         ranks = "1 rank" if work.world_size == 1 else f"each of {work.world_size} ranks ({work.distribution})"
-        lines.append(f"memory of {ranks}, {work.precision}, {work.optimizer}")
-        for name, size in self.memory.items():
+        optimizer = {"none": "adamw", "language": "muon", "all": "muon-all"}[work.muon]
+        lines.append(f"memory of {ranks}, {work.precision}, {optimizer}")
+        for name, size in [*self.memory.items(), ("all", self.memory_bytes)]:
             lines.append(f"  {name:<22}{size / 2**30:>16,.2f} GiB")
-        lines.append(f"  {'all':<22}{self.memory_bytes / 2**30:>16,.2f} GiB")
         lines.append("a step, all ranks")
-        for name, value in {
-            "rows": self.rows_per_step,
-            "positions": self.positions_per_step,
-            "tokens": self.tokens_per_step,
-            "labelled tokens": self.labels_per_step,
-            "tiles": self.tiles_per_step,
-            "samples": self.samples_per_step,
-        }.items():
-            lines.append(f"  {name:<22}{round(value):>16,}")
+        lines += [f"  {name:<22}{round(value):>16,}" for name, value in self.step.items()]
         lines.append(f"  {'model FLOPs':<22}{self.flops_per_step:>16.3e}")
         if self.run_flops_per_step != self.flops_per_step:
             lines.append(f"  {'FLOPs run':<22}{self.run_flops_per_step:>16.3e}")
         lines.append("the run")
         if self.steps is None:
-            lines.append("  no length given: say how many rows the data have (--plan-rows), or --steps")
-        else:
-            lines.append(f"  {'steps':<22}{self.steps:>16,}")
-            lines.append(f"  {'model FLOPs':<22}{self.total_flops:>16.3e}")
+            return "\n".join([*lines, "  unknown length: give the number of rows (--plan-rows), or --steps"])
+        lines.append(f"  {'steps':<22}{self.steps:>16,}")
+        lines.append(f"  {'model FLOPs':<22}{self.steps * self.flops_per_step:>16.3e}")
         if self.hours is not None and work.peak_flops is not None:
             rate = f"{work.mfu:.0%} of {work.world_size} x {work.peak_flops / 1e12:,.4g} TFLOP/s"
             lines.append(f"  {'hours':<22}{self.hours:>16,.1f}  at {rate}")
@@ -209,104 +133,90 @@ class Plan:
 
 
 def make_plan(config: VLMConfig, work: Workload) -> Plan:
-    """Work everything out; see `Plan`."""
-    parameters = meta_parameters(config)
-    by_module = count(parameters, module_of)
-    if config.tie_word_embeddings:
-        by_module["head"] = 0  # the embeddings' weights
-    shown = {name: by_module[name] for name in _MODULES}
-    trainable = count({n: p for n, p in parameters.items() if part_of(n) in work.learning}, module_of)
-    if work.lora_rank:
-        shown["adapters"] = trainable["adapters"] = work.adapters(config)
+    with without_weights():
+        parameters = dict(VisionLanguageModel(config).named_parameters())
+    shown = dict.fromkeys(TABLE_PARTS, 0)  # a tied head stays 0: its weights are the embeddings'
+    trainable: dict[str, int] = {}
+    for name, parameter in parameters.items():
+        shown[module_of(name)] += parameter.numel()
+        if part_of(name) in work.learning:
+            trainable[module_of(name)] = trainable.get(module_of(name), 0) + parameter.numel()
+    adapters = work.adapters(config.text)
+    if adapters:
+        shown["adapters"] = trainable["adapters"] = adapters
 
     rows = work.micro_batch * work.accumulation * work.world_size
-    positions = rows * work.sequence_length
-    tokens = positions * work.fill
+    tokens = rows * work.sequence_length * work.fill
     amounts = Amounts(
         tiles=rows * work.tiles_per_row,
         positions=tokens,
-        # Documents of one row are blind to each other: each position pairs with its own alone.
         pairs=tokens * work.sequence_length * work.fill / work.samples_per_row,
         labelled=tokens * work.labelled,
     )
-    flops = training_flops(config, amounts, work.learning, work.adapters(config))
-    run = training_flops(config, amounts, work.learning, work.adapters(config), work.checkpointing)
+    flops = training_flops(config, amounts, work.learning, adapters)
     samples = rows * work.samples_per_row
-    steps = None
-    if work.total_samples is not None:
-        steps = math.ceil(work.total_samples / samples)
-    elif work.total_tokens is not None:
-        steps = math.ceil(work.total_tokens / tokens)
-    total = None if steps is None else steps * flops
+    steps = None if work.total_samples is None else math.ceil(work.total_samples / samples)
     hours = None
-    if total is not None and work.peak_flops is not None:
-        hours = total / (work.mfu * work.peak_flops * work.world_size) / 3600
+    if steps is not None and work.peak_flops is not None:
+        hours = steps * flops / (work.mfu * work.peak_flops * work.world_size) / 3600
     return Plan(
         workload=work,
         parameters=shown,
         trainable=trainable,
-        memory=memory(config, work),
-        chunk=chunk_positions(config.text.vocab_size, work.device),
-        rows_per_step=rows,
-        positions_per_step=positions,
-        tokens_per_step=tokens,
-        labels_per_step=amounts.labelled,
-        tiles_per_step=amounts.tiles,
-        samples_per_step=samples,
+        memory=memory(config, work, parameters),
+        step={
+            "rows": rows,
+            "positions": rows * work.sequence_length,
+            "tokens": tokens,
+            "labelled tokens": amounts.labelled,
+            "tiles": amounts.tiles,
+            "samples": samples,
+        },
         flops_per_step=flops,
-        run_flops_per_step=run,
+        run_flops_per_step=training_flops(config, amounts, work.learning, adapters, work.checkpointing),
         steps=steps,
-        total_flops=total,
         hours=hours,
     )
 
 
 # ------------------------------------------------------------------------------------------------- memory
-def memory(config: VLMConfig, work: Workload) -> dict[str, int]:
-    """Bytes on each rank by what takes them, for one micro-batch; what `Plan.memory` says."""
-    parameters = meta_parameters(config)
+def memory(config: VLMConfig, work: Workload, parameters: dict[str, nn.Parameter]) -> dict[str, int]:
+    """Bytes on each rank for one micro-batch, by what takes them."""
+    text, fsdp, full = config.text, work.distribution == "fsdp", work.precision == "float32"
     learns = {name: p for name, p in parameters.items() if part_of(name) in work.learning}
-    every = sum(p.numel() for p in parameters.values())
-    adapters = work.adapters(config)
+    adapters = work.adapters(text)
     learning = sum(p.numel() for p in learns.values()) + adapters
-    shards = work.world_size if work.distribution == "fsdp" else 1
+    shards = work.world_size if fsdp else 1
+    master = 4 * (sum(p.numel() for p in parameters.values()) + adapters) / shards
+    gathered = _gathered(parameters) if fsdp else 0
+    # FSDP's gathered blocks have whole gradients until these are scattered. Autocast keeps a bfloat16 copy of
+    # each matrix until backward is through.
+    gradients = 4 * learning / shards + ((4 if full else 2) * gathered if learns else 0)
+    weights = master + 4 * gathered if full else 2 * (gathered or _cast(config, work, parameters))
+    muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, work.muon))
 
-    master = 4 * (every + adapters) / shards
-    gathered = gathered_parameters(parameters) if work.distribution == "fsdp" else 0
-    gradients = 4 * learning / shards
-    if work.precision == "float32":
-        # FSDP gathers a block in float32, too, and its gradient is whole until it is scattered.
-        weights, masters = master + 4 * gathered, 0.0
-        gradients += 4 * gathered if learns else 0
-    else:
-        # Autocast keeps a bfloat16 copy of each matrix until backward is through.
-        copied = gathered or cast_parameters(config, parameters, work.frozen)
-        weights, masters = 2 * copied, master
-        gradients += 2 * gathered if learns else 0
-    muon = 0
-    if work.optimizer != "adamw":
-        everywhere = work.optimizer == "muon-all"
-        muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, everywhere))
+    positions = work.micro_batch * work.sequence_length
+    labelled = positions * work.fill * work.labelled
+    # A chunk of float32 logits, with their product and gradient where those are narrower, and the hidden
+    # states of labelled positions with their gradient; see models/losses.py.
+    chunk = min(labelled, chunk_positions(text.vocab_size, work.device))
+    residual, product = _widths(work)
+    logits = chunk * text.vocab_size * (4 + (2 * product if product < 4 else 0))
     result = {
         "weights": weights,
-        "master weights": masters,
+        "master weights": 0 if full else master,
         "gradients": gradients,
-        # Two moments of AdamW (arXiv:1711.05101), one momentum of Muon; float32.
+        # Two moments of AdamW, one momentum of Muon; float32.
         "optimizer state": (8 * (learning - muon) + 4 * muon) / shards,
         "weight average": 4 * learning / shards if work.average else 0,
         "activations": activation_bytes(config, work),
-        "logits of a chunk": head_bytes(
-            config,
-            work.widths,
-            work.micro_batch * work.sequence_length * work.fill * work.labelled,
-            chunk_positions(config.text.vocab_size, work.device),
-        ),
+        "logits of a chunk": logits + 2 * labelled * text.hidden_size * residual,
     }
     return {name: round(size) for name, size in result.items() if size or name in ("weights", "gradients")}
 
 
-def gathered_parameters(parameters) -> int:
-    """Weights that FSDP has whole at a time: the largest block, the next one coming, and what is in none."""
+def _gathered(parameters: dict[str, nn.Parameter]) -> int:
+    """Weights that FSDP holds whole at a time: the largest block, the next one, and what is in no block."""
     blocks: dict[str, int] = {}
     for name, parameter in parameters.items():
         head, found, rest = name.partition(".layers.")
@@ -316,35 +226,214 @@ def gathered_parameters(parameters) -> int:
     return outside + 2 * max(blocks.values(), default=0)
 
 
-def cast_parameters(config: VLMConfig, parameters, frozen: frozenset[str]) -> int:
-    """Weights that autocast has in fewer bits until backward: matrices and their biases, but neither tables
-    nor norms, and nothing that backward does not reach."""
-    # Gradients come from behind: what is in front of all that learns is not reached.
-    unreached = frozen if {"vision", "projector"} <= frozen else frozen & {"vision"}
-    unreached -= {"language"}
+def _cast(config: VLMConfig, work: Workload, parameters: dict[str, nn.Parameter]) -> int:
+    """Weights that autocast copies until backward: matrices and their biases, but neither tables nor norms,
+    and not those in front of everything that learns, which backward does not reach."""
+    frozen = {part for part in ("vision_model", "projector") if part not in work.learning}
+    unreached = frozen if len(frozen) == 2 else frozen & {"vision_model"}
     tables = ("norm", "embed_tokens", "position_embedding")
-    cast = sum(
+    copied = sum(
         p.numel()
         for name, p in parameters.items()
         if part_of(name) not in unreached and not any(table in name for table in tables)
     )
     # A tied head is multiplied with as well.
-    return cast + (config.text.vocab_size * config.text.hidden_size if config.tie_word_embeddings else 0)
+    return copied + (config.text.vocab_size * config.text.hidden_size if config.tie_word_embeddings else 0)
+
+
+def _widths(work: Workload) -> tuple[int, int]:
+    """Bytes of a number in the residual stream and in products."""
+    if work.precision == "float32":
+        return 4, 4
+    return (2, 2) if work.distribution == "fsdp" else (4, 2)
 
 
 def activation_bytes(config: VLMConfig, work: Workload) -> float:
-    """What one micro-batch keeps for backward on one rank, the head's share aside."""
-    widths, learning = work.widths, work.learning
-    tiles = work.micro_batch * work.tiles_per_row
-    positions = work.micro_batch * work.sequence_length
+    """What one micro-batch keeps for backward on one rank, without the head's share.
+
+    Products keep their inputs: one for q, k, v and one for gate, up (or fc1), but one each under autocast,
+    where each product casts its own. Attention keeps q, k, v, its output, and a float32 normalizer for each
+    head. With checkpointing, each block keeps its input alone, and one block at a time has everything.
+    """
+    vision, text = config.vision, config.text
+    residual, product = _widths(work)
+    casts = residual != product
+    tiles, positions = work.micro_batch * work.tiles_per_row, work.micro_batch * work.sequence_length
     size = 0.0
-    if work.device == "cpu" and work.samples_per_row > 1:  # the mask between documents, T² a row
-        size += positions * work.sequence_length * widths.product
-    if "vision" in learning:
-        size += tiles * vision_bytes(config, widths, work.checkpointing)
-    if "projector" in learning:
-        size += tiles * projector_bytes(config, widths)
-    # Adapters sit in the first block: gradients pass the whole decoder, whatever learns.
-    return size + positions * language_bytes(
-        config.text, widths, work.checkpointing, "language" in learning, work.lora_rank > 0
+    if work.device == "cpu" and work.samples_per_row > 1:  # the mask between samples, T² for a row
+        size += positions * work.sequence_length * product
+
+    def blocks(count: int, block: float, width: int) -> float:
+        return count * width * residual + block if work.checkpointing else count * block
+
+    if "vision_model" in work.learning:
+        width = vision.hidden_size
+        # Two norms keep their input, mean and deviation; the MLP keeps what goes into GELU and comes out.
+        block = 2 * (width * residual + 8) + (4 if casts else 2) * width * product
+        block += 4 * width * product + 4 * vision.num_attention_heads
+        block += 2 * vision.intermediate_size * product
+        tower = blocks(vision.num_hidden_layers, block, width) + width * residual + 8
+        size += tiles * (vision.num_channels * vision.image_size**2 * product + vision.num_patches * tower)
+    if "projector" in work.learning:
+        size += tiles * vision.num_patches * vision.hidden_size * product
+
+    # Gradients pass the whole decoder, whatever learns: adapters sit in its first block.
+    learns, lora, width = "language_model" in work.learning, work.lora_rank > 0, text.hidden_size
+    norm = width * (4 + (residual if learns else 0))  # float32 input, and output before the weight
+    heads, keys = text.num_attention_heads * text.head_dim, text.num_key_value_heads * text.head_dim
+    inputs = (5 if casts else 2) * width * product if learns or lora else 0
+    swiglu = (4 if learns or lora else 3) * text.intermediate_size * product
+    attention = 2 * (heads + keys) * product + 4 * text.num_attention_heads
+    block = 2 * norm + inputs + attention + swiglu
+    return size + positions * (blocks(text.num_hidden_layers, block, width) + norm)
+
+
+# ----------------------------------------------------------------------------------- from a recipe
+@dataclass(frozen=True)
+class Device:
+    """`kind` is cpu or cuda, `dtype` what is computed in, `peak` FLOP/s."""
+
+    kind: str
+    dtype: torch.dtype
+    peak: float
+    name: str
+
+
+def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
+    """What the run is planned for. By default, shapes and --device cpu mean this machine's CPU."""
+    wanted, here = options.plan_device, torch.cuda.is_available()
+    if wanted == "auto" and (config.device == "cpu" or (config.is_shapes and not here)):
+        wanted = "cpu"
+    kind = "cpu" if wanted == "cpu" else "cuda"
+    auto = "bfloat16" if kind == "cuda" else "float32"
+    dtype = getattr(torch, auto if config.precision == "auto" else config.precision)
+    if options.plan_tflops:
+        return Device(kind, dtype, options.plan_tflops * 1e12, f"{options.plan_tflops:g} TFLOP/s")
+    if wanted == "cpu":
+        return Device(kind, dtype, peak_flops(torch.device("cpu"), dtype)[0], "this CPU, measured")
+    if wanted == "auto" and here:
+        peak, name = peak_flops(torch.device("cuda"), dtype)
+        return Device(kind, dtype, peak, name)
+    name = "H100" if wanted == "auto" else wanted
+    listed = known_peak(name, dtype)
+    assert listed is not None, "both precisions are in the table"
+    return Device(kind, dtype, listed, f"{name}, data sheet")
+
+
+def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
+    """The plan of a run on rows, and what it assumes."""
+    device = choose_device(config, options)
+    shape, longest_edge = network(config)
+    tiles = options.plan_tiles if options.plan_tiles != -1 else _tiles(longest_edge, shape.vision.image_size)
+    tokens = tiles * (shape.tokens_per_tile + _TAGS) + options.plan_text
+    most = config.max_tiles or math.inf
+    if tokens > config.sequence_length or tiles > most:
+        raise ValueError(
+            f"a sample of {tiles:g} tiles and {options.plan_text} text tokens takes {tokens:g} positions: "
+            f"expected at most {config.sequence_length} positions and {most:g} tiles, which a row holds"
+        )
+    samples = 1.0
+    if config.packing:
+        samples = max(1.0, min(_FILL * config.sequence_length / tokens, most / tiles if tiles else math.inf))
+    rows = options.plan_rows or _rows_here(config)
+    total = None
+    if config.steps:
+        total = math.floor(config.steps * config.batch_size * samples)
+    elif rows:
+        total = rows * (config.epochs or 1)
+    work = replace(
+        workload_of(config, options, device),
+        tiles_per_row=samples * tiles,
+        samples_per_row=samples,
+        fill=min(1.0, samples * tokens / config.sequence_length),
+        labelled=options.plan_labelled * options.plan_text / tokens,
+        total_samples=total,
     )
+    return make_plan(shape, work), (
+        f"assumed: a sample is {tiles:g} tiles of {shape.tokens_per_tile} positions and {options.plan_text} "
+        f"tokens of text, {options.plan_labelled:.0%} of them answers (--plan-tiles, --plan-text, "
+        f"--plan-labelled); {device.name} (--plan-device)"
+    )
+
+
+def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
+    plan, assumed = plan_of(config, options)
+    return f"{plan.table()}\n{assumed}"
+
+
+def network(config: TrainConfig) -> tuple[VLMConfig, int]:
+    """The shape of the model that a run on rows trains, and the pixels of an image's longer side."""
+    if config.init_from:
+        return stored_network(config.init_from)
+    vision = describe_checkpoint(config.vision_from).config
+    text = describe_checkpoint(config.text_from).config
+    vocabulary = max(text.get("vocab_size", 0), len(new_tokenizer(snapshot(config.text_from))))
+    shape = build(
+        VLMConfig,
+        vision=read_vision_config(vision),
+        text=read_text_config({**text, "vocab_size": vocabulary}),
+        scale_factor=config.scale_factor,
+        image_token_id=vocabulary - 1,
+        tie_word_embeddings=bool(text.get("tie_word_embeddings", False)),
+    )
+    return shape, config.longest_edge
+
+
+def stored_network(source: str) -> tuple[VLMConfig, int]:
+    """The shape of a checkpoint, and the pixels that its processor resizes an image's longer side to."""
+    stored = describe_checkpoint(source).config
+    shape, folder = choose_reader(stored, source).read_config(stored, {}), snapshot(source)
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        settings = read_json(folder / name) if (folder / name).is_file() else {}
+        settings = settings.get("image_processor", settings)
+        if settings.get("do_image_splitting") is False:
+            return shape, shape.vision.image_size
+        if "size" in settings:
+            return shape, settings["size"].get("longest_edge", shape.vision.image_size)
+    return shape, stored.get("max_img_size", shape.vision.image_size)  # nanoVLM
+
+
+def workload_of(config: TrainConfig, options: PlanOptions, device: Device) -> Workload:
+    """What a run's settings say about its work, without what its data decides."""
+    ranks = options.plan_ranks
+    per_rank, left = divmod(config.batch_size, ranks)
+    micro = config.micro_batch_size or per_rank
+    if left or per_rank % micro:
+        raise ValueError(
+            f"--batch-size {config.batch_size}: expected a multiple of ranks x --micro-batch-size, "
+            f"{ranks} x {max(micro, 1)}"
+        )
+    targets = tuple(name.strip() for name in config.lora_targets.split(",")) if config.lora_rank else ()
+    known = linear_sizes(TextConfig())
+    if unknown := sorted(set(targets) - set(known)):
+        raise ValueError(f"--lora-targets: expected {', '.join(known)}, got {', '.join(unknown)}")
+    return Workload(
+        micro_batch=micro,
+        accumulation=per_rank // micro,
+        sequence_length=config.sequence_length,
+        world_size=ranks,
+        distribution="none" if ranks == 1 else config.parallel,
+        muon=config.muon,
+        precision=str(device.dtype).removeprefix("torch."),
+        learning=frozenset(part for part in PARTS if config.rates[part] and not config.lora_rank),
+        checkpointing=config.activation_checkpointing,
+        lora_rank=config.lora_rank,
+        lora_targets=targets,
+        average=bool(config.ema),
+        device=device.kind,
+        mfu=options.plan_mfu,
+        peak_flops=device.peak,
+    )
+
+
+def _tiles(longest_edge: int, tile: int) -> int:
+    """Tiles of a 4:3 image, and the whole image as one more where it is cut."""
+    long = math.ceil(longest_edge / tile)
+    return 1 if long <= 1 else long * math.ceil(0.75 * long) + 1
+
+
+def _rows_here(config: TrainConfig) -> int | None:
+    """Rows of the data, if all of it lies on this machine."""
+    entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.data)]
+    counts = [count_rows(entry.path, entry.subset, entry.split) for entry in entries]
+    return None if None in counts else sum(count or 0 for count in counts)

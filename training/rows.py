@@ -1,4 +1,4 @@
-"""Datasets as something to train on: rows packed or padded, the loss summed over labelled tokens."""
+"""Training on datasets: rows packed or padded, the loss summed over labelled tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,8 @@ from transformers import AutoTokenizer
 
 from data.datasets import open_datasets
 from data.document_masks import document_mask
-from data.errors import DatasetError
+from data.errors import BadRow, DatasetError, ImageError
+from data.images import load_image
 from data.lanes import DropCount
 from data.loader import Loader, LoaderConfig, merge_states
 from data.packing import Batch
@@ -26,18 +28,17 @@ from models.checkpoints.locate import locate, snapshot
 from models.checkpoints.processor_files import transformers_processor
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
-from training.costs import Amounts
 from training.distributed import Ranks
-from training.samples import Question, questions_of_rows
-from training.throughput import amounts_of
+from training.task import Question, Task
+
+_ROWS_TO_SEARCH = 200  # for questions to show
 
 
 class RowsLoss(nn.Module):
     """(summed cross-entropy over labelled tokens, what to log) of a micro-batch.
 
-    A batch without images sends a blank one through the vision tower and adds its features times zero: so
-    each rank takes part in each exchange of gradients, and a step's result does not depend on which rank has
-    the images.
+    A batch without images sends a blank one through the vision tower and adds its features times zero, so
+    that every rank takes part in every exchange of gradients.
     """
 
     def __init__(self, model: VisionLanguageModel, blank: bool):
@@ -54,7 +55,7 @@ class RowsLoss(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         x = self.model.embed(input_ids, pixel_values)  # (B, T, D)
         if pixel_values is None and self.blank:
-            # In front of the language model: sharded ranks gather weights in one order.
+            # Before the language model, because sharded ranks gather weights in one order.
             x = x + 0.0 * self.model.encode_images(self._blank_tile()).sum()
         mask = document_mask(documents)  # (B, T, T), or blocks on CUDA
         hidden, _ = self.model.language_model(x, mask, position_ids=position_ids)
@@ -67,14 +68,11 @@ class RowsLoss(nn.Module):
         return torch.ones(shape, device=self.model.device, dtype=self.model.dtype)
 
 
-class RowsTask:
-    """See `training.tasks.Task`."""
-
-    second_stage = 0
-    best_by = ("eval_loss", False)
+class RowsTask(Task):
+    """See `training.task.Task`."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
-        self.config, self.ranks = config, ranks
+        super().__init__(config, ranks)
         self.mixture = open_datasets(dataset_entries(config.data))
         self.held_out = open_datasets(dataset_entries(config.eval_data)) if config.eval_data else None
         self.model, self.processor = open_model(config, ranks.device)
@@ -95,24 +93,23 @@ class RowsTask:
         )
         self.loader = Loader(self.mixture, self.processor, self.loader_config, ranks.rank, ranks.world_size)
         self._before = self.loader.place  # where the latest step's batches begin
-        self.steps = config.steps or self._steps_of_epochs()
+        tiles = self.loader_config.max_tiles
+        encoder = SampleEncoder(self.processor, config.sequence_length, tiles)
+        self.steps = config.steps or steps_of_epochs(self.mixture, encoder, self.loader_config)
         rates = config.rates
         trains = not config.lora_rank and (rates["vision_model"] > 0 or rates["projector"] > 0)
         self.module = RowsLoss(self.model, blank=trains or config.parallel == "fsdp")
+        starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
+        self.summary = f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
 
     def _check_fit(self) -> None:
         context = self.model.config.text.max_position_embeddings
         if self.config.sequence_length > context:
             raise DatasetError(
-                f"sequence_length: expected at most {context}, the model's context, "
+                f"--sequence-length: expected at most {context}, the model's context, "
                 f"got {self.config.sequence_length}"
             )
-        transformers_processor(self.processor)  # what cannot be saved is not trained first
-
-    def _steps_of_epochs(self) -> int:
-        tiles = self.loader_config.max_tiles
-        encoder = SampleEncoder(self.processor, self.loader_config.sequence_length, tiles)
-        return steps_of_epochs(self.mixture, encoder, self.loader_config)
+        transformers_processor(self.processor)  # raises now what saving would raise after the training
 
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:
@@ -131,15 +128,6 @@ class RowsTask:
 
     def count(self, batches: list[Batch]) -> float:
         return float(sum(batch.num_labels for batch in batches))
-
-    def inputs(self, batch: Batch, step: int) -> dict:
-        return dict(batch)
-
-    def amounts(self, batch: Batch, step: int) -> Amounts:
-        return amounts_of(batch)
-
-    def matrix_peak(self, step: int) -> float | None:
-        return None
 
     # ------------------------------------------------------------------------------------------- state
     def state_dict(self) -> dict:
@@ -162,29 +150,34 @@ class RowsTask:
             raise DatasetError(f"{wrong}; {self.config.output} holds a model trained without them")
 
     # --------------------------------------------------------------------------------------- to look at
-    def seen(self, step: int) -> dict[str, int]:
-        return {}
-
     def training_data(self, step: int) -> str:
         names = ", ".join(public_name(source.name) for source in self.mixture.sources)
         rows, tokens = self.config.batch_size, self.config.sequence_length
         return f"{names}: {step:,} steps of {rows} rows of up to {tokens} tokens."
 
-    @property
-    def summary(self) -> str:
-        config = self.config
-        starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
-        return f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
-
     def questions(self, count: int) -> list[Question]:
-        return [] if self.held_out is None else questions_of_rows(self.held_out, self.processor, count)
+        """The first questions of held-out rows, in an order that is always the same; bad rows are skipped."""
+        if self.held_out is None:
+            return []
+        lane = self.held_out.lane(0, 1, 0, 1)
+        found: list[Question] = []
+        for _ in range(_ROWS_TO_SEARCH):
+            if len(found) == count or (mixed := lane.next()) is None:
+                break
+            try:
+                messages = self.held_out.sources[mixed.source].layout.conversation(mixed.row)
+                if messages is not None:
+                    found.append(first_question(messages, self.processor))
+            except (BadRow, ImageError):
+                continue  # the loader counts them
+        return found
 
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
-        """Mean loss per labelled token of held-out rows, where any are asked for; all ranks take part.
+        """Mean loss per labelled token of held-out rows, if there are any; all ranks take part.
 
         Raises:
-            DatasetError: no held-out row is good, or they can be read no longer; on all ranks.
+            DatasetError: no held-out row is usable, or reading them failed; on all ranks.
         """
         if self.held_out is None or not self.config.eval_pictures:
             return {}
@@ -199,7 +192,7 @@ class RowsTask:
                 group, failed = None, error
             having, failing = self.ranks.sum(group is not None, failed is not None)
             if failing:
-                raise failed or DatasetError("the held-out data of another rank have failed")
+                raise failed or DatasetError("reading another rank's held-out data failed")
             if not having:
                 break
             for batch in group or loader.padding_step():
@@ -208,12 +201,12 @@ class RowsTask:
         self.model.train()
         total, tokens = self.ranks.sum(total, tokens)
         if not tokens:
-            raise DatasetError("eval_data: no row can be scored, on any rank")
+            raise DatasetError("--eval-data: no row can be scored, on any rank")
         return {"eval_loss": total / tokens}
 
 
 def grouped(loader: Loader) -> Iterator[list[Batch]]:
-    """A loader's batches, a step's together."""
+    """A loader's batches, those of a step together."""
     group: list[Batch] = []
     for batch in loader:
         group.append(batch)
@@ -222,12 +215,27 @@ def grouped(loader: Loader) -> Iterator[list[Batch]]:
             group = []
 
 
-def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
-    """The model to start from, float32 and in training mode, and its processor.
+def first_question(messages: list[dict[str, Any]], processor: Processor) -> Question:
+    """What a conversation asks before its first answer, with its images loaded."""
+    end = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    parts = [part for message in messages[:end] for part in message["content"]]
+    return Question(
+        images=tuple(
+            load_image(part["image"], processor.limits) for part in parts if part["type"] == "image"
+        ),
+        text=_words([message for message in messages[:end] if message["role"] != "system"]),
+        target=_words(messages[end : end + 1]),
+        system=_words([message for message in messages[:end] if message["role"] == "system"]),
+    )
 
-    Raises:
-        CheckpointError, ProcessorError, DatasetError: nothing there, or of another architecture.
-    """
+
+def _words(messages: list[dict[str, Any]]) -> str:
+    parts = (part for message in messages for part in message["content"])
+    return " ".join(str(part["text"]).strip() for part in parts if part["type"] == "text")
+
+
+def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
+    """The model to start from, float32 and in training mode, and its processor."""
     if config.init_from:
         model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
         assert model.origin is not None, "a loaded model knows where it came from"
@@ -239,7 +247,7 @@ def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguag
 
 
 def new_tokenizer(folder: Path):
-    """A language model's tokenizer, with SmolVLM's special tokens added where it has not got them."""
+    """A language model's tokenizer, with those of SmolVLM's special tokens added that it lacks."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS)})
     tokenizer.eos_token = "<end_of_utterance>"

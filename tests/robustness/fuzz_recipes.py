@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from tests.robustness.judging import Wrong
 from tests.robustness.mutations import ODD_VALUES, deep_json, generators, mutate_bytes, mutate_json
-from training.config import TrainConfig
-from training.recipe import parse_config, write_run
+from training.config import TrainConfig, parse_config, write_run
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DATASETS = """

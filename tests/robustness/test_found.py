@@ -27,8 +27,7 @@ from models.checkpoints import CheckpointError
 from models.checkpoints.safetensors_io import read_header
 from models.config import TextConfig
 from tests.processors import embedded
-from training.config import TrainConfig
-from training.recipe import parse_config, write_run
+from training.config import TrainConfig, parse_config, write_run
 
 
 def png_chunk(name: bytes, body: bytes) -> bytes:
