@@ -28,7 +28,7 @@ MAY_IMPORT = {
     },
     "data": {"data", "models.config", "models.untrusted"},
     "shapes": {"shapes", "training", "models", "data"},
-    "training": {"training", "shapes", "models", "data"},
+    "training": {"training", "models", "data"},
     "inference": {"inference", "models", "generation", "data"},
     "web": {"web", "inference", "models", "generation", "data"},
     "eval": {"eval"} | EVERYTHING_BELOW,

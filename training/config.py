@@ -439,6 +439,13 @@ class _Loader(yaml.SafeLoader):
         for tag in (None, *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")))
     }
 
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [key for key in keys if keys.count(key) > 1]:  # YAML would take the last
+            line = node.start_mark.line + 1
+            raise yaml.YAMLError(f"expected each key once, got {twice[0]} twice in line {line} and after it")
+        return super().construct_mapping(node, deep)
+
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """A recipe's settings.

@@ -326,11 +326,12 @@ def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
     shape, longest_edge = network(config)
     tiles = options.plan_tiles if options.plan_tiles != -1 else _tiles(longest_edge, shape.vision.image_size)
     tokens = tiles * (shape.tokens_per_tile + _TAGS) + options.plan_text
-    most = config.max_tiles or math.inf
+    most = config.max_tiles or config.sequence_length
     if tokens > config.sequence_length or tiles > most:
         raise ValueError(
             f"a sample of {tiles:g} tiles and {options.plan_text} text tokens takes {tokens:g} positions: "
-            f"expected at most {config.sequence_length} positions and {most:g} tiles, which a row holds"
+            f"expected at most {config.sequence_length} positions (--sequence-length) and {most:g} tiles "
+            "(--max-tiles), which a row holds"
         )
     samples = 1.0
     if config.packing:
