@@ -47,7 +47,7 @@ from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig
 from training.config import PlanOptions, TrainConfig, flag
 from training.distributed import Ranks
 from training.flops import Amounts, amounts_of, training_flops
-from training.plan import choose_device, make_plan, stored_network, workload_of
+from training.plan import AverageRow, choose_device, make_plan, stored_network
 from training.task import Question, Task
 
 EVALUATION_SEED = 1_000_003  # of the images for `evaluate`: held-out digits, seeds that training never uses
@@ -426,14 +426,12 @@ def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
     stream = ShapesStream(stream_config(config), processor.tokenizer, pieces)
     alone = vision_steps(config)
     drawn = amounts_of(stream.batch(alone))
-    work = replace(
-        workload_of(config, options, device),
-        tiles_per_row=1,
+    row = AverageRow(
         fill=drawn.positions / (config.batch_size * config.sequence_length),
         labelled=drawn.labelled / drawn.positions,
         total_samples=(total_steps(config) - alone) * config.batch_size,
     )
-    lines = [make_plan(shape, work).table()]
+    lines = [make_plan(config, options, device, shape, row).table()]
     if alone:
         amounts = Amounts(alone * config.vision_batch_size, 0, 0, 0)
         flops = training_flops(shape, amounts, frozenset({"vision_model"}))

@@ -25,10 +25,10 @@ from shapes.settings import total_steps, vision_steps
 from shapes.training import build_model, build_processor, describe_plan
 from tests.hub_server import HubServer, point_client_at
 from tests.runs import tiny_checkpoint
-from training.config import TrainConfig, parse_arguments
+from training.config import PlanOptions, TrainConfig, parse_arguments
 from training.flops import PARTS, amounts_of, known_peak, linear_sizes, measured_peak
 from training.optim import Muon, is_muon_matrix, part_of
-from training.plan import Workload, make_plan, network, plan_of
+from training.plan import AverageRow, Device, make_plan, network, plan_of
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 H100 = ["--plan", "--plan-device", "H100"]
@@ -72,10 +72,22 @@ def batch_of(config: VLMConfig, segments: int = 1) -> dict[str, torch.Tensor]:
     return batch
 
 
-def planned(frozen=(), **fields):
-    sizes = {"micro_batch": ROWS, "sequence_length": LENGTH, "tiles_per_row": TILES, "labelled": LABELLED}
-    fixed = {"precision": "float32", "device": "cpu", "learning": frozenset(PARTS) - set(frozen)}
-    return make_plan(TINY, Workload(**sizes | fixed | fields))
+def plan_with(shape: VLMConfig, frozen=(), ranks=1, kind="cuda", precision="bfloat16", row=None, **settings):
+    """The plan of a run with these settings on rows; parts that are frozen have a rate of 0."""
+    rates = {
+        name: float(part not in frozen) for name, part in zip(("vision_lr", "projector_lr", "lr"), PARTS)
+    }
+    config = TrainConfig(init_from="x", data="rows.jsonl", **{
+        "batch_size": 1, "sequence_length": 4096, "muon": "none", "ema": 0.0, **rates, **settings
+    })  # fmt: skip
+    device = Device(kind, getattr(torch, precision), 1e14, "a device")
+    return make_plan(config, PlanOptions(plan_ranks=ranks, plan_mfu=0.5), device, shape, row or AverageRow())
+
+
+def tiny_plan(frozen=(), samples=1, precision="float32", **more):
+    row = AverageRow(tiles=TILES, samples=samples, labelled=LABELLED)
+    more = {"batch_size": ROWS, "sequence_length": LENGTH, "kind": "cpu", "row": row} | more
+    return plan_with(TINY, frozen, precision=precision, **more)
 
 
 # --------------------------------------------------------------------------------- parameters and memory
@@ -84,19 +96,19 @@ def planned(frozen=(), **fields):
     [("SmolVLM-256M", 256_484_928), ("SmolVLM-500M", 507_482_304), ("SmolVLM-2.2B", 2_246_272_880)],
 )
 def test_parameters_are_the_published_ones(shape, total):
-    plan = make_plan(SHAPES[shape], Workload())
+    plan = plan_with(SHAPES[shape])
     assert sum(plan.parameters.values()) == sum(plan.trainable.values()) == total
-    tied = make_plan(replace(SHAPES[shape], tie_word_embeddings=True), Workload())
+    tied = plan_with(replace(SHAPES[shape], tie_word_embeddings=True))
     assert tied.parameters["head"] == 0 and tied.memory["weights"] == plan.memory["weights"]
 
 
 def test_adapters_are_counted_as_peft_makes_them():
-    targets = tuple(linear_sizes(TINY.text))
+    targets = list(linear_sizes(TINY.text))
     adapted = peft.inject_adapter_in_model(
-        peft.LoraConfig(r=4, target_modules=list(targets)), model_of(TINY).language_model
+        peft.LoraConfig(r=4, target_modules=targets), model_of(TINY).language_model
     )
     made = sum(p.numel() for name, p in adapted.named_parameters() if "lora_" in name)
-    plan = planned(frozen=PARTS, lora_rank=4, lora_targets=targets)
+    plan = tiny_plan(lora_rank=4, vision_lr=0.0, projector_lr=0.0)
     assert plan.trainable == {"adapters": made}
     assert plan.memory["optimizer state"] == 8 * made and plan.memory["gradients"] == 4 * made
 
@@ -112,7 +124,7 @@ def test_weights_gradients_and_state_are_those_of_a_real_step(muon, frozen):
     model(**batch_of(TINY)).loss.backward()
     for one in used:
         one.step()
-    plan = planned(frozen, muon=muon)
+    plan = tiny_plan(frozen, muon=muon)
     state = [
         value for one in used for kept in one.state.values() for value in kept.values() if value.numel() > 1
     ]
@@ -152,7 +164,7 @@ def loss_of(model, batch):
 @pytest.mark.parametrize("segments", [1, 4])
 def test_activations_are_what_autograd_keeps(precision, frozen, segments):
     model, autocast = model_of(TINY, frozen), precision == "bfloat16"
-    plan = planned(frozen, precision=precision, samples_per_row=segments)
+    plan = tiny_plan(frozen, segments, precision)
     measured = kept_by(model, autocast, **batch_of(TINY, segments))
     expected = plan.memory["activations"]
     if autocast:  # copies of weights are saved with them
@@ -167,26 +179,24 @@ def test_activations_of_blocks_in_bfloat16():
     batch = batch_of(TINY)
     batch["pixel_values"] = batch["pixel_values"].bfloat16()
     measured = kept_by(model, **batch) - model.language_model.lm_head.weight.nbytes
-    plan = planned(precision="bfloat16", distribution="fsdp", world_size=2)
+    plan = tiny_plan(precision="bfloat16", parallel="fsdp", ranks=2, batch_size=2 * ROWS)
     assert plan.memory["activations"] == pytest.approx(measured, rel=0.03)
 
 
 def test_checkpointing_keeps_little():
-    whole, little = (make_plan(SMOLVLM, Workload(checkpointing=on)) for on in (False, True))
+    whole, little = (plan_with(SMOLVLM, activation_checkpointing=on) for on in (False, True))
     assert little.memory["activations"] < 0.15 * whole.memory["activations"]
-    assert little.flops_per_step == whole.flops_per_step == whole.run_flops_per_step
-    assert 1.2 < little.run_flops_per_step / little.flops_per_step < 4 / 3
+    assert little.flops == whole.flops == whole.run_flops
+    assert 1.2 < little.run_flops / little.flops < 4 / 3
 
 
 def test_fsdp_cuts_what_it_shards():
     config = SHAPES["SmolVLM-2.2B"]
-    ddp, fsdp = (
-        make_plan(config, Workload(distribution=kind, world_size=8)).memory for kind in ("ddp", "fsdp")
-    )
+    ddp, fsdp = (plan_with(config, ranks=8, batch_size=8, parallel=kind).memory for kind in ("ddp", "fsdp"))
     assert ddp["optimizer state"] == 8 * 2_246_272_880 == 8 * fsdp["optimizer state"]
     assert ddp["master weights"] == 8 * fsdp["master weights"]
     assert fsdp["weights"] < 0.3 * ddp["weights"] and fsdp["gradients"] < 0.3 * ddp["gradients"]
-    assert ddp == make_plan(config, Workload()).memory
+    assert ddp == plan_with(config).memory
 
 
 # -------------------------------------------------------------------------------------------------- FLOPs
@@ -198,14 +208,14 @@ def test_flops_are_those_of_torchs_counter(frozen):
     # Plain products, which the counter knows; fused attention on a CPU it does not.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         loss_of(model, batch_of(TINY)).backward()
-    assert planned(frozen).flops_per_step == pytest.approx(counter.get_total_flops(), rel=0.03)
+    assert tiny_plan(frozen).flops == pytest.approx(counter.get_total_flops(), rel=0.03)
 
 
 def test_packed_samples_pair_with_their_own_alone():
-    work, tokens = Workload(labelled=1.0, tiles_per_row=0), 4096
+    tokens = 4096
     attention = 12 * SMOLVLM.text.num_hidden_layers * 9 * 64 * tokens
-    plan, packed = (make_plan(SMOLVLM, replace(work, samples_per_row=n)) for n in (1, 4))
-    assert plan.flops_per_step - packed.flops_per_step == pytest.approx(tokens * attention * 0.75, rel=0.01)
+    plan, packed = (plan_with(SMOLVLM, row=AverageRow(0, n, 1.0, 1.0)) for n in (1, 4))
+    assert plan.flops - packed.flops == pytest.approx(tokens * attention * 0.75, rel=0.01)
 
 
 def test_amounts_of_a_batch():
@@ -220,14 +230,11 @@ def test_amounts_of_a_batch():
 
 
 def test_steps_and_hours():
-    work = Workload(
-        micro_batch=2, accumulation=4, world_size=8, distribution="ddp", sequence_length=1000,
-        tiles_per_row=3, samples_per_row=5, fill=0.5, labelled=0.1, total_samples=3201, mfu=0.5, peak_flops=1e14,
-    )  # fmt: skip
-    plan = make_plan(TINY, work)
+    row = AverageRow(tiles=3, samples=5, fill=0.5, labelled=0.1, total_samples=3201)
+    plan = plan_with(TINY, ranks=8, batch_size=64, sequence_length=1000, row=row)
     assert list(plan.step.values()) == [64, 64_000, 32_000, 3200, 192, 320]
-    assert plan.steps == 11 and plan.hours == pytest.approx(11 * plan.flops_per_step / (0.5 * 8e14) / 3600)
-    assert make_plan(TINY, replace(work, total_samples=None)).hours is None
+    assert plan.steps == 11 and plan.hours == pytest.approx(11 * plan.flops / (0.5 * 8e14) / 3600)
+    assert plan_with(TINY).hours is None
 
 
 def test_peaks():
@@ -370,9 +377,8 @@ def test_a_local_folder(tmp_path):
 def test_ranks_adapters_and_frozen_parts(hub):
     recipe = str(CONFIGS / "smolvlm-256m-lora.yaml")
     plan = plan_for(recipe, *H100, "--plan-ranks", "4")
-    work = plan.workload
-    assert (work.world_size, work.distribution, work.micro_batch, work.accumulation) == (4, "ddp", 1, 2)
-    assert work.peak_flops == 989.4e12 and plan.trainable == {"adapters": plan.parameters["adapters"]}
+    assert "each of 4 ranks (ddp)" in plan.heading and plan.rate == "40% of 4 x 989.4 TFLOP/s"
+    assert plan.trainable == {"adapters": plan.parameters["adapters"]}
     fewer = plan_for(recipe, *H100, "--lora-targets", "q_proj,v_proj")
     assert fewer.parameters["adapters"] == 30 * 16 * (576 + 576 + 576 + 192)
     frozen = plan_for(str(CONFIGS / "smolvlm-256m-finetune.yaml"), *H100, "--vision-lr", "0")

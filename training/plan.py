@@ -37,47 +37,25 @@ _FILL = 0.97  # share of a packed row that is not padding
 
 
 @dataclass(frozen=True)
-class Workload:
-    """A run, as far as arithmetic needs to know it.
+class Device:
+    """`kind` is cpu or cuda, `dtype` what is computed in, `peak` FLOP/s."""
 
-    micro_batch: rows that a rank computes at a time; accumulation: such batches per optimizer step.
-    sequence_length, tiles_per_row, samples_per_row: of a row, on average; samples are blind to each other.
-    fill: share of positions that are not padding; labelled: share of these that carry a label.
-    distribution: none, ddp (everything on every rank) or fsdp (in shards, a block gathered at a time).
-    muon: as in `TrainConfig`.
-    precision: float32; or bfloat16 products over float32 master weights, by autocast, or under fsdp by
-        gathering weights in bfloat16.
-    learning: parts whose own weights learn.
-    average: a moving average of what learns is kept.
-    device: cpu or cuda; it decides how large chunks of logits are.
-    peak_flops: of one device, in this precision; mfu: share of it that model FLOPs reach.
-    """
+    kind: str
+    dtype: torch.dtype
+    peak: float
+    name: str
 
-    micro_batch: int = 1
-    accumulation: int = 1
-    sequence_length: int = 4096
-    tiles_per_row: float = 1.0
-    samples_per_row: float = 1.0
+
+@dataclass(frozen=True)
+class AverageRow:
+    """What the data decides; samples of a row are blind to each other. fill: share of positions that are not
+    padding; labelled: share of these that carry a label; total_samples: of the whole run, None if unknown."""
+
+    tiles: float = 1.0
+    samples: float = 1.0
     fill: float = 1.0
     labelled: float = 0.25
-    world_size: int = 1
-    distribution: str = "none"
-    muon: str = "none"
-    precision: str = "bfloat16"
-    learning: frozenset[str] = frozenset(PARTS)
-    checkpointing: bool = False
-    lora_rank: int = 0
-    lora_targets: tuple[str, ...] = ()
-    average: bool = False
-    device: str = "cuda"
     total_samples: int | None = None
-    mfu: float = 0.4
-    peak_flops: float | None = None
-
-    def adapters(self, text: TextConfig) -> int:
-        """Weights of LoRA adapters: r · (in + out) for each layer (arXiv:2106.09685)."""
-        sizes = linear_sizes(text)
-        return text.num_hidden_layers * self.lora_rank * sum(sum(sizes[name]) for name in self.lora_targets)
 
 
 @dataclass(frozen=True)
@@ -86,130 +64,170 @@ class Plan:
 
     `parameters` and `trainable` count weights by module; `memory` is bytes on each rank. It does not include
     the libraries' own (about half a GiB on CUDA), what the allocator cannot use, and short-lived buffers.
-    `run_flops_per_step` counts the blocks that activation checkpointing runs again; MFU does not. `steps` and
-    `hours` are None where the workload does not say what they need.
+    `run_flops` counts the blocks that activation checkpointing runs again; MFU does not. `steps` and `hours`
+    are None where the data's length is not known.
     """
 
-    workload: Workload
+    heading: str
     parameters: dict[str, int]
     trainable: dict[str, int]
     memory: dict[str, int]
     step: dict[str, float]
-    flops_per_step: float
-    run_flops_per_step: float
+    flops: float
+    run_flops: float
     steps: int | None
     hours: float | None
+    rate: str
 
     @property
     def memory_bytes(self) -> int:
         return sum(self.memory.values())
 
     def table(self) -> str:
-        work, lines = self.workload, ["parameters"]
+        lines = ["parameters"]
         for name, size in self.parameters.items():
             learns = self.trainable.get(name, 0)
             note = "" if learns == size else "frozen" if not learns else f"{learns:,} learn"
             lines.append(f"  {name:<22}{size:>16,}  {note}".rstrip())
-        lines.append(f"  {'all':<22}{sum(self.parameters.values()):>16,}")
-        ranks = "1 rank" if work.world_size == 1 else f"each of {work.world_size} ranks ({work.distribution})"
-        optimizer = {"none": "adamw", "language": "muon", "all": "muon-all"}[work.muon]
-        lines.append(f"memory of {ranks}, {work.precision}, {optimizer}")
+        lines += [f"  {'all':<22}{sum(self.parameters.values()):>16,}", self.heading]
         for name, size in [*self.memory.items(), ("all", self.memory_bytes)]:
             lines.append(f"  {name:<22}{size / 2**30:>16,.2f} GiB")
         lines.append("a step, all ranks")
         lines += [f"  {name:<22}{round(value):>16,}" for name, value in self.step.items()]
-        lines.append(f"  {'model FLOPs':<22}{self.flops_per_step:>16.3e}")
-        if self.run_flops_per_step != self.flops_per_step:
-            lines.append(f"  {'FLOPs run':<22}{self.run_flops_per_step:>16.3e}")
+        lines.append(f"  {'model FLOPs':<22}{self.flops:>16.3e}")
+        if self.run_flops != self.flops:
+            lines.append(f"  {'FLOPs run':<22}{self.run_flops:>16.3e}")
         lines.append("the run")
         if self.steps is None:
             return "\n".join([*lines, "  unknown length: give the number of rows (--plan-rows), or --steps"])
         lines.append(f"  {'steps':<22}{self.steps:>16,}")
-        lines.append(f"  {'model FLOPs':<22}{self.steps * self.flops_per_step:>16.3e}")
-        if self.hours is not None and work.peak_flops is not None:
-            rate = f"{work.mfu:.0%} of {work.world_size} x {work.peak_flops / 1e12:,.4g} TFLOP/s"
-            lines.append(f"  {'hours':<22}{self.hours:>16,.1f}  at {rate}")
-        return "\n".join(lines)
+        lines.append(f"  {'model FLOPs':<22}{self.steps * self.flops:>16.3e}")
+        return "\n".join([*lines, f"  {'hours':<22}{self.hours:>16,.1f}  at {self.rate}"])
 
 
-def make_plan(config: VLMConfig, work: Workload) -> Plan:
+def make_plan(
+    config: TrainConfig, options: PlanOptions, device: Device, shape: VLMConfig, row: AverageRow
+) -> Plan:
+    """Raises ValueError where the ranks do not divide the batch, or for layers that adapters cannot be on."""
+    ranks, text = options.plan_ranks, shape.text
+    micro, _ = micro_batches(config, ranks)
+    learns = learning(config)
     with without_weights():
-        parameters = dict(VisionLanguageModel(config).named_parameters())
+        parameters = dict(VisionLanguageModel(shape).named_parameters())
     shown = dict.fromkeys(TABLE_PARTS, 0)  # a tied head stays 0: its weights are the embeddings'
     trainable: dict[str, int] = {}
     for name, parameter in parameters.items():
         shown[module_of(name)] += parameter.numel()
-        if part_of(name) in work.learning:
+        if part_of(name) in learns:
             trainable[module_of(name)] = trainable.get(module_of(name), 0) + parameter.numel()
-    adapters = work.adapters(config.text)
-    if adapters:
+    if adapters := adapter_weights(config, text):
         shown["adapters"] = trainable["adapters"] = adapters
 
-    rows = work.micro_batch * work.accumulation * work.world_size
-    tokens = rows * work.sequence_length * work.fill
+    positions = config.batch_size * config.sequence_length
+    tokens = positions * row.fill
     amounts = Amounts(
-        tiles=rows * work.tiles_per_row,
+        tiles=config.batch_size * row.tiles,
         positions=tokens,
-        pairs=tokens * work.sequence_length * work.fill / work.samples_per_row,
-        labelled=tokens * work.labelled,
+        pairs=tokens * config.sequence_length * row.fill / row.samples,
+        labelled=tokens * row.labelled,
     )
-    flops = training_flops(config, amounts, work.learning, adapters)
-    samples = rows * work.samples_per_row
-    steps = None if work.total_samples is None else math.ceil(work.total_samples / samples)
-    hours = None
-    if steps is not None and work.peak_flops is not None:
-        hours = steps * flops / (work.mfu * work.peak_flops * work.world_size) / 3600
+    flops = training_flops(shape, amounts, learns, adapters)
+    samples = config.batch_size * row.samples
+    steps = None if row.total_samples is None else math.ceil(row.total_samples / samples)
+    where = "1 rank" if ranks == 1 else f"each of {ranks} ranks ({config.parallel})"
+    optimizer = {"none": "adamw", "language": "muon", "all": "muon-all"}[config.muon]
+    precision = str(device.dtype).removeprefix("torch.")
     return Plan(
-        workload=work,
+        heading=f"memory of {where}, {precision}, {optimizer}",
         parameters=shown,
         trainable=trainable,
-        memory=memory(config, work, parameters),
+        memory=memory(config, ranks, device, shape, row, parameters, micro),
         step={
-            "rows": rows,
-            "positions": rows * work.sequence_length,
+            "rows": config.batch_size,
+            "positions": positions,
             "tokens": tokens,
             "labelled tokens": amounts.labelled,
             "tiles": amounts.tiles,
             "samples": samples,
         },
-        flops_per_step=flops,
-        run_flops_per_step=training_flops(config, amounts, work.learning, adapters, work.checkpointing),
+        flops=flops,
+        run_flops=training_flops(shape, amounts, learns, adapters, config.activation_checkpointing),
         steps=steps,
-        hours=hours,
+        hours=None if steps is None else steps * flops / (options.plan_mfu * device.peak * ranks) / 3600,
+        rate=f"{options.plan_mfu:.0%} of {ranks} x {device.peak / 1e12:,.4g} TFLOP/s",
     )
 
 
+def learning(config: TrainConfig) -> frozenset[str]:
+    """Parts whose own weights learn; with LoRA, the adapters do in their place."""
+    return frozenset(part for part in PARTS if config.rates[part] and not config.lora_rank)
+
+
+def micro_batches(config: TrainConfig, ranks: int) -> tuple[int, int]:
+    """Rows that a rank computes at a time, and how many times in a step."""
+    per_rank, left = divmod(config.batch_size, ranks)
+    micro = config.micro_batch_size or per_rank
+    if left or per_rank % micro:
+        raise ValueError(
+            f"--batch-size {config.batch_size}: expected a multiple of ranks x --micro-batch-size, "
+            f"{ranks} x {max(micro, 1)}"
+        )
+    return micro, per_rank // micro
+
+
+def adapter_weights(config: TrainConfig, text: TextConfig) -> int:
+    """Weights of LoRA adapters: r · (in + out) for each layer (arXiv:2106.09685)."""
+    sizes = linear_sizes(text)
+    targets = [name.strip() for name in config.lora_targets.split(",")]
+    if unknown := sorted(set(targets) - set(sizes)):
+        raise ValueError(f"--lora-targets: expected {', '.join(sizes)}, got {', '.join(unknown)}")
+    return text.num_hidden_layers * config.lora_rank * sum(sum(sizes[name]) for name in targets)
+
+
 # ------------------------------------------------------------------------------------------------- memory
-def memory(config: VLMConfig, work: Workload, parameters: dict[str, nn.Parameter]) -> dict[str, int]:
-    """Bytes on each rank for one micro-batch, by what takes them."""
-    text, fsdp, full = config.text, work.distribution == "fsdp", work.precision == "float32"
-    learns = {name: p for name, p in parameters.items() if part_of(name) in work.learning}
-    adapters = work.adapters(text)
-    learning = sum(p.numel() for p in learns.values()) + adapters
-    shards = work.world_size if fsdp else 1
+def memory(
+    config: TrainConfig,
+    ranks: int,
+    device: Device,
+    shape: VLMConfig,
+    row: AverageRow,
+    parameters: dict[str, nn.Parameter],
+    micro: int,
+) -> dict[str, int]:
+    """Bytes on each rank for one micro-batch, by what takes them.
+
+    In bfloat16, products run in bfloat16 over float32 master weights: by autocast, which keeps a copy of each
+    matrix until backward is through, or under FSDP by gathering a block at a time in bfloat16.
+    """
+    text, fsdp, full = shape.text, config.parallel == "fsdp" and ranks > 1, device.dtype == torch.float32
+    residual, product = (4, 4) if full else (2, 2) if fsdp else (4, 2)  # bytes of a number there
+    learns = {name: p for name, p in parameters.items() if part_of(name) in learning(config)}
+    adapters = adapter_weights(config, text)
+    trained = sum(p.numel() for p in learns.values()) + adapters
+    shards = ranks if fsdp else 1
     master = 4 * (sum(p.numel() for p in parameters.values()) + adapters) / shards
     gathered = _gathered(parameters) if fsdp else 0
-    # FSDP's gathered blocks have whole gradients until these are scattered. Autocast keeps a bfloat16 copy of
-    # each matrix until backward is through.
-    gradients = 4 * learning / shards + ((4 if full else 2) * gathered if learns else 0)
-    weights = master + 4 * gathered if full else 2 * (gathered or _cast(config, work, parameters))
-    muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, work.muon))
+    # Gathered blocks have whole gradients until these are scattered.
+    gradients = 4 * trained / shards + ((4 if full else 2) * gathered if learns else 0)
+    weights = master + 4 * gathered if full else 2 * (gathered or _cast(config, shape, parameters))
+    muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, config.muon))
 
-    positions = work.micro_batch * work.sequence_length
-    labelled = positions * work.fill * work.labelled
+    labelled = micro * config.sequence_length * row.fill * row.labelled
     # A chunk of float32 logits, with their product and gradient where those are narrower, and the hidden
     # states of labelled positions with their gradient; see models/losses.py.
-    chunk = min(labelled, chunk_positions(text.vocab_size, work.device))
-    residual, product = _widths(work)
+    chunk = min(labelled, chunk_positions(text.vocab_size, device.kind))
     logits = chunk * text.vocab_size * (4 + (2 * product if product < 4 else 0))
+    activations = activation_bytes(config, shape, row, micro, residual, product)
+    if device.kind == "cpu" and row.samples > 1:  # the mask between samples, T² for a row
+        activations += micro * config.sequence_length**2 * product
     result = {
         "weights": weights,
         "master weights": 0 if full else master,
         "gradients": gradients,
         # Two moments of AdamW, one momentum of Muon; float32.
-        "optimizer state": (8 * (learning - muon) + 4 * muon) / shards,
-        "weight average": 4 * learning / shards if work.average else 0,
-        "activations": activation_bytes(config, work),
+        "optimizer state": (8 * (trained - muon) + 4 * muon) / shards,
+        "weight average": 4 * trained / shards if config.ema else 0,
+        "activations": activations,
         "logits of a chunk": logits + 2 * labelled * text.hidden_size * residual,
     }
     return {name: round(size) for name, size in result.items() if size or name in ("weights", "gradients")}
@@ -226,10 +244,10 @@ def _gathered(parameters: dict[str, nn.Parameter]) -> int:
     return outside + 2 * max(blocks.values(), default=0)
 
 
-def _cast(config: VLMConfig, work: Workload, parameters: dict[str, nn.Parameter]) -> int:
+def _cast(config: TrainConfig, shape: VLMConfig, parameters: dict[str, nn.Parameter]) -> int:
     """Weights that autocast copies until backward: matrices and their biases, but neither tables nor norms,
     and not those in front of everything that learns, which backward does not reach."""
-    frozen = {part for part in ("vision_model", "projector") if part not in work.learning}
+    frozen = {"vision_model", "projector"} - learning(config)
     unreached = frozen if len(frozen) == 2 else frozen & {"vision_model"}
     tables = ("norm", "embed_tokens", "position_embedding")
     copied = sum(
@@ -238,35 +256,26 @@ def _cast(config: VLMConfig, work: Workload, parameters: dict[str, nn.Parameter]
         if part_of(name) not in unreached and not any(table in name for table in tables)
     )
     # A tied head is multiplied with as well.
-    return copied + (config.text.vocab_size * config.text.hidden_size if config.tie_word_embeddings else 0)
+    return copied + (shape.text.vocab_size * shape.text.hidden_size if shape.tie_word_embeddings else 0)
 
 
-def _widths(work: Workload) -> tuple[int, int]:
-    """Bytes of a number in the residual stream and in products."""
-    if work.precision == "float32":
-        return 4, 4
-    return (2, 2) if work.distribution == "fsdp" else (4, 2)
-
-
-def activation_bytes(config: VLMConfig, work: Workload) -> float:
+def activation_bytes(
+    config: TrainConfig, shape: VLMConfig, row: AverageRow, micro: int, residual: int, product: int
+) -> float:
     """What one micro-batch keeps for backward on one rank, without the head's share.
 
     Products keep their inputs: one for q, k, v and one for gate, up (or fc1), but one each under autocast,
     where each product casts its own. Attention keeps q, k, v, its output, and a float32 normalizer for each
     head. With checkpointing, each block keeps its input alone, and one block at a time has everything.
     """
-    vision, text = config.vision, config.text
-    residual, product = _widths(work)
-    casts = residual != product
-    tiles, positions = work.micro_batch * work.tiles_per_row, work.micro_batch * work.sequence_length
-    size = 0.0
-    if work.device == "cpu" and work.samples_per_row > 1:  # the mask between samples, T² for a row
-        size += positions * work.sequence_length * product
+    vision, text, learns = shape.vision, shape.text, learning(config)
+    casts, size = residual != product, 0.0
+    tiles, positions = micro * row.tiles, micro * config.sequence_length
 
     def blocks(count: int, block: float, width: int) -> float:
-        return count * width * residual + block if work.checkpointing else count * block
+        return count * width * residual + block if config.activation_checkpointing else count * block
 
-    if "vision_model" in work.learning:
+    if "vision_model" in learns:
         width = vision.hidden_size
         # Two norms keep their input, mean and deviation; the MLP keeps what goes into GELU and comes out.
         block = 2 * (width * residual + 8) + (4 if casts else 2) * width * product
@@ -274,31 +283,22 @@ def activation_bytes(config: VLMConfig, work: Workload) -> float:
         block += 2 * vision.intermediate_size * product
         tower = blocks(vision.num_hidden_layers, block, width) + width * residual + 8
         size += tiles * (vision.num_channels * vision.image_size**2 * product + vision.num_patches * tower)
-    if "projector" in work.learning:
+    if "projector" in learns:
         size += tiles * vision.num_patches * vision.hidden_size * product
 
     # Gradients pass the whole decoder, whatever learns: adapters sit in its first block.
-    learns, lora, width = "language_model" in work.learning, work.lora_rank > 0, text.hidden_size
-    norm = width * (4 + (residual if learns else 0))  # float32 input, and output before the weight
+    speaks, width = "language_model" in learns, text.hidden_size
+    needs_inputs = speaks or config.lora_rank > 0
+    norm = width * (4 + (residual if speaks else 0))  # float32 input, and output before the weight
     heads, keys = text.num_attention_heads * text.head_dim, text.num_key_value_heads * text.head_dim
-    inputs = (5 if casts else 2) * width * product if learns or lora else 0
-    swiglu = (4 if learns or lora else 3) * text.intermediate_size * product
+    inputs = (5 if casts else 2) * width * product if needs_inputs else 0
+    swiglu = (4 if needs_inputs else 3) * text.intermediate_size * product
     attention = 2 * (heads + keys) * product + 4 * text.num_attention_heads
     block = 2 * norm + inputs + attention + swiglu
     return size + positions * (blocks(text.num_hidden_layers, block, width) + norm)
 
 
 # ----------------------------------------------------------------------------------- from a recipe
-@dataclass(frozen=True)
-class Device:
-    """`kind` is cpu or cuda, `dtype` what is computed in, `peak` FLOP/s."""
-
-    kind: str
-    dtype: torch.dtype
-    peak: float
-    name: str
-
-
 def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
     """What the run is planned for. By default, shapes and --device cpu mean this machine's CPU."""
     wanted, here = options.plan_device, torch.cuda.is_available()
@@ -312,8 +312,7 @@ def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
     if wanted == "cpu":
         return Device(kind, dtype, peak_flops(torch.device("cpu"), dtype)[0], "this CPU, measured")
     if wanted == "auto" and here:
-        peak, name = peak_flops(torch.device("cuda"), dtype)
-        return Device(kind, dtype, peak, name)
+        return Device(kind, dtype, *peak_flops(torch.device("cuda"), dtype))
     name = "H100" if wanted == "auto" else wanted
     listed = known_peak(name, dtype)
     assert listed is not None, "both precisions are in the table"
@@ -322,7 +321,6 @@ def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
 
 def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
     """The plan of a run on rows, and what it assumes."""
-    device = choose_device(config, options)
     shape, longest_edge = network(config)
     tiles = options.plan_tiles if options.plan_tiles != -1 else _tiles(longest_edge, shape.vision.image_size)
     tokens = tiles * (shape.tokens_per_tile + _TAGS) + options.plan_text
@@ -337,20 +335,18 @@ def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
     if config.packing:
         samples = max(1.0, min(_FILL * config.sequence_length / tokens, most / tiles if tiles else math.inf))
     rows = options.plan_rows or _rows_here(config)
-    total = None
+    total = rows and rows * (config.epochs or 1)
     if config.steps:
         total = math.floor(config.steps * config.batch_size * samples)
-    elif rows:
-        total = rows * (config.epochs or 1)
-    work = replace(
-        workload_of(config, options, device),
-        tiles_per_row=samples * tiles,
-        samples_per_row=samples,
+    row = AverageRow(
+        tiles=samples * tiles,
+        samples=samples,
         fill=min(1.0, samples * tokens / config.sequence_length),
         labelled=options.plan_labelled * options.plan_text / tokens,
         total_samples=total,
     )
-    return make_plan(shape, work), (
+    device = choose_device(config, options)
+    return make_plan(config, options, device, shape, row), (
         f"assumed: a sample is {tiles:g} tiles of {shape.tokens_per_tile} positions and {options.plan_text} "
         f"tokens of text, {options.plan_labelled:.0%} of them answers (--plan-tiles, --plan-text, "
         f"--plan-labelled); {device.name} (--plan-device)"
@@ -366,16 +362,17 @@ def network(config: TrainConfig) -> tuple[VLMConfig, int]:
     """The shape of the model that a run on rows trains, and the pixels of an image's longer side."""
     if config.init_from:
         return stored_network(config.init_from)
-    vision = describe_checkpoint(config.vision_from).config
-    text = describe_checkpoint(config.text_from).config
-    vocabulary = max(text.get("vocab_size", 0), len(new_tokenizer(snapshot(config.text_from))))
+    stored = describe_checkpoint(config.text_from).config
+    vision = read_vision_config(describe_checkpoint(config.vision_from).config)
+    text = read_text_config(stored)
+    vocabulary = max(text.vocab_size, len(new_tokenizer(snapshot(config.text_from))))
     shape = build(
         VLMConfig,
-        vision=read_vision_config(vision),
-        text=read_text_config({**text, "vocab_size": vocabulary}),
+        vision=vision,
+        text=replace(text, vocab_size=vocabulary),
         scale_factor=config.scale_factor,
         image_token_id=vocabulary - 1,
-        tie_word_embeddings=bool(text.get("tie_word_embeddings", False)),
+        tie_word_embeddings=bool(stored.get("tie_word_embeddings", False)),
     )
     return shape, config.longest_edge
 
@@ -392,39 +389,6 @@ def stored_network(source: str) -> tuple[VLMConfig, int]:
         if "size" in settings:
             return shape, settings["size"].get("longest_edge", shape.vision.image_size)
     return shape, stored.get("max_img_size", shape.vision.image_size)  # nanoVLM
-
-
-def workload_of(config: TrainConfig, options: PlanOptions, device: Device) -> Workload:
-    """What a run's settings say about its work, without what its data decides."""
-    ranks = options.plan_ranks
-    per_rank, left = divmod(config.batch_size, ranks)
-    micro = config.micro_batch_size or per_rank
-    if left or per_rank % micro:
-        raise ValueError(
-            f"--batch-size {config.batch_size}: expected a multiple of ranks x --micro-batch-size, "
-            f"{ranks} x {max(micro, 1)}"
-        )
-    targets = tuple(name.strip() for name in config.lora_targets.split(",")) if config.lora_rank else ()
-    known = linear_sizes(TextConfig())
-    if unknown := sorted(set(targets) - set(known)):
-        raise ValueError(f"--lora-targets: expected {', '.join(known)}, got {', '.join(unknown)}")
-    return Workload(
-        micro_batch=micro,
-        accumulation=per_rank // micro,
-        sequence_length=config.sequence_length,
-        world_size=ranks,
-        distribution="none" if ranks == 1 else config.parallel,
-        muon=config.muon,
-        precision=str(device.dtype).removeprefix("torch."),
-        learning=frozenset(part for part in PARTS if config.rates[part] and not config.lora_rank),
-        checkpointing=config.activation_checkpointing,
-        lora_rank=config.lora_rank,
-        lora_targets=targets,
-        average=bool(config.ema),
-        device=device.kind,
-        mfu=options.plan_mfu,
-        peak_flops=device.peak,
-    )
 
 
 def _tiles(longest_edge: int, tile: int) -> int:
