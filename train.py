@@ -27,7 +27,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds: mis
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -342,21 +342,26 @@ class Trained(NamedTuple):
 
     step: int
     batches: list[Batch]
-    count: float
+    labels: float
     total: Tensor
     parts: dict[str, Tensor]
     rates: dict[str, float]
     norm: Tensor
 
-    def row(self, config: TrainConfig, ranks: Ranks, task: Task) -> dict:
+    def row(self, config: TrainConfig, ranks: Ranks, task: Task) -> dict[str, Any]:
         """Its line of metrics.jsonl, with the loss of all ranks; all call it."""
-        row = {"step": self.step, **task.seen(self.step), **self.rates, "grad_norm": self.norm.item()}
+        row: dict[str, Any] = {
+            "step": self.step,
+            **task.seen(self.step),
+            **self.rates,
+            "grad_norm": self.norm.item(),
+        }
         total, *parts = ranks.sum(self.total.item(), *(value.item() for value in self.parts.values()))
         if self.parts:
             means = (round(value / ranks.world_size, 5) for value in parts)
             row |= dict(zip(self.parts, means, strict=True))
         else:
-            row |= {"loss": total / max(self.count, 1.0), "labels": int(self.count)}
+            row |= {"loss": total / max(self.labels, 1.0), "labels": int(self.labels)}
         if config.log_samples:
             row["samples"] = [ids for of_rank in ranks.gather(sample_ids(self.batches)) for ids in of_rank]
         return row

@@ -288,6 +288,7 @@ def answer_states(model: VisionLanguageModel, patches: Tensor, batch: dict[str, 
 class ShapesTask(Task):
     """See `training.task.Task`. A step is one batch, drawn from its number alone: that is all its state."""
 
+    module: ShapesLoss
     best_by = ("eval_accuracy", True)
     license = "apache-2.0"
     summary = (

@@ -488,6 +488,10 @@ def _datasets(given: Any) -> Data:
         given = read
     if not (isinstance(given, list) and all(isinstance(entry, dict) for entry in given)):
         raise ValueError(f"expected a path, or a list of datasets with keys and values, got {given!r:.80}")
+    for entry in given:
+        for key in _TEXT_KEYS & entry.keys():
+            if not isinstance(entry[key], dict if key == "columns" else str):
+                raise ValueError(f"{key}: expected {'keys and values' if key == 'columns' else 'text'}")
     return [
         {
             key: value if key in _TEXT_KEYS else _values(value)

@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from data.errors import one_line
 from models.device_settings import prepare_device
+from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
 
 _FAILED_EXCHANGE = re.compile(r"gloo|nccl|connection (closed|reset|refused)", re.IGNORECASE)
@@ -140,12 +141,12 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def blocks_of(model: VisionLanguageModel) -> list[nn.Module]:
     """The transformer blocks of the vision tower and of the language model."""
     return [*model.vision_model.layers, *model.language_model.layers]
 
 
-def prepare_blocks(model: nn.Module, recompute: bool, compiled: bool) -> None:
+def prepare_blocks(model: VisionLanguageModel, recompute: bool, compiled: bool) -> None:
     """Activation checkpointing and torch.compile, block by block and in place: names stay as they are."""
     for block in blocks_of(model):
         if recompute:
@@ -166,7 +167,9 @@ class _Recomputed:
         return checkpoint(self.forward, *inputs, use_reentrant=False)
 
 
-def wrap(module: nn.Module, model: nn.Module, ranks: Ranks, parallel: str, dtype: torch.dtype) -> nn.Module:
+def wrap(
+    module: nn.Module, model: VisionLanguageModel, ranks: Ranks, parallel: str, dtype: torch.dtype
+) -> nn.Module:
     """The module as all ranks train it.
 
     Args:
@@ -213,8 +216,8 @@ def accumulating(wrapped: nn.Module, last: bool) -> Iterator[None]:
     """Gradients are exchanged after the last micro-batch of a step only."""
     if isinstance(wrapped, FSDPModule):
         wrapped.set_requires_gradient_sync(last)
-    hold = not last and isinstance(wrapped, DistributedDataParallel)
-    with wrapped.no_sync() if hold else nullcontext():
+    alone = isinstance(wrapped, DistributedDataParallel) and not last
+    with wrapped.no_sync() if alone else nullcontext():  # type: ignore[operator]
         yield
 
 

@@ -29,7 +29,7 @@ def lora_config(config: TrainConfig, inside: str):
     targets = "|".join(re.escape(name.strip()) for name in config.lora_targets.split(","))
     return LoraConfig(
         r=config.lora_rank,
-        lora_alpha=config.lora_alpha,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft takes any number
         lora_dropout=config.lora_dropout,
         target_modules=rf".*{inside}\.layers\..*\.({targets})",
         bias="none",

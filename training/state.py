@@ -18,7 +18,6 @@ import shutil
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ class RunState:
         self.folder, self.modules, self.optimizers = output / FOLDER, modules, list(optimizers)
         self.average, self.ranks, self.keep = average, ranks, keep
         self.model_saved = True  # whether the model was written, too, with the latest state
-        self._pending: tuple[Future, Path, Path] | None = None
+        self._pending: tuple[Any, Path, Path] | None = None
         # A background save talks to the other ranks while steps do. Without a group of its own, one would
         # receive what was meant for the other, and all would wait for ever.
         apart = background and ranks.together
@@ -193,7 +192,7 @@ class RunState:
         """Flat names → tensors; DTensors are saved shard by shard."""
         tensors: dict[str, Any] = {f"weights/{n}": p.detach() for n, p in self._parameters().items()}
         tensors |= {f"average/{name}": value for name, value in self.average.items()}
-        names = {parameter: name for name, parameter in self._parameters().items()}
+        names: dict[Any, str] = {parameter: name for name, parameter in self._parameters().items()}
         for optimizer in self.optimizers:
             for parameter, state in optimizer.state.items():
                 for key, value in state.items():

@@ -68,7 +68,7 @@ def make(rng: random.Random) -> bytes:
     if kind < 0.3:
         return mutate_bytes(rng, rng.choice(seeds()), seeds())
     if kind < 0.31:
-        return rng.choice((deep_json(20_000), deep_json(20_000, "{"), bombs(rng), rng.randbytes(50)))
+        return rng.choice((deep_json(20_000), deep_json(20_000, "{"), rng.randbytes(50)))
     recipe = dict(rng.choice(parsed_seeds()))
     if kind < 0.6:
         names = list(TrainConfig.__dataclass_fields__)
@@ -82,17 +82,6 @@ def make(rng: random.Random) -> bytes:
     if kind >= 0.6:
         lines[at] = f"{lines[at].partition(':')[0]}: {rng.choice(YAML_VALUES)}"
     return "\n".join(lines).encode("utf-8", "surrogatepass")
-
-
-def bombs(rng: random.Random) -> bytes:
-    """A few hundred bytes that say the same thing a billion times."""
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 10)]
-    wanted = rng.choice(("data: *a9", "output: *a9", "eval_data: *a9", "*a9 : 1"))
-    known = [
-        f"{name}: {line.partition(': ')[2]}" for name, line in zip(TrainConfig.__dataclass_fields__, lines)
-    ]
-    return "\n".join([*rng.choice((lines, known)), wanted]).encode()
 
 
 def opened(folder: Path):

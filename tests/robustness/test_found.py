@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import struct
 import tracemalloc
@@ -12,7 +11,6 @@ from urllib.error import HTTPError
 
 import numpy as np
 import pytest
-from jsonargparse import ArgumentParser
 from PIL import Image
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -166,85 +164,6 @@ def test_a_token_id_that_nobody_can_count_up_to():
     backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 8_000_000}, merges=[]))
     with pytest.raises(PromptError, match="expected ids below 4194304, got 8000000"):
         private_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), "0")
-
-
-def doubling(twice: str) -> str:
-    """Known keys, each twice the one before: a few hundred bytes that stand for more than memory holds."""
-    lines = ["steps: &a0 {a: 1, b: 2}"]
-    for number, name in enumerate(list(TrainConfig.__dataclass_fields__)[:40]):
-        lines.append(f"{name}: &a{number + 1} {twice.replace('*a', f'*a{number}')}")
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "said"),
-    [
-        ("steps: !!timestamp x", "is no YAML"),
-        ("steps: !!timestamp 2001-99-99", "is no YAML"),
-        ("steps:\nlr: 0.1", "no value for steps"),
-        ("data:\n- path: a\n  subset: !!omap [a: 1]", "data: expected text, numbers"),
-        ("data:\n- path: a\n  subset: !!timestamp 2026-01-31", "keys with values, got date"),
-        ("seed: 0x" + "F" * 4000, "seed: expected whole numbers of at most 64 bits"),
-        ("lr: 0x" + "F" * 400, "lr: expected whole numbers of at most 64 bits"),
-        ("data: [{path: a, 1: 2}]", "data: expected text as keys, got int"),
-        ("data: [a]", "data: expected a path, or a list of datasets with keys and values, got ['a']"),
-        (
-            f"data: [{{path: &a {'x' * 1200}, b: [{'*a, ' * 600}]}}]",
-            "expected at most 10000 values, got more",
-        ),
-        ("? !!python/tuple [1]\n: 1", "is no YAML"),
-        ("? 2026-01-31\n: 1", "unknown key 2026-01-31"),
-        (
-            "data: [!!set {a, b}]",
-            "data: expected text, numbers, true, false, lists, and keys with values, got set",
-        ),
-        ("data: &a [*a]", "expected values that do not hold themselves"),
-        ("data: &a {k: [1, *a]}", "expected values that do not hold themselves"),
-        (doubling("[*a, *a]"), "expected at most 10000 values, got more"),
-        (doubling("{<<: [*a, *a]}"), "expected at most 10000 values, got more"),
-        ("data: [" + "1," * 10_000 + "]", "expected at most 10000 values, got more"),
-        ("data: " + "[" * 5000 + "]" * 5000, "is nested too deeply"),
-    ],
-)
-def test_a_recipe_that_the_yaml_library_stumbles_over(recipe, said, tmp_path, capsys):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(recipe)
-    with pytest.raises(SystemExit) as stop:
-        parse_config([str(path)])
-    sentence = capsys.readouterr().err
-    assert stop.value.code == 2 and said in sentence and sentence.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ("[{path: a, 1: 2}]", "--data: expected text as keys, got int; put it into quotes"),
-        (f"[{{path: a, weight: {2**70}}}]", "--data: expected whole numbers of at most 64 bits"),
-        ("[{path: '" + "x" * 640_000 + "'}]", "--data: expected at most 10000 values, got more"),
-    ],
-)
-def test_datasets_of_the_command_line_are_held_to_the_same(data, said, capsys):
-    with pytest.raises(SystemExit) as stop:
-        parse_config(["--init-from", "x", "--data", data])
-    sentence = capsys.readouterr().err
-    assert stop.value.code == 2 and said in sentence and sentence.count("\n") == 1
-
-
-def test_a_recipe_of_many_datasets_is_not_copied_for_each(tmp_path, monkeypatch):
-    """3,300 took 52 s: lists go past the library, which is shown the rest."""
-    shown, parse = [], ArgumentParser.parse_object
-    monkeypatch.setattr(
-        ArgumentParser,
-        "parse_object",
-        lambda own, given: shown.append(given) or parse(own, given),
-    )
-    entries = [{"path": f"a{number}", "weight": 1e-05, "subset": "1e-3"} for number in range(1_000)]
-    (tmp_path / "recipe.yaml").write_text(json.dumps({"init_from": "x", "data": entries}))
-    config = parse_config([str(tmp_path / "recipe.yaml")])
-    assert config.data == entries and shown == [{}]
-    write_run(config, tmp_path)
-    assert parse_config([str(tmp_path / "run.yaml")]) == config
-    assert parse_config([str(tmp_path / "run.yaml"), "--data", "[ab].jsonl"]).data == "[ab].jsonl"
 
 
 @pytest.mark.parametrize("text", ["1e-3", "2026-01-31", "2017", "true", "a: b", "[a]"])
