@@ -240,7 +240,7 @@ class Run:
             self._skip(step, norm, batches)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        return Trained(step + 1, batches, count, total, parts, rates(self.optimizers), norm)
+        return Trained(step + 1, batches, count, total, parts, norm)
 
     def backward(self, step: int, batches: list[Batch], count: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Gradients of (sum of the losses over micro-batches and ranks) / count. Returns this rank's sum, and
@@ -290,7 +290,19 @@ class Run:
             self.metrics.say(f"{lacking}: no model is kept in best/")
 
     def _log(self, trained: Trained) -> None:
-        row = trained.row(self.config, self.ranks, self.task)
+        """A line of metrics.jsonl, with the loss of all ranks; all call it."""
+        ranks, parts = self.ranks, trained.parts
+        row: dict[str, Any] = {"step": trained.step, **self.task.seen(trained.step), **rates(self.optimizers)}
+        row["grad_norm"] = trained.norm.item()
+        total, *sums = ranks.sum(trained.total.item(), *(value.item() for value in parts.values()))
+        if parts:
+            means = (round(value / ranks.world_size, 5) for value in sums)
+            row |= dict(zip(parts, means, strict=True))
+        else:
+            row |= {"loss": total / max(trained.labels, 1.0), "labels": int(trained.labels)}
+        if self.config.log_samples:
+            gathered = ranks.gather(sample_ids(trained.batches))
+            row["samples"] = [ids for of_rank in gathered for ids in of_rank]
         self.metrics.write(row | self.speed.row(trained.step))
 
     def _evaluate(self) -> None:
@@ -345,26 +357,7 @@ class Trained(NamedTuple):
     labels: float
     total: Tensor
     parts: dict[str, Tensor]
-    rates: dict[str, float]
     norm: Tensor
-
-    def row(self, config: TrainConfig, ranks: Ranks, task: Task) -> dict[str, Any]:
-        """Its line of metrics.jsonl, with the loss of all ranks; all call it."""
-        row: dict[str, Any] = {
-            "step": self.step,
-            **task.seen(self.step),
-            **self.rates,
-            "grad_norm": self.norm.item(),
-        }
-        total, *parts = ranks.sum(self.total.item(), *(value.item() for value in self.parts.values()))
-        if self.parts:
-            means = (round(value / ranks.world_size, 5) for value in parts)
-            row |= dict(zip(self.parts, means, strict=True))
-        else:
-            row |= {"loss": total / max(self.labels, 1.0), "labels": int(self.labels)}
-        if config.log_samples:
-            row["samples"] = [ids for of_rank in ranks.gather(sample_ids(self.batches)) for ids in of_rank]
-        return row
 
 
 def sample_ids(batches: list[Batch]) -> list[list]:

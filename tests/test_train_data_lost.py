@@ -66,7 +66,7 @@ def test_a_dataset_that_disappears(folder, capfd, ranks, workers):
     assert exits == [2] * ranks, said.err
     assert "Traceback" not in said.err
     assert "the data can be read no longer: [Errno 2] No such file or directory" in said.err
-    assert "the same command goes on from here" in said.out
+    assert "rerun the same command" in said.out
     done = curve(folder / name)[-1][0]
     (state,) = states(folder / name / FOLDER)
     assert 5 < done < STEPS and state.name == f"step-{done:08d}"
@@ -92,13 +92,13 @@ def test_held_out_data_that_disappear(folder, capfd, ranks):
 
 def write_image_rows(folder) -> tuple[Path, Path]:
     """Rows about images that stand in files, and the folder of these."""
-    images = folder / "pictures"
+    images = folder / "images"
     images.mkdir()
     rows = []
     for number in range(60):
         (images / f"{number}.png").write_bytes(png(seed=number))
         rows.append({"question": "how many", "answer": "three", "image": str(images / f"{number}.png")})
-    path = folder / "pictured.jsonl"
+    path = folder / "imaged.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path, images
 
@@ -107,7 +107,7 @@ def write_image_rows(folder) -> tuple[Path, Path]:
 def test_images_that_disappear(folder, tmp_path, capfd, workers):
     """Too many of the rows are bad then: the run saves and leaves; the same command goes on."""
     rows, images = write_image_rows(tmp_path)
-    data = [{"path": str(rows), "name": "pictured"}]
+    data = [{"path": str(rows), "name": "imaged"}]
     made = settings(folder, f"images-{workers}", data=data, steps=100_000, save_every=100_000)
     made |= {"workers": workers, "decay_fraction": 1e-9}
     (process,) = start(**made)

@@ -248,33 +248,32 @@ def test_peaks():
 
 
 # ------------------------------------------------------------------------------------------- the recipes
+def llama(width: int, inner: int, layers: int, heads: int, key_heads: int, vocabulary: int = 49152) -> dict:
+    return {
+        "model_type": "llama",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+    }
+
+
 SIGLIP = {"model_type": "siglip_vision_model"}
-LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "vocab_size": 49152}
-SMALL = LLAMA | {
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-}
-MEDIUM = LLAMA | {
-    "hidden_size": 960,
-    "intermediate_size": 2560,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 15,
-    "num_key_value_heads": 5,
-}
 PUBLISHED = {
     "google/siglip-base-patch16-224": SIGLIP | {"image_size": 224},
     "google/siglip2-base-patch16-512": SIGLIP | {"image_size": 512},
-    "HuggingFaceTB/SmolLM2-135M": SMALL,
-    "HuggingFaceTB/SmolLM2-360M-Instruct": MEDIUM,
+    "HuggingFaceTB/SmolLM2-135M": llama(576, 1536, 30, 9, 3),
+    "HuggingFaceTB/SmolLM2-360M-Instruct": llama(960, 2560, 32, 15, 5),
     "HuggingFaceTB/SmolVLM-256M-Instruct": {
         "model_type": "idefics3",
         "image_token_id": 49190,
         "scale_factor": 4,
         "tie_word_embeddings": False,
-        "text_config": SMALL | {"vocab_size": 49280},
+        "text_config": llama(576, 1536, 30, 9, 3, 49280),
         "vision_config": {"hidden_size": 768, "image_size": 512, "num_attention_heads": 12, "patch_size": 16},
     },
 }

@@ -35,7 +35,6 @@ from training.distributed import Ranks
 
 FOLDER, RUN = "state", "run.pt"
 _WHOLE = re.compile(r"step-(\d+)")
-_OLD = "training_state.pt"  # of train.py before there were ranks
 _AWAY = "use another --output, or --no-resume to start over"
 
 
@@ -208,13 +207,8 @@ class RunState:
         A broken state is skipped with a message; changed settings are listed.
 
         Raises:
-            StateError: the state is of another model, of other optimizers or of an older train.py, or all
-                states are broken.
+            StateError: the state is of another model or of other optimizers, or all states are broken.
         """
-        if (self.folder.parent / _OLD).exists():
-            raise StateError(
-                f"{self.folder.parent / _OLD} was written by an older train.py and cannot be resumed: {_AWAY}"
-            )
         found = states(self.folder)
         if self.ranks.is_first:
             for cut in sorted(self.folder.glob(".writing-*")):
