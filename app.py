@@ -21,8 +21,9 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from inference.cli import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
+
 from data.errors import one_line
-from inference.command_line import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
 
 # Everything that imports torch or gradio is imported inside functions: --help and a mistake answer at once.
 

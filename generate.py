@@ -33,17 +33,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.attribution.options import add_where_options, mistake_about_where
-from inference.command_line import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
-from inference.mistakes import RequestError, check_images, mistakes, sentence
-from inference.options import (
+from inference.cli import (
+    DTYPES,
     STDIN,
+    Parser,
     check_image_name,
+    check_model,
+    device,
+    dtype,
     is_question,
     mistake_in,
     piped_question,
+    positive,
     read_image,
+    told_if_slow,
 )
+from inference.errors import RequestError, check_images, mistakes, sentence
+
+from inference.attribution.options import add_where_options, mistake_about_where
 
 # Everything that imports torch is imported inside functions, after all that can be checked without it: --help
 # and a mistake answer at once.

@@ -8,7 +8,7 @@
 All systems learn from the same documents, of uneven length, an image in every second one, with the same
 optimizer, precision and clipping; weights are random, shapes real. Only what answers is supervised. Tokens
 a second count documents, never padding: supervised ones, and all. MFU is the FLOPs that the documents need
-(`training/costs.py`: no padding, each document by itself) a second, over --peak-flops or over what a product
+(`training/flops.py`: no padding, each document by itself) a second, over --peak-flops or over what a product
 of large matrices reaches here. Peak memory is the whole process's on a CPU. The loader's row is one worker's.
 Each system runs in a process of its own, all in turn, medians are shown, the last line is JSON.
 """

@@ -19,7 +19,7 @@ from data.processor import make_processor
 from data.samples import IGNORE_INDEX, Sample
 from data.sources import DatasetConfig, Mixture, open_source
 from data.tokenizer import build_tokenizer
-from training.costs import Amounts, training_flops
+from training.flops import Amounts, training_flops
 
 PAD = 0
 MEDIAN_WORDS, SPREAD = (
@@ -162,7 +162,6 @@ class Trainer:
                 seconds += now(self.device) - start
                 positions += sum(batch["input_ids"].numel() for batch in batches)
         timed = [amounts_of(samples) for samples in groups[warm_up:]]
-        learns = frozenset(("vision", "projector", "language"))
         return {
             "seconds": seconds,
             "loss": loss,
@@ -170,7 +169,7 @@ class Trainer:
             "tokens": sum(one.positions for one in timed),
             "labelled": sum(one.labelled for one in timed),
             "tiles": sum(one.tiles for one in timed),
-            "flops": sum(training_flops(SHAPES[self.shape], one, learns) for one in timed),
+            "flops": sum(training_flops(SHAPES[self.shape], one) for one in timed),
         }
 
 

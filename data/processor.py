@@ -246,7 +246,7 @@ class Processor:
 
     # -------------------------------------------------------------------------------------------- out
     def decode(self, ids: Tensor | Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of one row of ids (T,): what `generation.streaming.TextStream` gives in pieces."""
+        """Text of one row of ids (T,): what `inference.answer.TextStream` gives in pieces."""
         return self.tokenizer.decode(
             ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )

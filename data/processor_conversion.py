@@ -134,7 +134,7 @@ def _renamed(tokenizer: AnyTokenizer, names: Mapping[str, str]) -> PreTrainedTok
 
 def _image_processor(images: NanoVLMImages) -> Idefics3ImageProcessorPil:
     """Idefics3's cutting with nanoVLM's sizes. Normalised to -1 … 1: the converted model's first convolution
-    is made for that (`models.checkpoints.rewrite`), since an all-black tile must not become all zeros, which
+    is made for that (`models.checkpoints.convert`), since an all-black tile must not become all zeros, which
     transformers takes for padding."""
     split = images.max_side is not None
     resample = Resampling.BICUBIC if split else Resampling.BILINEAR

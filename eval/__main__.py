@@ -25,9 +25,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from inference.cli import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
+
 from data.errors import one_line
 from data.files import check_rows_path
-from inference.command_line import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
 
 # What imports torch is imported inside functions, after all that can be checked without it: --help and a
 # mistake answer at once.
@@ -320,10 +321,11 @@ def guarded(program: str, work, again: str = "") -> int:
 
 def expected(error: Exception) -> bool:
     """Whether an error is a person's to mend, or the machine's."""
+    from inference.errors import mistakes
+
     from data.errors import DatasetError
     from eval.metrics import MetricError
     from eval.tasks import TaskError
-    from inference.mistakes import mistakes
 
     return isinstance(error, (TaskError, MetricError, DatasetError, *mistakes()))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from data.files import nearest_file
 from data.lines import MAX_LINE, is_too_long, lines_of, parse_line
-from inference.mistakes import RequestError
+from inference.errors import RequestError
 from inference.results import fingerprint, read_results, rewrite
 
 KEYS = ("image", "images", "question", "id", "system", "max_new_tokens")

@@ -23,12 +23,12 @@ from data.files import expanded
 from data.inputs import TiledImage
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
+from inference.chat import save_transcript
 from inference.checkpoint import RequestError
+from inference.cli import check_image_name
 from inference.conversation import Conversation, TurnReply
-from inference.mistakes import mistakes, sentence
-from inference.options import check_image_name
+from inference.errors import mistakes, sentence
 from inference.stats import as_table, stats_rows
-from inference.transcript import save_transcript
 
 COMMANDS = {
     "/image": ("PATH", "show an image (or its URL) with the next question"),
@@ -96,7 +96,7 @@ class Chat:
         """Ask these, then do every line that is typed or piped in, up to /quit: the exit status."""
         lines: Iterable[str] = piped_lines()
         if self.at_terminal:
-            from inference.terminal import TerminalLines
+            from inference.chat import TerminalLines
 
             lines = TerminalLines(tuple(COMMANDS), tell, take_images=["/image"], take_files=["/save"])
             tell("/help lists the commands, Ctrl-D leaves")

@@ -16,8 +16,8 @@ from data.processor import Processor
 from generation.decoding import DecodeStep
 from generation.fast.choose_step import fast_step, has_fast_bfloat16, set_precision
 from generation.fast.cuda_graph import GraphStep
-from inference.mistakes import RequestError as RequestError
-from inference.mistakes import check_images
+from inference.errors import RequestError as RequestError
+from inference.errors import check_images
 from models.checkpoints.hub import snapshot
 from models.checkpoints.load import one_version
 from models.config import check_device

@@ -27,7 +27,7 @@ from generation.prefix import FeatureCache
 from generation.session import Session
 from inference.answer import AnswerText, answer_text, prompt_tokens
 from inference.checkpoint import Checkpoint, RequestError
-from inference.history import Answer, Turn, encode_next, messages_of, seam_of
+from inference.conversation import Answer, Turn, encode_next, messages_of, seam_of
 
 # Of images' features: for what the cache cannot keep, as where undone turns are asked again.
 FEATURE_BYTES = 64 * 2**20

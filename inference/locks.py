@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from inference.mistakes import RequestError
+from inference.errors import RequestError
 
 _HELD = {errno.EAGAIN, errno.EACCES}  # what POSIX lets a system say of another's lock
 

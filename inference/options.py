@@ -12,7 +12,7 @@ import sys
 
 from data.errors import ImageError
 from data.files import expanded, nearest_file
-from inference.mistakes import RequestError
+from inference.errors import RequestError
 
 STDIN = "-"  # the image that is read from there
 MOST_QUESTION = 2**20  # bytes of a question that is piped in

@@ -15,7 +15,7 @@ from typing import Any
 
 from data.files import replacing
 from data.lines import is_too_long, line_at, lines_of, parse_line
-from inference.mistakes import RequestError
+from inference.errors import RequestError
 
 KEPT = "what has been answered is kept, and the same command goes on from there"
 _BEGINNING = b'{"line": '  # of every result

@@ -1,7 +1,15 @@
-"""The built-in image world as something to train on: its model, its losses, its held-out images.
+"""Training on shapes: the embedded model, its losses and its held-out images.
 
-Two stages. First the vision tower alone learns from dense targets (what each patch shows); then the whole
-model learns to answer, several questions packed behind each image.
+There are two stages. First the vision tower alone learns from dense targets; then the whole model learns to
+answer, with several questions packed after each image. Heads that exist in training only help both stages:
+
+- One word of an answer tells a new vision tower little. The generator knows for each patch which object
+  covers it, its colour, where its centre lies, how large it is and how many shapes of the image are like it.
+  A linear head on the patch features learns to say so.
+- Whether one thing is left of another takes two look-ups and a comparison, and an answer of one word rewards
+  none of the three alone. A linear head on each noun's hidden state, half way up, learns where its thing is,
+  how large it is and how many there are (`shapes/mentions.py`). Another, three quarters up, where the answer
+  begins, learns the difference between the question's two nouns.
 """
 
 from __future__ import annotations
@@ -12,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -22,21 +31,31 @@ from data.tokenizer import build_tokenizer
 from models.checkpoints.hub import snapshot
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
-from shapes import ask, sample_questions, sample_scene
-from shapes.dense import DenseHead, dense_counts, dense_loss
-from shapes.grounding import FactHead
+from shapes import (
+    COLOURS,
+    MAX_THINGS,
+    NUM_KINDS,
+    ask,
+    heldout_questions,
+    render,
+    sample_questions,
+    sample_scene,
+)
+from shapes.settings import images_after, total_steps, vision_steps
 from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig
-from training.config import TrainConfig, flag
-from training.costs import Amounts
+from training.config import PlanOptions, TrainConfig, flag
 from training.distributed import Ranks
-from training.samples import Question, questions_of_shapes
-from training.throughput import amounts_of
+from training.flops import Amounts, amounts_of, training_flops
+from training.plan import AverageRow, choose_device, make_plan, stored_network
+from training.task import Question, Task
 
-HELDOUT_SEED = 1_000_003  # in-run evaluation images: held-out digits, seeds that training never uses
+EVALUATION_SEED = 1_000_003  # of the images for `evaluate`: held-out digits, seeds that training never uses
+SAMPLE_SIZE = 128  # pixels a side of an image whose answer is kept
+_COUNTS = 3 * MAX_THINGS  # one class for each count, for each of three ways of being alike
 
 
 def build_processor(config: TrainConfig) -> Processor:
-    """The tokenizer, trained on the image world's own sentences, and the processor around it."""
+    """The tokenizer, trained on sentences about shapes, and the processor around it."""
     rng = random.Random("tokenizer:0")  # the same vocabulary whatever the seed of the run
     texts = []
     for _ in range(3000):
@@ -50,7 +69,6 @@ def build_processor(config: TrainConfig) -> Processor:
 
 
 def model_config(config: TrainConfig, tokenizer) -> VLMConfig:
-    """The shape of a model of the config's sizes."""
     vision = VisionConfig(
         hidden_size=config.vision_width,
         intermediate_size=4 * config.vision_width,
@@ -82,15 +100,14 @@ def model_config(config: TrainConfig, tokenizer) -> VLMConfig:
 
 
 def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
-    """A model of the config's sizes, at random weights that its seed decides."""
+    """A model of the config's sizes, with random weights from its seed."""
     model = VisionLanguageModel(model_config(config, tokenizer))
     model.init_weights(torch.Generator().manual_seed(config.seed))
-    model.generation_config = {"needs_image": True, "single_turn": True}  # as are all its questions
+    model.generation_config = {"needs_image": True, "single_turn": True}  # like all its questions
     return model
 
 
 def stream_config(config: TrainConfig) -> ShapesStreamConfig:
-    """What the run draws."""
     return ShapesStreamConfig(
         batch_size=config.batch_size,
         sequence_length=config.sequence_length,
@@ -98,7 +115,7 @@ def stream_config(config: TrainConfig) -> ShapesStreamConfig:
         patch_size=config.patch_size,
         seed=config.seed,
         curriculum_pictures=config.curriculum_pictures,
-        vision_steps=config.vision_steps,
+        vision_steps=vision_steps(config),
         vision_batch_size=config.vision_batch_size,
     )
 
@@ -116,7 +133,101 @@ def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
     )
 
 
-class ShapesWorldLoss(nn.Module):
+# ---------------------------------------------------------------------------------------------- losses
+class DenseHead(nn.Module):
+    """(N, P, D_v) patch features -> (N, P, kinds + colours + 4 + 3 counts of up to 8) predictions."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.linear = nn.Linear(width, NUM_KINDS + len(COLOURS) + 4 + _COUNTS)
+        nn.init.normal_(self.linear.weight, std=width**-0.5)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.linear(features)
+
+
+def dense_counts(targets: Tensor) -> Tensor:
+    """How many patches there are, with a colour, with an object, and how many counts: (4,). The sums in
+    `dense_loss` are divided by these; `targets` (N, P, 9) are described there."""
+    kind, colour, shared = targets[..., 0], targets[..., 1], targets[..., 6:]
+    counts = [(kind >= 0).sum(), (colour >= 0).sum(), (kind > 0).sum(), (shared > 0).sum()]
+    return torch.stack(counts).double()
+
+
+def dense_loss(
+    predictions: Tensor, targets: Tensor, counts: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean loss over patches, and what share of object patches was named right.
+
+    Args:
+        predictions: (N, P, kinds + colours + 4 + 3 · 8).
+        targets: (N, P, 9): kind, colour (-1 on background), dx, dy, log size, is_centre, and how many shapes
+            share the name, the colour, both (0 where there is no shape).
+        counts: what to divide by, where other ranks have patches too; by default, `dense_counts` of these.
+    """
+    counts = dense_counts(targets) if counts is None else counts
+    patches, coloured, objects, counted = counts.clamp(min=1).float()
+    predictions, targets = predictions.flatten(0, 1), targets.flatten(0, 1)
+    kinds, colours, geometry, centre, alike = predictions.split(
+        (NUM_KINDS, len(COLOURS), 3, 1, _COUNTS), dim=-1
+    )
+    kind, colour = targets[:, 0].long(), targets[:, 1].long()
+    foreground = kind > 0
+    kind_loss = F.cross_entropy(kinds, kind, reduction="sum") / patches
+    centre_loss = F.binary_cross_entropy_with_logits(centre[:, 0], targets[:, 5], reduction="sum") / patches
+    colour_loss = F.cross_entropy(colours, colour, ignore_index=-1, reduction="sum") / coloured
+    distance = F.smooth_l1_loss(geometry, targets[:, 2:5], reduction="none").sum(-1)
+    geometry_loss = (distance * foreground).sum() / objects
+    shared = targets[:, 6:].long() - 1  # -1 where there is nothing to count
+    alike = alike.unflatten(-1, (3, MAX_THINGS))  # (N · P, 3, 8)
+    count_loss = (
+        F.cross_entropy(alike.flatten(0, 1), shared.flatten(), ignore_index=-1, reduction="sum") / counted
+    )
+    loss = kind_loss + centre_loss + 0.5 * colour_loss + 0.5 * geometry_loss + 0.5 * count_loss
+    with torch.no_grad():
+        right_kind = ((kinds.argmax(-1) == kind) & foreground).sum() / objects
+        right_colour = ((colours.argmax(-1) == colour) & foreground).sum() / objects
+        right_count = (alike.argmax(-1) == shared).sum() / counted  # -1 is no argmax
+    return loss, {"patch_kind": right_kind, "patch_colour": right_colour, "patch_count": right_count}
+
+
+class FactHead(nn.Module):
+    """(B, T, D) hidden states after the share `depth` of the layers -> (B, T, 4) facts; see `facts`."""
+
+    def __init__(self, width: int, depth: float):
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.linear = nn.Linear(width, 4)
+        self.depth = depth
+        self._hidden: Tensor | None = None
+
+    def watch(self, language_model) -> None:
+        """Keep that layer's output of every pass, for `loss` to take."""
+        layers = language_model.layers
+        layers[max(1, round(self.depth * len(layers))) - 1].register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, inputs, output: Tensor) -> None:
+        self._hidden = output if torch.is_grad_enabled() else None
+
+    def loss(self, targets: Tensor, count: Tensor | None = None) -> Tensor:
+        """Mean distance over the facts that are known.
+
+        Args:
+            targets: (B, T, 4), NaN where they are not known.
+            count: what to divide by, where other ranks know facts as well; by default, how many these are.
+        """
+        assert self._hidden is not None, "the model runs first, with gradients"
+        known = ~targets.isnan()
+        hidden, self._hidden = self._hidden, None
+        places = known.any(-1)
+        predicted = self.linear(self.norm(hidden[places]))
+        distance = F.smooth_l1_loss(predicted, targets[places].nan_to_num(), reduction="none")
+        count = known.sum() if count is None else count
+        return (distance * known[places]).sum() / count.clamp(min=1).float()
+
+
+class ShapesLoss(nn.Module):
     """(loss to minimise, what to log) of a batch; the image is encoded once for all of them. The heads
     exist in training only.
 
@@ -155,14 +266,14 @@ class ShapesWorldLoss(nn.Module):
 def loss_counts(batch: dict[str, Tensor]) -> Tensor:
     """What the parts of a batch's loss are divided by: `dense_counts`, labelled tokens, known facts of nouns
     and of pairs, (7,)."""
-    told = torch.stack(
+    counts = torch.stack(
         [
             (batch["labels"][:, 1:] != IGNORE_INDEX).sum(),
             (~batch["nouns"].isnan()).sum(),
             (~batch["pairs"].isnan()).sum(),
         ]
     )
-    return torch.cat([dense_counts(batch["dense"]), told.double()])
+    return torch.cat([dense_counts(batch["dense"]), counts.double()])
 
 
 def answer_states(model: VisionLanguageModel, patches: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -173,15 +284,23 @@ def answer_states(model: VisionLanguageModel, patches: Tensor, batch: dict[str, 
     return hidden
 
 
-class ShapesWorldTask:
-    """See `training.tasks.Task`. A step is one batch, drawn from its number alone: that is all its state."""
+class ShapesTask(Task):
+    """See `training.task.Task`. A step is one batch, drawn from its number alone: that is all its state."""
+
+    module: ShapesLoss
+    best_by = ("eval_accuracy", True)
+    license = "apache-2.0"
+    summary = (
+        "Answers questions about the built-in image world of Ocelli: drawn shapes, printed words, "
+        "handwritten digits. It knows nothing else."
+    )
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
+        super().__init__(config, ranks)
         for name in ("batch_size", "vision_batch_size"):
             if getattr(config, name) % ranks.world_size:
                 raise ValueError(f"{flag(name)}: expected a multiple of {ranks.world_size} ranks")
-        self.config, self.ranks, self.steps = config, ranks, config.shape_steps
-        device = ranks.device
+        self.steps, self.second_stage, device = total_steps(config), vision_steps(config), ranks.device
         if config.init_from:
             self.model = VisionLanguageModel.from_pretrained(
                 config.init_from, dtype=torch.float32, device=device
@@ -192,16 +311,12 @@ class ShapesWorldTask:
             self.processor = build_processor(config)
             self.model = build_model(config, self.processor.tokenizer)
         self._check_fit()
-        self.module = ShapesWorldLoss(self.model, config).to(device)
-        self.second_stage = config.vision_steps
+        self.module = ShapesLoss(self.model, config).to(device)
         stream = stream_config(config)
         heldout = replace(
-            stream,
-            seed=HELDOUT_SEED,
-            split="heldout",
-            curriculum_pictures=0,
-            vision_steps=0,
-        )
+            stream, seed=EVALUATION_SEED, split="heldout", curriculum_pictures=0, vision_steps=0,
+            list_probability=0.0,
+        )  # fmt: skip
         pieces = chat_pieces(self.processor.tokenizer, self.model.config.tokens_per_tile)
         if config.sequence_length <= len(pieces.prefix):
             raise ValueError(
@@ -211,10 +326,10 @@ class ShapesWorldTask:
         self.stream = ShapesStream(
             stream, self.processor.tokenizer, pieces, rank=ranks.rank, world_size=ranks.world_size
         )
-        self.heldout = ShapesStream(replace(heldout, list_probability=0.0), self.processor.tokenizer, pieces)
+        self.heldout = ShapesStream(heldout, self.processor.tokenizer, pieces)
 
     def _check_fit(self) -> None:
-        """Whether what is drawn is what the model takes, which may be one that was trained before."""
+        """Whether what is drawn suits the model, which may have been trained before."""
         vision, context = self.model.config.vision, self.model.config.text.max_position_embeddings
         for name, taken in (("image_size", vision.image_size), ("patch_size", vision.patch_size)):
             if (drawn := getattr(self.config, name)) != taken:
@@ -241,12 +356,6 @@ class ShapesWorldTask:
             batch.images = len(batch.sample_ids)
             yield [batch]
 
-    def padding(self) -> list[Batch]:
-        raise AssertionError("drawn images never end")
-
-    def step_back(self) -> None:
-        raise AssertionError("nothing keeps images from being drawn")
-
     def count(self, batches: list[Batch]) -> float:
         return float(len(batches))
 
@@ -255,15 +364,15 @@ class ShapesWorldTask:
         if self.ranks.world_size > 1:
             shared = [count / self.ranks.world_size for count in self.ranks.sum(*counts.tolist())]
             counts = torch.tensor(shared, dtype=counts.dtype, device=counts.device)
-        return {"batch": batch, "vision_only": step < self.config.vision_steps, "counts": counts}
+        return {"batch": batch, "vision_only": step < self.second_stage, "counts": counts}
 
     def amounts(self, batch: Batch, step: int) -> Amounts:
-        if step < self.config.vision_steps:
+        if step < self.second_stage:
             return Amounts(tiles=len(batch["pixel_values"]), positions=0, pairs=0, labelled=0)
         return amounts_of(batch)
 
     def matrix_peak(self, step: int) -> float | None:
-        return self.config.vision_matrix_lr if step < self.config.vision_steps else None
+        return self.config.vision_matrix_lr if step < self.second_stage else None
 
     # ------------------------------------------------------------------------------------------- state
     def state_dict(self) -> dict:
@@ -272,33 +381,26 @@ class ShapesWorldTask:
     def load_state_dict(self, states: list[dict], step: int) -> None:
         self.stream.start_batch = step
 
-    def check_rows(self) -> None:
-        """They are all good."""
-
-    # --------------------------------------------------------------------------------------- to look at
+    # ----------------------------------------------------------------------------------------- evaluation
     def seen(self, step: int) -> dict[str, int]:
-        return {"pictures": self.config.pictures_after(step)}
+        return {"pictures": images_after(self.config, step)}
 
     def training_data(self, step: int) -> str:
         return (
-            f"{self.config.pictures_after(step):,} images of shapes, drawn on the fly (seed "
+            f"{images_after(self.config, step):,} images of shapes, drawn on the fly (seed "
             f"{self.config.seed}), each with several questions; digits from the UCI set that scikit-learn "
             "carries."
         )
 
-    summary = (
-        "Answers questions about the built-in image world of Ocelli: drawn shapes, printed words, "
-        "handwritten digits. It knows nothing else."
-    )
-
-    best_by = ("eval_accuracy", True)
-
     def questions(self, count: int) -> list[Question]:
-        return questions_of_shapes(self.processor, count)
+        return [
+            Question((render(scene, SAMPLE_SIZE),), qa.question, qa.answer, tuple(qa.accept))
+            for scene, qa in heldout_questions(count)
+        ]
 
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
-        """What the vision tower makes out in held-out images; the first rank looks alone."""
+        """What the vision tower sees in held-out images; the first rank evaluates alone."""
         if not self.ranks.is_first or not self.config.eval_pictures:
             return {}
         model, seen = self.model, []
@@ -309,3 +411,36 @@ class ShapesWorldTask:
             seen.append(dense_loss(self.module.head(patches), batch["dense"])[1])
         model.train()
         return {f"eval_{name}": sum(row[name].item() for row in seen) / len(seen) for name in seen[0]}
+
+
+# ------------------------------------------------------------------------------------------------ --plan
+def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
+    """The plan of a run on shapes: the stage in which the whole model learns, and a note on the one before.
+    A row is an image."""
+    processor, device = build_processor(config), choose_device(config, options)
+    if config.init_from:
+        shape, _ = stored_network(config.init_from)
+    else:
+        shape = model_config(config, processor.tokenizer)
+    pieces = chat_pieces(processor.tokenizer, shape.tokens_per_tile)
+    stream = ShapesStream(stream_config(config), processor.tokenizer, pieces)
+    alone = vision_steps(config)
+    drawn = amounts_of(stream.batch(alone))
+    row = AverageRow(
+        fill=drawn.positions / (config.batch_size * config.sequence_length),
+        labelled=drawn.labelled / drawn.positions,
+        total_samples=(total_steps(config) - alone) * config.batch_size,
+    )
+    lines = [make_plan(config, options, device, shape, row).table()]
+    if alone:
+        amounts = Amounts(alone * config.vision_batch_size, 0, 0, 0)
+        flops = training_flops(shape, amounts, frozenset({"vision_model"}))
+        hours = flops / (options.plan_mfu * device.peak * options.plan_ranks) / 3600
+        lines += [
+            "before it, the vision tower alone",
+            f"  {'steps':<22}{alone:>16,}",
+            f"  {'images a step':<22}{config.vision_batch_size:>16,}",
+            f"  {'model FLOPs':<22}{flops:>16.3e}",
+            f"  {'hours':<22}{hours:>16,.1f}",
+        ]
+    return "\n".join([*lines, f"assumed: {device.name} (--plan-device, --plan-tflops)"])

@@ -18,10 +18,9 @@ import generate
 from data.inputs import TiledImage
 from data.row_schemas import RowSchema
 from generation.sampling import NotFiniteError, Sampler
-from inference.chat import COMMANDS, path_of
+from inference.chat import COMMANDS, path_of, place
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
-from inference.transcript import place
 from tests.processors import draw_image
 from tests.test_conversation import fresh
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from inference.cli import is_question
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import generate
 from generation.decoding import Sampler
 from inference.checkpoint import RequestError, pick_device
-from inference.options import is_question
 from tests.hub_server import HubServer, point_client_at
 
 FIELDS = {
@@ -163,7 +163,7 @@ def test_a_question_from_a_pipe(as_json, complaint, cli, photo, monkeypatch):
     assert as_json(photo, "why?", *short)[0]["question"] == "why?"
     stdin_of(monkeypatch, b"\xff\xfe")
     assert "UTF-8" in complaint(photo)
-    monkeypatch.setattr("inference.options.WAIT", 0)
+    monkeypatch.setattr("inference.cli.WAIT", 0)
     reading, writing = os.pipe()
     with os.fdopen(writing, "w"):  # open, and silent
         monkeypatch.setattr(sys, "stdin", os.fdopen(reading))

@@ -12,8 +12,7 @@ from data.errors import ImageError, PromptError
 from generation.decoding import GenerationOptions
 from generation.sampling import NotFiniteError, Sampler
 from inference.checkpoint import RequestError, open_checkpoint
-from inference.conversation import ContextFullError, Conversation
-from inference.history import encode_next
+from inference.conversation import ContextFullError, Conversation, encode_next
 from tests.processors import draw_image
 
 SHORT = GenerationOptions(max_new_tokens=8)

@@ -64,7 +64,7 @@ LIBRARIES = (
         "transformers.models.idefics3.image_processing_pil_idefics3",
         "transformers.models.auto.tokenization_auto",
     ),
-    *("datasets", "sklearn.datasets", "PIL.Image", "jsonargparse"),
+    *("datasets", "sklearn.datasets", "PIL.Image"),
 )
 SERVER = multiprocessing.get_context("forkserver")
 

@@ -51,7 +51,7 @@ def draw_light(rng: random.Random, lit: str) -> Image.Image:
 
 
 def write_lights(folder: Path, name: str, count: int, rng: random.Random) -> None:
-    (folder / "pictures").mkdir(exist_ok=True)
+    (folder / "images").mkdir(exist_ok=True)
     with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
         for i in range(count):
             lit, path = list(NEXT)[i % 3], f"images/{name}-{i}.png"

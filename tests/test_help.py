@@ -21,7 +21,7 @@ ENTRY_POINTS = {
     "app": "--any-model",
     "eval.__main__": "--tasks",
     "models.checkpoints.__main__": "convert",
-    "training.recipe": "--lora-rank",
+    "training.config": "--lora-rank",
 }
 SHAPES = ["--tasks", "shapes"]
 CONVERT = ["convert", "ocelli-shapes"]
@@ -64,19 +64,19 @@ REFUSED = [
     ("models.checkpoints.__main__", ["inspect", "owner/nothing"], "owner/nothing"),
     ("models.checkpoints.__main__", [*CONVERT, "checkpoints/ocelli-shapes"], "--overwrite"),
     ("models.checkpoints.__main__", [*CONVERT, "OUT", "--adapter", "nothing"], "nothing"),
-    ("training.recipe", ["--stepps", "3"], "--steps"),
-    ("training.recipe", ["configs/shape.yaml"], "configs/shapes.yaml"),
-    ("training.recipe", ["--lr", "-1"], "--lr"),
-    ("training.recipe", ["--device", "toaster"], "toaster"),
-    ("training.recipe", ["--init-from", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
+    ("training.config", ["--stepps", "3"], "--steps"),
+    ("training.config", ["configs/shape.yaml"], "configs/shapes.yaml"),
+    ("training.config", ["--lr", "-1"], "--lr"),
+    ("training.config", ["--device", "toaster"], "toaster"),
+    ("training.config", ["--init-from", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
     (
-        "training.recipe",
+        "training.config",
         ["--init-from", "ocelli-shapes", "--data", "assets/question.jsonl"],
         "questions.jsonl",
     ),
-    ("training.recipe", ["--init-from", "owner/nothing"], "owner/nothing"),
-    ("training.recipe", ["--init-from", "assets"], "config.json"),
-    ("training.recipe", ["--output", "README.md"], "README.md"),
+    ("training.config", ["--init-from", "owner/nothing"], "owner/nothing"),
+    ("training.config", ["--init-from", "assets"], "config.json"),
+    ("training.config", ["--output", "README.md"], "README.md"),
 ]
 # What train.py calls before it imports torch is `parse_command`. None: a module that cannot be imported.
 RUN = """

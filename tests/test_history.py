@@ -9,7 +9,7 @@ import torch
 
 from data.errors import PromptError
 from data.processor import make_processor
-from inference.history import STAND_IN, Answer, Turn, encode_next, messages_of, seam_of
+from inference.conversation import STAND_IN, Answer, Turn, encode_next, messages_of, seam_of
 from tests.processors import KINDS, draw_image, embedded, processor
 from tests.test_injection import special_ids
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.config import TrainConfig
+from training.config import TrainConfig, parse_config
 from training.optim import build_optimizers, rates, schedule, set_rates
-from training.recipe import parse_config
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 

@@ -98,18 +98,18 @@ def test_fewer_rows_than_ranks_have_room_for(base, capfd):
 
 def test_ranks_wait_for_what_the_first_writes(base, monkeypatch):
     folder, settings, _ = base
-    write_run, loop, file = train.write_run, train.run, folder / "waits" / "run.yaml"
+    write_run, steps, file = train.write_run, train.Run.steps, folder / "waits" / "run.yaml"
 
     def slow(*arguments):
         time.sleep(1)
         write_run(*arguments)
 
-    def seen(*arguments):
+    def seen(self):
         assert file.exists()
-        loop(*arguments)
+        return steps(self)
 
     monkeypatch.setattr(train, "write_run", slow)
-    monkeypatch.setattr(train, "run", seen)
+    monkeypatch.setattr(train.Run, "steps", seen)
     run(2, **settings | {"steps": 1}, output=str(file.parent))
 
 
@@ -135,7 +135,7 @@ def test_a_state_that_one_rank_cannot_read(base, monkeypatch, capfd):
         for process in processes:
             process.kill()
     said = capfd.readouterr().err
-    assert said.count("step-00000004 cannot be read and is passed over: OSError: [Errno 5]") == 1
+    assert said.count("step-00000004 cannot be read and is skipped: OSError: [Errno 5]") == 1
     same(expected, curve(folder / "unread"))
 
 

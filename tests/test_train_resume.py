@@ -97,7 +97,7 @@ def test_a_second_ctrl_c_ends_it_at_once(folder, capfd, monkeypatch):
     def impatient(*arguments) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(train, "save", impatient)
+    monkeypatch.setattr(train.Run, "save", impatient)
     (process,) = start(**settings(folder, "impatient", steps=100_000, save_every=100_000))
     assert wait_for(lambda: (folder / "impatient/metrics.jsonl").exists() or not process.is_alive())
     os.kill(process.pid, signal.SIGINT)
@@ -146,7 +146,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on(folder, capfd):
     process.join(PATIENCE)
     said = capfd.readouterr()
     assert process.exitcode == 2 and "Traceback" not in said.err
-    assert "error: what was trained last is not saved: " in said.err
+    assert "error: the latest model is not saved: " in said.err
     assert "the model could not be saved, the run goes on" in said.out
     kept = "the training state could not be saved, the one before is kept, the run goes on: OSError"
     assert f"{kept}: [Errno 27] {os.strerror(27)}" in said.out
@@ -204,7 +204,7 @@ def test_a_model_that_was_not_saved_is_saved_by_the_next_start(folder, capsys, m
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(training.export, "export", full)
         train.main(made)
-    assert "what was trained last is not saved: " in capsys.readouterr().err
+    assert "the latest model is not saved: " in capsys.readouterr().err
     assert not (folder / "unsaved/model.safetensors").exists()
     assert states(folder / "unsaved" / FOLDER)[-1].name == "step-00000003"
     train.main(made)
@@ -215,14 +215,14 @@ def test_a_model_that_was_not_saved_is_saved_by_the_next_start(folder, capsys, m
 
 def test_a_signal_to_one_rank_in_the_last_save(folder, monkeypatch):
     """All ranks know of it, or none would wait for the other."""
-    save = train.save
+    save = train.Run.save
 
-    def signalled(config, ranks, *rest):
-        if ranks.is_first:
+    def signalled(self):
+        if self.ranks.is_first:
             os.kill(os.getpid(), signal.SIGTERM)
-        return save(config, ranks, *rest)
+        save(self)
 
-    monkeypatch.setattr(train, "save", signalled)
+    monkeypatch.setattr(train.Run, "save", signalled)
     processes = start(2, **settings(folder, "late", steps=2, save_every=100))
     for process in processes:
         process.join(PATIENCE)

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from shapes import RGB, Scene, Thing, ask, sample_scene
-from shapes.grounding import FactHead
 from shapes.mentions import facts, mentions
 from shapes.stream import ShapesStream, ShapesStreamConfig
-from shapes.training import build_processor, chat_pieces
+from shapes.training import FactHead, build_processor, chat_pieces
 from training.config import TrainConfig
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a run: set up from torchrun's environment, wrapped around the model once, and agreed with.
+"""The ranks of a run: set up from torchrun's environment, agreed with, and wrapped around the model once.
 
 torchrun --nproc-per-node 8 train.py RECIPE.yaml                     # DDP
 torchrun --nproc-per-node 8 train.py RECIPE.yaml --parallel fsdp     # FSDP2: weights sharded
@@ -6,6 +6,7 @@ torchrun --nproc-per-node 8 train.py RECIPE.yaml --parallel fsdp     # FSDP2: we
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -20,11 +21,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from data.errors import one_line
-from models.vision_language_model import prepare_device
+from models.vision_language_model import VisionLanguageModel, prepare_device
+from training.config import TrainConfig
 
 _FAILED_EXCHANGE = re.compile(r"gloo|nccl|connection (closed|reset|refused)", re.IGNORECASE)
 _HUNG_UP = re.compile(
@@ -55,7 +58,7 @@ class Ranks:
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.together = "WORLD_SIZE" in os.environ  # also torchrun with one process
+        self.together = "WORLD_SIZE" in os.environ  # true for torchrun with one process, too
         if device.type == "cuda" and self.together:
             device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(device)
@@ -137,12 +140,12 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def blocks_of(model: VisionLanguageModel) -> list[nn.Module]:
     """The transformer blocks of the vision tower and of the language model."""
     return [*model.vision_model.layers, *model.language_model.layers]
 
 
-def prepare_blocks(model: nn.Module, recompute: bool, compiled: bool) -> None:
+def prepare_blocks(model: VisionLanguageModel, recompute: bool, compiled: bool) -> None:
     """Activation checkpointing and torch.compile, block by block and in place: names stay as they are."""
     for block in blocks_of(model):
         if recompute:
@@ -163,7 +166,9 @@ class _Recomputed:
         return checkpoint(self.forward, *inputs, use_reentrant=False)
 
 
-def wrap(module: nn.Module, model: nn.Module, ranks: Ranks, parallel: str, dtype: torch.dtype) -> nn.Module:
+def wrap(
+    module: nn.Module, model: VisionLanguageModel, ranks: Ranks, parallel: str, dtype: torch.dtype
+) -> nn.Module:
     """The module as all ranks train it.
 
     Args:
@@ -193,8 +198,8 @@ def wrap(module: nn.Module, model: nn.Module, ranks: Ranks, parallel: str, dtype
 
 
 def reshard(wrapped: nn.Module) -> None:
-    """Weights back in shards: a forward pass without a backward one leaves some of them whole, and the names
-    of parameters then lead to these."""
+    """Put weights back into shards. A forward pass without a backward one leaves some of them whole, and
+    parameters' names then lead to these."""
     for part in wrapped.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
@@ -207,15 +212,58 @@ def gradient_scale(wrapped: nn.Module, ranks: Ranks) -> int:
 
 @contextmanager
 def accumulating(wrapped: nn.Module, last: bool) -> Iterator[None]:
-    """Gradients are exchanged behind the last micro-batch of a step only."""
+    """Gradients are exchanged after the last micro-batch of a step only."""
     if isinstance(wrapped, FSDPModule):
         wrapped.set_requires_gradient_sync(last)
-    hold = not last and isinstance(wrapped, DistributedDataParallel)
-    with wrapped.no_sync() if hold else nullcontext():
+    alone = isinstance(wrapped, DistributedDataParallel) and not last
+    with wrapped.no_sync() if alone else nullcontext():  # type: ignore[operator]
         yield
 
 
 def clip(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
     """Scale gradients to a norm of at most `limit` (0: leave them), and return the norm that they had."""
     norm = nn.utils.clip_grad_norm_(parameters, limit or float("inf"))
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor with all of its shards; all ranks call it."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+# ---------------------------------------------------------------------------------------- out of memory
+_OUT_OF_MEMORY = ("t allocate memory", "not enough memory", "out of memory", "alloc_failed", "bad_alloc")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the machine has no memory left; PyTorch says so with many kinds of error."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error).lower() for said in _OUT_OF_MEMORY)
+
+
+def out_of_memory(config: TrainConfig, device: torch.device, world_size: int) -> str:
+    """What to lower or to set, cheapest first."""
+    if config.is_shapes:
+        ways = [
+            f"--vision-batch-size ({config.vision_batch_size}) or --batch-size ({config.batch_size})",
+            "the sizes of the network",
+        ]
+    else:
+        rows = config.micro_batch_size or max(1, config.batch_size // world_size)
+        ways = [f"--micro-batch-size (a rank computes {rows} rows at a time)"] if rows > 1 else []
+        ways += [f"--sequence-length ({config.sequence_length})", "--max-tiles"]
+    if not config.activation_checkpointing:
+        ways.append("set --activation-checkpointing")
+    if world_size > 1 and config.parallel == "ddp":
+        ways.append("set --parallel fsdp")
+    if not (config.is_shapes or config.lora_rank):
+        ways.append("train adapters (--lora-rank)")
+    where = "the GPU" if device.type == "cuda" else "this machine"
+    return (
+        f"{where} is out of memory: lower {', or '.join(ways)}; --plan shows what a run needs, and what was "
+        f"saved last is in {config.output}"
+    )

@@ -1,7 +1,8 @@
-"""A run as far as it has come, as a checkpoint in the Hub's layout with its card; adapters beside it."""
+"""Saves a run's model as a checkpoint in the Hub's layout with its card and adapters; uploads it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,32 +10,29 @@ from typing import Any
 from torch import Tensor, nn
 
 from data.errors import one_line
+from data.processor import Processor
 from models.checkpoints.hub import CheckpointError
 from models.checkpoints.load import meta_init
 from models.checkpoints.save import model_card
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig
-from training.distributed import Ranks
-from training.metrics import Metrics
-from training.state import gathered
-from training.tasks import Task
-
-ADAPTER = "adapter"  # the folder of a run's adapter, in its output
+from training.distributed import Ranks, whole
+from training.lora import merged, save_adapter
+from training.task import Task
 
 
 def whole_tensors(
     model: nn.Module, average: dict[str, Tensor], ranks: Ranks, everywhere: bool = False
 ) -> dict[str, Tensor]:
-    """Every parameter by its name, averaged where there is an average, gathered from all ranks; all call it,
-    the first gets them.
+    """Every parameter by its name, averaged where there is an average, gathered from all ranks. All call it;
+    the first gets them, or `everywhere` all do.
 
     Args:
         average: under the names that parameters have in the module around the model (`model.…`).
-        everywhere: all ranks get them.
     """
     tensors = {}
     for name, parameter in model.named_parameters():
-        value = gathered(average.get(f"model.{name}", parameter))
+        value = whole(average.get(f"model.{name}", parameter))
         if ranks.is_first or everywhere:
             tensors[name] = value.cpu() if model.device.type != "cpu" else value
     return tensors
@@ -48,32 +46,22 @@ def export(
     card: str,
     folder: Path,
 ) -> None:
-    """Write the model with these tensors to a folder, with adapters merged and beside it.
+    """Write the model with these tensors to a folder, with adapters merged and saved beside it.
 
     Raises:
         CheckpointError: the folder cannot be written; what it held is unchanged.
     """
-    beside = None
-    if config.lora_rank:
-        from training.lora import save_adapter  # peft takes seconds to import
-
-        beside = partial(save_adapter, tensors, config)  # model and adapter change places together
-    plain_model(model, tensors, config).save_pretrained(folder, processor, card=card, extra_files=beside)
+    # Model and adapter are replaced together.
+    beside = partial(save_adapter, tensors, config) if config.lora_rank else None
+    plain_model(model, tensors, config).save_pretrained(folder, processor, card=card, beside=beside)
 
 
 def plain_model(
     model: VisionLanguageModel, tensors: dict[str, Tensor], config: TrainConfig
 ) -> VisionLanguageModel:
-    """A model of its own with these tensors, adapters merged."""
+    """A separate model that holds these tensors (not copies), adapters merged."""
     if config.lora_rank:
-        from training.lora import merged
-
         tensors = merged(tensors, config)
-    return filled(model, tensors)
-
-
-def filled(model: VisionLanguageModel, tensors: dict[str, Tensor]) -> VisionLanguageModel:
-    """A model like that one which holds these tensors, not copies."""
     with meta_init():
         new = VisionLanguageModel(model.config)
     tied = model.config.tie_word_embeddings
@@ -86,10 +74,9 @@ def filled(model: VisionLanguageModel, tensors: dict[str, Tensor]) -> VisionLang
     return new
 
 
-def run_card(task, config: TrainConfig, step: int, scores: dict[str, float]) -> str:
-    """The model card of a run as far as it has come."""
+def run_card(task: Task, config: TrainConfig, step: int, scores: dict[str, float]) -> str:
     rows = [{"held-out, in the run": k.removeprefix("eval_"), "value": f"{v:.3f}"} for k, v in scores.items()]
-    extra: dict[str, Any] = {"license": "apache-2.0"} if config.is_shapes else {}
+    extra: dict[str, Any] = {"license": task.license} if task.license else {}
     return model_card(
         config.push_to_hub or Path(config.output).resolve().name,
         task.model.config,
@@ -106,27 +93,25 @@ def save_model(
     ranks: Ranks,
     task: Task,
     average: dict[str, Tensor],
-    metrics: Metrics,
     step: int,
     scores: dict[str, float],
+    say: Callable[[str], None],
 ) -> str:
-    """The model as it is after a step, in the output folder; all ranks call it. What kept it from being
-    written, which is said as well, on the first rank; empty where nothing did."""
+    """Save the model after `step` steps in the output folder; all ranks call it. Returns why it could not be
+    written, on the first rank; empty if it was."""
     tensors = whole_tensors(task.model, average, ranks)
     if ranks.is_first:
         try:
             card = run_card(task, config, step, scores)
             export(task.model, tensors, task.processor, config, card, Path(config.output))
         except (CheckpointError, OSError) as error:
-            metrics.say(f"step {step}: the model could not be saved, the run goes on: {error}")
+            say(f"step {step}: the model could not be saved, the run goes on: {error}")
             return one_line(error)
     return ""
 
 
 def push(config: TrainConfig) -> None:
-    """Upload what was written; it stays in the output folder whatever becomes of this."""
-    from data.processor import Processor
-
+    """Upload what was written; it stays in the output folder if this fails."""
     model = VisionLanguageModel.from_pretrained(config.output, dtype="stored")
     processor = Processor.from_pretrained(config.output, config=model.config)
     print(model.push_to_hub(config.push_to_hub, processor))

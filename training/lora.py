@@ -11,24 +11,25 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
 from models.checkpoints.idefics3 import stored_name
 from models.checkpoints.weights import write_file
 from training.config import TrainConfig
-from training.export import ADAPTER
 
+ADAPTER = "adapter"  # the folder of a run's adapter, in its output
 _NAME, _BASE = "default", ".base_layer."
 _FACTOR = re.compile(rf"(.+)\.lora_([AB])\.{_NAME}\.weight")
 
 
-def lora_config(config: TrainConfig, inside: str) -> LoraConfig:
-    """peft's settings, for the language model's layers where `inside` is its name."""
+def lora_config(config: TrainConfig, inside: str):
+    """peft's settings, for the layers of the language model, which is called `inside`."""
+    from peft import LoraConfig  # start-up: peft takes seconds to import
+
     targets = "|".join(re.escape(name.strip()) for name in config.lora_targets.split(","))
     return LoraConfig(
         r=config.lora_rank,
-        lora_alpha=config.lora_alpha,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft takes any number
         lora_dropout=config.lora_dropout,
         target_modules=rf".*{inside}\.layers\..*\.({targets})",
         bias="none",
@@ -36,23 +37,25 @@ def lora_config(config: TrainConfig, inside: str) -> LoraConfig:
 
 
 def add_adapters(model: nn.Module, config: TrainConfig) -> None:
-    """Put adapters in, which alone train from there on.
+    """Put adapters in. From then on they alone train.
 
     Raises:
         ValueError: no layer of that name.
     """
+    from peft import inject_adapter_in_model  # start-up: peft takes seconds to import
+
     generator = torch.Generator().manual_seed(config.seed)
     inject_adapter_in_model(lora_config(config, "language_model"), model, _NAME)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
-        if "lora_A" in name:  # the run's seed decides, whatever was drawn before
+        if "lora_A" in name:  # drawn from the run's seed alone
             bound = parameter.shape[1] ** -0.5
             drawn = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
             parameter.data.copy_(drawn)
 
 
 def merged(tensors: Mapping[str, Tensor], config: TrainConfig) -> dict[str, Tensor]:
-    """A model's tensors with its adapters, as those of a model without: W + (alpha / rank) · B A."""
+    """The tensors of a model with adapters as those of one without: W + (alpha / rank) · B A."""
     plain = {
         name.replace(_BASE, "."): value for name, value in tensors.items() if not _FACTOR.fullmatch(name)
     }

@@ -1,4 +1,4 @@
-"""Datasets as something to train on: rows packed or padded, the loss summed over labelled tokens."""
+"""Training on datasets: rows packed or padded, the loss summed over labelled tokens."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
-from data.errors import DatasetError
+from data.errors import BadRow, DatasetError, ImageError
+from data.images import load_image
 from data.loader import DropCount, Loader, LoaderConfig, merge_states, steps_per_run
+from data.order import ShardReader
 from data.packing import Batch, segment_mask
 from data.processor import Processor, make_processor
 from data.sources import open_datasets
@@ -21,18 +24,17 @@ from models.checkpoints.hub import locate, snapshot
 from models.checkpoints.save import public_name, transformers_processor
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
-from training.costs import Amounts
 from training.distributed import Ranks
-from training.samples import Question, questions_of_rows
-from training.throughput import amounts_of
+from training.task import Question, Task
+
+_ROWS_TO_SEARCH = 200  # for questions to show
 
 
 class RowsLoss(nn.Module):
     """(summed cross-entropy over labelled tokens, what to log) of a micro-batch.
 
-    A batch without images sends a blank one through the vision tower and adds its features times zero: so
-    each rank takes part in each exchange of gradients, and a step's result does not depend on which rank has
-    the images.
+    A batch without images sends a blank one through the vision tower and adds its features times zero, so
+    that every rank takes part in every exchange of gradients.
     """
 
     def __init__(self, model: VisionLanguageModel, blank: bool):
@@ -49,7 +51,7 @@ class RowsLoss(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         x = self.model.embed(input_ids, pixel_values)  # (B, T, D)
         if pixel_values is None and self.blank:
-            # In front of the language model: sharded ranks gather weights in one order.
+            # Before the language model, because sharded ranks gather weights in one order.
             x = x + 0.0 * self.model.encode_images(self._blank_tile()).sum()
         mask = segment_mask(segment_ids)  # (B, T, T), or blocks on CUDA
         hidden, _ = self.model.language_model(x, mask, position_ids=position_ids)
@@ -62,14 +64,11 @@ class RowsLoss(nn.Module):
         return torch.ones(shape, device=self.model.device, dtype=self.model.dtype)
 
 
-class RowsTask:
-    """See `training.tasks.Task`."""
-
-    second_stage = 0
-    best_by = ("eval_loss", False)
+class RowsTask(Task):
+    """See `training.task.Task`."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
-        self.config, self.ranks = config, ranks
+        super().__init__(config, ranks)
         self.mixture = open_datasets(dataset_entries(config.data))
         self.held_out = open_datasets(dataset_entries(config.eval_data)) if config.eval_data else None
         self.model, self.processor = open_model(config, ranks.device)
@@ -94,15 +93,17 @@ class RowsTask:
         rates = config.rates
         trains = not config.lora_rank and (rates["vision_model"] > 0 or rates["projector"] > 0)
         self.module = RowsLoss(self.model, blank=trains or config.parallel == "fsdp")
+        starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
+        self.summary = f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
 
     def _check_fit(self) -> None:
         context = self.model.config.text.max_position_embeddings
         if self.config.sequence_length > context:
             raise DatasetError(
-                f"sequence_length: expected at most {context}, the model's context, "
+                f"--sequence-length: expected at most {context}, the model's context, "
                 f"got {self.config.sequence_length}"
             )
-        transformers_processor(self.processor)  # what cannot be saved is not trained first
+        transformers_processor(self.processor)  # raises now what saving would raise after the training
 
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:
@@ -121,15 +122,6 @@ class RowsTask:
 
     def count(self, batches: list[Batch]) -> float:
         return float(sum(batch.num_labels for batch in batches))
-
-    def inputs(self, batch: Batch, step: int) -> dict:
-        return dict(batch)
-
-    def amounts(self, batch: Batch, step: int) -> Amounts:
-        return amounts_of(batch)
-
-    def matrix_peak(self, step: int) -> float | None:
-        return None
 
     # ------------------------------------------------------------------------------------------- state
     def state_dict(self) -> dict:
@@ -152,29 +144,34 @@ class RowsTask:
             raise DatasetError(f"{wrong}; {self.config.output} holds a model trained without them")
 
     # --------------------------------------------------------------------------------------- to look at
-    def seen(self, step: int) -> dict[str, int]:
-        return {}
-
     def training_data(self, step: int) -> str:
         names = ", ".join(public_name(source.name) for source in self.mixture.sources)
         rows, tokens = self.config.batch_size, self.config.sequence_length
         return f"{names}: {step:,} steps of {rows} rows of up to {tokens} tokens."
 
-    @property
-    def summary(self) -> str:
-        config = self.config
-        starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
-        return f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
-
     def questions(self, count: int) -> list[Question]:
-        return [] if self.held_out is None else questions_of_rows(self.held_out, self.processor, count)
+        """The first questions of held-out rows, in an order that is always the same; bad rows are skipped."""
+        if self.held_out is None:
+            return []
+        reader = ShardReader(self.held_out, 0, 1, seed=0, epochs=1)
+        found: list[Question] = []
+        for _ in range(_ROWS_TO_SEARCH):
+            if len(found) == count or (row := reader.next()) is None:
+                break
+            try:
+                messages = self.held_out.sources[row.source].schema.conversation(row.row)
+                if messages is not None:
+                    found.append(first_question(messages, self.processor))
+            except (BadRow, ImageError):
+                continue  # the loader counts them
+        return found
 
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
-        """Mean loss per labelled token of held-out rows, where any are asked for; all ranks take part.
+        """Mean loss per labelled token of held-out rows, if there are any; all ranks take part.
 
         Raises:
-            DatasetError: no held-out row is good, or they can be read no longer; on all ranks.
+            DatasetError: no held-out row is usable, or reading them failed; on all ranks.
         """
         if self.held_out is None or not self.config.eval_pictures:
             return {}
@@ -189,7 +186,7 @@ class RowsTask:
                 group, failed = None, error
             having, failing = self.ranks.sum(group is not None, failed is not None)
             if failing:
-                raise failed or DatasetError("the held-out data of another rank have failed")
+                raise failed or DatasetError("reading another rank's held-out data failed")
             if not having:
                 break
             for batch in group or loader.padding_step():
@@ -198,12 +195,12 @@ class RowsTask:
         self.model.train()
         total, tokens = self.ranks.sum(total, tokens)
         if not tokens:
-            raise DatasetError("eval_data: no row can be scored, on any rank")
+            raise DatasetError("--eval-data: no row can be scored, on any rank")
         return {"eval_loss": total / tokens}
 
 
 def grouped(loader: Loader) -> Iterator[list[Batch]]:
-    """A loader's batches, a step's together."""
+    """A loader's batches, those of a step together."""
     group: list[Batch] = []
     for batch in loader:
         group.append(batch)
@@ -212,12 +209,27 @@ def grouped(loader: Loader) -> Iterator[list[Batch]]:
             group = []
 
 
-def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
-    """The model to start from, float32 and in training mode, and its processor.
+def first_question(messages: list[dict[str, Any]], processor: Processor) -> Question:
+    """What a conversation asks before its first answer, with its images loaded."""
+    end = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    parts = [part for message in messages[:end] for part in message["content"]]
+    return Question(
+        images=tuple(
+            load_image(part["image"], processor.limits) for part in parts if part["type"] == "image"
+        ),
+        text=_words([message for message in messages[:end] if message["role"] != "system"]),
+        target=_words(messages[end : end + 1]),
+        system=_words([message for message in messages[:end] if message["role"] == "system"]),
+    )
 
-    Raises:
-        CheckpointError, ProcessorError, DatasetError: nothing there, or of another architecture.
-    """
+
+def _words(messages: list[dict[str, Any]]) -> str:
+    parts = (part for message in messages for part in message["content"])
+    return " ".join(str(part["text"]).strip() for part in parts if part["type"] == "text")
+
+
+def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
+    """The model to start from, float32 and in training mode, and its processor."""
     if config.init_from:
         model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
         assert model.origin is not None, "a loaded model knows where it came from"
@@ -229,7 +241,7 @@ def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguag
 
 
 def new_tokenizer(folder: Path):
-    """A language model's tokenizer, with SmolVLM's special tokens added where it has not got them."""
+    """A language model's tokenizer, with those of SmolVLM's special tokens added that it lacks."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS)})
     tokenizer.eos_token = "<end_of_utterance>"

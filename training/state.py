@@ -1,4 +1,4 @@
-"""What a run needs to go on, as one folder per save: weights, their average, optimizers, data, random state.
+"""What a run needs to resume, one folder per save: weights, their average, optimizers, data, random state.
 
     output/state/step-00000500/        # torch.distributed.checkpoint's files, each rank its own shards
                                run.pt  # the rest: step, config, every rank's data and RNG
@@ -10,13 +10,14 @@ before is kept until then. Any number of ranks, with DDP or FSDP, reads what any
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import re
 import shutil
+import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +28,43 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from training.config import TrainConfig
+from training.config import TrainConfig, flag
 from training.distributed import Ranks
-from training.resume import differences, fixed_differences, in_words
 
 FOLDER, RUN = "state", "run.pt"
 _WHOLE = re.compile(r"step-(\d+)")
-_OLD = "training_state.pt"  # of train.py before there were ranks
+_AWAY = "use another --output, or --no-resume to start over"
+
+
+class StopSignal:
+    """SIGTERM or SIGINT asks the run to save and leave after the step it is in; a second one ends it.
+
+    asked: whether this rank was; agreed: whether all ranks have agreed to; failed: why data cannot be read
+    any longer, which stops the run in the same way.
+    """
+
+    def __init__(self):
+        self.asked = self.agreed = False
+        self.failed: Exception | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number, frame) -> None:
+        self.asked = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class StateError(ValueError):
-    """A state that this run cannot go on from; one sentence."""
+    """A state that this run cannot resume from."""
 
 
 class RunState:
-    """Saves and loads in `output/state`.
+    """Saves and loads in `output/state`; parameter names key everything.
 
     Args:
-        modules: what trains; parameter names key everything.
         average: name → averaged parameter; empty where there is none.
         keep: how many of the newest states stay.
         background: write while the run goes on; the next save waits for the last.
@@ -65,22 +82,19 @@ class RunState:
     ):
         self.folder, self.modules, self.optimizers = output / FOLDER, modules, list(optimizers)
         self.average, self.ranks, self.keep = average, ranks, keep
-        self.model_saved = True  # whether the model was written, too, with the state that was saved or loaded
-        self._pending: tuple[Future, Path, Path] | None = None
-        # What writes in the background agrees with the other ranks while steps do: on a group of its own, or
-        # one rank would take the other's words for an answer, and all wait for ever.
+        self.model_saved = True  # whether the model was written, too, with the latest state
+        self._pending: tuple[Any, Path, Path] | None = None
+        # A background save talks to the other ranks while steps do. Without a group of its own, one would
+        # receive what was meant for the other, and all would wait for ever.
         apart = background and ranks.together
         self._group = dist.new_group(backend="gloo") if apart else None
 
     # --------------------------------------------------------------------------------------------- save
     def save(self, step: int, data: dict[str, Any], config: dict[str, Any]) -> str | None:
-        """Write the state after `step` steps; all ranks call it.
-
-        Args:
-            data: this rank's data state.
+        """Write the state after `step` steps, with this rank's data state; all ranks call it.
 
         Returns:
-            None, or what kept it from being written (a full disk, say): the states before are unharmed.
+            None, or why it could not be written (a full disk, say): the states before are unharmed.
         """
         problem = self.wait()
         writing, whole = self.folder / f".writing-{step:08d}", self.folder / f"step-{step:08d}"
@@ -109,14 +123,14 @@ class RunState:
         return self._end(write, writing, whole) or problem
 
     def wait(self) -> str | None:
-        """Until a save in the background is done; returns what kept it from being written."""
+        """Wait for a background save; returns why it could not be written."""
         if self._pending is None:
             return None
         (future, writing, whole), self._pending = self._pending, None
         return self._end(future.result, writing, whole)
 
     def _end(self, write: Callable[[], Any], writing: Path, whole: Path) -> str | None:
-        """Write to the end and give the state its name; what kept it from that."""
+        """Finish writing and give the state its name; returns why it could not be."""
         found = self._everywhere(write) or self._everywhere(lambda: self._finish(writing, whole))
         if found is not None:
             self._clear()
@@ -125,11 +139,8 @@ class RunState:
     def _everywhere(
         self, act: Callable[[], Any], may: tuple = (OSError, CheckpointException, RuntimeError)
     ) -> str | None:
-        """Do it, and agree on whether it worked: the first rank's sentence that says it did not.
-
-        Args:
-            may: what it may raise, besides a `StateError`, which goes through.
-        """
+        """Do it, and agree on whether it worked. Returns the first rank's error among those of `may`; a
+        `StateError` goes through."""
         problem = None
         try:
             act()
@@ -140,7 +151,7 @@ class RunState:
         return next((said for said in self.ranks.gather(problem) if said is not None), None)
 
     def _clear(self) -> None:
-        """Remove what was not written to its end, which may have taken the last room of a disk."""
+        """Remove what was not finished, which may have filled the disk."""
         for left in self.folder.glob(".*") if self.ranks.is_first else ():
             shutil.rmtree(left, ignore_errors=True)
 
@@ -180,7 +191,7 @@ class RunState:
         """Flat names → tensors; DTensors are saved shard by shard."""
         tensors: dict[str, Any] = {f"weights/{n}": p.detach() for n, p in self._parameters().items()}
         tensors |= {f"average/{name}": value for name, value in self.average.items()}
-        names = {parameter: name for name, parameter in self._parameters().items()}
+        names: dict[Any, str] = {parameter: name for name, parameter in self._parameters().items()}
         for optimizer in self.optimizers:
             for parameter, state in optimizer.state.items():
                 for key, value in state.items():
@@ -192,23 +203,17 @@ class RunState:
 
     # --------------------------------------------------------------------------------------------- load
     def load(self, config: TrainConfig, say: Callable[[str], None] = print) -> dict[str, Any] | None:
-        """Restore the newest whole state in place; what `save` was given with it, `data` of all ranks. One
-        that was cut off or is broken is passed over, and told; so is what has changed of the settings.
+        """Restore the newest whole state in place and return what `save` wrote with it, `data` of all ranks.
+        A broken state is skipped with a message; changed settings are listed.
 
         Raises:
-            StateError: the state is of another model, of other optimizers or of an older train.py, or none
-                that is there is whole.
+            StateError: the state is of another model or of other optimizers, or all states are broken.
         """
-        if (self.folder.parent / _OLD).exists():
-            raise StateError(
-                f"{self.folder.parent / _OLD} is the state of an older train.py, which this one cannot go on "
-                "from: take another --output, or --no-resume to begin again"
-            )
         found = states(self.folder)
         if self.ranks.is_first:
             for cut in sorted(self.folder.glob(".writing-*")):
                 step = cut.name.removeprefix(".writing-")
-                say(f"the state after step {int(step)} was cut off while it was written and is skipped")
+                say(f"the state after step {int(step)} was not written completely and is skipped")
         for number, folder in enumerate(reversed(found)):
             run: dict[str, Any] = {}
             problem = self._attempt(folder, run, config)
@@ -221,16 +226,13 @@ class RunState:
                     say(f"resuming from step {run['step']} with changed settings: {changed}")
                 return run
             if self.ranks.is_first:
-                say(f"{folder} cannot be read and is passed over: {problem}")
+                say(f"{folder} cannot be read and is skipped: {problem}")
         if found:
-            raise StateError(
-                f"{self.folder} holds no state that can be read ({len(found)} tried): take another --output, "
-                "or --no-resume to begin again"
-            )
+            raise StateError(f"{self.folder} holds no state that can be read ({len(found)} tried): {_AWAY}")
         return None
 
     def _attempt(self, folder: Path, run: dict[str, Any], config: TrainConfig) -> str | None:
-        """Load one state into `run` and in place; the first rank's sentence that says why it cannot be."""
+        """Load one state into `run` and in place; returns why it cannot be read."""
         stored: dict[str, Any] = {}
 
         def read() -> None:
@@ -239,8 +241,7 @@ class RunState:
             if fixed := in_words(fixed_differences(run["config"], config)):
                 raise StateError(
                     f"{folder} cannot be resumed, because these settings have changed: {fixed}; set them "
-                    f"back, or take another --output (with --init-from {self.folder.parent} to start from "
-                    "its weights), or --no-resume to begin again"
+                    f"back, or {_AWAY} (with --init-from {self.folder.parent} to start from its weights)"
                 )
 
         may = (Exception, CheckpointException)  # unpickling what is broken raises anything
@@ -258,7 +259,7 @@ class RunState:
             name = (lacking or surplus)[0]
             raise StateError(
                 f"{folder} is the state of another model ({len(lacking)} tensors are missing and "
-                f"{len(surplus)} too many, {name} for one): take another --output, or --no-resume"
+                f"{len(surplus)} too many, {name} for one): {_AWAY}"
             )
         target = self._tensors()
         owners = {
@@ -274,7 +275,7 @@ class RunState:
             elif tuple(target[name].shape) != tuple(described.size):
                 raise StateError(
                     f"{folder} is the state of another model ({name}: expected {tuple(target[name].shape)}, "
-                    f"got {tuple(described.size)}): take another --output, or --no-resume"
+                    f"got {tuple(described.size)}): {_AWAY}"
                 )
         with torch.no_grad(), quiet():
             dcp.load(target, storage_reader=FileSystemReader(folder), no_dist=not self.ranks.together)
@@ -285,13 +286,12 @@ def _like(described: TensorStorageMetadata, parameter: nn.Parameter) -> Tensor:
     dtype = described.properties.dtype
     if described.size == parameter.shape:
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-    device = parameter.device
-    return torch.zeros(described.size, dtype=dtype, device=device)
+    return torch.zeros(described.size, dtype=dtype, device=parameter.device)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warning that one process saves alone, which is what is meant."""
+    """Without the warning that one process saves alone, which is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*single process.*", category=UserWarning)
         yield
@@ -323,12 +323,6 @@ def restore_random(saved: Sequence[dict[str, Any]], ranks: Ranks) -> None:
             torch.cuda.set_rng_state(state["cuda"], ranks.device)
 
 
-def gathered(tensor: Tensor) -> Tensor:
-    """A tensor as a whole, wherever its shards are; all ranks call it."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 class _Writer(FileSystemWriter):
     """Says why a file cannot be written."""
 
@@ -340,8 +334,8 @@ class _Writer(FileSystemWriter):
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The system's error (a full disk, say) in the course of which torch.save raised one of its own that does
-    not tell it; without one, the error itself."""
+    """The system's error (a full disk, say) behind one of torch.save's own that does not mention it; without
+    one, the error itself."""
     at: BaseException | None = error
     while at is not None and not isinstance(at, OSError):
         at = at.__cause__ or at.__context__
@@ -355,3 +349,59 @@ def _sentence(error: BaseException) -> str:
         error = next((cause for cause in causes if isinstance(cause, Exception)), error)
     error = _cause(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+# ------------------------------------------------------------------------------------------- settings
+# A state's weights, averages and momenta belong to this model and these optimizers. The loader refuses other
+# data itself: it knows what decides the order of rows.
+_SOURCES = ("init_from", "vision_from", "text_from")
+_FIXED = (
+    *_SOURCES,
+    *("lora_rank", "lora_targets", "muon"),
+    *("vision_width", "vision_layers", "vision_heads", "image_size", "patch_size", "scale_factor"),
+    *("text_width", "text_layers", "text_heads", "text_kv_heads", "text_inner", "vocab_size", "longest_edge"),
+)
+Changes = dict[str, tuple[Any, Any]]  # setting -> what it was, what it is
+
+
+def differences(saved: Mapping[str, Any], config: TrainConfig) -> Changes:
+    """Settings that differ from the saved ones; what was not saved had its default."""
+    defaults = {item.name: item.default for item in dataclasses.fields(TrainConfig)}
+    was, now = defaults | dict(saved), config.to_dict()
+    return {
+        name: (was[name], now[name])
+        for name in defaults
+        if name not in ("output", "resume") and not _same(name, was[name], now[name])
+    }
+
+
+def _same(name: str, was: Any, now: Any) -> bool:
+    if name in _SOURCES and was and now:  # one folder may have several names
+        return os.path.realpath(was) == os.path.realpath(now)
+    return was == now
+
+
+def fixed_differences(saved: Mapping[str, Any], config: TrainConfig) -> Changes:
+    """Those with which a saved state cannot be resumed."""
+    changed = differences(saved, config)
+    fixed = {name: change for name, change in changed.items() if name in _FIXED}
+    if "ema" in changed and 0 in changed["ema"]:
+        fixed["ema"] = changed["ema"]
+    known = {item.name for item in dataclasses.fields(TrainConfig)}
+    before = TrainConfig(**{name: value for name, value in saved.items() if name in known})
+    if before.is_shapes != config.is_shapes:
+        fixed["data"] = changed["data"]
+    flags = {"language_model": "lr", "vision_model": "vision_lr", "projector": "projector_lr"}
+    for part, name in flags.items():
+        if bool(before.rates[part]) != bool(config.rates[part]):
+            fixed[name] = (before.rates[part], config.rates[part])
+    return fixed
+
+
+def in_words(changes: Changes) -> str:
+    """ "--lr 0.1 -> 0.2, --data": without values that are too long to show."""
+    shown = []
+    for name, (was, now) in changes.items():
+        values = f"{was!r} -> {now!r}" if isinstance(was, str) else f"{was} -> {now}"
+        shown.append(f"{flag(name)} {values}" if len(values) <= 60 else flag(name))
+    return ", ".join(shown)

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from inference.errors import mistakes
 
 from data.processor import ProcessorError
 from inference.checkpoint import open_checkpoint
-from inference.mistakes import mistakes
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from tests import tiny

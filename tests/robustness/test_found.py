@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
-import json
+import io
 import pickle
+import struct
+import tracemalloc
+import zlib
 from urllib.error import HTTPError
 
+import numpy as np
 import pytest
-from jsonargparse import ArgumentParser
+from PIL import Image
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from data.errors import BadRow, DatasetError, FetchError, ImageError, ProcessorError, PromptError, one_line
-from data.order import ShardReader
+from data.images import image_size, load_image
+from data.processor import Processor
 from data.sources import DatasetConfig, open_datasets, open_source
+from data.tokenizer import private_tokenizer
 from inference.checkpoint import RequestError
 from models.checkpoints import CheckpointError
 from models.checkpoints.weights import read_header
 from models.config import TextConfig
-from training.config import TrainConfig
-from training.recipe import parse_config, write_run
+from tests.processors import embedded
+from training.config import TrainConfig, parse_config, write_run
+
+
+def png_chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def exif_of(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif.tobytes()
+
+
+def test_exif_behind_a_pngs_pixels_turns_its_size_as_it_turns_the_image():
+    buffer = io.BytesIO()
+    Image.fromarray(np.arange(6 * 4, dtype=np.uint8).reshape(4, 6)).save(buffer, "PNG")
+    end = png_chunk(b"IEND", b"")
+    late = (
+        buffer.getvalue().removesuffix(end) + png_chunk(b"eXIf", exif_of(6).removeprefix(b"Exif\0\0")) + end
+    )
+    assert load_image(late).size == image_size(late) == (4, 6)
+
+
+@pytest.mark.parametrize("values", [[0, 257, 65_535], [0, 2**24, 2**31 - 1, -(2**31), -1]])
+def test_large_grey_images_of_32_bits_are_never_copied_to_64(values):
+    """At the limit on pixels the copies took over 2 GiB and 5 s."""
+    image = Image.fromarray(np.tile(np.array(values, np.int32), (600, 100)))
+    expected = [round(v / 257) for v in values] if max(values) < 2**16 else [v % 2**32 >> 24 for v in values]
+    tracemalloc.start()
+    try:
+        loaded = np.asarray(load_image(image))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (loaded == np.tile(np.array(expected), (600, 100))[..., None]).all()
+    assert peak < 3 * 600 * 100 * len(values) * 4
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -26,16 +69,23 @@ def test_a_row_nested_too_deeply_is_one_bad_row(streaming, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(f"{good}\n{'[' * 20_000}{']' * 20_000}\n{good}\n")
     mixture = open_datasets([{"path": str(path), "streaming": streaming, "allow_text_only": True}])
-    lane = ShardReader(mixture, 0, 1, seed=0, epochs=1)
+    lane = mixture.lane(0, 1, seed=0, epochs=1)
     rows = [mixed.row for mixed in iter(lane.next, None)]
     assert sum(isinstance(row, dict) for row in rows) == 2
-    assert sum("a line that is not JSON" in row for row in rows if isinstance(row, str)) == 1
+    assert sum("a line that is no JSON" in row for row in rows if isinstance(row, str)) == 1
 
 
 def test_a_list_of_rows_nested_too_deeply(tmp_path):
     (tmp_path / "rows.json").write_text("[" * 20_000 + "]" * 20_000)
-    with pytest.raises(DatasetError, match=r"rows\.json"):
+    with pytest.raises(DatasetError, match="it is no JSON"):
         open_datasets([{"path": str(tmp_path / "rows.json")}])
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 14854])
+def test_an_orientation_that_does_not_exist_turns_nothing(orientation):
+    buffer = io.BytesIO()
+    Image.new("RGB", (6, 4)).save(buffer, "WEBP", exif=exif_of(orientation))
+    assert load_image(buffer.getvalue()).size == image_size(buffer.getvalue()) == (6, 4)
 
 
 @pytest.mark.parametrize(
@@ -49,18 +99,32 @@ def test_every_refusal_is_one_line_of_printable_characters(error):
     assert (bad.reason, str(bad)) == ("bad", r"a\x1bb")
 
 
+def test_a_template_that_refuses_with_terminal_escapes():
+    p = embedded()
+    template = r"{{ raise_exception('\x1b]0;owned\x07\x1b[2J') }}"
+    with pytest.raises(PromptError, match=r"\\x1b\]0;owned\\x07") as caught:
+        Processor(p.images, p.tokenizer, template).ask(None, "how many?")
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("conversations", [7, None, True, {"role": "user"}, {1, 2}])
+def test_conversations_that_are_no_list(conversations):
+    with pytest.raises(PromptError, match="expected conversations as lists of messages, got"):
+        embedded().prepare(conversations)
+
+
 def test_a_tensor_of_infinite_length(tmp_path):
     header = b'{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 4]}}'
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(CheckpointError, match="safetensors"):
+    with pytest.raises(CheckpointError, match="the safetensors header cannot be read"):
         read_header(path)
 
 
 @pytest.mark.parametrize("rating", ["5", "", {"a": 1}, [4, "3"]])
 def test_a_rating_that_is_no_number(rating):
     row = {"question": "how many?", "answer": "two", "relevance": rating}
-    layout = open_source([row], DatasetConfig("rows", min_ratings={"relevance": 3})).schema
+    layout = open_source([row], DatasetConfig("rows", min_ratings={"relevance": 3})).layout
     with pytest.raises(BadRow, match="expected a rating as a number, got") as caught:
         layout.conversation(row)
     assert caught.value.reason == "bad rating"
@@ -95,83 +159,11 @@ def test_settings_of_a_dataset_that_are_of_another_kind(entry):
         DatasetConfig.from_dict({"path": "rows.jsonl"} | entry)
 
 
-def doubling(twice: str) -> str:
-    """Known keys, each twice the one before: a few hundred bytes that stand for more than memory holds."""
-    lines = ["steps: &a0 {a: 1, b: 2}"]
-    for number, name in enumerate(list(TrainConfig.__dataclass_fields__)[:40]):
-        lines.append(f"{name}: &a{number + 1} {twice.replace('*a', f'*a{number}')}")
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "said"),
-    [
-        ("steps: !!timestamp x", "is no YAML"),
-        ("steps: !!timestamp 2001-99-99", "is no YAML"),
-        ("steps:\nlr: 0.1", "no value for steps"),
-        ("data:\n- path: a\n  subset: !!omap [a: 1]", "data: expected text, numbers"),
-        ("data:\n- path: a\n  subset: !!timestamp 2026-01-31", "keys with values, got date"),
-        ("seed: 0x" + "F" * 4000, "seed: expected whole numbers of at most 64 bits"),
-        ("lr: 0x" + "F" * 400, "lr: expected whole numbers of at most 64 bits"),
-        ("data: [{path: a, 1: 2}]", "data: expected text as keys, got int"),
-        ("data: [a]", "data: expected a path, or a list of datasets with keys and values, got ['a']"),
-        (
-            f"data: [{{path: &a {'x' * 1200}, b: [{'*a, ' * 600}]}}]",
-            "expected at most 10000 values, got more",
-        ),
-        ("? !!python/tuple [1]\n: 1", "is no YAML"),
-        ("? 2026-01-31\n: 1", "unknown key 2026-01-31"),
-        (
-            "data: [!!set {a, b}]",
-            "data: expected text, numbers, true, false, lists, and keys with values, got set",
-        ),
-        ("data: &a [*a]", "expected values that do not hold themselves"),
-        ("data: &a {k: [1, *a]}", "expected values that do not hold themselves"),
-        (doubling("[*a, *a]"), "expected at most 10000 values, got more"),
-        (doubling("{<<: [*a, *a]}"), "expected at most 10000 values, got more"),
-        ("data: [" + "1," * 10_000 + "]", "expected at most 10000 values, got more"),
-        ("data: " + "[" * 5000 + "]" * 5000, "is nested too deeply"),
-    ],
-)
-def test_a_recipe_that_the_yaml_library_stumbles_over(recipe, said, tmp_path, capsys):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(recipe)
-    with pytest.raises(SystemExit) as stop:
-        parse_config([str(path)])
-    sentence = capsys.readouterr().err
-    assert stop.value.code == 2 and said in sentence and sentence.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ("[{path: a, 1: 2}]", "--data: expected text as keys, got int; put it into quotes"),
-        (f"[{{path: a, weight: {2**70}}}]", "--data: expected whole numbers of at most 64 bits"),
-        ("[{path: '" + "x" * 640_000 + "'}]", "--data: expected at most 10000 values, got more"),
-    ],
-)
-def test_datasets_of_the_command_line_are_held_to_the_same(data, said, capsys):
-    with pytest.raises(SystemExit) as stop:
-        parse_config(["--init-from", "x", "--data", data])
-    sentence = capsys.readouterr().err
-    assert stop.value.code == 2 and said in sentence and sentence.count("\n") == 1
-
-
-def test_a_recipe_of_many_datasets_is_not_copied_for_each(tmp_path, monkeypatch):
-    """3,300 took 52 s: lists go past the library, which is shown the rest."""
-    shown, parse = [], ArgumentParser.parse_object
-    monkeypatch.setattr(
-        ArgumentParser,
-        "parse_object",
-        lambda own, given: shown.append(given) or parse(own, given),
-    )
-    entries = [{"path": f"a{number}", "weight": 1e-05, "subset": "1e-3"} for number in range(1_000)]
-    (tmp_path / "recipe.yaml").write_text(json.dumps({"init_from": "x", "data": entries}))
-    config = parse_config([str(tmp_path / "recipe.yaml")])
-    assert config.data == entries and shown == [{}]
-    write_run(config, tmp_path)
-    assert parse_config([str(tmp_path / "run.yaml")]) == config
-    assert parse_config([str(tmp_path / "run.yaml"), "--data", "[ab].jsonl"]).data == "[ab].jsonl"
+def test_a_token_id_that_nobody_can_count_up_to():
+    """To write a tokenizer out, the library counts up to its largest id: of 372 million it aborted."""
+    backend = Tokenizer(models.BPE(vocab={"a": 0, "b": 8_000_000}, merges=[]))
+    with pytest.raises(PromptError, match="expected ids below 4194304, got 8000000"):
+        private_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), "0")
 
 
 @pytest.mark.parametrize("text", ["1e-3", "2026-01-31", "2017", "true", "a: b", "[a]"])

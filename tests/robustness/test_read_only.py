@@ -85,16 +85,15 @@ def test_a_disk_that_becomes_so_in_mid_run(tmp_path):
     tiny_checkpoint(tmp_path / "tiny")
     write_training_rows(tmp_path / "rows.jsonl")
     output, steps = tmp_path / "run", {"steps": 40, "save_every": 4}
-    folders, save = [tmp_path, output, output / FOLDER], train.save
+    folders, save = [tmp_path, output, output / FOLDER], train.Run.save
 
-    def saved_once(*arguments):
-        lost = save(*arguments)
+    def saved_once(self):
+        save(self)
         for folder in folders:
             os.chmod(folder, 0o555)
-        return lost
 
     def work() -> None:
-        train.save = saved_once
+        train.Run.save = saved_once
         train.main(training(tmp_path, output, **steps))
 
     process = begin(work, tmp_path / "told")
@@ -103,7 +102,7 @@ def test_a_disk_that_becomes_so_in_mid_run(tmp_path):
         os.chmod(folder, 0o755)
     said = (tmp_path / "told").read_text()
     assert process.exitcode == 2 and "Traceback" not in said, said
-    assert "error: what was trained last is not saved: " in said
+    assert "error: the latest model is not saved: " in said
     assert "the model could not be saved, the run goes on" in said
     assert "the training state could not be saved, the one before is kept, the run goes on" in said
     assert "Permission denied" in said

@@ -1,0 +1,197 @@
+"""Recipes and flags of train.py: what they mean, and what is refused in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import train
+from data.tokenizer import SPECIAL_TOKENS
+from shapes.settings import check_settings, total_steps, vision_steps
+from training.config import PlanOptions, TrainConfig, flag, parse_arguments, parse_config, write_run
+
+RECIPES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+NUMBERS = {
+    item.name: item.type
+    for described in (TrainConfig, PlanOptions)
+    for item in dataclasses.fields(described)
+    if item.type in ("int", "float")
+}
+
+
+def refused(arguments: list[str], capsys) -> str:
+    """The one sentence with which train.py leaves."""
+    with pytest.raises(SystemExit) as left:
+        parse_arguments(arguments, check=check_settings)
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and said.startswith("train.py: error: ") and said.count("\n") == 1
+    return said
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipes_parse_and_come_back(recipe, tmp_path):
+    config = parse_config([str(recipe), "--seed", "5"], check_settings)
+    assert config.seed == 5 and config.output == f"runs/{recipe.stem}"
+    write_run(config, tmp_path)
+    assert parse_config([str(tmp_path / "run.yaml")]) == config
+
+
+def test_the_default_recipe_is_shapes():
+    assert parse_config([], check_settings) == TrainConfig()
+
+
+def test_flags_go_over_the_recipe(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("steps: 7\nlr: 1e-4\npacking: no\ngrad_clip: .inf\nkeep_best: true\nresume: auto\n")
+    config = parse_config([str(recipe), "--lr=5e-5", "--no-keep-best", "--data", "[{path: a, weight: 2}]",
+                           "--init-from", "x"])  # fmt: skip
+    assert (config.steps, config.lr, config.grad_clip) == (7, 5e-5, float("inf"))
+    assert (config.packing, config.keep_best, config.resume) == (False, False, True)
+    assert config.data == [{"path": "a", "weight": 2}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "resume"),
+    [
+        (["--resume", "auto"], True),
+        (["--no-resume", "--resume=auto"], True),
+        (["--no-resume"], False),
+        (["--resume", "auto", "--no-resume"], False),
+    ],
+)
+def test_resume_auto(arguments, resume):
+    assert parse_config(arguments).resume is resume
+
+
+def test_merged_keys_give_way(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("<<: [{steps: 5, lr: 1.0}, {steps: 6}]\nsteps: 7")
+    config = parse_config([str(tmp_path / "recipe.yaml")])
+    assert (config.steps, config.lr) == (7, 1.0)
+
+
+# A commit's beginning, a subset named after Norway, what YAML takes for a number, a truth or a time.
+@pytest.mark.parametrize(
+    "text", ["7e8d9f0", "7e8", "0123456", "0x1f", "1_000", "12:30:45", "1e400", "no", "2026-01-31", "9" * 40]
+)
+def test_text_that_looks_like_something_else_stays_text(tmp_path, text):
+    entry = f"{{path: a/b, revision: {text}, subset: {text}, columns: {{question: {text}}}, weight: 2}}"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"init_from: {text}\noutput: &o {text}\nsteps: 5\neval_data: *o\ndata:\n- {entry}\n")
+    for config in (
+        parse_config([str(recipe)]),
+        parse_config(["--init-from", text, "--output", text, "--data", f"[{entry}]", "--eval-data", text]),
+    ):
+        columns = {"question": text}
+        assert config.data == [
+            {"path": "a/b", "revision": text, "subset": text, "columns": columns, "weight": 2}
+        ]
+        assert (config.init_from, config.output, config.eval_data) == (text, text, text)
+        write_run(config, tmp_path)
+        assert parse_config([str(tmp_path / "run.yaml")]) == config
+
+
+@pytest.mark.parametrize("data", ["[ab].jsonl", "[a]", "{path: a}"])
+def test_paths_that_look_like_lists(data):
+    assert parse_config(["--init-from", "x", "--data", data]).data == data
+
+
+# -------------------------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_has_bounds(name, capsys):
+    values = ["-2", ".nan", "1" + "0" * 30]
+    if NUMBERS[name] == "int":
+        values.remove(".nan")
+    if name == "grad_clip":  # beyond every norm, nothing is clipped
+        values.pop()
+    for value in values:
+        assert f"{flag(name)}: expected " in refused([f"{flag(name)}={value}"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "named"),
+    [
+        ("learning_rate: 1", "learning_rate"),
+        ("warmup_step: 1", "warmup_steps"),
+        ("- a list", "keys and values"),
+        ("a: b: c", "YAML"),
+        ("steps: 5\nlr: 1\nsteps: 7", "steps twice"),
+        ("data:\n- {path: a, path: b}", "path twice"),
+        ("lr: fast", "lr: expected a number, got 'fast'"),
+        ("lr: .nan", "--lr"),
+        ("steps: 1.5", "steps: expected a whole number"),
+        ("steps:", "steps"),
+        ("packing: 1", "packing: expected true or false"),
+        ("init_from: [a]", "init_from"),
+        ("data: [a]", "data"),
+        ("data: {path: a}", "data"),
+        ("lora_rank: 4", "--lora-rank"),
+        ("output: !!python/name:os.system x", "YAML"),
+        ("output: &a [*a]", "output"),
+    ],
+)
+def test_recipes_that_are_refused(recipe, named, tmp_path, capsys):
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    assert named in refused([str(tmp_path / "recipe.yaml")], capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("nowhere.yaml", "nowhere.yaml"),
+        ("--learning-rate 1", "--learning-rate"),
+        ("--stepps 1", "--steps"),
+        ("--resume never", "never"),
+        ("--device cpu auto", "auto"),
+        ("--schedule step", "--schedule"),
+        ("--data rows.jsonl", "--init-from"),
+        ("--init-from x --vision-from y --text-from z", "--init-from"),
+        ("--vision-from x", "--text-from"),
+        ("--beta2 1", "--beta2"),
+        ("--vision-lr -3", "--vision-lr"),
+        ("--image-size 10", "--patch-size 8"),
+        ("--image-size 512 --patch-size 4", "--patch-size"),
+        ("--scale-factor 3", "--scale-factor"),
+        ("--vision-width 130", "--vision-heads 4"),
+        ("--text-heads 7", "--text-kv-heads 2"),
+        ("--text-width 18", "--text-heads"),
+        ("--lr 0", "--lr"),
+        ("--vision-lr 0", "--vision-pictures 0"),
+        ("--pictures 0", "--vision-pictures"),
+        ("--parallel fsdp", "--parallel"),
+        ("--eval-questions 100000", "--eval-questions"),
+        ("--eval-metric exact_match", "--eval-metric"),
+        ("--init-from x --data y --lora-rank 2 --vision-lr 1", "--lora-rank"),
+        ("--plan-tiles -3", "--plan-tiles"),
+        ("--plan-device abacus", "--plan-device"),
+        ("--plan-mfu 40", "--plan-mfu"),
+    ],
+)
+def test_flags_that_are_refused(arguments, named, capsys):
+    assert named in refused(arguments.split(), capsys)
+
+
+def test_numbers_at_their_bounds():
+    config = parse_config(["--vision-lr", "0", "--vision-pictures", "0"], check_settings)
+    assert vision_steps(config) == 0 and config.rates["vision_model"] == 0
+    assert parse_config(["--seed", str(2**63 - 1), "--threads", "512", "--vision-lr=-1"]).threads == 512
+    assert TrainConfig(vocab_size=len(SPECIAL_TOKENS) + 256).vocab_size == 299
+    config = TrainConfig(pictures=0, steps=7)
+    check_settings(config)
+    assert total_steps(config) == 7
+    check_settings(TrainConfig(init_from="x", scale_factor=3))  # a checkpoint brings its own sizes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("--sequence-length 4096", "--sequence-length"),
+        ("--init-from checkpoints/ocelli-shapes --image-size 32", "--image-size"),
+        ("--init-from checkpoints/ocelli-shapes --patch-size 16", "--patch-size"),
+    ],
+)
+def test_sizes_that_do_not_suit_the_model(arguments, named, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        train.main([*arguments.split(), "--output", str(tmp_path / "run"), "--device", "cpu"])
+    assert named in capsys.readouterr().err and not (tmp_path / "run").exists()
