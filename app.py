@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from data.errors import one_line
-from inference.command_line import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
+from inference.cli import DTYPES, Parser, check_model, device, dtype, positive, log_if_slow
 
 # Everything that imports torch or gradio is imported inside functions: --help and a mistake answer at once.
 
@@ -123,7 +123,7 @@ def start(settings: argparse.Namespace):
         closed=visitors.close_model,
         largest_guest=settings.largest_model * 10**9,
     )
-    with told_if_slow("app.py", models.default):
+    with log_if_slow("app.py", models.default):
         first = models.open(models.default)
     thread = ModelThread()
     desk = Desk(models, thread, visitors, PageLimits())

@@ -34,7 +34,7 @@ from data.errors import DatasetError, ProcessorError, one_line
 from data.packing import Batch
 from eval.in_run import held_out_tasks, score_in_run
 from inference.checkpoint import RequestError, pick_device
-from inference.command_line import told_if_slow
+from inference.cli import log_if_slow
 from inference.locks import only_writer
 from models.checkpoints.atomic_folder import check_replaceable
 from models.checkpoints.errors import CheckpointError
@@ -100,7 +100,7 @@ def train(config: TrainConfig, ranks: Ranks, output: Path) -> None:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     loaded = config.init_from or config.text_from
-    with told_if_slow("train.py", loaded) if loaded and ranks.is_first else nullcontext():
+    with log_if_slow("train.py", loaded) if loaded and ranks.is_first else nullcontext():
         task = open_task(config, ranks)
     ask = questions_to_ask(config, task, ranks)
     dtype = compute_dtype(config, ranks.device)

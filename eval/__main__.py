@@ -27,7 +27,7 @@ from typing import Any
 
 from data.errors import one_line
 from data.files import check_rows_path
-from inference.command_line import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
+from inference.cli import DTYPES, Parser, check_model, device, dtype, positive, log_if_slow
 
 # What imports torch is imported inside functions, after all that can be checked without it: --help and a
 # mistake answer at once.
@@ -225,7 +225,7 @@ def _run_tasks(settings: argparse.Namespace, ranks) -> None:
         from eval.lmms import check_tasks
 
         check_tasks(official)
-    with told_if_slow("python -m eval", settings.model) if ranks.is_first else nullcontext():
+    with log_if_slow("python -m eval", settings.model) if ranks.is_first else nullcontext():
         checkpoint = open_checkpoint(settings.model, settings.revision, str(ranks.device), settings.dtype)
     if settings.compile != "off":
         checkpoint = checkpoint.compiled()
@@ -323,9 +323,9 @@ def expected(error: Exception) -> bool:
     from data.errors import DatasetError
     from eval.metrics import MetricError
     from eval.tasks import TaskError
-    from inference.mistakes import mistakes
+    from inference.errors import user_errors
 
-    return isinstance(error, (TaskError, MetricError, DatasetError, *mistakes()))
+    return isinstance(error, (TaskError, MetricError, DatasetError, *user_errors()))
 
 
 if __name__ == "__main__":

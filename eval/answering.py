@@ -26,7 +26,7 @@ from generation.decoding import GenerationOptions
 from generation.feature_cache import FeatureCache, tile_digests
 from generation.requests import Deferred, Request
 from generation.scheduler import Scheduler, Stats
-from inference.answer import answer_text, check_context, encode
+from inference.answer import answer_text, encode
 from inference.checkpoint import Checkpoint, RequestError
 
 BLANK = (200, 200, 200)  # what a blanked image shows, everywhere
@@ -117,7 +117,6 @@ def _request(checkpoint: Checkpoint, sample: Sample, images: _Images) -> Request
     """Raises PromptError, ImageError, RequestError and what the sample's images raise."""
     tiled, digests = images.of(sample)
     row = encode(checkpoint, tiled, sample.prompt, sample.system or None)
-    check_context(checkpoint, row, sample.max_new_tokens)
     options = GenerationOptions(
         max_new_tokens=sample.max_new_tokens, stop_token_ids=checkpoint.stop_token_ids
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from eval.records import RESULTS
 from eval.results import interval_text, table_text
 from eval.tasks import TaskError
-from inference.command_line import Parser
+from inference.cli import Parser
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

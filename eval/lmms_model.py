@@ -22,7 +22,7 @@ from eval.lmms_settings import cut, read_settings
 from generation.decoding import GenerationOptions
 from generation.requests import Deferred, Request
 from generation.scheduler import Scheduler
-from inference.answer import answer_text, check_context, prompt_tokens, requests_for
+from inference.answer import answer_text, prompt_tokens, requests_for
 from inference.checkpoint import Checkpoint, RequestError, open_checkpoint
 
 SEED_STEP = 1_000_003  # between the documents of a task: each of its answers draws with a seed of its own
@@ -114,7 +114,6 @@ class Ocelli(lmms):
         limit = options.max_new_tokens
         if settings.get("max_new_tokens") is None:  # the limit is ours: what there is room for will do
             limit = max(1, min(limit, self.checkpoint.context - prompt_tokens(self.checkpoint, row)))
-        check_context(self.checkpoint, row, limit)
         return requests_for(self.checkpoint, row, limit, options)[0]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:

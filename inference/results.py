@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from data.files import naming, replacing
-from inference.mistakes import RequestError
+from inference.errors import RequestError
 
 KEPT = "answers so far are kept, and the same command resumes"
 

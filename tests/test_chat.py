@@ -18,10 +18,9 @@ import generate
 from data.inputs import TiledImage
 from data.row_schemas import Layout
 from generation.chooser import Chooser, NotFiniteError
-from inference.chat import COMMANDS, path_of
+from inference.chat import COMMANDS, path_of, place
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
-from inference.transcript import place
 from tests.processors import draw_image
 from tests.test_conversation import fresh
 
@@ -64,7 +63,7 @@ def test_answers_equal_those_without_a_kept_prefix(talk, photo, other, model_fol
     expected = []
     for question, images in (("how many?", [photo]), ("why?", []), ("what colour?", [other]), ("where?", [])):
         ids = fresh(conversation, question, images)
-        made = conversation.ask(question, images, options_of(8)).finish()
+        made = conversation.send(question, images, options_of(8)).finish()
         assert made["token_ids"] == [ids]
         expected.append(made["answers"][0])
     lines = ("how many?", "why?", f"/image {other}", "what colour?", "where?")
@@ -169,14 +168,14 @@ def test_undo(talk, photo, one):
 
 def test_stats_do_not_tell_of_what_was_taken_back(talk):
     status, _, err = talk("how many?", "/undo", "/stats")
-    assert status == 2 and err[1:] == ["error: no answer yet, or it was taken back: nothing to tell about"]
+    assert status == 2 and err[1:] == ["error: there is no answer yet, or it was taken back"]
 
 
 def test_reset(talk, photo, other, one):
     lines = ("how many?", f"/image {other}", "/reset", "why?", "/undo")
     status, out, err = talk(*lines, arguments=(photo,))
     assert (status, out[-1]) == (0, one("--no-image", "-q", "why?"))
-    assert err[1:] == ["begun anew, without images", "took back 'why?'"]
+    assert err[1:] == ["started again, without images", "took back 'why?'"]
 
 
 def test_save(talk, photo, other, tmp_path, model_folder):
@@ -207,7 +206,7 @@ def test_save_writes_over_nothing(talk, tmp_path):
     assert status == 2 and len(out) == 1 and kept.read_text() == "mine"
     assert err == [
         "error: nothing to save: the conversation is empty",
-        f"error: {kept}: exists already, nothing was saved; choose another name",
+        f"error: {kept}: the file exists, nothing was saved; choose another name",
         f"error: {kept}.txt: expected a name that ends in .md or .jsonl, got .txt",
         f"error: {missing}: No such file or directory",
     ]
@@ -268,7 +267,7 @@ MISTAKES = {
     "/foo": "/foo: no such command; /help lists them",
     "/image": "expected /image PATH, got '/image'",
     "/undo 3": "expected /undo, got '/undo 3'",
-    "/stats": "no answer yet, or it was taken back: nothing to tell about",
+    "/stats": "no answer yet",
     "/quit now": "expected /quit, got '/quit now'",
     "/image x\0.png": "x",
     "/image data:image/png;base64," + "A" * 5000: "error: ",
@@ -309,7 +308,7 @@ def test_an_answer_that_fails_is_not_kept(talk, one, photo, monkeypatch):
 def test_a_context_that_fills_up_is_made_room_in(talk, one):
     status, out, err = talk("why " * 120, "why " * 110, "/undo", "how many?")
     assert status == 2 and len(out) == 2 and len(err) == 2
-    assert "undo some turns, or begin anew" in err[0] and err[1].startswith("took back 'why why")
+    assert "undo some turns, or reset" in err[0] and err[1].startswith("took back 'why why")
     assert out[-1] == one("--no-image", "-q", "how many?")
 
 
@@ -319,7 +318,7 @@ def test_memory_that_does_not_suffice(talk, monkeypatch):
 
     monkeypatch.setattr(Chooser, "choose", greedy)
     status, _, err = talk("how many?")
-    assert status == 2 and "out of memory: /reset gives" in err[0]
+    assert status == 2 and "out of memory: /reset frees" in err[0]
 
 
 def test_ctrl_c_ends_what_comes_from_a_pipe(talk, monkeypatch):

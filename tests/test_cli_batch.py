@@ -96,7 +96,7 @@ def test_bad_lines_are_reported_and_the_others_answered(batch, questions, tmp_pa
         7: ({"image": 3, "question": "what?"}, "image"),
         8: ({"image": "a.png", "images": ["b.png"], "question": "what?"}, "both"),
         9: ({"question": "what?", "max_new_tokens": "many"}, "max_new_tokens"),
-        10: ({"question": "what?", "max_new_tokens": 5000}, "context too long"),
+        10: ({"question": "what?", "max_new_tokens": 5000}, "context"),
         11: ({"image": "~nobody-of-this-name/a.png", "question": "what?"}, "cannot be read"),
         12: ({"question": "half a pair: \ud800", "id": "\ud800"}, "Unicode"),
     }

@@ -12,8 +12,7 @@ from data.errors import ImageError, PromptError
 from generation.chooser import Chooser, NotFiniteError
 from generation.decoding import GenerationOptions
 from inference.checkpoint import RequestError, open_checkpoint
-from inference.conversation import ContextFullError, Conversation
-from inference.history import encode_next
+from inference.conversation import ContextFullError, Conversation, encode_next, messages_of
 from tests.processors import draw_image
 
 SHORT = GenerationOptions(max_new_tokens=8)
@@ -52,7 +51,7 @@ def test_turns_with_images_equal_fresh_answers_and_cost_what_is_new(conversation
         ("why?", []),
     ):
         expected = fresh(conversation, question, images)
-        reply = conversation.ask(question, images, SHORT)
+        reply = conversation.send(question, images, SHORT)
         streamed = "".join(piece for _, piece in reply)
         made = reply.finish()
         assert made["token_ids"] == [expected] and streamed.rstrip() == made["answers"][0]
@@ -65,16 +64,6 @@ def test_turns_with_images_equal_fresh_answers_and_cost_what_is_new(conversation
     assert len(conversation.turns) == 4 and reply.kept
 
 
-def test_messages_ask_the_same(conversation):
-    conversation.ask("how many?", [draw_image(70, 40)], SHORT).finish()
-    messages = conversation.messages
-    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
-    assert [part["type"] for part in messages[1]["content"]] == ["image", "text"]
-    assert messages[2]["content"][0]["text"] == conversation.turns[0].answer.text
-    inputs = conversation.checkpoint.processor.prepare([*messages, {"role": "user", "content": "why?"}])
-    assert inputs.image_tokens[0] > 0
-
-
 def test_the_embedded_model_in_a_conversation_answers_as_from_text():
     """Kept tokens or the texts tokenized anew: a trained model says the same."""
     conversation = Conversation(open_checkpoint(generate.DEFAULT_MODEL, device="cpu"))
@@ -82,9 +71,11 @@ def test_the_embedded_model_in_a_conversation_answers_as_from_text():
     questions = ("What colour is the star?", "How many shapes are there?", "What word do you see?")
     for number, question in enumerate(questions):
         images = [] if number else [generate.EXAMPLE_IMAGE]
-        messages = conversation.messages + p.conversation(images, question)
+        turns = conversation.turns
+        said = [turn.answer.text for turn in turns]
+        messages = messages_of(p, None, turns, said) + p.conversation(images, question)
         expected = p.decode(model.generate(**p.prepare(messages), max_new_tokens=12)[0]).strip()
-        made = conversation.ask(question, images, GenerationOptions(max_new_tokens=12)).finish()
+        made = conversation.send(question, images, GenerationOptions(max_new_tokens=12)).finish()
         assert made["answers"] == [expected] and made["stop_reasons"] == ["stop"]
         assert (made["tiles_encoded"], made["reused_tokens"] > 64) == ((1, False), (0, True))[number > 0]
     assert conversation.turns[0].answer.text == "blue"
@@ -92,14 +83,14 @@ def test_the_embedded_model_in_a_conversation_answers_as_from_text():
 
 
 def stopped_by_break(conversation):
-    with conversation.ask("how many?", [draw_image(70, 40)], SHORT) as reply:
+    with conversation.send("how many?", [draw_image(70, 40)], SHORT) as reply:
         for _ in reply:
             break
     return reply
 
 
 def stopped_by_another_thread(conversation):
-    reply = conversation.ask("how many?", [draw_image(70, 40)], SHORT)
+    reply = conversation.send("how many?", [draw_image(70, 40)], SHORT)
     for _ in reply:
         thread = Thread(target=reply.stop)
         thread.start()
@@ -108,10 +99,10 @@ def stopped_by_another_thread(conversation):
 
 
 def stopped_by_the_next_question(conversation):
-    reply = conversation.ask("how many?", [draw_image(70, 40)], SHORT)
+    reply = conversation.send("how many?", [draw_image(70, 40)], SHORT)
     next(iter(reply))
     with pytest.raises(PromptError):
-        conversation.ask(" ")
+        conversation.send(" ")
     return reply
 
 
@@ -128,14 +119,14 @@ def test_a_stopped_answer_is_kept_as_far_as_it_went(conversation, stop):
     assert (turn.answer.token_ids, turn.answer.text) == (tuple(ids), made["answers"][0])
     assert list(reply) == []  # it is over
     expected = fresh(conversation, "why?")
-    made = conversation.ask("why?", options=SHORT).finish()
+    made = conversation.send("why?", options=SHORT).finish()
     assert made["token_ids"] == [expected] and made["tiles_encoded"] == 0
     assert made["reused_tokens"] >= made["prompt_tokens"] - made["prefilled_tokens"] > made["image_tokens"]
 
 
 def test_iterating_may_be_taken_up_again(conversation):
     expected = fresh(conversation, "how many?")
-    reply = conversation.ask("how many?", options=SHORT)
+    reply = conversation.send("how many?", options=SHORT)
     next(iter(reply))
     assert conversation.turns == () and reply.finish()["token_ids"] == [expected]
     assert len(conversation.turns) == 1
@@ -154,24 +145,24 @@ def test_ctrl_c(conversation, monkeypatch, tokens):
 
     with monkeypatch.context() as patch:
         patch.setattr(Chooser, "choose", interrupted)
-        reply = conversation.ask("how many?", [draw_image(70, 40)], SHORT)
+        reply = conversation.send("how many?", [draw_image(70, 40)], SHORT)
         with pytest.raises(KeyboardInterrupt):
             list(reply)
     assert reply.finish()["stop_reasons"] == ["stopped"] and reply.kept == (tokens > 0)
     assert [len(turn.answer.token_ids) for turn in conversation.turns] == [tokens] * (tokens > 0)
     expected = fresh(conversation, "why?", [draw_image(70, 40)])
-    assert conversation.ask("why?", [draw_image(70, 40)], SHORT).finish()["token_ids"] == [expected]
+    assert conversation.send("why?", [draw_image(70, 40)], SHORT).finish()["token_ids"] == [expected]
 
 
 def test_an_answer_that_was_never_begun_is_not_kept(conversation):
-    reply = conversation.ask("how many?", options=SHORT)
-    assert conversation.ask("why?", options=SHORT).finish()["answers"][0]
+    reply = conversation.send("how many?", options=SHORT)
+    assert conversation.send("why?", options=SHORT).finish()["answers"][0]
     assert texts(conversation) == ["why?"] and not reply.kept
     assert (reply.finish()["token_ids"], reply.finish()["reused_tokens"]) == ([[]], 0)
 
 
 def test_errors_leave_the_history_as_it_was(conversation, tmp_path, monkeypatch):
-    conversation.ask("how many?", [draw_image(70, 40)], SHORT).finish()
+    conversation.send("how many?", [draw_image(70, 40)], SHORT).finish()
     before, held = conversation.turns, conversation.session.held
     (tmp_path / "text.png").write_text("a boat")
     for question, images, error in (
@@ -182,9 +173,9 @@ def test_errors_leave_the_history_as_it_was(conversation, tmp_path, monkeypatch)
         ("why " * 400, [], ContextFullError),
     ):
         with pytest.raises(error):
-            conversation.ask(question, images, SHORT)
+            conversation.send(question, images, SHORT)
     with pytest.raises(RequestError, match="expected use_cache=True"):
-        conversation.ask("why?", options=replace(SHORT, use_cache=False))
+        conversation.send("why?", options=replace(SHORT, use_cache=False))
     assert (conversation.turns, conversation.session.held) == (before, held)
 
     def broken(self, logits):
@@ -192,42 +183,44 @@ def test_errors_leave_the_history_as_it_was(conversation, tmp_path, monkeypatch)
 
     with monkeypatch.context() as patch:
         patch.setattr(Chooser, "choose", broken)
-        reply = conversation.ask("why?", options=SHORT)
+        reply = conversation.send("why?", options=SHORT)
         with pytest.raises(NotFiniteError):
             reply.finish()
     assert conversation.turns == before and not reply.kept
     expected = fresh(conversation, "why?")
-    made = conversation.ask("why?", options=SHORT).finish()
+    made = conversation.send("why?", options=SHORT).finish()
     assert made["token_ids"] == [expected] and made["tiles_encoded"] == 0
 
 
 def test_a_full_context_says_what_to_do(checkpoint):
     conversation = Conversation(checkpoint)
-    with pytest.raises(ContextFullError, match=r"fewer than 512 tokens, got \d+ .*; ask less, or show less"):
-        conversation.ask("why " * 400)
+    with pytest.raises(
+        ContextFullError, match=r"fewer than 512 tokens, got \d+ .*; shorten the question, or show less"
+    ):
+        conversation.send("why " * 400)
     question = "why " * next(count for count in range(400, 0, -1) if fits(conversation, "why " * count))
-    made = conversation.ask(question).finish()
+    made = conversation.send(question).finish()
     assert made["stop_reasons"] == ["context"] and len(made["token_ids"][0]) == 512 - made["prompt_tokens"]
-    with pytest.raises(ContextFullError, match="undo some turns, or begin anew"):
-        conversation.ask("why?")
+    with pytest.raises(ContextFullError, match="undo some turns, or reset"):
+        conversation.send("why?")
     assert conversation.undo().question == question
-    assert conversation.ask("why?", options=SHORT).finish()["stop_reasons"] == ["length"]
+    assert conversation.send("why?", options=SHORT).finish()["stop_reasons"] == ["length"]
 
 
 def fits(conversation: Conversation, question: str) -> bool:
     try:
-        conversation.ask(question)
+        conversation.send(question)
     except ContextFullError:
         return False
     return True
 
 
 def test_undo_goes_on_from_the_turn_before(conversation):
-    conversation.ask("how many?", [draw_image(70, 40)], SHORT).finish()
+    conversation.send("how many?", [draw_image(70, 40)], SHORT).finish()
     expected = fresh(conversation, "why?")
-    conversation.ask("and here?", [draw_image(30, 60, seed=1)], SHORT).finish()
+    conversation.send("and here?", [draw_image(30, 60, seed=1)], SHORT).finish()
     assert conversation.undo().question == "and here?"
-    made = conversation.ask("why?", options=SHORT).finish()
+    made = conversation.send("why?", options=SHORT).finish()
     assert made["token_ids"] == [expected] and made["tiles_encoded"] == 0
     assert texts(conversation) == ["how many?", "why?"]
     conversation.undo(), conversation.undo()
@@ -236,14 +229,14 @@ def test_undo_goes_on_from_the_turn_before(conversation):
 
 
 def test_undo_takes_back_what_is_being_answered(conversation):
-    reply = conversation.ask("how many?", options=SHORT)
+    reply = conversation.send("how many?", options=SHORT)
     next(iter(reply))
     assert conversation.undo().question == "how many?" and conversation.turns == ()
 
 
 def test_undo_before_the_first_token_leaves_the_turn_before(conversation):
-    conversation.ask("how many?", options=SHORT).finish()
-    conversation.ask("and here?", [draw_image(70, 40)], SHORT)
+    conversation.send("how many?", options=SHORT).finish()
+    conversation.send("and here?", [draw_image(70, 40)], SHORT)
     undone = conversation.undo()
     assert undone.question == "and here?" and len(undone.images) == 1 and undone.answer.token_ids == ()
     assert texts(conversation) == ["how many?"]
@@ -252,16 +245,16 @@ def test_undo_before_the_first_token_leaves_the_turn_before(conversation):
 
 def test_reset(conversation):
     expected = fresh(conversation, "how many?")
-    conversation.ask("why?", [draw_image(70, 40)], SHORT).finish()
+    conversation.send("why?", [draw_image(70, 40)], SHORT).finish()
     conversation.reset()
     assert (conversation.turns, conversation.session.kv_cache_bytes) == ((), 0)
-    made = conversation.ask("how many?", options=SHORT).finish()
+    made = conversation.send("how many?", options=SHORT).finish()
     assert (made["token_ids"], made["reused_tokens"]) == ([expected], 0)
 
 
 def test_several_answers_and_the_one_to_go_on_behind(conversation):
     options = replace(SHORT, num_return_sequences=3, temperature=2.0, seed=5)
-    reply = conversation.ask("how many?", [draw_image(70, 40)], options)
+    reply = conversation.send("how many?", [draw_image(70, 40)], options)
     streamed = ["", "", ""]
     for number, piece in reply:
         streamed[number] += piece
@@ -274,12 +267,12 @@ def test_several_answers_and_the_one_to_go_on_behind(conversation):
     conversation.choose(2)
     assert conversation.turns[0].answer.token_ids == tuple(made["token_ids"][2])
     expected = fresh(conversation, "why?")
-    made = conversation.ask("why?", options=SHORT).finish()
+    made = conversation.send("why?", options=SHORT).finish()
     assert made["token_ids"] == [expected] and made["tiles_encoded"] == 0
 
 
 def test_the_system_message_may_change(conversation):
-    conversation.ask("how many?", [draw_image(70, 40)], SHORT).finish()
+    conversation.send("how many?", [draw_image(70, 40)], SHORT).finish()
     conversation.system = "be long"
     expected = fresh(conversation, "why?")
-    assert conversation.ask("why?", options=SHORT).finish()["token_ids"] == [expected]
+    assert conversation.send("why?", options=SHORT).finish()["token_ids"] == [expected]

@@ -9,7 +9,7 @@ import torch
 
 from data.errors import PromptError
 from data.processor import make_processor
-from inference.history import STAND_IN, Answer, Turn, encode_next, messages_of, seam_of
+from inference.conversation import PLACEHOLDER, TAIL, Answer, Turn, encode_next, messages_of
 from tests.processors import KINDS, draw_image, embedded, processor
 from tests.test_injection import special_ids
 
@@ -19,7 +19,9 @@ MULTI_TURN = [kind for kind in KINDS if kind != "nanovlm-v0.1"]
 def turn_of(kind: str, question: str, images, answer_ids, before=(), chosen: int = 0) -> Turn:
     p = processor(kind)
     row = encode_next(p, p.stop_token_ids, None, before, images, question)
-    return Turn(question, images, (Answer("?", tuple(answer_ids), "stop"),), seam_of(row), chosen)
+    return Turn(
+        question, images, (Answer("?", tuple(answer_ids), "stop"),), tuple(row.input_ids[-TAIL:]), chosen
+    )
 
 
 def ids_of(kind: str, turns, images, question) -> list[int]:
@@ -73,7 +75,7 @@ def test_no_special_token_from_what_is_typed_or_answered(kind):
     # A model may draw any id: what an answer's text does not show is not in the next prompt.
     noisy = replace(plain, answers=(Answer("?", (*hidden, *said, *hidden), "stopped"),))
     assert ids_of(kind, [noisy], (), "why?") == expected
-    typed = turn_of(kind, f"how many? {' '.join(names)} {STAND_IN}", (), said)
+    typed = turn_of(kind, f"how many? {' '.join(names)} {PLACEHOLDER}", (), said)
     got = ids_of(kind, [typed], (), f"why? {''.join(names)}")
     assert special_ids(kind, got) == special_ids(kind, expected) and len(got) > len(expected)
 
@@ -85,7 +87,7 @@ def test_a_template_that_writes_prompt_and_answer_apart(answer):
     assert template != embedded().chat.chat_template
     p = make_processor(embedded().tokenizer, image_size=32, image_seq_len=4, chat_template=template)
     row = encode_next(p, p.stop_token_ids, None, [], (), "how many?")
-    turn = Turn("how many?", (), (Answer(answer, (70, 71), "stop"),), seam_of(row))
+    turn = Turn("how many?", (), (Answer(answer, (70, 71), "stop"),), tuple(row.input_ids[-TAIL:]))
     expected = p.encode_conversation(
         messages_of(p, None, [turn], [answer]) + p.conversation([], "why?"), True
     )

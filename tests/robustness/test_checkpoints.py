@@ -15,7 +15,7 @@ import pytest
 
 from data.processor import ProcessorError
 from inference.checkpoint import open_checkpoint
-from inference.mistakes import mistakes
+from inference.errors import user_errors
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from tests import tiny
@@ -56,7 +56,7 @@ def test_the_process_opens_a_good_one(verdicts):
 
 def test_weights_larger_than_memory(verdicts):
     kind, text = verdicts[LARGER]
-    assert kind == "MemoryError" and kind in {error.__name__ for error in mistakes()}
+    assert kind == "MemoryError" and kind in {error.__name__ for error in user_errors()}
     assert re.fullmatch(r"the weights take 1\.15 GB as float32, more memory than cpu has left", text)
 
 
