@@ -46,7 +46,7 @@ from inference.results import to_json
 ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 EXAMPLE_IMAGE = ROOT / "assets" / "example.png"
-DEFAULT_QUESTION = "What is in the image?"
+DEFAULT_QUESTION = "What is in the picture?"  # in the words that the embedded model was trained on
 CHAT_ANSWERS = 16  # a guess, for whether compiling pays
 
 

@@ -192,7 +192,7 @@ def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> Task:
                 fields={"family": qa.family},
             )
         )
-    data = {"name": "Ocelli's image world, held out", "seed": seed, "picture_size": IMAGE_SIZE}
+    data = {"name": "Ocelli's picture world, held out", "seed": seed, "picture_size": IMAGE_SIZE}
     return Task("shapes", samples, SHAPES_METRIC, "{question}", data)
 
 

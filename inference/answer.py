@@ -21,8 +21,9 @@ from generation.decoding import GenerationOptions, TokenStream
 from generation.memory import CacheMemoryError
 from generation.requests import Request, each_answer
 from generation.session import Session, SessionGenerated
-from generation.streaming import TextStream
 from inference.checkpoint import Checkpoint, RequestError
+
+_INCOMPLETE = "\ufffd"  # what tokenizers decode half a UTF-8 sequence to
 
 
 def ask(
@@ -115,6 +116,37 @@ class Reply:
             "dtype": checkpoint.dtype,
             "decode_step": checkpoint.decode_step_name,
         }
+
+
+class TextStream:
+    """The text of token ids as they arrive, cut only where a character is complete.
+
+    A token may hold part of a character, and its text may depend on the token before. So text is decoded from
+    the first token of the last piece on, and the part that was returned already is cut off.
+    """
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self._ids: list[int] = []  # tokens of the last piece returned, then those not yet returned
+        self._returned = 0  # how many of them are in the text already
+
+    def put(self, token_id: int) -> str:
+        """The text that this token completes, "" while a character is incomplete."""
+        self._ids.append(int(token_id))
+        before, text = self._decode(self._ids[: self._returned]), self._decode(self._ids)
+        if text.endswith(_INCOMPLETE) or len(text) <= len(before):
+            return ""
+        self._ids, self._returned = self._ids[self._returned :], len(self._ids) - self._returned
+        return text[len(before) :]
+
+    def finish(self) -> str:
+        """What is left at the end, without a character that never became complete."""
+        before, text = self._decode(self._ids[: self._returned]), self._decode(self._ids)
+        self._ids, self._returned = [], 0
+        return text[len(before) :].rstrip(_INCOMPLETE)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 class AnswerText:

@@ -1,7 +1,7 @@
 """The chat of `generate.py --chat`: questions and commands, a line each, from a terminal or a pipe.
 
-Answers go to stdout while they are made, everything else to stderr. At a terminal, Ctrl-C stops an answer; only
-/quit or Ctrl-D ends the session. From a pipe, the exit status is 2 if one of the lines failed.
+Answers go to stdout while they are made, everything else to stderr. At a terminal, Ctrl-C stops an answer;
+only /quit or Ctrl-D ends the session. From a pipe, the exit status is 2 if one of the lines failed.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from data.images import load_image
 from data.inputs import TiledImage
-from generation.streaming import TextStream
-from inference.answer import encode, prompt_tokens
+from inference.answer import TextStream, encode, prompt_tokens
 from inference.checkpoint import Checkpoint, RequestError
 
 _TILES_AT_ONCE = 16
