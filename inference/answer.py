@@ -125,8 +125,8 @@ class TextStream:
     the first token of the last piece on, and the part that was returned already is cut off.
     """
 
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer, skip_special_tokens: bool = True):
+        self.tokenizer, self.skip_special_tokens = tokenizer, skip_special_tokens
         self._ids: list[int] = []  # tokens of the last piece returned, then those not yet returned
         self._returned = 0  # how many of them are in the text already
 
@@ -146,7 +146,9 @@ class TextStream:
         return text[len(before) :].rstrip(_INCOMPLETE)
 
     def _decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=self.skip_special_tokens, clean_up_tokenization_spaces=False
+        )
 
 
 class AnswerText:

@@ -237,7 +237,8 @@ def test_ctrl_c_ends_what_comes_from_a_pipe(talk, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [("--json",), ("--num-answers", 2), ("--no-cache",), ("--batch", "x.jsonl", "--out", "y.jsonl")]
+    "options",
+    [("--json",), ("--num-answers", 2), ("--no-cache",), ("--batch", "x.jsonl", "--out", "y.jsonl")],
 )
 def test_options_that_do_not_fit_are_refused(complaint, options):
     assert "--chat" in (error := complaint("--chat", *options)) and options[0] in error
