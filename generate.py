@@ -36,7 +36,7 @@ from typing import Any
 from generation.options import GenerationOptions
 from inference import cli
 from inference.batch_files import BatchFiles
-from inference.errors import RequestError, check_text_only, user_errors, user_message
+from inference.errors import RequestError, user_errors, user_message
 from inference.locks import only_writer
 from inference.results import to_json
 
@@ -87,11 +87,8 @@ class AskRequest:
 
 def read_request(args: argparse.Namespace) -> AskRequest:
     """Check and read everything that needs no model. Raises CheckpointError, ImageError, RequestError."""
-    cli.check_model(args.model, args.revision)
-    if args.no_image and not args.chat:  # a chat may be shown an image later
-        from models.checkpoints.locate import describe
-
-        check_text_only(describe(args.model, args.revision).generation_config)
+    # A chat may be shown an image later.
+    cli.check_model(args.model, args.revision, text_only=args.no_image and not args.chat)
     options = generation_options(args)
     names = args.images or ([] if args.no_image else [str(EXAMPLE_IMAGE)])
     for name in names:
@@ -112,7 +109,6 @@ def read_request(args: argparse.Namespace) -> AskRequest:
 
 def load(args: argparse.Namespace, answers: int):
     """The checkpoint, with a decode step as --compile says for so many answers one after another."""
-    from generation.fast.choose_step import steps_that_pay
     from inference.checkpoint import open_checkpoint
 
     with cli.log_if_slow("generate.py", args.model):
@@ -121,8 +117,7 @@ def load(args: argparse.Namespace, answers: int):
         return checkpoint
     steps = None if args.compile == "on" else answers * args.max_new_tokens
     checkpoint = checkpoint.compiled(steps)
-    enough = steps_that_pay(checkpoint.model.language_model)
-    if checkpoint.decode_step is None and (steps is None or steps >= enough):
+    if checkpoint.eager_in_vain(steps):
         log(f"decode step {checkpoint.decode_step_name}")
     return checkpoint
 
@@ -130,21 +125,16 @@ def load(args: argparse.Namespace, answers: int):
 def answer_questions(args: argparse.Namespace) -> None:
     """Answer every question about the images."""
     request = read_request(args)
-    from generation.session import Session
-    from inference.answer import ask, stats_table
+    from inference.answer import ask_each, stats_table
 
     questions, options, images = request.questions or [DEFAULT_QUESTION], request.options, request.images
     checkpoint = load(args, answers=len(questions))
     if args.show_attention is not None:
-        from inference.attribution.attention import check_layers
-        from inference.attribution.draw import write_attribution
+        from inference.attribution import attention, draw
 
-        check_layers(checkpoint, args.layers, args.heads)
-    if len(questions) > 1:
-        images = [checkpoint.processor.tile(image) for image in images]  # once for all questions
-    session = Session(checkpoint.model) if len(questions) > 1 and options.use_cache else None
-    for number, question in enumerate(questions):
-        reply = ask(checkpoint, images, question, options, args.system, session)
+        attention.check_layers(checkpoint, args.layers, args.heads)
+    replies = ask_each(checkpoint, images, questions, options, args.system)
+    for number, (question, reply) in enumerate(zip(questions, replies, strict=True)):
         if number == 0:
             log_unused(args)
             if not args.json:
@@ -156,7 +146,7 @@ def answer_questions(args: argparse.Namespace) -> None:
         if args.stats:
             print(stats_table(result, args.model), file=sys.stderr)
         if args.show_attention is not None:
-            write_attribution(checkpoint, images, question, result["token_ids"][0], args)
+            draw.write_attribution(checkpoint, images, question, result["token_ids"][0], args)
             log(f"{args.show_attention}: where it looked, word by word")
 
 

@@ -5,8 +5,7 @@ for number, piece in reply:
     print(piece, end="", flush=True)
 print(reply.finish()["decode_tokens_per_second"])
 
-Several questions about the same images share a `Session(checkpoint.model)`: the answers are the same, and the
-images are encoded and prefilled once.
+`ask_each` asks several questions about the same images, which are encoded and prefilled once.
 """
 
 from __future__ import annotations
@@ -50,6 +49,22 @@ def ask(
     stream = start(checkpoint, row, options, session)
     row = replace(row, tiles=None)  # the model has a copy, which it gives back after the prefill
     return Reply(checkpoint, row, stream, options.num_return_sequences, time.perf_counter() - began)
+
+
+def ask_each(
+    checkpoint: Checkpoint,
+    images: Sequence[Any],
+    questions: Sequence[str],
+    options: GenerationOptions,
+    system: str | None = None,
+) -> Iterator[Reply]:
+    """`ask` several questions about the same images, each after the reply before it has ended."""
+    session = None
+    if len(questions) > 1:
+        images = [checkpoint.processor.tile(image) for image in images]
+        session = Session(checkpoint.model) if options.use_cache else None
+    for question in questions:
+        yield ask(checkpoint, images, question, options, system, session)
 
 
 def encode(
@@ -112,9 +127,7 @@ class Reply:
             "seconds": {"load": checkpoint.load_seconds, "prepare": self.prepare, **output.seconds},
             "decode_tokens_per_second": after_first / decode if after_first else None,
             "kv_cache_bytes": output.kv_cache_bytes,
-            "device": str(checkpoint.model.device),
-            "dtype": checkpoint.dtype,
-            "decode_step": checkpoint.decode_step_name,
+            **checkpoint.settings,
         }
 
 
@@ -187,11 +200,11 @@ def answer_text(checkpoint: Checkpoint, ids: Sequence[int]) -> str:
 
 def answers_of(checkpoint: Checkpoint, row: EncodedConversation, ids: list[list[int]]) -> dict[str, Any]:
     """The fields of a result that describe answers with these token ids, and their prompt."""
-    stops = checkpoint.stop_token_ids
+    stops = set(checkpoint.stop_token_ids)
     return {
         "answers": [answer_text(checkpoint, answer) for answer in ids],
         "token_ids": ids,
-        "stop_reasons": ["stop" if answer[-1] in stops else "length" for answer in ids],
+        "stop_reasons": ["stop" if stops & set(answer[-1:]) else "length" for answer in ids],
         "prompt_tokens": prompt_tokens(checkpoint, row),
         "image_tokens": row.image_tokens,
     }

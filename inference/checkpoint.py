@@ -14,7 +14,7 @@ import torch
 
 from data.processor import Processor
 from generation.decoding import DecodeStep
-from generation.fast.choose_step import fast_step, has_fast_bfloat16, set_precision
+from generation.fast.choose_step import fast_step, has_fast_bfloat16, set_precision, steps_that_pay
 from generation.fast.cuda_graph import GraphStep
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
@@ -56,6 +56,12 @@ class Checkpoint:
         return self.decode_step_chosen + (f", eager since: {failure}" if failure else "")
 
     @property
+    def settings(self) -> dict[str, str]:
+        """What every result reports about the machine."""
+        device = str(self.model.device)
+        return {"device": device, "dtype": self.dtype, "decode_step": self.decode_step_name}
+
+    @property
     def context(self) -> int:
         return self.model.config.text.max_position_embeddings
 
@@ -69,6 +75,11 @@ class Checkpoint:
         """Raises RequestError for a question without an image if the model needs one."""
         if count == 0:
             check_text_only(self.model.generation_config)
+
+    def eager_in_vain(self, steps: int | None) -> bool:
+        """Whether `compiled(steps)` found no compiled step though it would have paid."""
+        pays = steps is None or steps >= steps_that_pay(self.model.language_model)
+        return self.decode_step is None and pays
 
     def compiled(self, steps: int | None = None) -> Checkpoint:
         """This checkpoint with the fastest decode step of this machine; the answers are the same. `steps` is

@@ -19,7 +19,7 @@ from pathlib import Path
 from data.errors import ImageError, did_you_mean, printable
 from data.files import expanded, nearest_file
 from inference.attribution.settings import METHODS, MIN_WINDOW, WINDOW, is_sheet
-from inference.errors import RequestError
+from inference.errors import RequestError, check_text_only
 from models import __version__
 from models.checkpoints.names import resolve_source
 from models.devices import check_device
@@ -97,14 +97,21 @@ def device(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def check_model(source: str, revision: str | None) -> None:
-    """Raises CheckpointError if a model's name is wrong, or its config.json cannot be reached."""
+def check_model(source: str, revision: str | None, text_only: bool = False) -> None:
+    """Refuse a model that cannot be opened, or asked `text_only` questions.
+
+    Raises:
+        CheckpointError: its name is wrong, or its config.json cannot be reached.
+        RequestError: it needs an image.
+    """
     place = resolve_source(source, revision)
-    if os.path.isdir(place) and os.path.isfile(os.path.join(place, "config.json")):
+    if not text_only and os.path.isdir(place) and os.path.isfile(os.path.join(place, "config.json")):
         return
-    from models.checkpoints.locate import check_has_config  # importing the Hub's client takes 0.2 s
+    from models.checkpoints.locate import check_has_config, describe  # the Hub's client takes 0.2 s
 
     check_has_config(source, revision)
+    if text_only:
+        check_text_only(describe(source, revision).generation_config)
 
 
 @contextmanager
@@ -294,7 +301,7 @@ def _validate_attribution(args: argparse.Namespace) -> str | None:
         return f"--show-attention: expected a name that ends in .png, got {str(out)!r}"
     if not os.access(out.parent, os.W_OK | os.X_OK) or not out.parent.is_dir():
         return f"--show-attention: expected a folder that can be written to, got {str(out.parent)!r}"
-    if out.exists() and not is_sheet(out):
+    if out.exists() and not (out.is_file() and is_sheet(out)):
         return f"--show-attention: {str(out)!r} exists and is none of these maps: choose another name"
     return None
 

@@ -27,7 +27,7 @@ from data.processor import Processor
 from generation.decoding import GenerationOptions, TokenStream
 from generation.feature_cache import FeatureCache
 from generation.session import Session
-from inference.answer import AnswerText, answer_text, prompt_tokens, start
+from inference.answer import AnswerText, answer_text, answers_of, prompt_tokens, start
 from inference.checkpoint import Checkpoint, RequestError
 
 FEATURE_BYTES = 64 * 2**20  # of image features, for what the key-value cache loses, as when a turn is undone
@@ -294,11 +294,8 @@ class TurnReply:
         decode = self._last - self._first
         spared = session.spared if self._first else None  # before the first token it is the last turn's
         return {
-            "answers": [answer.text for answer in answers],
-            "token_ids": [list(answer.token_ids) for answer in answers],
+            **answers_of(checkpoint, self._row, self._ids),
             "stop_reasons": [answer.ended for answer in answers],
-            "prompt_tokens": prompt_tokens(checkpoint, self._row),
-            "image_tokens": self._row.image_tokens,
             "reused_tokens": spared.reused if spared else 0,
             "prefilled_tokens": spared.prefilled if spared else 0,
             "tiles_encoded": spared.tiles_encoded if spared else 0,
@@ -310,9 +307,7 @@ class TurnReply:
             },
             "decode_tokens_per_second": after_first / decode if after_first and decode else None,
             "kv_cache_bytes": session.kv_cache_bytes,
-            "device": str(checkpoint.model.device),
-            "dtype": checkpoint.dtype,
-            "decode_step": checkpoint.decode_step_name,
+            **checkpoint.settings,
         }
 
 

@@ -64,12 +64,11 @@ class ResultsFile:
         paths, untouched = self._paths(), True
         for path in paths:
             for place, raw, record in self._lines(path):
-                stays = record is not None and (errors or not record.get("error"))
-                if stays and record[self.key] not in kept:
+                if record is None or (record.get("error") and not errors) or record[self.key] in kept:
+                    untouched = False
+                else:
                     kept[record[self.key]] = path, place
                     untouched &= raw.endswith(b"\n")
-                else:
-                    untouched = False
         keys = sorted(kept) if ordered else list(kept)
         if untouched and keys == list(kept) and paths in ([], [self.path]):
             return

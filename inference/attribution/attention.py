@@ -22,7 +22,7 @@ from torch import Tensor
 
 from inference.attribution.teacher_forcing import ForcedAnswer
 from inference.checkpoint import Checkpoint, RequestError
-from models.language_model import Attention, LanguageModel, apply_rope, rope_tables
+from models.language_model import Attention, DecoderBlock, LanguageModel, apply_rope, rope_tables
 
 _WEIGHTS_AT_ONCE = 4_194_304  # 16 MiB of float32
 
@@ -94,6 +94,7 @@ def attention_rows(
     rope = rope_tables(language_model.inv_freq(x.device), torch.arange(x.shape[1], device=x.device), x.dtype)
     total = torch.zeros(len(positions), x.shape[1], device=x.device)
     for index, block in enumerate(list(language_model.layers)[: layers[-1] + 1]):
+        assert isinstance(block, DecoderBlock), "layers are decoder blocks"
         if index in layers:
             total += _layer_rows(block.self_attn, block.input_layernorm(x), rope, positions, heads)
         x = block(x, rope, None, None, 0, x.shape[1])

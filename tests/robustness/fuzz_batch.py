@@ -1,4 +1,4 @@
-"""A batch's files: questions and earlier results, both damaged, through `BatchJob` as generate.py uses it.
+"""A batch's files: questions and earlier results, both damaged, through `run_batch` as generate.py uses it.
 
 Every line that is not blank must end in one result, an answer or a sentence; a second run must find nothing
 changed and keep the answers. Most inputs stop before the model; some go through it.
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from data.errors import ImageError, PromptError
 from generation.decoding import GenerationOptions
-from inference.batch import BatchJob
+from inference.batch import Question, _requests, run_batch
 from inference.batch_files import BatchFiles, read_lines
 from inference.checkpoint import Checkpoint, RequestError
 from inference.results import to_json
@@ -99,31 +99,30 @@ def opened(folder: Path):
         questions.write_bytes(value[0])
         out.write_bytes(value[1])
         files = BatchFiles(questions, out, MODEL, options())
-        job = BatchJob(files)
         kept = out.read_bytes().splitlines()
         if len(kept) < len(files.answered):
             raise Wrong(f"{len(files.answered)} answers are counted, {len(kept)} are kept")
         if not value[2]:
-            prepare_all(job)
+            prepare_all(files)
             return f"{min(files.remaining, 3)} lines prepared"
-        job.run(checkpoint(), OPTIONS, batch_size=2, progress=False)
+        run_batch(files, checkpoint(), OPTIONS, batch_size=2, progress=False)
         check_results(questions, out, kept)
         return "answered"
 
     return run
 
 
-def prepare_all(job: BatchJob) -> None:
+def prepare_all(files: BatchFiles) -> None:
     """Make every request; what is wrong with one of them must be said in an own sentence."""
-    for number, deferred in enumerate(job._requests(checkpoint(), OPTIONS, None)):
+    for number, deferred in enumerate(_requests(files, checkpoint(), OPTIONS, None)):
         if number > _TESTED_LINES:
             break
-        question = deferred.key[0]
+        question: Question = deferred.key[0]
         try:
             deferred.prepare()
         except OF_A_LINE as error:
             question.error = error
-            to_json(question.record(checkpoint(), MODEL)).encode()
+            to_json(question.record()).encode()
 
 
 def check_results(questions: Path, out: Path, kept: list[bytes]) -> None:
