@@ -37,7 +37,6 @@ from generation.options import GenerationOptions
 from inference import cli
 from inference.batch_files import BatchFiles
 from inference.errors import RequestError, user_errors, user_message
-from inference.locks import only_writer
 from inference.results import to_json
 
 # torch takes seconds to import. Imports inside functions come after all that can be checked without it, so
@@ -233,6 +232,8 @@ def run(args: argparse.Namespace) -> int:
         if args.chat:
             return chat(args)
         if args.batch is not None:
+            from inference.locks import only_writer  # importing its library takes 15 ms
+
             with only_writer(args.out, "--out"):
                 return answer_batch(args)
         answer_questions(args)

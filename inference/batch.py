@@ -113,11 +113,7 @@ class Question:
         self._missing = options.num_return_sequences
 
     def request(self, answer: int) -> Request:
-        """The request for one of the answers. Each is given away once, so that its tiles are not kept.
-
-        Raises:
-            RequestError, PromptError, ImageError: the line cannot be answered.
-        """
+        """The request for one of the answers. Each is given away once, so that its tiles are not kept."""
         if self.error is not None:
             raise self.error
         if self._row is None:

@@ -27,13 +27,13 @@ def user_errors() -> tuple[type[BaseException], ...]:
     """The types of these errors. Any other type is a bug, which needs its traceback. Of OSErrors, handle
     BrokenPipeError first: it says that the reader of our output has gone."""
     known = (CheckpointError, ImageError, ProcessorError, PromptError, RequestError, OSError, MemoryError)
-    torch = sys.modules.get("torch")
-    if not hasattr(torch, "OutOfMemoryError"):  # torch has not been imported, nor failed
+    out_of_memory = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+    if out_of_memory is None:  # torch has not been imported, nor failed
         return known
     from generation.decoding import NotFiniteError
     from generation.memory import CacheMemoryError
 
-    return (*known, NotFiniteError, CacheMemoryError, torch.OutOfMemoryError)
+    return (*known, NotFiniteError, CacheMemoryError, out_of_memory)
 
 
 def user_message(error: BaseException, more_memory: str) -> str:

@@ -62,10 +62,6 @@ def attention_maps(
         answer_ids: T token ids of the answer. A token's attention is that of the position that chose it,
             which is the one before it.
         layers, heads: counted from 0, which to average over; None is all.
-
-    Raises:
-        RequestError: a layer or head that does not exist; and as `ForcedAnswer`.
-        PromptError, ImageError: the question or an image cannot be used.
     """
     check_layers(checkpoint, layers, heads)
     forced = ForcedAnswer(checkpoint, images, question, answer_ids, system)

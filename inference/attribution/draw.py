@@ -111,12 +111,7 @@ def write_attribution(
     answer_ids: Sequence[int],
     args: argparse.Namespace,
 ) -> None:
-    """Write the maps of an answer as generate.py's arguments say.
-
-    Raises:
-        RequestError: the answer has no word; and as `attention_maps` and `occlusion_maps`.
-        OSError: the file cannot be written.
-    """
+    """Write the maps of an answer as generate.py's arguments say. Raises RequestError, OSError."""
     words = answer_words(checkpoint, answer_ids)
     if not words:
         raise RequestError("the answer has no word to draw a map for")

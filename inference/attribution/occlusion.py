@@ -107,10 +107,6 @@ def occlusion_maps(
         window: side of the window, a share of the image's longer side; 1 greys the whole image. It slides
             by half of it. Only the tiles that a window changes are encoded again.
         progress: show a bar on stderr if that is a terminal.
-
-    Raises:
-        RequestError: a window out of bounds; and as `ForcedAnswer`.
-        PromptError, ImageError: the question or an image cannot be used.
     """
     steps = occlusion_steps(checkpoint, images, question, answer_ids, window, system)
     with tqdm(unit="window", disable=None if progress else True, leave=False) as bar:
