@@ -48,7 +48,7 @@ def test_a_sheet_has_room_for_all(sizes, words):
 
 def test_every_word_has_a_place_up_to_a_limit():
     images = [draw_image(20, 20)]
-    sizes = [draw_maps(*attention(images, count)).size for count in (40, MAX_WORDS, MAX_WORDS + 5)]
+    sizes = [draw_maps(*attention(images, count)).size for count in (8, MAX_WORDS, MAX_WORDS + 5)]
     assert sizes[0][1] < sizes[1][1] and sizes[1] == sizes[2]
     with pytest.raises(ValueError, match="words"):
         draw_maps(attention(images, 1)[0], [])

@@ -19,7 +19,7 @@ from inference.attribution.teacher_forcing import Word, answer_words
 from inference.checkpoint import Checkpoint, RequestError
 
 MAX_WORDS = 96  # nobody looks at more
-_MARGIN, _GAP = 36, 16
+_MARGIN, _GAP = 40, 16
 _PAPER, _INK, _QUIET, _ANSWER = "#f3f4f6", "#111827", "#6b7280", "#b4235a"
 # (level, red, green, blue): from violet over red and orange to pale yellow. It grows lighter all the way, so
 # it reads in grey print and without telling red from green.
