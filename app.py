@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from data.errors import one_line
-from inference.cli import DTYPES, Parser, check_model, device, dtype, positive, log_if_slow
+from inference.cli import DTYPES, Parser, check_model, device, dtype, log_if_slow, positive
 
 # Everything that imports torch or gradio is imported inside functions: --help and a mistake answer at once.
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from data.errors import one_line
 from data.files import check_rows_path
-from inference.cli import DTYPES, Parser, check_model, device, dtype, positive, log_if_slow
+from inference.cli import DTYPES, Parser, check_model, device, dtype, log_if_slow, positive
 
 # What imports torch is imported inside functions, after all that can be checked without it: --help and a
 # mistake answer at once.

@@ -1,4 +1,4 @@
-"""`Conversation`: what is kept of each turn, what a later one costs, and that an error leaves it as it was."""
+"""`Conversation`: what is kept of each turn, what a later one costs, and what an error leaves."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_turns_equal_fresh_answers_and_cost_what_is_new(conversation):
 
 
 def test_the_embedded_model_answers_as_from_text():
-    """Whether its own tokens stand in the prompt or the texts tokenized anew, a trained model says the same."""
+    """Its own tokens or the texts tokenized anew in the prompt: a trained model says the same."""
     conversation = Conversation(open_checkpoint(generate.DEFAULT_MODEL, device="cpu"))
     p, model = conversation.checkpoint.processor, conversation.checkpoint.model
     questions = ("What colour is the star?", "How many shapes are there?", "What word do you see?")

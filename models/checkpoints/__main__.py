@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import ImageError, ProcessorError, PromptError, one_line
-from inference.cli import Parser, check_model, dtype
-from inference.cli import check_image_name
+from inference.cli import Parser, check_image_name, check_model, dtype
 from models.checkpoints.atomic_folder import check_new
 from models.checkpoints.errors import CheckpointError
 
