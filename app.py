@@ -21,9 +21,8 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from inference.cli import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
-
 from data.errors import one_line
+from inference.cli import DTYPES, Parser, check_model, device, dtype, log_if_slow, positive
 
 # Everything that imports torch or gradio is imported inside functions: --help and a mistake answer at once.
 
@@ -124,7 +123,7 @@ def start(settings: argparse.Namespace):
         closed=visitors.close_model,
         largest_guest=settings.largest_model * 10**9,
     )
-    with told_if_slow("app.py", models.default):
+    with log_if_slow("app.py", models.default):
         first = models.open(models.default)
     thread = ModelThread()
     desk = Desk(models, thread, visitors, PageLimits())

@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from inference.cli import told_if_slow
 from torch import Tensor
 
 from data.errors import DatasetError, ProcessorError, one_line
 from data.packing import Batch
 from eval.in_run import HeldOutQuestions
 from inference.checkpoint import RequestError, pick_device
+from inference.cli import log_if_slow
 from inference.locks import only_writer
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.hub import CheckpointError
@@ -114,7 +114,7 @@ class Run:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         loaded = config.init_from or config.text_from
-        with told_if_slow("train.py", loaded) if loaded and ranks.is_first else nullcontext():
+        with log_if_slow("train.py", loaded) if loaded and ranks.is_first else nullcontext():
             self.task = task = open_task(config, ranks)
         self.held_out = HeldOutQuestions(config, task, ranks)
         # Weights and optimizers are float32 in any case.

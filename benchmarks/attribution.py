@@ -33,8 +33,8 @@ from generation.decoding import GenerationOptions
 from inference.answer import ask
 from inference.attribution.attention import attention_maps
 from inference.attribution.occlusion import occlusion_maps
-from inference.attribution.options import LEAST_WINDOW, WINDOW
-from inference.attribution.words import answer_words
+from inference.attribution.settings import MIN_WINDOW, WINDOW
+from inference.attribution.teacher_forcing import answer_words
 from inference.checkpoint import Checkpoint, RequestError, open_checkpoint
 from models.checkpoints import CheckpointError
 from shapes import QA, Scene, Thing, heldout_questions, object_map, render
@@ -136,8 +136,8 @@ def compare(checkpoint: Checkpoint, count: int, window: float, seed: int) -> dic
 def main(arguments: list[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
-    if not LEAST_WINDOW <= options.window <= 1:
-        parser.error(f"--window: expected a share from {LEAST_WINDOW:g} to 1, got {options.window:g}")
+    if not MIN_WINDOW <= options.window <= 1:
+        parser.error(f"--window: expected a share from {MIN_WINDOW:g} to 1, got {options.window:g}")
     try:
         checkpoint = open_checkpoint(options.model, device="cpu", dtype="float32")
     except (RequestError, CheckpointError, ProcessorError) as error:

@@ -25,10 +25,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from inference.cli import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
-
 from data.errors import one_line
 from data.files import check_rows_path
+from inference.cli import DTYPES, Parser, check_model, device, dtype, log_if_slow, positive
 
 # What imports torch is imported inside functions, after all that can be checked without it: --help and a
 # mistake answer at once.
@@ -226,7 +225,7 @@ def _run_tasks(settings: argparse.Namespace, ranks) -> None:
         from eval.lmms import check_tasks
 
         check_tasks(official)
-    with told_if_slow("python -m eval", settings.model) if ranks.is_first else nullcontext():
+    with log_if_slow("python -m eval", settings.model) if ranks.is_first else nullcontext():
         checkpoint = open_checkpoint(settings.model, settings.revision, str(ranks.device), settings.dtype)
     if settings.compile != "off":
         checkpoint = checkpoint.compiled()
@@ -321,13 +320,12 @@ def guarded(program: str, work, again: str = "") -> int:
 
 def expected(error: Exception) -> bool:
     """Whether an error is a person's to mend, or the machine's."""
-    from inference.errors import mistakes
-
     from data.errors import DatasetError
     from eval.metrics import MetricError
     from eval.tasks import TaskError
+    from inference.errors import user_errors
 
-    return isinstance(error, (TaskError, MetricError, DatasetError, *mistakes()))
+    return isinstance(error, (TaskError, MetricError, DatasetError, *user_errors()))
 
 
 if __name__ == "__main__":

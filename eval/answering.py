@@ -25,7 +25,7 @@ from eval.tasks import Sample
 from generation.decoding import GenerationOptions
 from generation.prefix import FeatureCache, tile_digests
 from generation.scheduler import LazyRequest, Request, Scheduler, Stats
-from inference.answer import answer_text, check_context, encode
+from inference.answer import answer_text, encode
 from inference.checkpoint import Checkpoint, RequestError
 
 BLANK = (200, 200, 200)  # what a blanked image shows, everywhere
@@ -96,7 +96,7 @@ def answers(
         )
     except ValueError as error:
         raise RequestError(f"{error} (--batch-size)") from None
-    tell(str(scheduler.budget))
+    tell(str(scheduler.plan()))
     if stats is not None:
         scheduler.stats = stats
     images = _Images(checkpoint, blank)
@@ -116,7 +116,6 @@ def _request(checkpoint: Checkpoint, sample: Sample, images: _Images) -> Request
     """Raises PromptError, ImageError, RequestError and what the sample's images raise."""
     tiled, digests = images.of(sample)
     row = encode(checkpoint, tiled, sample.prompt, sample.system or None)
-    check_context(checkpoint, row, sample.max_new_tokens)
     options = GenerationOptions(
         max_new_tokens=sample.max_new_tokens, stop_token_ids=checkpoint.stop_token_ids
     )

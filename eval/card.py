@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inference.cli import Parser
-
 from eval.records import RESULTS
 from eval.results import interval_text, table_text
 from eval.tasks import TaskError
+from inference.cli import Parser
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.cli import Parser
-
 from eval.records import RUN, SAMPLES, Records
 from eval.results import OVERALL, interval_text
 from eval.statistics import compare_paired
 from eval.tasks import TaskError
+from inference.cli import Parser
 
 _CHANCE = 0.05  # p-values below it are taken for a difference of the models
 _DIFFER_AT_WILL = ("prompt", "system", "max_new_tokens", "samples_sha256", "data", "decoding")

@@ -21,7 +21,7 @@ from data.errors import one_line
 from eval.lmms_settings import cut, read_settings
 from generation.decoding import GenerationOptions
 from generation.scheduler import LazyRequest, Request, Scheduler
-from inference.answer import answer_text, check_context, prompt_tokens, requests_for
+from inference.answer import answer_text, prompt_tokens, requests_for
 from inference.checkpoint import Checkpoint, RequestError, open_checkpoint
 
 SEED_STEP = 1_000_003  # between the documents of a task: each of its answers draws with a seed of its own
@@ -108,12 +108,11 @@ class Ocelli(lmms):
         _, doc_to_messages, settings, document, task, split = request.args
         messages = ChatMessages(messages=doc_to_messages(self.task_dict[task][split][document]))
         row = self.checkpoint.processor.encode_conversation(
-            messages.to_hf_messages(), True, label=f"{task}, document {document}"
+            messages.to_hf_messages(), True, where=f"{task}, document {document}"
         )
         limit = options.max_new_tokens
         if settings.get("max_new_tokens") is None:  # the limit is ours: what there is room for will do
             limit = max(1, min(limit, self.checkpoint.context - prompt_tokens(self.checkpoint, row)))
-        check_context(self.checkpoint, row, limit)
         return requests_for(self.checkpoint, row, limit, options)[0]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:

@@ -1,8 +1,7 @@
-"""The chat of `generate.py --chat`: lines in, answers out as they are made, and commands between them.
+"""The chat of `generate.py --chat`: questions and commands, a line each, from a terminal or a pipe.
 
-From a terminal, with line editing and Ctrl-C for an answer; or from a pipe, a question or command a line.
-Answers go to stdout, everything else to stderr. No line can end the session but /quit; the exit status of a
-pipe is 2 where one of its lines could not be done.
+Answers go to stdout while they are made, everything else to stderr. At a terminal, Ctrl-C stops an answer;
+only /quit or Ctrl-D ends the session. From a pipe, the exit status is 2 if one of the lines failed.
 """
 
 from __future__ import annotations
@@ -13,67 +12,74 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.output import create_output
+from prompt_toolkit.shortcuts import CompleteStyle
+
 from data.errors import did_you_mean
-from data.files import expanded
+from data.files import expanded, naming
+from data.images import FORMATS
 from data.inputs import TiledImage
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
-from inference.chat import save_transcript
-from inference.checkpoint import RequestError
+from inference.answer import stats_table
+from inference.checkpoint import Checkpoint, RequestError
 from inference.cli import check_image_name
-from inference.conversation import Conversation, TurnReply
-from inference.errors import mistakes, sentence
-from inference.stats import as_table, stats_rows
+from inference.conversation import Conversation, Turn, TurnReply
+from inference.errors import user_errors, user_message
+from inference.results import to_json
 
 COMMANDS = {
     "/image": ("PATH", "show an image (or its URL) with the next question"),
     "/undo": ("", "take back the last image, or the last question with its answer"),
-    "/reset": ("", "begin anew: no images, no questions"),
-    "/memory": ("on|off", "whether earlier questions and answers stand before the next one"),
+    "/reset": ("", "start again, without images and questions"),
+    "/memory": ("on|off", "whether the model sees earlier questions and answers"),
     "/save": ("FILE", "write the conversation to a new file: .md to read, .jsonl to train on"),
-    "/stats": ("", "what the last answer took"),
+    "/stats": ("", "size and speed of the last answer"),
     "/help": ("", "this list"),
     "/quit": ("", "leave, as Ctrl-D does"),
 }
-REMEMBERS = "each question is asked with the questions and answers before it"
-FORGETS = "each question is asked alone, about the images shown last; /memory on changes that"
+REMEMBERS = "the model sees earlier questions and answers"
+FORGETS = "each question is asked alone, about the last images; /memory on changes that"
 KEYS = "Ctrl-C stops an answer, Tab completes, arrows and Ctrl-R find earlier lines."
-MORE_MEMORY = "/reset gives the conversation's memory back, --device cpu may have more"
+MORE_MEMORY = "/reset frees the conversation's memory, --device cpu may have more"
 # Control characters in an answer could do anything to a terminal; line breaks and tabs are text.
 CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
 
 class Chat:
-    """A conversation by lines.
+    """A conversation by lines. Without memory if the model was trained on single questions.
 
     Args:
-        conversation: to go on with, without memory where its model was trained on single questions.
-        options: of each answer; each next one draws with the next seed, where there is one.
-        stats: tell what each answer took.
-        debug: show the traceback of an error.
-
-    `images` are shown with the next question; `failed` counts lines that could not be done; `at_terminal`
-    says whether a person watches: Ctrl-C stops the answer then, and how one ended is told.
+        options: of each answer; if there is a seed, the next answer uses the next one.
+        stats: print the size and speed of each answer.
+        debug: print the traceback of an error.
     """
 
     def __init__(
         self,
-        conversation: Conversation,
+        checkpoint: Checkpoint,
+        system: str | None,
         options: GenerationOptions,
         stats: bool = False,
         debug: bool = False,
     ):
-        self.conversation, self.options, self.stats, self.debug = conversation, options, stats, debug
-        conversation.remember = not conversation.checkpoint.single_turn
+        self.conversation, self.options = Conversation(checkpoint, system), options
+        self.conversation.remember = not checkpoint.single_turn
+        self.stats, self.debug = stats, debug
         self.at_terminal = is_at_terminal()
-        self.images: list[TiledImage] = []
-        self.failed = self._asked = 0
-        self._made: dict[str, Any] | None = None
+        self.images: list[TiledImage] = []  # to show with the next question
+        self.failed = self._sent = 0  # lines that failed, questions that were sent
+        self._result: dict[str, Any] | None = None
         self._commands: dict[str, Callable[[str], None]] = {
             "/image": self._image,
             "/undo": self._undo,
@@ -85,23 +91,17 @@ class Chat:
         }
 
     def show(self, image: Any, name: str) -> None:
-        """Show an image (anything that `load_image` takes) under this name with the next question.
-
-        Raises:
-            ImageError: see `load_image`.
-        """
+        """Show an image (anything that `load_image` takes) with the next question. Raises ImageError."""
         self.images.append(replace(self.conversation.image(image), name=name))
 
     def run(self, questions: Sequence[str] = ()) -> int:
-        """Ask these, then do every line that is typed or piped in, up to /quit: the exit status."""
-        lines: Iterable[str] = piped_lines()
+        """Send these questions, then do every line up to /quit. Returns the exit status."""
+        lines: Iterable[str] = (line.rstrip("\r\n") for line in sys.stdin or ())
         if self.at_terminal:
-            from inference.chat import TerminalLines
-
-            lines = TerminalLines(tuple(COMMANDS), tell, take_images=["/image"], take_files=["/save"])
-            tell("/help lists the commands, Ctrl-D leaves")
+            lines = terminal_lines()
+            log("/help lists the commands, Ctrl-D leaves")
         if not self.conversation.remember:
-            tell(f"this model was trained on single questions: {FORGETS}")
+            log(f"this model was trained on single questions: {FORGETS}")
         for question in questions:
             if self.at_terminal:
                 print(f"> {question}", flush=True)
@@ -113,24 +113,24 @@ class Chat:
         return 2 if self.failed and not self.at_terminal else 0
 
     def take(self, line: str) -> None:
-        """Do one line. What is wrong with it is told in one sentence."""
+        """Do one line. What is wrong with it is logged in one sentence."""
         try:
             self._do(line)
         except BrokenPipeError:
             raise
-        except mistakes() as error:
+        except user_errors() as error:
             if self.debug:
                 traceback.print_exc()
             self.failed += 1
-            tell("error: " + sentence(error, MORE_MEMORY))
+            log("error: " + user_message(error, MORE_MEMORY))
         except KeyboardInterrupt:
             if not self.at_terminal:
                 raise
-            tell("stopped")
+            log("stopped")
 
     def _do(self, line: str) -> None:
         if not line.strip():
-            tell("type a question, or /help")
+            log("type a question, or /help")
         elif line.startswith("/"):
             name, _, argument = line.strip().partition(" ")
             if name not in COMMANDS:
@@ -140,36 +140,40 @@ class Chat:
                 raise RequestError(f"expected {f'{name} {takes}'.strip()}, got {line.strip()!r}")
             self._commands[name](argument.strip())
         else:
-            self._ask(line.strip())
+            self._send(line.strip())
 
-    def _ask(self, question: str) -> None:
+    def _send(self, question: str) -> None:
         options = self.options
         if options.seed is not None:
-            options = replace(options, seed=(options.seed + self._asked) % MAX_SEED)
-        self._asked += 1
-        reply, talk = None, self.conversation
-        images = self.images
-        if not (images or talk.remember) and talk.turns:
-            images = list(talk.turns[-1].images)  # those shown last stay on the table
+            options = replace(options, seed=(options.seed + self._sent) % MAX_SEED)
+        self._sent += 1
+        reply, conversation, images = None, self.conversation, self.images
+        if not (images or conversation.remember) and conversation.turns:
+            images = list(conversation.turns[-1].images)  # the last ones are still being talked about
         try:
             with stoppable(self.at_terminal) as begun:
-                reply = talk.ask(question, images, options)
-                self._stream(reply, begun)
+                reply = conversation.send(question, images, options)
+                self._print(reply, begun)
         except KeyboardInterrupt:
             if reply is None or not self.at_terminal:
                 raise
-        made = reply.finish()
+        result = reply.finish()
         if not reply.kept:
-            tell("stopped before the first word: the question is not kept")
+            log("stopped before the first word: the question is not kept")
             return
         self.images.clear()
-        self._made = made | {"model": self.conversation.checkpoint.name}
-        if self.at_terminal:
-            self._tell_ending(made["stop_reasons"][0])
+        self._result = result
+        endings = {
+            "stopped": "stopped; /undo takes the question back",
+            "length": f"cut after {self.options.max_new_tokens} tokens: --max-new-tokens allows more",
+            "context": "the context is full: /undo takes questions back, /reset starts again",
+        }
+        if self.at_terminal and result["stop_reasons"][0] in endings:
+            log(endings[result["stop_reasons"][0]])
         if self.stats:
             self._stats()
 
-    def _stream(self, reply: TurnReply, begun: Callable[[TurnReply], None]) -> None:
+    def _print(self, reply: TurnReply, begun: Callable[[TurnReply], None]) -> None:
         shown = False
         try:
             for _, piece in reply:
@@ -181,69 +185,61 @@ class Chat:
             if shown or reply.kept:
                 print(flush=True)
 
-    def _tell_ending(self, ending: str) -> None:
-        if ending == "stopped":
-            tell("stopped; /undo takes the question back")
-        elif ending == "length":
-            tell(f"cut after {self.options.max_new_tokens} tokens: --max-new-tokens allows more")
-        elif ending == "context":
-            tell("the context is full: /undo takes questions back, /reset begins anew")
-
     # -------------------------------------------------------------------------------------- commands
     def _image(self, argument: str) -> None:
         path = path_of(argument)
         check_image_name(path)
         self.show(path, path)
-        tell(f"{path} is shown with the next question")
+        log(f"{path} is shown with the next question")
 
     def _undo(self, _: str) -> None:
         if self.images:
-            tell(f"took back {self.images.pop().name}")
+            log(f"took back {self.images.pop().name}")
             return
         turn = self.conversation.undo()
-        self._made = None
+        self._result = None
         self.images = list(turn.images)
         names = ", ".join(image.name for image in turn.images)
         shown = f"; {names} is shown with the next one, unless taken back too" if names else ""
-        tell(f"took back {turn.question!r}{shown}")
+        log(f"took back {turn.question!r}{shown}")
 
     def _reset(self, _: str) -> None:
         self.conversation.reset()
         self.images.clear()
-        self._made = None
-        tell("begun anew, without images")
+        self._result = None
+        log("started again, without images")
 
     def _memory(self, argument: str) -> None:
         if argument not in ("on", "off"):
             raise RequestError(f"expected /memory on or /memory off, got {argument!r}")
         self.conversation.remember = argument == "on"
-        tell(REMEMBERS if argument == "on" else FORGETS)
+        log(REMEMBERS if argument == "on" else FORGETS)
 
     def _save(self, argument: str) -> None:
         path = Path(expanded(path_of(argument)))
         save_transcript(self.conversation, path)
-        tell(f"saved to {path}")
+        log(f"saved to {path}")
 
     def _stats(self, _: str = "") -> None:
-        if self._made is None:
-            raise RequestError("no answer yet, or it was taken back: nothing to tell about")
-        used = self._made["prompt_tokens"] + len(self._made["token_ids"][0])
-        context = f"{used} of {self.conversation.checkpoint.context} tokens"
-        tell(as_table(stats_rows(self._made) | {"context": context}))
+        if self._result is None:
+            raise RequestError("there is no answer yet, or it was taken back")
+        checkpoint = self.conversation.checkpoint
+        used = self._result["prompt_tokens"] + len(self._result["token_ids"][0])
+        log(stats_table(self._result, checkpoint.name, context=f"{used} of {checkpoint.context} tokens"))
 
     def _help(self, _: str) -> None:
         for name, (takes, what) in COMMANDS.items():
-            tell(f"{name + ' ' + takes:12}  {what}")
-        tell("Everything else is a question; one that begins with a slash takes a space in front of it.")
-        tell(KEYS)
+            log(f"{name + ' ' + takes:12}  {what}")
+        log("Everything else is a question. Put a space before one that begins with a slash.")
+        log(KEYS)
 
 
-def tell(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def path_of(argument: str) -> str:
-    """A path as typed, or as a terminal writes one that was dropped on it: quoted, or its spaces escaped."""
+    """A path as typed, or as a terminal writes a dropped file: quoted, or with escaped spaces."""
     if os.path.exists(expanded(argument)):
         return argument
     try:
@@ -255,8 +251,8 @@ def path_of(argument: str) -> str:
 
 @contextmanager
 def stoppable(enabled: bool) -> Iterator[Callable[[TurnReply], None]]:
-    """Gives what to call once an answer has begun: from then on Ctrl-C lets it end at its next token, so that
-    nothing is torn; before, and a second time, it interrupts whatever is being done."""
+    """Gives a function to call when an answer has begun. After that, Ctrl-C lets the answer end at its next
+    token, so that the session stays whole. Before, and a second time, Ctrl-C interrupts at once."""
     begun: list[TurnReply] = []
 
     def interrupt(*_) -> None:
@@ -272,12 +268,137 @@ def stoppable(enabled: bool) -> Iterator[Callable[[TurnReply], None]]:
             signal.signal(signal.SIGINT, before)
 
 
+# ------------------------------------------------------------------------------------------ the terminal
 def is_at_terminal() -> bool:
-    """Whether a person types, and sees what is told."""
+    """Whether a person types and reads."""
     return sys.stdin is not None and sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
 
 
-def piped_lines() -> Iterator[str]:
-    """Lines of stdin, none where it is closed."""
-    for line in sys.stdin or ():
-        yield line.rstrip("\r\n")
+def terminal_lines() -> Iterator[str]:
+    """The lines that a person types, until Ctrl-D. Ctrl-C clears a line."""
+    session: PromptSession[str] = PromptSession(
+        history=open_history(),
+        completer=CommandCompleter(),
+        complete_style=CompleteStyle.READLINE_LIKE,
+        complete_while_typing=False,
+        output=create_output(sys.stdout if sys.stdout.isatty() else sys.stderr),
+    )
+    while True:
+        try:
+            yield session.prompt("> ")
+        except KeyboardInterrupt:
+            if not session.default_buffer.text:
+                log("Ctrl-D or /quit leaves")
+        except EOFError:
+            return
+
+
+class CommandCompleter(Completer):
+    """Completes commands, and paths after those that take one."""
+
+    def __init__(self):
+        suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
+
+        def shows(path: str) -> bool:
+            return os.path.isdir(path) or Path(path).suffix.lower() in suffixes
+
+        self._paths = {
+            "/image": PathCompleter(file_filter=shows, expanduser=True),
+            "/save": PathCompleter(expanduser=True),
+        }
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        command, space, argument = text.partition(" ")
+        if space and command in self._paths:
+            yield from self._paths[command].get_completions(Document(argument), event)
+        elif text.startswith("/") and not space:
+            for name in sorted(COMMANDS):
+                if name.startswith(text):
+                    yield Completion(name + " " * (name in self._paths), start_position=-len(text))
+
+
+class KeptHistory(FileHistory):
+    """A disk that has become full loses lines, not the session."""
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string)
+
+
+def open_history() -> History:
+    """The lines of earlier sessions, in the user's state folder (XDG), for no other user to read."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    path = state / "ocelli" / "chat_history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))
+    except OSError as error:
+        log(f"the history of this session is not saved: {path}: {error.strerror}")
+        return InMemoryHistory()
+    return KeptHistory(str(path))
+
+
+# ---------------------------------------------------------------------------------------- the transcript
+def save_transcript(conversation: Conversation, path: Path) -> None:
+    """Write the turns so far to a new file that ends in .md or .jsonl.
+
+    Raises:
+        RequestError: another ending, a file that exists, or nothing to save.
+        OSError: the file cannot be written; nothing is left of it.
+    """
+    formats = {".md": as_markdown, ".jsonl": as_json_lines}
+    if path.suffix not in formats:
+        raise RequestError(f"{path}: expected a name that ends in .md or .jsonl, got {path.suffix or 'none'}")
+    if not conversation.turns:
+        raise RequestError("nothing to save: the conversation is empty")
+    # Names of files may hold bytes that are no text; JSON reads their escapes \udc.. as they were.
+    content = formats[path.suffix](conversation).encode("utf-8", "backslashreplace")
+    try:
+        file = path.open("xb")
+    except FileExistsError as error:
+        raise RequestError(f"{path}: the file exists, nothing was saved; choose another name") from error
+    except ValueError as error:  # a NUL
+        raise RequestError(f"{str(path)!r}: expected the name of a file, got one with {error}") from error
+    try:
+        with naming(path), file:
+            file.write(content)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def as_json_lines(conversation: Conversation) -> str:
+    """A row of `train.py --data` for each stretch of turns that the model saw together, with its name."""
+    rows: list[tuple[list[dict[str, Any]], list[str]]] = []
+    for number, turn in enumerate(conversation.turns):
+        if turn.alone or number == 0:
+            system = [{"type": "text", "text": conversation.system}]
+            rows.append(([{"role": "system", "content": system}] if conversation.system else [], []))
+        messages, images = rows[-1]
+        images += map(place, turn.images)
+        parts = [{"type": "image"} for _ in turn.images] + [{"type": "text", "text": turn.question}]
+        messages.append({"role": "user", "content": parts})
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": turn.answer.text}]})
+    model = conversation.checkpoint.name
+    return "".join(to_json({"messages": m, "images": i, "model": model}) + "\n" for m, i in rows)
+
+
+def as_markdown(conversation: Conversation) -> str:
+    """Questions with their images, and answers, with a note on those that were cut off."""
+
+    def blocks(turn: Turn) -> Iterator[str]:
+        yield from (f"![{Path(image.name).name}](<{place(image)}>)" for image in turn.images)
+        cut = "" if turn.answer.ended == "stop" else f" _(ended by: {turn.answer.ended})_"
+        yield f"**You:** {turn.question}"
+        yield f"**Model:** {turn.answer.text}{cut}"
+
+    head = [f"# A conversation with {conversation.checkpoint.name}"]
+    system = [f"**System:** {conversation.system}"] if conversation.system else []
+    return "\n\n".join(head + system + [b for turn in conversation.turns for b in blocks(turn)]) + "\n"
+
+
+def place(image: TiledImage) -> str:
+    """The URL of an image, or its absolute path."""
+    path = expanded(image.name)
+    return os.path.abspath(path) if os.path.isfile(path) else image.name

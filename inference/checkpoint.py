@@ -1,7 +1,7 @@
 """A checkpoint opened for questions: model and processor on a device that exists, in a dtype that suits it.
 
 checkpoint = open_checkpoint("HuggingFaceTB/SmolVLM-256M-Instruct", device="auto", dtype="int8")
-checkpoint = checkpoint.compiled()           # answers with the fastest decode step there is here
+checkpoint = checkpoint.compiled()           # answers with the fastest decode step of this machine
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 
 from data.processor import Processor
 from generation.decoding import DecodeStep
-from generation.fast.choose_step import fast_step, has_fast_bfloat16, set_precision
+from generation.fast.choose_step import break_even_steps, fast_step, has_fast_bfloat16, set_precision
 from generation.fast.cuda_graph import GraphStep
 from inference.errors import RequestError as RequestError
-from inference.errors import check_images
+from inference.errors import check_text_only
 from models.checkpoints.hub import snapshot
 from models.checkpoints.load import one_version
 from models.config import check_device
@@ -28,11 +28,11 @@ from models.vision_language_model import VisionLanguageModel, prepare_device
 class Checkpoint:
     """A model and its processor.
 
-    name: what it was opened by.
-    load_seconds: what opening took, compiling a decode step included.
+    name: the folder or repository.
+    load_seconds: how long opening took, compiling a decode step included.
     dtype: what the weights are stored in: float32, bfloat16, float16 or int8.
     decode_step: the one that answers are made with; None is the eager one.
-    decode_step_chosen: what it is, or why it is the eager one.
+    decode_step_chosen: its name, or why it is the eager one.
     """
 
     name: str
@@ -50,9 +50,15 @@ class Checkpoint:
 
     @property
     def decode_step_name(self) -> str:
-        """What answers: the step that was chosen, and what has become of it."""
+        """The decode step that was chosen, and why it has been replaced since."""
         failure = self.decode_step.failure if isinstance(self.decode_step, GraphStep) else None
         return self.decode_step_chosen + (f", eager since: {failure}" if failure else "")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What every result reports about the machine."""
+        device = str(self.model.device)
+        return {"device": device, "dtype": self.dtype, "decode_step": self.decode_step_name}
 
     @property
     def context(self) -> int:
@@ -60,17 +66,23 @@ class Checkpoint:
 
     @property
     def single_turn(self) -> bool:
-        """Whether it was trained on one question at a time, and answers a second one wrong that stands after
-        a first: what its generation_config.json says."""
+        """Whether its generation_config.json says that it was trained on one question at a time. Such a model
+        often gets a follow-up question wrong."""
         return bool(self.model.generation_config.get("single_turn", False))
 
     def check_images(self, count: int) -> None:
-        """Raises RequestError: see `mistakes.check_images`."""
-        check_images(self.model.generation_config, count)
+        """Raises RequestError for a question without an image if the model needs one."""
+        if count == 0:
+            check_text_only(self.model.generation_config)
+
+    def eager_in_vain(self, steps: int | None) -> bool:
+        """Whether `compiled(steps)` found no compiled step though it would have paid."""
+        pays = steps is None or steps >= break_even_steps(self.model.language_model)
+        return self.decode_step is None and pays
 
     def compiled(self, steps: int | None = None) -> Checkpoint:
-        """This checkpoint with the fastest decode step of this machine, or the eager one and why; the answers
-        are the same. `steps` as in `fast_step`."""
+        """This checkpoint with the fastest decode step of this machine; the answers are the same. `steps` is
+        as in `fast_step`."""
         began = time.perf_counter()
         step, name = fast_step(self.model.language_model, steps)
         seconds = self.load_seconds + time.perf_counter() - began
@@ -83,15 +95,14 @@ def open_checkpoint(
     """Load model and processor from a folder or the Hub.
 
     Args:
-        source: a folder, or a repository id.
         revision: branch, tag or commit of the repository.
         device: auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.
-        dtype: as for `models.checkpoints.load.load`, or int8 (weights only, CPU only), rounded from what is
-            stored. A CPU without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32.
+        dtype: as for `VisionLanguageModel.from_pretrained`, or int8 (weights only, CPU only). A CPU without
+            bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32.
 
     Raises:
-        RequestError: a device that is not here, int8 on another device than a CPU.
-        CheckpointError, ProcessorError: see `VisionLanguageModel.from_pretrained` and `Processor`.
+        RequestError: the device does not exist here, or int8 on another device than a CPU.
+        CheckpointError, ProcessorError: the checkpoint cannot be opened.
     """
     chosen = pick_device(device)
     began = time.perf_counter()
@@ -102,7 +113,7 @@ def open_checkpoint(
     def read() -> tuple[VisionLanguageModel, Processor]:
         model = VisionLanguageModel.from_pretrained(source, revision=revision, dtype=loaded, device=chosen)
         assert model.origin is not None, "a loaded model knows where it came from"
-        # The commit of the weights: a branch may have moved on meanwhile.
+        # The commit of the weights: the branch may have moved on meanwhile.
         folder = snapshot(source, model.origin.commit or revision)
         return model, Processor.from_pretrained(folder, config=model.config)
 
@@ -114,16 +125,12 @@ def open_checkpoint(
 
 
 def loading_dtype(dtype: str) -> str:
-    """What the weights are loaded in where `open_checkpoint` is asked for `dtype`."""
+    """The dtype in which `open_checkpoint` loads the weights before it converts them to `dtype`."""
     return "stored" if dtype == "int8" else dtype
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name, ready to compute on.
-
-    Raises:
-        RequestError: no such kind of device, or none of it on this machine.
-    """
+    """The device of that name, ready to compute on. Raises RequestError if it does not exist here."""
     try:
         check_device(name)
     except ValueError as error:
@@ -132,8 +139,8 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return prepare_device("cuda" if cuda else "mps" if mps else "cpu")
     kind, _, index = name.partition(":")
-    here = {"cpu": 1, "cuda": torch.cuda.device_count() if cuda else 0, "mps": int(mps)}[kind]
-    if int(index or 0) >= here:
-        got = "none" if here == 0 else f"{here} of them"
+    count = {"cpu": 1, "cuda": torch.cuda.device_count() if cuda else 0, "mps": int(mps)}[kind]
+    if int(index or 0) >= count:
+        got = "none" if count == 0 else f"{count} of them"
         raise RequestError(f"device {name}: PyTorch {torch.__version__} finds {got} here; use auto or cpu")
     return prepare_device(name)

@@ -1,49 +1,81 @@
-"""A conversation with an opened checkpoint, images in any turn, on a kept prefix.
+"""A conversation with an opened checkpoint. Images may come with any question.
 
     conversation = Conversation(checkpoint, system="Be brief.")
-    with conversation.ask("How many boats are there?", ["photo.jpg"]) as reply:
+    with conversation.send("How many boats are there?", ["photo.jpg"]) as reply:
         for number, piece in reply:
             print(piece, end="", flush=True)
-    conversation.ask("And how many of them are red?").finish()["reused_tokens"]
+    conversation.send("And how many of them are red?").finish()["reused_tokens"]
     conversation.undo()
 
-A turn costs what is new in it: earlier images are neither encoded nor prefilled again. It enters the
-history when its answer is finished, or stopped with what was answered so far. An error (an image that does
-not open, a full context, ...) leaves the history as it was.
+A turn costs what is new in it: earlier images and texts are already in the session's cache. A turn enters the
+history when its answer ends or is stopped. An error (an image that does not open, a full context, ...) leaves
+the history as it was.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from data.inputs import EncodedConversation, TiledImage
+from data.processor import Processor
 from generation.decoding import GenerationOptions, TokenStream
 from generation.prefix import FeatureCache
 from generation.session import Session
-from inference.answer import AnswerText, answer_text, prompt_tokens
+from inference.answer import AnswerText, answer_text, answers_of, prompt_tokens, start
 from inference.checkpoint import Checkpoint, RequestError
-from inference.conversation import Answer, Turn, encode_next, messages_of, seam_of
 
-# Of images' features: for what the cache cannot keep, as where undone turns are asked again.
-FEATURE_BYTES = 64 * 2**20
+FEATURE_BYTES = 64 * 2**20  # of image features, for what the key-value cache loses, as when a turn is undone
+PLACEHOLDER = "ok"  # the text of each answer while a prompt is tokenized
+TAIL = 4  # tokens before an answer that must be the same as when it was generated
 
 
 class ContextFullError(RequestError):
     """The conversation with its next question leaves no room for an answer."""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """token_ids: as generated, with the stop token.
+    ended: "stop", "length" (max_new_tokens), "context" (no room left) or "stopped" (by the user).
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    ended: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question and its answers; the conversation continues from the chosen one.
+
+    prompt_tail: the last tokens before the answers.
+    alone: no earlier turn stood in the prompt.
+    """
+
+    question: str
+    images: tuple[TiledImage, ...]
+    answers: tuple[Answer, ...]
+    prompt_tail: tuple[int, ...]
+    chosen: int = 0
+    alone: bool = False
+
+    @property
+    def answer(self) -> Answer:
+        return self.answers[self.chosen]
+
+
 class Conversation:
-    """See the module's docstring. Not from several threads at once, but for `TurnReply.stop`.
+    """See the module's docstring. Only `TurnReply.stop` may be called from another thread.
 
     Args:
-        checkpoint: as `open_checkpoint` gives it, compiled or not.
-        system: message in front of everything; may be changed between turns.
-        session: of the checkpoint's model and of nobody else; None makes one.
+        system: message before everything; may be changed between turns.
+        session: of the checkpoint's model, used by nobody else; None makes one.
 
     `remember` says whether earlier turns stand before the next question; it may be changed between turns.
     """
@@ -56,93 +88,62 @@ class Conversation:
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """What was asked and answered, without an answer that is still being made."""
+        """The turns so far, without an answer that is still being made."""
         return tuple(self._turns)
 
     @property
-    def messages(self) -> list[dict[str, Any]]:
-        """What stands before the next question, in the Hub's form, which `Processor.prepare` takes; images
-        are `TiledImage`s."""
-        return self._messages(self._remembered())
-
-    @property
-    def threads(self) -> list[list[dict[str, Any]]]:
-        """All turns in that form: a question that was asked alone begins a new list."""
-        begins = [place for place, turn in enumerate(self._turns) if turn.alone or place == 0]
-        return [self._messages(self._turns[begin:end]) for begin, end in zip(begins, [*begins[1:], None])]
-
-    def _messages(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
-        return messages_of(
-            self.checkpoint.processor, self.system, turns, [turn.answer.text for turn in turns]
-        )
-
-    def _remembered(self) -> list[Turn]:
+    def remembered(self) -> list[Turn]:
         """The turns that stand before the next question."""
         if not self.remember:
             return []
         return self._turns[max((place for place, turn in enumerate(self._turns) if turn.alone), default=0) :]
 
     def image(self, source: Any) -> TiledImage:
-        """An image (anything that `load_image` takes) opened and cut, to be asked about.
-
-        Raises:
-            ImageError: see `load_image`.
-        """
+        """An image (anything that `load_image` takes) opened and tiled. Raises ImageError."""
         tiled = self.checkpoint.processor.tile(source)
         is_path = isinstance(source, Path) or (isinstance(source, str) and not source.startswith("data:"))
         return replace(tiled, name=str(source)) if is_path else tiled
 
-    def ask(
+    def send(
         self, question: str, images: Sequence[Any] = (), options: GenerationOptions | None = None
     ) -> TurnReply:
-        """Put the next question, about the images so far and new ones (anything that `load_image` takes).
+        """Send the next question, about the images so far and new ones.
 
-        An answer that is still being made is stopped first. The answer gets as many tokens as the context has
-        left, if that is less than `max_new_tokens`. Of several answers (num_return_sequences) the
-        conversation goes on behind the first, or the one that `choose` names.
+        An answer that is still being made is stopped first. If the context has room for fewer tokens than
+        `max_new_tokens`, the answer gets those. Of several answers (num_return_sequences) the conversation
+        continues from the first, or the one that `choose` names.
 
         Raises:
-            PromptError, ImageError: question or image cannot be used.
-            ContextFullError: no room for an answer.
-            RequestError: `use_cache=False`; no image so far where the model needs one.
+            PromptError, ImageError: the question or an image cannot be used.
+            ContextFullError: there is no room for an answer.
+            RequestError: `use_cache=False`; no image so far, but the model needs one.
             CacheMemoryError: the cache does not fit in memory.
         """
         self._end_pending()
         began = time.perf_counter()
         options = GenerationOptions() if options is None else options
         if not options.use_cache:
-            raise RequestError("a conversation is a kept cache: expected use_cache=True, got False")
-        pictures, before = tuple(self.image(image) for image in images), self._remembered()
-        self.checkpoint.check_images(len(pictures) + sum(len(turn.images) for turn in before))
+            raise RequestError("a conversation needs the cache: expected use_cache=True, got False")
+        tiled, before = tuple(self.image(image) for image in images), self.remembered
+        self.checkpoint.check_images(len(tiled) + sum(len(turn.images) for turn in before))
         processor, stops = self.checkpoint.processor, self.checkpoint.stop_token_ids
-        row = encode_next(processor, stops, self.system, before, pictures, question)
-        room = self._room(row)
-        options = replace(
-            options,
-            max_new_tokens=min(options.max_new_tokens, room),
-            stop_token_ids=stops,
-            decode_step=self.checkpoint.decode_step,
-        )
-        self._pending = TurnReply(self, question, pictures, row, options, room, began)
+        row = encode_next(processor, stops, self.system, before, tiled, question)
+        context, prompt = self.checkpoint.context, prompt_tokens(self.checkpoint, row)
+        if prompt >= context:
+            advice = "undo some turns, or reset" if before else "shorten the question, or show less"
+            raise ContextFullError(
+                f"context full: expected fewer than {context} tokens, got {prompt} of conversation and "
+                f"question ({row.image_tokens} of them image); {advice}"
+            )
+        room = context - prompt
+        options = replace(options, max_new_tokens=min(options.max_new_tokens, room))
+        turn = Turn(question, tiled, (), tuple(row.input_ids[-TAIL:]), alone=not before)
+        self._pending = TurnReply(self, turn, row, options, fills_context=options.max_new_tokens == room)
+        self._pending.prepare = time.perf_counter() - began
         return self._pending
 
-    def _room(self, row: EncodedConversation) -> int:
-        """New tokens that the context has room for, behind a prompt."""
-        prompt, context = prompt_tokens(self.checkpoint, row), self.checkpoint.context
-        if prompt < context:
-            return context - prompt
-        way_out = "undo some turns, or begin anew" if self._remembered() else "ask less, or show less"
-        raise ContextFullError(
-            f"context full: expected fewer than {context} tokens, got {prompt} of conversation and question "
-            f"({row.image_tokens} of them image); {way_out}"
-        )
-
     def choose(self, number: int) -> None:
-        """Go on behind another one of the last turn's answers.
-
-        Raises:
-            RequestError: there is no such answer.
-        """
+        """Continue from another one of the last turn's answers. Raises RequestError if there is none."""
         self._end_pending()
         count = len(self._turns[-1].answers) if self._turns else 0
         if not 0 <= number < count:
@@ -150,12 +151,8 @@ class Conversation:
         self._turns[-1] = replace(self._turns[-1], chosen=number)
 
     def undo(self) -> Turn:
-        """Take the last turn back, and give it. One that is being answered is stopped and taken back, even if
-        it has no token yet: the turn in front of it stays.
-
-        Raises:
-            RequestError: there is none.
-        """
+        """Remove and return the last turn. An answer that is being made is stopped, and its turn removed even
+        if it has no token yet. Raises RequestError if there is no turn."""
         pending = self._pending
         self._end_pending()
         if pending is not None and not pending.kept:
@@ -165,7 +162,7 @@ class Conversation:
         return self._turns.pop()
 
     def reset(self) -> None:
-        """Forget all turns, and give the cache's memory back. The system message stays."""
+        """Forget all turns and free the cache's memory. The system message stays."""
         self._end_pending()
         self._turns.clear()
         self.session.reset()
@@ -175,53 +172,46 @@ class Conversation:
             self._pending.close()
 
     def _settle(self, turn: Turn | None) -> None:
-        """The pending answer has come to its end, and is kept unless None."""
+        """The pending answer has ended; its turn is kept unless None."""
         self._pending = None
         if turn is not None:
             self._turns.append(turn)
 
 
 class TurnReply:
-    """Answers to the next question of a conversation, being made: iterate for (number of the answer, piece of
-    its text).
+    """The answers to the next question of a conversation: iterate for (number of the answer, next piece).
 
-    Iterating may be broken off and taken up again; `finish` makes what is left. `close`, leaving a `with`,
-    and whatever is done to the conversation next end the answer: what there is of it by then stays in the
-    history. Before its first token nothing was answered, and nothing stays.
+    Iterating may be interrupted and continued; `finish` makes what is left. `close`, leaving a `with`, and
+    whatever is done to the conversation next end the answer. The history then keeps what there is of it, but
+    nothing if it has no token yet.
     """
 
     def __init__(
         self,
         conversation: Conversation,
-        question: str,
-        images: tuple[TiledImage, ...],
+        turn: Turn,
         row: EncodedConversation,
         options: GenerationOptions,
-        room: int,
-        began: float,
+        fills_context: bool,
     ):
-        self._alone = not conversation._remembered()
         self.kept = False  # whether the turn is in the history
-        self._conversation, self._question, self._images = conversation, question, images
+        self.prepare = 0.0  # seconds that images and prompt took
+        self._conversation, self._turn = conversation, turn
         self._row, self._limit = replace(row, tiles=None), options.max_new_tokens
-        self._fills_context = options.max_new_tokens == room
+        self._fills_context = fills_context
         self._ids: list[list[int]] = [[] for _ in range(options.num_return_sequences)]
         self._stopping = Event()
-        self._made: dict[str, Any] | None = None
-        self._turn: Turn | None = None
-        inputs = conversation.checkpoint.processor.collate([row])
-        # The generator alone holds the stream: at its end the memory of several answers is free again.
-        self._pieces = self._make(conversation.session.generate_stream(**inputs, options=options))
-        self._prepared = time.perf_counter() - began
-        self._begun = self._first = self._last = 0.0  # when work began, and of the first and the last token
+        self._result: dict[str, Any] | None = None
+        # The generator alone holds the stream: at its end the memory of several answers is freed.
+        self._pieces = self._run(start(conversation.checkpoint, row, options, conversation.session))
+        self._begun = self._first = self._last = 0.0  # times of the start, the first and the last token
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         return ((number, piece) for number, piece in self.steps() if piece)
 
     def steps(self) -> Iterator[tuple[int, str]]:
-        """As iterating, with a piece "" for each token that completes no text: for who does other things
-        between two tokens."""
-        # Not the generator itself, whose end a loop that is broken off could be.
+        """As iterating, but with a piece "" for each token that completes no text."""
+        # Not the generator itself: a loop over it that is interrupted could close it.
         return iter(lambda: next(self._pieces, None), None)
 
     def __enter__(self) -> TurnReply:
@@ -231,72 +221,63 @@ class TurnReply:
         self.close()
 
     def stop(self) -> None:
-        """End the answer at its next token; from any thread, while another one iterates."""
+        """End the answer at its next token. May be called from any thread while another one iterates."""
         self._stopping.set()
 
     def close(self) -> None:
-        """End the answer where it is, if it has not ended."""
+        """End the answer where it is, unless it has ended."""
         self._pieces.close()
-        if self._made is None:  # not begun
+        if self._result is None:  # not begun
             self._settle(stopped=True)
 
     def turn(self) -> Turn:
-        """The question with its answers, ended now if they have not; it is in the history where `kept`."""
+        """The question with its answers, which end now. It is in the history if `kept`."""
         self.close()
-        assert self._turn is not None, "an answer that was closed has come to its end"
         return self._turn
 
     def finish(self) -> dict[str, Any]:
-        """Make what is left, unless stopped, and tell what came of it: the fields of `Reply.finish`, with
-        "prefilled_tokens" and "tiles_encoded". Of the "seconds", "prepare" went into images and prompt,
-        "first_token" is from the question to its first token ("prepare" included), "decode" is all others.
-        """
+        """Make what is left, unless stopped. Returns the fields of `Reply.finish`, and "prefilled_tokens" and
+        "tiles_encoded". Of the "seconds", "first_token" is the time from the question to its first token
+        (with "prepare", for images and prompt), and "decode" that of all others."""
         for _ in self:
             pass
         self.close()
-        assert self._made is not None, "an answer that has come to its end can be told about"
-        return self._made
+        assert self._result is not None, "an answer that has ended has a result"
+        return self._result
 
-    def _make(self, stream: TokenStream) -> Generator[tuple[int, str], None, None]:
-        checkpoint = self._conversation.checkpoint
-        tokenizer, stops = checkpoint.processor.tokenizer, checkpoint.stop_token_ids
-        texts = [AnswerText(tokenizer, stops) for _ in self._ids]
+    def _run(self, stream: TokenStream) -> Generator[tuple[int, str], None, None]:
+        checkpoint, ended = self._conversation.checkpoint, False
+        texts = [AnswerText(checkpoint) for _ in self._ids]
         try:
             self._begun = time.perf_counter()
             for column in stream:
-                self._note(column.tolist(), stops)
+                self._last = time.perf_counter()
+                self._first = self._first or self._last
+                for ids, token_id in zip(self._ids, column.tolist()):
+                    if not ids or ids[-1] not in checkpoint.stop_token_ids:
+                        ids.append(token_id)
                 for number, token_id in enumerate(column.tolist()):
                     yield number, texts[number].put(token_id)
                 if self._stopping.is_set():
                     break
+            ended = stream.result is not None
         except Exception:
             self._ids = [[] for _ in self._ids]  # an answer that failed is none
-            self._settle(stopped=True)
             raise
-        except BaseException:  # Ctrl-C, or closed
-            self._settle(stopped=True)
-            raise
-        self._settle(stopped=stream.result is None)
+        finally:  # also after Ctrl-C and `close`
+            self._settle(stopped=not ended)
         for number, text in enumerate(texts):
             if piece := text.finish():
                 yield number, piece
 
-    def _note(self, tokens: list[int], stops: Sequence[int]) -> None:
-        """One more token of each answer that has not ended."""
-        self._last = time.perf_counter()
-        self._first = self._first or self._last
-        for ids, token_id in zip(self._ids, tokens):
-            if not ids or ids[-1] not in stops:
-                ids.append(token_id)
-
     def _settle(self, stopped: bool) -> None:
-        """Once: tell about the answers, and put their turn into the history if they have a token."""
+        """Once: describe the answers, and put their turn into the history if each has a token."""
         checkpoint = self._conversation.checkpoint
         answers = tuple(
             Answer(answer_text(checkpoint, ids), tuple(ids), self._ending(ids, stopped)) for ids in self._ids
         )
-        self._made = self._describe(answers)
-        self._turn = Turn(self._question, self._images, answers, seam_of(self._row), alone=self._alone)
+        self._result = self._describe(answers)
+        self._turn = replace(self._turn, answers=answers)
         self.kept = all(self._ids)
         self._conversation._settle(self._turn if self.kept else None)
 
@@ -311,25 +292,90 @@ class TurnReply:
         checkpoint, session = self._conversation.checkpoint, self._conversation.session
         after_first = sum(len(ids) - 1 for ids in self._ids if ids)
         decode = self._last - self._first
-        spared = session.reuse if self._first else None  # without a token it is still the last turn's
+        spared = session.reuse if self._first else None  # before the first token it is the last turn's
         return {
-            "answers": [answer.text for answer in answers],
-            "token_ids": [list(answer.token_ids) for answer in answers],
+            **answers_of(checkpoint, self._row, self._ids),
             "stop_reasons": [answer.ended for answer in answers],
-            "prompt_tokens": prompt_tokens(checkpoint, self._row),
-            "image_tokens": self._row.image_tokens,
             "reused_tokens": spared.reused if spared else 0,
             "prefilled_tokens": spared.prefilled if spared else 0,
             "tiles_encoded": spared.tiles_encoded if spared else 0,
             "seconds": {
                 "load": checkpoint.load_seconds,
-                "prepare": self._prepared,
-                "first_token": self._prepared + max(0.0, self._first - self._begun),
+                "prepare": self.prepare,
+                "first_token": self.prepare + max(0.0, self._first - self._begun),
                 "decode": decode,
             },
             "decode_tokens_per_second": after_first / decode if after_first and decode else None,
             "kv_cache_bytes": session.kv_cache_bytes,
-            "device": str(checkpoint.model.device),
-            "dtype": checkpoint.dtype,
-            "decode_step": checkpoint.decode_step_name,
+            **checkpoint.settings,
         }
+
+
+# ------------------------------------------------------------------------------- the prompt of a turn
+def messages_of(
+    processor: Processor, system: str | None, turns: Sequence[Turn], answers: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A conversation in the Hub's form, with these texts as answers and `TiledImage`s as images."""
+    messages: list[dict[str, Any]] = []
+    if system:
+        messages.append({"role": "system", "content": [{"type": "text", "text": system}]})
+    for turn, answer in zip(turns, answers, strict=True):
+        messages += processor.conversation(list(turn.images), turn.question)
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
+    return messages
+
+
+def encode_next(
+    processor: Processor,
+    stop_token_ids: Sequence[int],
+    system: str | None,
+    turns: Sequence[Turn],
+    images: Sequence[TiledImage],
+    question: str,
+) -> EncodedConversation:
+    """The prompt of the next question, whose beginning is what the earlier turns left in the cache.
+
+    An answer stands in it as the tokens that were generated: tokenizing its text anew might give other ones,
+    which the cache does not hold. So the conversation is tokenized with a placeholder for each answer, which
+    the answer's own tokens then replace. Everything else goes through the processor, so that text which a
+    person typed never becomes a special token.
+
+    Raises:
+        PromptError: the question has no text, or the checkpoint cannot take such a conversation.
+    """
+    last = processor.conversation(list(images), question)
+
+    def encode(answers: list[str]) -> EncodedConversation:
+        messages = messages_of(processor, system, turns, answers) + last
+        return processor.encode_conversation(messages, True, label="conversation")
+
+    # Special tokens that a model makes were not shown to anybody; a placeholder among them is no image.
+    hidden = {i for i, token in processor.tokenizer.added_tokens_decoder.items() if token.special}
+    hidden |= {*stop_token_ids, processor.image_token_id}
+    row = _with_answers(encode([PLACEHOLDER] * len(turns)), turns, stop_token_ids, hidden)
+    # A template may write something else before an answer in the history than before a new one. Then the
+    # texts have to do.
+    return encode([turn.answer.text for turn in turns]) if row is None else row
+
+
+def _with_answers(
+    row: EncodedConversation, turns: Sequence[Turn], stop_token_ids: Sequence[int], hidden: set[int | None]
+) -> EncodedConversation | None:
+    """`row` with the turns' own tokens in place of the placeholders, or None if they do not fit there."""
+    edges = [False, *row.assistant_mask, False]
+    changes = [place for place, (a, b) in enumerate(pairwise(edges)) if a != b]
+    spans = list(zip(changes[::2], changes[1::2]))  # of each answer, with the end of its turn
+    if len(spans) != len(turns):
+        return None
+    ids: list[int] = []
+    mask: list[bool] = []
+    last = 0
+    for (begin, end), turn in zip(spans, turns):
+        if tuple(row.input_ids[max(0, begin - TAIL) : begin]) != turn.prompt_tail:
+            return None
+        shown = [i for i in turn.answer.token_ids if i not in hidden]
+        closing = row.input_ids[end - 1 : end] if row.input_ids[end - 1] in stop_token_ids else []
+        ids += [*row.input_ids[last:begin], *shown, *closing]
+        mask += [*row.assistant_mask[last:begin], *[True] * (len(shown) + len(closing))]
+        last = end
+    return replace(row, input_ids=ids + row.input_ids[last:], assistant_mask=mask + row.assistant_mask[last:])

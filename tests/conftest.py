@@ -12,7 +12,7 @@ import torch
 
 import generate
 from benchmarks import workers
-from inference import command_line
+from inference import cli as inference_cli
 from models.checkpoints import load
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
@@ -82,7 +82,7 @@ def photo(tmp_path_factory) -> Path:
 def cli(model_folder, capsys, monkeypatch):
     """Run generate.py: (exit status, stdout, stderr)."""
 
-    monkeypatch.setattr(command_line, "PATIENCE", 60)  # however slow this machine is
+    monkeypatch.setattr(inference_cli, "LOG_AFTER", 60)  # however slow this machine is
 
     def run(*arguments, model=model_folder) -> tuple[int, str, str]:
         capsys.readouterr()

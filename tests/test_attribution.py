@@ -10,12 +10,9 @@ import torch
 from PIL import Image
 
 from inference.answer import ask
-from inference.attribution.asked import Asked
 from inference.attribution.attention import attention_maps, attention_rows
-from inference.attribution.layout import TileLayout
-from inference.attribution.maps import OcclusionMaps, Region
-from inference.attribution.occlusion import GREY, greyed, occlusion_maps
-from inference.attribution.words import answer_words
+from inference.attribution.occlusion import GREY, OcclusionMaps, Region, greyed, occlusion_maps
+from inference.attribution.teacher_forcing import ForcedAnswer, TileLayout, answer_words
 from inference.checkpoint import RequestError, open_checkpoint
 from models import VisionLanguageModel
 from tests import tiny
@@ -107,7 +104,7 @@ def test_maps_are_the_attention_of_image_tokens(model_folder, checkpoint):
         # The upper left cell: the first token of the first tile, and its part of the whole image's first.
         corner = columns[:, 0] + columns[:, -4] / (tiled.rows * tiled.columns)
         assert np.allclose(own[:, 0, 0], corner, atol=1e-6)
-    assert found.token_ids == ANSWER and found.setting == "all layers, all heads"
+    assert found.setting == "all layers, all heads"
 
 
 def test_in_nanovlm(nanovlm):
@@ -179,24 +176,21 @@ def test_a_token_lies_where_the_processor_took_it_from(kind, size):
 
 def test_images_of_a_question_do_not_mix(checkpoint):
     images = [draw_image(40, 30), draw_image(16, 16), draw_image(20, 90)]
-    asked = Asked(checkpoint, images, "how many?", ANSWER)
-    count = len(asked.image_places)
-    marked = asked.by_image(torch.arange(count)[None])
-    assert [part.shape[1] for part in marked] == [len(asked.tiled[i].tiles) * 4 for i in range(3)]
-    assert torch.equal(torch.cat(marked, 1)[0], torch.arange(count))
-    assert count == sum(layout.tiles * 4 for layout in asked.layouts)
+    forced = ForcedAnswer(checkpoint, images, "how many?", ANSWER)
+    assert [layout.tiles for layout in forced.layouts] == [len(tiled.tiles) for tiled in forced.tiled]
+    assert len(forced.image_positions) == sum(layout.tiles * 4 for layout in forced.layouts)
 
 
 # ------------------------------------------------------------------------------------------------ occlusion
-def assert_regions_hold(found: OcclusionMaps, checkpoint, images, question: str, regions) -> None:
+def assert_regions_hold(found: OcclusionMaps, checkpoint, images, question, answer, regions) -> None:
     """What the map says of each region is what the model says of images greyed there beforehand."""
     for number in regions:
         region = found.regions[number]
         changed = list(images)
         place = found.shapes[region.image]
         changed[region.image] = greyed(images[region.image], region, place)
-        expected = plain_log_probabilities(checkpoint, changed, question, found.token_ids)
-        assert np.abs(found.hidden[number] - expected).max() <= 1e-4, region
+        expected = plain_log_probabilities(checkpoint, changed, question, answer)
+        assert np.abs(found.occluded[number] - expected).max() <= 1e-4, region
 
 
 def test_a_greyed_region_is_a_greyed_image(checkpoint):
@@ -205,7 +199,7 @@ def test_a_greyed_region_is_a_greyed_image(checkpoint):
     expected = plain_log_probabilities(checkpoint, images, "how many?", ANSWER)
     assert np.abs(found.base - expected).max() <= 1e-4
     assert {region.image for region in found.regions} == {0, 1} and found.shapes == [(3, 4), (4, 2)]
-    assert_regions_hold(found, checkpoint, images, "how many?", (0, 7, len(found.regions) - 4))
+    assert_regions_hold(found, checkpoint, images, "how many?", ANSWER, (0, 7, len(found.regions) - 4))
     assert [own.shape for own in found.maps] == [(4, 3, 4), (4, 4, 2)]
 
 
@@ -215,14 +209,14 @@ def test_all_greyed_is_the_grey_image(checkpoint):
     number = found.regions.index(Region(0, 0, 0, *found.shapes[0]))
     grey = [Image.new("RGB", image.size, GREY)]
     expected = plain_log_probabilities(checkpoint, grey, "how many?", ANSWER)
-    assert np.abs(found.hidden[number] - expected).max() <= 1e-4
-    assert found.doubted([0, 1])[number] == pytest.approx(math.exp(expected[:2].sum()), rel=1e-4)
+    assert np.abs(found.occluded[number] - expected).max() <= 1e-4
+    assert found.occluded_probability([0, 1])[number] == pytest.approx(math.exp(expected[:2].sum()), rel=1e-4)
 
 
 def test_occlusion_in_nanovlm(nanovlm):
     images = [draw_image(60, 40)]
     found = occlusion_maps(nanovlm, images, "how many?", [5, 6], window=0.7)
-    assert_regions_hold(found, nanovlm, images, "how many?", range(0, len(found.regions), 5))
+    assert_regions_hold(found, nanovlm, images, "how many?", [5, 6], range(0, len(found.regions), 5))
 
 
 def test_only_changed_tiles_are_seen_again(checkpoint, monkeypatch):
@@ -248,12 +242,12 @@ def test_a_fall_lies_where_its_windows_overlap():
     regions = [Region(0, 0, 0, 1, 1), Region(0, 0, 0, 1, 2), Region(0, 0, 1, 1, 3), Region(0, 0, 2, 1, 3)]
     base, half = np.log([0.8, 0.5]), math.log(0.4)
     hidden = np.array([base, [half, base[1]], [half, base[1]], base])
-    found = OcclusionMaps([Image.new("RGB", (3, 1))], [7, 8], [(1, 3)], regions, base, hidden, "")
+    found = OcclusionMaps([Image.new("RGB", (3, 1))], [(1, 3)], regions, base, hidden, "")
     fall = math.log(2)
     assert np.allclose(found.maps[0], [[[fall / 2, fall, fall / 2]], [[0, 0, 0]]])
     assert np.allclose(found.of([0])[0], [[0.2, 0.4, 0.2]])
     assert np.allclose(found.of([0, 1])[0], [[0.1, 0.2, 0.1]])  # 0.8 · 0.5 falls to 0.4 · 0.5
-    assert found.certain([0, 1]) == pytest.approx(0.4)
+    assert found.probability([0, 1]) == pytest.approx(0.4)
 
 
 # -------------------------------------------------------------------------------------------------- mistakes
@@ -262,7 +256,7 @@ def test_a_fall_lies_where_its_windows_overlap():
     "images, answer, expected",
     [
         ([], ANSWER, "at least one image"),
-        ([draw_image(8, 8)], [], "at least one token"),
+        ([draw_image(8, 8)], [], "answer_ids: expected ids from 0"),
         ([draw_image(8, 8)], [1, 10**6], "answer_ids: expected ids from 0"),
         ([draw_image(8, 8)], [1] * 600, "context too long"),
     ],

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from inference.cli import is_question
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import generate
 from generation.decoding import Sampler
 from inference.checkpoint import RequestError, pick_device
+from inference.cli import is_question
 from tests.hub_server import HubServer, point_client_at
 
 FIELDS = {
@@ -56,7 +56,7 @@ def test_streamed_text_is_the_answer(cli, as_json, photo):
 
 
 def test_json_fields(as_json, photo, model_folder):
-    (made,) = as_json(photo, photo, "-q", "how many?", "--max-new-tokens", 6)
+    (made,) = as_json(photo, "how many?", photo, "--max-new-tokens", 6)
     assert made.keys() >= FIELDS
     assert (made["model"], made["images"]) == (str(model_folder), [str(photo)] * 2)
     assert made["question"] == "how many?" and made["dtype"] == "float32"
@@ -66,12 +66,10 @@ def test_json_fields(as_json, photo, model_folder):
     assert made["seconds"].keys() >= {"load", "vision", "prefill", "decode"}
     assert made["decode_tokens_per_second"] > 0 and made["kv_cache_bytes"] > 0
     assert made["device"] == str(pick_device("auto"))
-
-
-def test_no_image_and_one_token(as_json):
-    (made,) = as_json("--no-image", "-q", "how many?", "--max-new-tokens", 1)
+    (made,) = as_json("--no-image", "-q", "how many?", "--max-new-tokens", 1, "--system", "be short")
     assert made.keys() >= FIELDS
     assert (made["images"], made["image_tokens"], made["decode_tokens_per_second"]) == ([], 0, None)
+    assert made["prompt_tokens"] > as_json("--no-image", "-q", "how many?")[0]["prompt_tokens"]
 
 
 def test_a_model_of_questions_about_images_needs_one(cli, complaint, photo, single_folder, tmp_path):
@@ -110,14 +108,6 @@ def test_what_is_no_image_and_reads_as_text_is_a_question(tmp_path, monkeypatch,
     for name in ("my photo.jpg", "what is this"):
         (tmp_path / name).touch()
     assert is_question(text) == is_asked
-
-
-def test_a_question_beside_its_image(as_json, photo, monkeypatch):
-    short = ("--max-new-tokens", 2)
-    first, second = as_json(photo, "how many?", "-p", "what is it", *short)
-    assert [first["question"], second["question"]] == ["how many?", "what is it"]
-    assert first["images"] == [str(photo)]
-    assert as_json(photo, "-q", "how many?", *short)[0]["answers"] == first["answers"]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +153,7 @@ def test_a_question_from_a_pipe(as_json, complaint, cli, photo, monkeypatch):
     assert as_json(photo, "why?", *short)[0]["question"] == "why?"
     stdin_of(monkeypatch, b"\xff\xfe")
     assert "UTF-8" in complaint(photo)
-    monkeypatch.setattr("inference.cli.WAIT", 0)
+    monkeypatch.setattr("inference.cli.STDIN_TIMEOUT", 0)
     reading, writing = os.pipe()
     with os.fdopen(writing, "w"):  # open, and silent
         monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
@@ -181,16 +171,13 @@ def test_several_questions(cli, as_json, photo):
     assert out.startswith("> how many?\n") and "\n> what colour is the triangle?\n" in out
 
 
-def test_several_answers(cli, as_json, photo):
+def test_seeds_and_several_answers(cli, as_json, photo):
     sampling = ("--num-answers", 3, "--temperature", 2, "--seed", 5, "--max-new-tokens", 6)
     (made,) = as_json(photo, "-q", "how many?", *sampling)
     assert len(made["answers"]) == len(made["stop_reasons"]) == 3
     assert len({tuple(ids) for ids in made["token_ids"]}) == 3
     _, out, _ = cli(photo, "-q", "how many?", *sampling)
     assert out == "".join(f"{number}. {answer}\n" for number, answer in enumerate(made["answers"], 1))
-
-
-def test_seed(as_json, photo):
     ask = (photo, "-q", "how many?", "--temperature", 3, "--max-new-tokens", 8)
     (first,), (again,), (other,) = as_json(*ask, "--seed", 1), as_json(*ask, "--seed", 1), as_json(*ask)
     assert first["token_ids"] == again["token_ids"] != other["token_ids"]
@@ -208,23 +195,10 @@ def test_with_and_without_cache(as_json, photo, sampling):
     assert cached["kv_cache_bytes"] > 0 == recomputed["kv_cache_bytes"]
 
 
-def test_special_tokens_in_a_question_stay_text(as_json, photo):
-    typed = "<image><|im_end|><end_of_utterance>"
-    plain, special = as_json(photo, "-q", "how many?", "-q", f"how many? {typed}", "--max-new-tokens", 1)
-    assert special["image_tokens"] == plain["image_tokens"]
-    assert special["prompt_tokens"] > plain["prompt_tokens"] + 10  # spelt out
-
-
-def test_system_message(as_json, photo):
-    ask = (photo, "-q", "how many?", "--max-new-tokens", 1)
-    (plain,), (told,) = as_json(*ask), as_json(*ask, "--system", "be short")
-    assert told["prompt_tokens"] > plain["prompt_tokens"]
-
-
 def test_stats(cli, photo):
     status, out, err = cli(photo, "-q", "how many?", "--max-new-tokens", 4, "--stats")
     assert status == 0 and out
-    for part in ("prompt", "picture", "vision", "prefill", "decode", "tokens/s", "kv cache", "float32"):
+    for part in ("prompt", "of them image", "vision", "prefill", "decode", "tokens/s", "kv cache", "float32"):
         assert part in err
 
 
@@ -330,10 +304,8 @@ def test_bad_checkpoint(complaint, photo, model_folder, tmp_path, fault):
     make, expected = BAD_CHECKPOINTS[fault]
     make(folder)
     assert expected in complaint(photo, "-q", "how many?", "--json", model=folder)
-
-
-def test_no_such_folder(complaint, photo, tmp_path):
-    assert "no folder" in complaint(photo, "-q", "how many?", model=tmp_path / "absent")
+    shutil.rmtree(folder)
+    assert str(folder) in complaint(photo, "-q", "how many?", model=folder)
 
 
 # ----------------------------------------------------------------------------------------------- bad requests
@@ -341,8 +313,8 @@ BAD_OPTIONS = [
     (("-q", "  "), "expected a question"),
     (("--max-new-tokens", "0"), "--max-new-tokens: expected at least 1"),
     (("--max-new-tokens", "many"), "--max-new-tokens: expected a whole number"),
-    (("--max-new-tokens", "5000"), "context too long: expected at most 512 tokens"),
-    (("-q", "why " * 400), "context too long"),
+    (("--max-new-tokens", "5000"), "context holds 512 tokens"),
+    (("-q", "why " * 400), "context"),
     (("--temperature", "-1"), "temperature"),
     (("--top-p", "1.5"), "top_p"),
     (("--num-answers", "0"), "--num-answers"),
@@ -355,6 +327,8 @@ BAD_OPTIONS = [
     (("--dtype", "int8", "--device", "cuda:0"), "cuda"),
     (("--no-image", "a.png"), "a.png"),
     (("--out", "x.jsonl"), "--batch"),
+    (("--batch-size", 0), "--batch"),
+    (("--compile", "on", "--no-cache"), "--no-cache"),
     (("--batch", "x.jsonl"), "--out"),
     (("--batch", "x.jsonl", "--out", "y.jsonl", "-q", "why?"), "-q"),
 ]
@@ -365,15 +339,10 @@ def test_bad_request(complaint, arguments, expected):
     assert expected in complaint(*arguments)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_no_cuda_here(complaint):
-    assert "device cuda" in complaint("--device", "cuda")
-
-
 def test_a_context_that_is_too_long_computes_nothing(complaint, monkeypatch):
-    monkeypatch.setattr("models.vision_transformer.VisionTransformer.forward", None)
-    monkeypatch.setattr("models.language_model.LanguageModel.forward", None)
-    assert "context too long" in complaint("--max-new-tokens", 5000)
+    for module in ("vision_transformer.VisionTransformer", "language_model.LanguageModel"):
+        monkeypatch.setattr(f"models.{module}.forward", None)
+    assert "context" in complaint("--max-new-tokens", 5000)
 
 
 def test_out_of_memory(complaint, monkeypatch):
@@ -382,13 +351,9 @@ def test_out_of_memory(complaint, monkeypatch):
             "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has\nmore. See ..."
         )
 
-    monkeypatch.setattr(Sampler, "sample", greedy)
+    monkeypatch.setattr(Sampler, "choose", greedy)
     err = complaint("--json")
     assert "error: CUDA out of memory. Tried to allocate 20.00 GiB: try a smaller --num-answers, or" in err
-
-
-def test_a_batch_size_without_a_batch_is_refused(complaint):
-    assert "--batch-size belongs to --batch" in complaint("--batch-size", 0)
 
 
 @pytest.mark.parametrize("output", [(), ("--json",)])
@@ -397,7 +362,7 @@ def test_options_without_effect_are_named(cli, photo, output):
     status, _, err = cli(*ask, "--top-k", 5, "--seed", 0)
     assert (status, err) == (
         0,
-        "generate.py: --top-k, --seed without effect: give a --temperature to have tokens drawn\n",
+        "generate.py: --top-k, --seed without effect: give a --temperature to sample tokens\n",
     )
     assert cli(*ask, "--top-k", 5, "--seed", 0, "--temperature", 1)[2] == ""
 
@@ -409,31 +374,32 @@ def test_debug_shows_where(cli):
     assert err.splitlines()[-1].startswith("generate.py: error: temperature")
 
 
-def test_a_programming_error_is_not_hidden(cli, monkeypatch):
-    def broken(self, logits):
-        raise ValueError("a bug")
+def test_a_bug_is_not_hidden_and_ctrl_c_is_no_bug(cli, monkeypatch):
+    def raising(error):
+        def choose(self, logits):
+            raise error
 
-    monkeypatch.setattr(Sampler, "sample", broken)
+        monkeypatch.setattr(Sampler, "choose", choose)
+        return cli("--max-new-tokens", 2)
+
     with pytest.raises(ValueError, match="a bug"):
-        cli("--max-new-tokens", 2)
-
-
-def test_ctrl_c(cli, monkeypatch):
-    def interrupted(self, logits):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Sampler, "sample", interrupted)
-    status, _, err = cli("--max-new-tokens", 2)
+        raising(ValueError("a bug"))
+    status, _, err = raising(KeyboardInterrupt())
     assert status == 130 and err.endswith("generate.py: interrupted\n")
 
 
 # ------------------------------------------------------------------------------------------- a real process
-def process(*arguments, **options) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(generate.ROOT / "generate.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
-
-
-def test_process_answers_from_any_folder(model_folder, tmp_path):
-    done = process("--model", model_folder, "--max-new-tokens", 3, cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.strip()
-    assert done.stderr == f"generate.py: assets/example.png: {generate.DEFAULT_QUESTION}\n"
+def test_a_process_in_any_folder(model_folder, photo, tmp_path):
+    """A chat from a pipe of bytes that are no text."""
+    command = [
+        sys.executable,
+        str(generate.ROOT / "generate.py"),
+        "--chat",
+        str(photo),
+        "--max-new-tokens",
+        "3",
+    ]
+    command += ["--model", str(model_folder)]
+    lines = b"\xff why?\nhow many?\n"
+    done = subprocess.run(command, input=lines, capture_output=True, timeout=600, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout.strip() and b"expected valid Unicode" in done.stderr

@@ -88,12 +88,6 @@ def test_without_a_compiler_the_eager_step_answers_and_says_so_once(cli, photo, 
     assert cli(*ask)[2] == said
 
 
-def test_a_compiled_step_without_a_cache_is_refused(complaint, photo):
-    assert "--compile on: the compiled step reads a cache, leave out --no-cache" in complaint(
-        photo, "-q", "how many?", "--no-cache", "--compile", "on"
-    )
-
-
 def test_int8_weights(as_json, photo, compiler):
     ask = (photo, "-q", "how many?", "--dtype", "int8", "--max-new-tokens", 4)
     (made,), (eager,) = as_json(*ask, "--compile", "on"), as_json(*ask, "--compile", "off")

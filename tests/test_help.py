@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data.errors import did_you_mean
-from inference import command_line
+from inference import cli
 from models import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -124,11 +124,11 @@ def test_dashes_make_options_alike_no_more_than_their_letters():
 
 
 def test_a_long_load_is_told(capsys, monkeypatch):
-    monkeypatch.setattr(command_line, "PATIENCE", 0.01)
-    with command_line.told_if_slow("program", "the/model"):
+    monkeypatch.setattr(cli, "LOG_AFTER", 0.01)
+    with cli.log_if_slow("program", "the/model"):
         time.sleep(0.2)
     assert capsys.readouterr().err == "program: loading the/model\n"
-    monkeypatch.setattr(command_line, "PATIENCE", 60)
-    with pytest.raises(OSError), command_line.told_if_slow("program", "the/model"):
+    monkeypatch.setattr(cli, "LOG_AFTER", 60)
+    with pytest.raises(OSError), cli.log_if_slow("program", "the/model"):
         raise OSError
     assert capsys.readouterr().err == ""

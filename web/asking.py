@@ -261,7 +261,7 @@ class Desk:
                 images.append(conversation.image(self.load(image)))
                 yield 0, ""
         visitor.conversation = conversation
-        with conversation.ask(asked.question, images, making.options) as reply:
+        with conversation.send(asked.question, images, making.options) as reply:
             try:
                 yield from reply.steps()
             finally:

@@ -16,10 +16,10 @@ from data.errors import ImageError
 from generation.decoding import GenerationOptions
 from inference.answer import ask
 from inference.attribution.attention import attention_maps
-from inference.attribution.drawing import draw_maps
+from inference.attribution.draw import draw_maps
 from inference.attribution.occlusion import occlusion_steps
-from inference.attribution.options import METHODS
-from inference.attribution.words import answer_words
+from inference.attribution.settings import METHODS
+from inference.attribution.teacher_forcing import answer_words
 from inference.checkpoint import Checkpoint, RequestError
 from web import view
 from web.ask_tab import ASSETS, EXAMPLES

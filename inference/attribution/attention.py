@@ -1,28 +1,49 @@
-"""Where the decoder's attention went, token of the answer by token.
+"""Where the decoder's attention went, for each token of the answer.
 
     found = attention_maps(checkpoint, ["photo.jpg"], "What is it?", answer_ids)
     found.maps[0]                                       # (T, h, w): of the first image
 
-Prompt and answer go through the decoder once more, block by block, in a pass of its own: what makes answers
-knows nothing of it, and computes no weights. What a head attends to is not why an answer came out as it did
-(Jain and Wallace, "Attention is not Explanation", arXiv:1902.10186): hold it against `occlusion_maps`.
+Prompt and answer go through the decoder once more, block by block: the model that answers does not know about
+it and computes no weights. What a head attends to is not why the answer came out as it did (Jain and Wallace,
+"Attention is not Explanation", arXiv:1902.10186): compare it with `occlusion_maps`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from inference.attribution.asked import Asked
-from inference.attribution.maps import AttentionMaps
+from inference.attribution.teacher_forcing import ForcedAnswer
 from inference.checkpoint import Checkpoint, RequestError
 from models.language_model import Attention, DecoderBlock, LanguageModel, apply_rope, rope_tables
 
 _WEIGHTS_AT_ONCE = 4_194_304  # 16 MiB of float32
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """Shares of attention, averaged over layers and heads.
+
+    images: N of them, upright RGB.
+    maps: for each image (T, h, w): the share of each answer token's attention that goes to each cell. The sum
+        over all images' cells is what images get; text gets the rest of 1.
+    setting: layers and heads in words.
+    """
+
+    images: list[Image.Image]
+    maps: list[np.ndarray]
+    setting: str
+
+    def of(self, tokens: Sequence[int]) -> list[np.ndarray]:
+        """For each image (h, w): the mean over some of the answer's tokens, given by their indices."""
+        return [of_image[list(tokens)].mean(0) for of_image in self.maps]
 
 
 def attention_maps(
@@ -34,32 +55,22 @@ def attention_maps(
     heads: Sequence[int] | None = None,
     system: str | None = None,
 ) -> AttentionMaps:
-    """Each answer token's attention to the images' tokens, put back in place on the images.
+    """Each answer token's attention to the images' tokens, put in place on the images.
 
     Args:
         images: at least one, anything that `load_image` takes.
-        answer_ids: T token ids of the answer. Its attention is that of the position that chose it, which is
-            the one before it.
+        answer_ids: T token ids of the answer. A token's attention is that of the position that chose it,
+            which is the one before it.
         layers, heads: counted from 0, which to average over; None is all.
-
-    Returns:
-        maps of (T, h, w) for each image.
-
-    Raises:
-        RequestError: no image, no answer, a layer or head that there is not, too long for the context.
-        PromptError, ImageError: question or image cannot be used.
     """
-    text = checkpoint.model.config.text
-    check_choice("layers", layers, text.num_hidden_layers)
-    check_choice("heads", heads, text.num_attention_heads)
-    asked = Asked(checkpoint, images, question, answer_ids, system)
-    tiles = torch.cat([image.tiles for image in asked.tiled])
-    x = asked.embed(asked.features(tiles)[None])
-    rows = attention_rows(checkpoint.model.language_model, x, asked.queries, layers, heads)
-    by_image = asked.by_image(rows[:, asked.image_places])
-    placed = [layout.place(own) for layout, own in zip(asked.layouts, by_image, strict=True)]
-    setting = f"{_in_words('layer', layers)}, {_in_words('head', heads)}"
-    return AttentionMaps(asked.images, asked.answer, [own.cpu().numpy() for own in placed], setting)
+    check_layers(checkpoint, layers, heads)
+    forced = ForcedAnswer(checkpoint, images, question, answer_ids, system)
+    x = forced.embed(forced.features(torch.cat([image.tiles for image in forced.tiled]))[None])
+    rows = attention_rows(checkpoint.model.language_model, x, forced.queries, layers, heads)
+    per_tile = checkpoint.model.config.tokens_per_tile
+    by_image = rows[:, forced.image_positions].split([own.tiles * per_tile for own in forced.layouts], dim=1)
+    maps = [layout.place(own).cpu().numpy() for layout, own in zip(forced.layouts, by_image, strict=True)]
+    return AttentionMaps(forced.images, maps, f"{_in_words('layer', layers)}, {_in_words('head', heads)}")
 
 
 @torch.no_grad()
@@ -70,22 +81,18 @@ def attention_rows(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Tensor:
-    """What some positions attend to, averaged over layers and heads: (Q, T) float32, rows of sum 1.
+    """What Q positions of a text attend to, averaged over layers and heads: (Q, T) float32, rows of sum 1.
 
-    Args:
-        x: (1, T, D) embeddings of the whole text.
-        queries: Q positions in it.
-
-    Blocks after the last layer asked for are left out, and at most 16 MiB of weights exist at a time.
+    x (1, T, D) embeds the whole text. At most 16 MiB of weights exist at a time.
     """
     layers = range(len(language_model.layers)) if layers is None else sorted(set(layers))
-    places = torch.as_tensor(list(queries), device=x.device)
+    positions = torch.as_tensor(list(queries), device=x.device)
     rope = rope_tables(language_model.inv_freq(x.device), torch.arange(x.shape[1], device=x.device), x.dtype)
-    total = torch.zeros(len(places), x.shape[1], device=x.device)
+    total = torch.zeros(len(positions), x.shape[1], device=x.device)
     for index, block in enumerate(list(language_model.layers)[: layers[-1] + 1]):
-        assert isinstance(block, DecoderBlock), f"expected a Llama-style block, got {type(block).__name__}"
+        assert isinstance(block, DecoderBlock), "layers are decoder blocks"
         if index in layers:
-            total += _layer_rows(block.self_attn, block.input_layernorm(x), rope, places, heads)
+            total += _layer_rows(block.self_attn, block.input_layernorm(x), rope, positions, heads)
         x = block(x, rope, None, None, 0, x.shape[1])
     return total / len(layers)
 
@@ -94,16 +101,16 @@ def _layer_rows(
     attention: Attention,
     x: Tensor,
     rope: tuple[Tensor, Tensor],
-    places: Tensor,
+    positions: Tensor,
     heads: Sequence[int] | None,
 ) -> Tensor:
-    """One layer's part of `attention_rows`, (Q, T), from what goes into its attention, x (1, T, D)."""
+    """One layer's part of `attention_rows`, (Q, T), from the input of its attention, x (1, T, D)."""
     length, groups = x.shape[1], attention.num_heads // attention.num_kv_heads
     k = attention.k_proj(x).view(1, length, attention.num_kv_heads, attention.head_dim).transpose(1, 2)
     k = apply_rope(k, *rope).float().transpose(-1, -2)  # (1, H_kv, D_h, T)
     keys = torch.arange(length, device=x.device)
     rows = []
-    for part in places.split(max(1, _WEIGHTS_AT_ONCE // (attention.num_heads * length))):
+    for part in positions.split(max(1, _WEIGHTS_AT_ONCE // (attention.num_heads * length))):
         q = attention.q_proj(x[:, part]).view(1, len(part), attention.num_heads, attention.head_dim)
         q = apply_rope(q.transpose(1, 2), *(table[:, :, part] for table in rope)).float()  # (1, H, Q, D_h)
         q = q.unflatten(1, (attention.num_kv_heads, groups)).flatten(2, 3)  # a group's heads share their keys
@@ -114,14 +121,19 @@ def _layer_rows(
     return torch.cat(rows)
 
 
-def check_choice(what: str, chosen: Sequence[int] | None, count: int) -> None:
-    """Raises RequestError unless `chosen` is None or some of the first `count` integers."""
-    if chosen is not None and not (chosen and all(0 <= one < count for one in chosen)):
-        got = ", ".join(map(str, chosen)) or "none"
-        raise RequestError(f"{what}: expected some of 0 to {count - 1}, got {got}")
+def check_layers(checkpoint: Checkpoint, layers: Sequence[int] | None, heads: Sequence[int] | None) -> None:
+    """Raises RequestError if the model does not have these layers and heads."""
+    text = checkpoint.model.config.text
+    for name, chosen, count in (
+        ("layers", layers, text.num_hidden_layers),
+        ("heads", heads, text.num_attention_heads),
+    ):
+        if chosen is not None and not (chosen and all(0 <= one < count for one in chosen)):
+            got = ", ".join(map(str, chosen)) or "none"
+            raise RequestError(f"{name}: expected some of 0 to {count - 1}, got {got}")
 
 
-def _in_words(what: str, chosen: Sequence[int] | None) -> str:
+def _in_words(name: str, chosen: Sequence[int] | None) -> str:
     if chosen is None:
-        return f"all {what}s"
-    return f"{what}{'s' * (len(set(chosen)) > 1)} {', '.join(map(str, sorted(set(chosen))))}"
+        return f"all {name}s"
+    return f"{name}{'s' * (len(set(chosen)) > 1)} {', '.join(map(str, sorted(set(chosen))))}"

@@ -19,9 +19,8 @@ import re
 import sys
 from pathlib import Path
 
-from inference.cli import Parser, check_image_name, check_model, dtype
-
 from data.errors import ImageError, ProcessorError, PromptError, one_line
+from inference.cli import Parser, check_image_name, check_model, dtype
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.hub import CheckpointError, check_repo_id
 

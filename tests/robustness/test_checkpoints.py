@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from inference.errors import mistakes
 
 from data.processor import ProcessorError
 from inference.checkpoint import open_checkpoint
+from inference.errors import user_errors
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from tests import tiny
@@ -60,7 +60,7 @@ def test_each_is_refused_in_one_sentence(tmp_path):
         # A file that cannot be mapped is too large for this process's memory.
         expected = ("MemoryError",) if name == "a file of 10 TB" else ("CheckpointError",)
         assert kind in expected and 20 < len(text) <= 1000 and text.isprintable(), (name, kind, text)
-    assert last[0] == "MemoryError" and last[0] in {error.__name__ for error in mistakes()}
+    assert last[0] == "MemoryError" and last[0] in {error.__name__ for error in user_errors()}
 
 
 def test_processors_are_refused_before_they_are_opened(model_folder, tmp_path):

@@ -1,0 +1,367 @@
+"""What the command lines of the entry points share, and how generate.py reads its arguments and stdin.
+
+Nothing here imports torch, so that a wrong argument is refused at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import select
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from data.errors import ImageError, did_you_mean, printable
+from data.files import expanded, nearest_file
+from inference.attribution.settings import METHODS, MIN_WINDOW, WINDOW, is_sheet
+from inference.errors import RequestError, check_text_only
+from models import __version__
+from models.checkpoints.hub import resolve_source
+from models.config import check_device
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+STDIN = "-"  # the image that is read from stdin
+_DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+LOG_AFTER = 1.0  # seconds of loading
+STDIN_TIMEOUT = 5.0  # seconds for a piped question to begin: nobody may be writing to the pipe
+_MAX_QUESTION = 2**20  # bytes of a piped question
+_URL = re.compile(r"https?://|data:", re.IGNORECASE)
+_SUFFIX = re.compile(
+    r"\.(jpe?g|png|webp|gif|bmp|tiff?|p[bgpn]m|avif|hei[cf]|jp2|jxl|svg|pdf|mp4)", re.IGNORECASE
+)
+_PATH = re.compile(r"/|\.\.?/|~\w*/|\w+://")
+_ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses a wrong command line in one sentence with exit status 2, and has --version."""
+
+    def __init__(self, **options):
+        super().__init__(**options, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+        self.add_argument(
+            "--version",
+            action="version",
+            version=f"%(prog)s (Ocelli) {__version__}",
+            help="print the version and exit",
+        )
+
+    def error(self, message: str):
+        unknown = [word for word in message.split() if word.startswith("-") and len(word) > 1]
+        if message.startswith("unrecognized arguments: ") and unknown:
+            word = unknown[0].partition("=")[0]
+            message = f"unknown option {word}{did_you_mean(word, self._options())}"
+        self.exit(2, f"{self.prog}: error: {printable(message)} (--help lists the options)\n")
+
+    def _options(self) -> list[str]:
+        commands = [
+            action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)
+        ]
+        parsers = [self, *(parser for choices in commands for parser in choices.values())]
+        return [name for parser in parsers for name in parser._option_string_actions]
+
+
+def positive(text: str) -> int:
+    """The type of an option that takes an integer of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    return value
+
+
+def indices(text: str) -> list[int]:
+    """The type of an option that takes integers such as 0,3."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers such as 0,3, got {text!r}") from None
+
+
+def dtype(text: str) -> str:
+    """The full name of a dtype."""
+    return _DTYPE_ALIASES.get(text, text)
+
+
+def device(text: str) -> str:
+    """The name of a kind of device, with or without an index."""
+    try:
+        return check_device(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def check_model(source: str, revision: str | None, text_only: bool = False) -> None:
+    """Refuse a model that cannot be opened, or asked `text_only` questions.
+
+    Raises:
+        CheckpointError: its name is wrong, or its config.json cannot be reached.
+        RequestError: it needs an image.
+    """
+    place = resolve_source(source, revision)
+    if not text_only and os.path.isdir(place) and os.path.isfile(os.path.join(place, "config.json")):
+        return
+    from models.checkpoints.hub import check_has_config, describe  # the Hub's client takes 0.2 s
+
+    check_has_config(source, revision)
+    if text_only:
+        check_text_only(describe(source, revision).generation_config)
+
+
+@contextmanager
+def log_if_slow(program: str, model: str) -> Iterator[None]:
+    """Says on stderr that this model is being loaded if the block takes more than a moment."""
+    name = os.path.basename(os.path.abspath(model)) if os.path.isdir(model) else model
+    text = f"{program}: loading {name}"
+    timer = threading.Timer(LOG_AFTER, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+# ---------------------------------------------------------------------------- arguments of generate.py
+def generate_parser(description: str, default_model: Path) -> argparse.ArgumentParser:
+    parser = Parser(prog="generate.py", description=description)
+    add = parser.add_argument
+    add(
+        "images",
+        nargs="*",
+        metavar="IMAGE|QUESTION",
+        help="images to show together (path, URL, or - for stdin). Text that is no file is a question",
+    )
+    add(
+        *("-q", "--question", "-p", "--prompt"),
+        action="append",
+        dest="questions",
+        metavar="TEXT",
+        default=[],
+        help="question; may be repeated. Without one, stdin is read if it is a pipe or a file",
+    )
+    add("--no-image", action="store_true", help="ask without an image, not about the example image")
+    add("--chat", action="store_true", help="start a conversation; /help lists its commands")
+    add("--system", metavar="TEXT", help="system message before every question")
+
+    add = parser.add_argument_group("model").add_argument
+    add("--model", default=str(default_model), help="folder, or repository on the Hub")
+    add("--revision", help="branch, tag or commit on the Hub")
+    add("--device", type=device, default="auto", help="auto (default: the fastest one), cpu, cuda, mps")
+    add(
+        "--dtype",
+        type=dtype,
+        default="auto",
+        choices=DTYPES,
+        help="dtype of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, otherwise the "
+        "checkpoint's own. int8 needs a CPU. bf16, fp16 and fp32 are accepted too",
+    )
+    add(
+        "--compile",
+        default="auto",
+        choices=("auto", "on", "off"),
+        help="compile the decode step (cached per machine; same float32 output); auto (default): if it is "
+        "already compiled, or if the run is long enough to benefit",
+    )
+
+    add = parser.add_argument_group("answer").add_argument
+    add("--max-new-tokens", type=positive, default=256, metavar="N", help="maximum number of new tokens "
+        "(default 256)")  # fmt: skip
+    add("--num-answers", type=positive, default=1, metavar="N", help="answers to each question (default 1)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature; 0 (default) takes "
+        "the most likely token")  # fmt: skip
+    add("--top-k", type=int, default=0, metavar="K", help="sample from the K most likely tokens; 0 is off")
+    add("--top-p", type=float, default=1.0, metavar="P", help="sample from the most likely tokens that have "
+        "probability P together; 1 is off")  # fmt: skip
+    add("--min-p", type=float, default=0.0, metavar="P", help="drop tokens that are less likely than P times "
+        "the most likely one; 0 is off")  # fmt: skip
+    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="penalty on tokens that occurred "
+        "before; above 1 repeats less")  # fmt: skip
+    add("--seed", type=int, help="seed of sampling; answer N uses SEED + N - 1")
+    add(
+        "--cache",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep keys and values; without, every token recomputes everything: same answer, slower",
+    )
+
+    add = parser.add_argument_group("output").add_argument
+    add("--json", action="store_true", help="print one JSON object per question")
+    add("--stats", action="store_true", help="print token counts, times and memory to stderr")
+    add("--debug", action="store_true", help="print the traceback of an error")
+
+    add = parser.add_argument_group("attribution (where did it look)").add_argument
+    add("--show-attention", type=Path, metavar="OUT.png", help="write a heat map for each word of the answer")
+    add(
+        "--method",
+        choices=METHODS,
+        help="attention (default): where the decoder attends; occlusion: where greying a place makes the "
+        "answer less likely",
+    )
+    add("--layers", type=indices, metavar="0,1,...", help="layers to average attention over (default: all)")
+    add("--heads", type=indices, metavar="0,1,...", help="heads to average attention over (default: all)")
+    add(
+        "--window",
+        type=float,
+        metavar="SHARE",
+        help="side of occlusion's grey window as a share of the image's longer side "
+        f"(default {WINDOW:g}); smaller is finer and slower",
+    )
+
+    add = parser.add_argument_group("many questions").add_argument
+    add("--batch", type=Path, metavar="FILE.jsonl", help='file of lines {"image": ..., "question": ...}')
+    add("--out", type=Path, metavar="FILE.jsonl", help="file for the results, one line each")
+    add("--batch-size", type=int, metavar="N", help="number of answers made at a time (default 8)")
+    return parser
+
+
+def parse_generate_args(
+    arguments: list[str] | None, description: str, default_model: Path
+) -> argparse.Namespace:
+    """The arguments of generate.py, checked; `questions` holds those among IMAGE|QUESTION, too."""
+    parser = generate_parser(description, default_model)
+    # Intermixed, so that images may stand on both sides of -q.
+    args = parser.parse_intermixed_args(arguments)
+    args.questions = [*filter(is_question, args.images), *args.questions]
+    args.images = [name for name in args.images if not is_question(name)]
+    if message := validate_args(args) or _validate_attribution(args):
+        parser.error(message)
+    return args
+
+
+def validate_args(args: argparse.Namespace) -> str | None:
+    """One sentence about arguments that do not go together, or None."""
+    if args.batch is not None:
+        if message := _validate_batch(args):
+            return message
+    elif args.out is not None:
+        return "--out belongs to --batch; for one question, --json prints the result to stdout"
+    elif args.batch_size is not None:
+        return "--batch-size belongs to --batch: questions of the command line are answered one by one"
+    if args.chat and (args.batch or args.json or args.num_answers != 1 or not args.cache):
+        return "--chat cannot be combined with --batch, --json, --num-answers or --no-cache"
+    if args.chat and STDIN in args.images:
+        return "--chat reads its lines from stdin: expected an image as a path or URL, got -"
+    if args.images.count(STDIN) > 1:
+        return "-: stdin holds one image, got - several times"
+    if args.compile == "on" and not args.cache:
+        return "--compile on needs the cache: leave out --no-cache"
+    if args.dtype == "int8" and args.device not in ("auto", "cpu", "cpu:0"):
+        return f"--dtype int8: expected --device cpu, got {args.device}; use bfloat16 there"
+    if args.no_image and args.images:
+        return "--no-image: expected no IMAGE, got " + ", ".join(args.images)
+    blank = next((question for question in args.questions if not question.strip()), None)
+    return None if blank is None else f"-q: expected a question, got {blank!r}"
+
+
+def _validate_batch(args: argparse.Namespace) -> str | None:
+    if args.images or args.questions or args.no_image or args.json:
+        return "--batch takes images and questions from its file: leave out IMAGE, -q, --no-image, --json"
+    if args.out is None:
+        return "--batch needs --out FILE.jsonl for its results"
+    if not args.cache:
+        return "--batch needs the cache: leave out --no-cache"
+    if args.batch_size is not None and args.batch_size < 1:
+        return f"--batch-size: expected at least 1, got {args.batch_size}"
+    return None
+
+
+def _validate_attribution(args: argparse.Namespace) -> str | None:
+    out: Path | None = args.show_attention
+    given = [name for name in ("method", "layers", "heads", "window") if vars(args)[name] is not None]
+    if out is None:
+        return f"--{given[0]} belongs to --show-attention OUT.png" if given else None
+    if args.chat or args.batch is not None or len(args.questions) > 1:
+        got = (
+            "--chat"
+            if args.chat
+            else "--batch"
+            if args.batch is not None
+            else f"{len(args.questions)} of them"
+        )
+        return f"--show-attention draws one question, got {got}"
+    if args.no_image:
+        return "--show-attention needs an image to draw on: leave out --no-image"
+    if args.num_answers != 1:
+        return f"--show-attention draws one answer, got --num-answers {args.num_answers}"
+    foreign, owner = (
+        ({"layers", "heads"}, "attention") if args.method == "occlusion" else ({"window"}, "occlusion")
+    )
+    if wrong := foreign & set(given):
+        return f"--{min(wrong)} belongs to --method {owner}"
+    if args.window is not None and not MIN_WINDOW <= args.window <= 1:
+        return f"--window: expected a share from {MIN_WINDOW:g} to 1, got {args.window:g}"
+    if out.suffix.lower() != ".png":
+        return f"--show-attention: expected a name that ends in .png, got {str(out)!r}"
+    if not os.access(out.parent, os.W_OK | os.X_OK) or not out.parent.is_dir():
+        return f"--show-attention: expected a folder that can be written to, got {str(out.parent)!r}"
+    if out.exists() and not (out.is_file() and is_sheet(out)):
+        return f"--show-attention: {str(out)!r} exists and is none of these maps: choose another name"
+    return None
+
+
+def is_question(text: str) -> bool:
+    """Whether a positional argument is a question, not an image. A file that exists is an image. So is what
+    looks like a path, so that a mistyped path is refused instead of asked."""
+    if text == STDIN or _URL.match(text) or os.path.lexists(expanded(text)):
+        return False
+    if text.rstrip().endswith(("?", "？", "؟")):
+        return True
+    if not any(map(str.isspace, text)):
+        return not text  # one word is a name; an empty argument was meant as a question
+    return not (
+        _PATH.match(text) or _SUFFIX.fullmatch(os.path.splitext(text)[1]) or nearest_file(text, _ALIKE)
+    )
+
+
+def check_image_name(name: str, advice: str = "") -> None:
+    """Raises ImageError with the nearest name, and `advice`, if a path names no file."""
+    if name == STDIN or _URL.match(name) or "://" in name[:16] or os.path.lexists(expanded(name)):
+        return
+    hint = nearest_file(name) or f" (looked in {os.getcwd()}), check the path"
+    raise ImageError(f"{name!r}: no such file{hint}{advice}")
+
+
+def read_stdin_image(max_bytes: int) -> bytes:
+    """The bytes of the image on stdin, one more than `max_bytes` at most. Raises RequestError."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise RequestError("-: expected an image on stdin, got a terminal; pipe a file into this command")
+    raw = sys.stdin.buffer.read(max_bytes + 1)
+    if not raw:
+        raise RequestError("-: expected an image on stdin, got nothing")
+    return raw
+
+
+def read_stdin_question(log: Callable[[str], None]) -> str | None:
+    """All of stdin as a question. None if stdin is a terminal, closed, /dev/null, empty, or a pipe that
+    nobody writes to, as under cron and CI.
+
+    Raises:
+        RequestError: stdin is not text, or too much of it.
+    """
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return None
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        if not select.select([sys.stdin], [], [], min(1, STDIN_TIMEOUT))[0]:
+            log(f"waiting {STDIN_TIMEOUT:g} s for a question on stdin; -q TEXT or </dev/null avoids this")
+            if not select.select([sys.stdin], [], [], STDIN_TIMEOUT)[0]:
+                return None
+    elif not stat.S_ISREG(mode):
+        return None
+    raw = sys.stdin.buffer.read(_MAX_QUESTION + 1)
+    if len(raw) > _MAX_QUESTION:
+        raise RequestError(f"stdin: expected a question of at most {_MAX_QUESTION} bytes, got more")
+    try:
+        return raw.decode("utf-8-sig").strip() or None
+    except UnicodeDecodeError:
+        raise RequestError(
+            "stdin: expected a question in UTF-8, got other bytes; pass - to read an image from stdin"
+        ) from None
