@@ -15,11 +15,10 @@ import torch
 from data.datasets import DatasetConfig
 from data.errors import DatasetError
 from data.processor import Processor
-from eval.answering import answers, by_image, share
+from eval.answering import answers, by_image, record_of, share
 from eval.metrics import find_metric
 from eval.rows import DataConfig, data_task
-from eval.run import record_of
-from eval.tasks import Task, shapes_task
+from eval.tasks import EvalTask, shapes_task
 from inference.checkpoint import Checkpoint
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
@@ -29,7 +28,7 @@ SLOTS = 32
 SEED = 1  # other questions than those of `python -m eval --tasks shapes`, which a run must not be chosen by
 
 
-def held_out_tasks(config: TrainConfig) -> list[Task]:
+def held_out_tasks(config: TrainConfig) -> list[EvalTask]:
     """What a run's model is asked: the image world's questions, or held-out rows where there is a metric.
 
     Raises:
@@ -64,7 +63,7 @@ def held_out_tasks(config: TrainConfig) -> list[Task]:
 
 @torch.no_grad()
 def score_in_run(
-    tasks: Sequence[Task], model: VisionLanguageModel, processor: Processor, ranks: Ranks
+    tasks: Sequence[EvalTask], model: VisionLanguageModel, processor: Processor, ranks: Ranks
 ) -> dict[str, float]:
     """Mean scores over all tasks and by family, on every rank; all ranks call it, each answers its share."""
     was_training = model.training

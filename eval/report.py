@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from data.files import replacing
 from data.images import load_image
 from eval.results import OVERALL
-from eval.tasks import Sample, Task
+from eval.tasks import EvalSample, EvalTask
 
 TEMPLATE = "report.html.jinja"
 SHOWN = 12  # samples of each kind
@@ -25,7 +25,7 @@ Record = Mapping[str, Any]
 
 def write_report(
     path: Path,
-    task: Task,
+    task: EvalTask,
     results: Mapping[str, Any],
     records: Mapping[str, Record],
     blind: Mapping[str, Record] | None = None,
@@ -77,7 +77,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def worst_samples(task: Task, records: Mapping[str, Record]) -> tuple[list[Sample], int]:
+def worst_samples(task: EvalTask, records: Mapping[str, Record]) -> tuple[list[EvalSample], int]:
     """The lowest scores, families in turn among equals; and how many are below 1."""
     wrong = [sample for sample in task.samples if records[sample.id]["score"] < 1]
     random.Random(0).shuffle(wrong)
@@ -90,7 +90,7 @@ def worst_samples(task: Task, records: Mapping[str, Record]) -> tuple[list[Sampl
     return [wrong[place] for *_, place in sorted(order)[:SHOWN]], len(wrong)
 
 
-def random_samples(task: Task) -> list[Sample]:
+def random_samples(task: EvalTask) -> list[EvalSample]:
     samples = list(task.samples)
     return random.Random(1).sample(samples, min(SHOWN, len(samples)))
 
@@ -108,7 +108,7 @@ def _tables(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _card(
-    sample: Sample, records: Mapping[str, Record], blind: Mapping[str, Record] | None
+    sample: EvalSample, records: Mapping[str, Record], blind: Mapping[str, Record] | None
 ) -> dict[str, Any]:
     record = records[sample.id]
     return {
@@ -124,7 +124,7 @@ def _card(
     }
 
 
-def _images(sample: Sample) -> Sequence[str]:
+def _images(sample: EvalSample) -> Sequence[str]:
     """data: URLs of a sample's images, small; "" for one that does not open."""
     try:
         sources = list(sample.images())[:IMAGES]

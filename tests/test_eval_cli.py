@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 
 from eval import compare, lmms, tasks
 from eval.metrics import find_metric
-from eval.metrics.base import Metric, MetricError, mean_score
+from eval.metrics import Metric, MetricError, mean_score
 from eval.results import figures
 from eval.statistics import score_interval
 from eval.tasks import Scored, TaskError, shapes_task
