@@ -18,7 +18,6 @@ from typing import Any
 from tqdm import tqdm
 
 from data.errors import one_line
-from data.files import naming
 from data.inputs import EncodedConversation
 from data.lines import line_at
 from generation.decoding import GenerationOptions
@@ -27,7 +26,6 @@ from generation.scheduler import Scheduler
 from inference.answer import answers_of, check_context, encode, requests_for
 from inference.batch_files import BatchFiles, Line, carried, read_object, read_question
 from inference.checkpoint import Checkpoint, RequestError
-from inference.results import KEPT, rewrite, to_json
 
 
 @dataclass
@@ -77,7 +75,7 @@ class BatchJob:
         files = self.files
         summary = Summary(skipped=len(files.answered))
         bar = tqdm(total=files.total, initial=summary.skipped, unit="question", disable=not progress)
-        with bar, naming(files.out, KEPT), files.out.open("a", encoding="utf-8") as file:
+        with bar, files.results.appending() as write:
             for done in scheduler.run(self._requests(checkpoint, options, system)):
                 question: Question = done.key[0]
                 if not question.take(done):
@@ -85,15 +83,14 @@ class BatchJob:
                 record = question.record(checkpoint, files.model)
                 if question.line is not None and question.error is None:
                     record["options"] = files.options_of(question.line)
-                file.write(to_json(record) + "\n")
-                file.flush()
+                write(record)
                 if question.error is None:
                     summary.answered += 1
                     summary.unused_keys.update(carried(question.value).get("other", ()))
                 else:
                     summary.failed += 1
                 bar.update()
-        rewrite(files.out, errors=True)
+        files.results.compact(errors=True, ordered=True)
         summary.new_tokens, summary.seconds = scheduler.stats.new_tokens, scheduler.stats.seconds
         return summary
 

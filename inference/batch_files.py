@@ -9,6 +9,7 @@ cannot be answered gets {"line": n, "error": ...}. Keys that mean nothing here a
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 from data.files import nearest_file
 from data.lines import MAX_LINE, is_too_long, lines_of, parse_line
 from inference.mistakes import RequestError
-from inference.results import fingerprint, read_results, rewrite
+from inference.results import ResultsFile
 
 KEYS = ("image", "images", "question", "id", "system", "max_new_tokens")
 
@@ -80,6 +81,20 @@ def carried(value: dict[str, Any]) -> dict[str, Any]:
     return ({"id": value["id"]} if "id" in value else {}) | ({"other": other} if other else {})
 
 
+def is_result(record: dict[str, Any]) -> bool:
+    """Whether a line of the results' file is one: an answer with what was asked, or an error."""
+    if type(record["line"]) is not int:
+        return False
+    images = record.get("images")
+    texts = [record.get("model"), record.get("question"), *(images if isinstance(images, list) else [None])]
+    return "error" in record or all(isinstance(text, str) for text in texts)
+
+
+def fingerprint(model: str, images: list[str], question: str, options: Any) -> int:
+    """Tells one question, and how it is to be answered, from another within this process."""
+    return hash((model, *images, question, json.dumps(options, sort_keys=True)))
+
+
 class BatchFiles:
     """The questions of one file that have no answer yet, and the file for their answers.
 
@@ -104,11 +119,21 @@ class BatchFiles:
             raise RequestError(
                 f"{questions}: expected a file, which can be read twice, got a pipe or a device"
             )
-        earlier = read_results(out)
-        self.answered = earlier.answered.keys()
-        self.total = self._compare(earlier.answered)
-        if earlier.needs_cleaning:
-            rewrite(out, errors=False)
+        if out.exists() and not out.is_file():
+            raise RequestError(f"{out}: expected a file to write results to, got something else")
+        self.results = ResultsFile(out, "line", is_result)
+        with self.results.appending():  # a place that cannot be written to shows before any work
+            pass
+        answered = {
+            record["line"]: fingerprint(
+                record["model"], record["images"], record["question"], record.get("options")
+            )
+            for record in self.results
+            if "error" not in record
+        }
+        self.answered = answered.keys()
+        self.total = self._compare(answered)
+        self.results.compact(errors=False, ordered=True)
 
     @property
     def remaining(self) -> int:

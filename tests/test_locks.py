@@ -12,12 +12,12 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from tqdm import tqdm
 
 import generate
 import train
-from eval import records
 from eval.__main__ import main as evaluate
-from inference import batch, locks
+from inference import locks
 from inference.checkpoint import RequestError
 from inference.locks import only_writer
 from tests.evaluations import FORK, answered, exits_of_ranks, write_rows
@@ -105,8 +105,8 @@ def test_two_batches(tmp_path, capfd):
     def first() -> None:
         sys.exit(generate.main(command))
 
-    # Each line is flushed before the next record is made.
-    with stopped(first, batch, "to_json", lambda: lines(out) > 3) as process:
+    # The bar moves after each line is written.
+    with stopped(first, tqdm, "update", lambda: lines(out) > 3) as process:
         before = out.read_bytes()
         assert generate.main(command) == 2
         said = capfd.readouterr().err.splitlines()[-1]
@@ -125,7 +125,7 @@ def test_two_evaluations(tmp_path, capfd):
     def first() -> None:
         sys.exit(evaluate(command))
 
-    with stopped(first, records, "_write", lambda: lines(output / "samples.jsonl") > 3) as process:
+    with stopped(first, tqdm, "update", lambda: lines(output / "samples.jsonl") > 3) as process:
         before = files_of(output)
         assert exits_of_ranks([command] * 2) == [2, 2]
         said = capfd.readouterr().err

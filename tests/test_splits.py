@@ -14,12 +14,7 @@ from data.errors import DatasetError
 from data.row_schemas import BAD_CONVERSATION
 from data.sources import open_rows
 from eval.metrics import find_metric
-from eval.records import Records
 from eval.rows import DataConfig, data_task
-from eval.tasks import TaskError
-from inference.batch_files import read_lines, read_object
-from inference.checkpoint import RequestError
-from inference.results import read_results, rewrite
 from tests.rows import loader, png
 
 
@@ -216,21 +211,3 @@ def test_a_list_of_rows_has_its_limit(tmp_path):
         file.truncate(513 * 2**20)
     with pytest.raises(DatasetError, match="expected a list of rows of at most 512 MiB, got 513; write JSON"):
         open_datasets([{"path": str(tmp_path / "rows.json")}])
-
-
-def test_questions_and_results_are_held_to_the_same(tmp_path, short):
-    path = tmp_path / "lines.jsonl"
-    long, good = row("a", 3 * short), json.dumps({"line": 2, "model": "m", "images": [], "question": "q"})
-    path.write_bytes(long + b"\n\n" + row("b"))
-    (first, _, cut), (third, place, whole) = read_lines(path)
-    assert (first, third, whole) == (1, 3, row("b")) and path.read_bytes()[place:] == whole
-    with pytest.raises(RequestError, match="expected a line of at most 128 MiB, got a longer one"):
-        read_object(cut)
-    path.write_bytes(good.encode() + b"\n" + b'{"line": 3, "x": "' + b"x" * 3 * short)
-    with pytest.raises(RequestError, match="line 2: expected the results of an earlier run"):
-        read_results(path)
-    rewrite(path, errors=False)
-    assert read_results(path).answered.keys() == {2}
-    path.write_bytes(b'{"id": "' + b"x" * 3 * short)
-    with pytest.raises(TaskError, match="expected the samples of an earlier run"):
-        Records(path).read()

@@ -39,7 +39,7 @@ def test_a_batch(tmp_path, size):
 
     assert run(work, size, tmp_path / "told") == 2
     said = (tmp_path / "told").read_text().splitlines()[-1]
-    assert said.startswith(f"generate.py: error: {out}: File too large; what has been answered is kept")
+    assert said.startswith(f"generate.py: error: {out}: File too large; answers so far are kept")
     kept = out.read_bytes().splitlines(keepends=True)
     assert 0 < len(kept) < ROWS
     assert run(work, 10**9, tmp_path / "told") == 0
