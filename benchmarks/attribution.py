@@ -96,13 +96,13 @@ def compare(checkpoint: Checkpoint, count: int, window: float, seed: int) -> dic
         right += reply["answers"][0] in (qa.answer, *qa.accept)
         guesses.append(1 / len(scene.things))
         occluded = occlusion_maps(checkpoint, images, qa.question, ids, window)
-        found = {f"occlusion, window {window:g}": occluded}
-        found["attention, all layers"] = attention_maps(checkpoint, images, qa.question, ids)
+        attended = attention_maps(checkpoint, images, qa.question, ids)
+        found = {f"occlusion, window {window:g}": occluded.maps, "attention, all layers": attended.maps}
         for layer in range(checkpoint.model.config.text.num_hidden_layers):
             own = attention_maps(checkpoint, images, qa.question, ids, layers=[layer])
-            found[f"attention, layer {layer}"] = own
+            found[f"attention, layer {layer}"] = own.maps
         for name, maps in found.items():
-            hits.setdefault(name, []).append(measure(scene, target, maps.maps[0][tokens].sum(0)))
+            hits.setdefault(name, []).append(measure(scene, target, maps[0][tokens].sum(0)))
     rows = []
     for name, pairs in hits.items():
         on_target, peaks = zip(*pairs, strict=True)

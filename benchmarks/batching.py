@@ -23,7 +23,7 @@ import sys
 import torch
 
 from benchmarks.common import Handler, base_parser, finish, median, names, now, positive, table, take_turns
-from benchmarks.shapes import DTYPES, SHAPES, build_precision, build_transformers, fill, words
+from benchmarks.shapes import DTYPES, SHAPES, build_precision, build_transformers, fill, image_tokens, words
 from generation.decoding import GenerationOptions
 from generation.fast.choose_step import fast_step
 from generation.requests import Request
@@ -90,8 +90,7 @@ def make_prompts(shape: str, count: int, images: int) -> list[tuple[torch.Tensor
     for number in range(count):
         ids, tiles = words(shape, number, generator.randint(*PROMPT_WORDS)), None
         if images:
-            image = torch.full((config.tokens_per_tile,), config.image_token_id)
-            ids = torch.cat((words(shape, 1000, 4), image, ids))
+            ids = torch.cat((words(shape, 1000, 4), image_tokens(shape, 1), ids))
             pixels = torch.empty(1, config.vision.num_channels, side, side)
             tiles = fill(pixels, 1.0, start=104_729 * (number // each))
         prompts.append((ids, tiles))
@@ -153,8 +152,8 @@ def make_handler(setup: dict) -> Handler:
             stop_token_ids=(),
             decode_step=step,
         )
-        rows = [row[:end] for row, end in zip(found.token_ids.tolist(), ends, strict=True)]
-        return rows, found.decode_steps
+        answers = [row[:end] for row, end in zip(found.token_ids.tolist(), ends, strict=True)]
+        return answers, found.decode_steps
 
     def handle(job: dict) -> dict:
         start = now(device)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,7 +40,7 @@ ISA = (
     "i8mm",
 )
 
-Handler = Callable[[dict], dict]  # a job -> a reply
+Handler = Callable[[dict], dict | None]  # a job -> a reply, None where the system cannot do it
 
 
 # -------------------------------------------------------------------------------------------- hardware
@@ -128,7 +129,8 @@ class Worker:
 
     def __init__(self, make: Callable[[dict], Handler], setup: dict):
         self.make, self.setup = make, setup
-        self.process = self.connection = None
+        self.process: Any = None
+        self.connection: Any = None
 
     def ask(self, job: dict) -> dict:
         """Raises Unavailable: the child cannot make its system, or has died."""
@@ -252,10 +254,10 @@ def names(*allowed: str) -> Callable[[str], list[str]]:
     return parse
 
 
-def median(values) -> float | None:
+def median(values: Iterable[float | None]) -> Any:
     """Of the values that are not None; None where there are none."""
-    values = [value for value in values if value is not None]
-    return statistics.median(values) if values else None
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def table(columns: dict[str, str], rows: list[dict]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -73,14 +75,13 @@ def fill(tensor: Tensor, std: float, start: int = 0) -> Tensor:
     return tensor
 
 
-def fill_weights(model: nn.Module) -> nn.Module:
+def fill_weights(model: nn.Module) -> None:
     """Random matrices that keep activations near one, norms at one, biases at zero; the same every time."""
     for index, (name, parameter) in enumerate(model.named_parameters()):
         if parameter.dim() == 1:
             nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
         else:
             fill(parameter.data, parameter[0].numel() ** -0.5, start=7919 * index)
-    return model
 
 
 def build_ours(shape: str, dtype: torch.dtype, device: str) -> VisionLanguageModel:
@@ -92,7 +93,8 @@ def build_ours(shape: str, dtype: torch.dtype, device: str) -> VisionLanguageMod
         owner, leaf = name.rsplit(".", 1)
         weight = torch.empty(parameter.shape, dtype=dtype, device=device)
         setattr(model.get_submodule(owner), leaf, nn.Parameter(weight))
-    return fill_weights(model).eval()
+    fill_weights(model)
+    return model.eval()
 
 
 def build_precision(setup: dict, packed: bool) -> VisionLanguageModel:
@@ -147,8 +149,9 @@ def build_transformers(shape: str, dtype: torch.dtype, device: str):
     config = hf_config(shape)
     config._attn_implementation = "sdpa"
     with no_init_weights():
-        model = Idefics3ForConditionalGeneration(config)
-    model = fill_weights(model).to(device, dtype).eval()
+        model: Any = Idefics3ForConditionalGeneration(config)
+    fill_weights(model)
+    model = model.to(device, dtype).eval()
     model.generation_config.eos_token_id = None  # answers are as long as they are asked to be
     return model
 
@@ -159,12 +162,19 @@ def words(shape: str, seed: int, count: int) -> Tensor:
     return torch.randint(3, SHAPES[shape].text.vocab_size - 200, (count,), generator=generator)
 
 
+def image_tokens(shape: str, tiles: int) -> Tensor:
+    config = SHAPES[shape]
+    assert config.image_token_id is not None
+    return torch.full((tiles * config.tokens_per_tile,), config.image_token_id)
+
+
 def prompt(shape: str, tiles: int, question: int = 0, device: str = "cpu") -> dict[str, Tensor]:
     """Model inputs: half of the text, an image of `tiles` tiles, the other half (as `question` seeds it)."""
     config = SHAPES[shape]
-    image = torch.full((tiles * config.tokens_per_tile,), config.image_token_id)
     half = TEXT_TOKENS // 2
-    ids = torch.cat((words(shape, 1, half), image, words(shape, 100 + question, TEXT_TOKENS - half)))
+    ids = torch.cat(
+        (words(shape, 1, half), image_tokens(shape, tiles), words(shape, 100 + question, TEXT_TOKENS - half))
+    )
     inputs = {"input_ids": ids[None].to(device)}
     if tiles:
         side = config.vision.image_size

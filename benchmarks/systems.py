@@ -14,7 +14,9 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +34,7 @@ from benchmarks.shapes import (
     words,
 )
 from generation import kv_cache as kv
-from generation.decoding import CacheCursor, Chooser, decode, eager_step
+from generation.decoding import CacheCursor, Chooser, DecodeStep, decode, eager_step
 from generation.fast.choose_step import fast_step
 from generation.fast.native.build import NoCompiler, find_compiler, load_library
 from models.config import TextConfig
@@ -63,7 +65,8 @@ class Ours:
         self.shape, self.device = setup["shape"], setup["device"]
         self.kind = setup["system"].removeprefix("ours-")
         self.model = build_precision(setup, packed=self.kind == "fast")
-        self.info, self.step = {}, None
+        self.info: dict[str, Any] = {}
+        self.step: DecodeStep | None = None
         if self.kind == "fast":
             self._compile()
         self.weight_bytes = bytes_read(self.model.language_model)
@@ -149,7 +152,8 @@ class Transformers:
         self.shape, self.device = setup["shape"], setup["device"]
         self.dtype = DTYPES[setup["precision"]]
         self.model = build_transformers(self.shape, self.dtype, self.device)
-        self.info, self._marks = {}, []
+        self.info: dict[str, Any] = {}
+        self._marks: list[float] = []
         inner = self.model.model
         inner.vision_model.register_forward_pre_hook(lambda *_: self._marks.append(now(self.device)))
         inner.connector.register_forward_hook(lambda *_: self._marks.append(now(self.device)))
@@ -402,7 +406,7 @@ def read_bandwidth(device: str, size: int) -> dict[str, float]:
     return speeds
 
 
-SYSTEMS = {
+SYSTEMS: dict[str, Callable[[dict], Any]] = {
     "ours-fast": Ours,
     "ours-eager": Ours,
     "ours-no-cache": Ours,

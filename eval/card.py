@@ -61,7 +61,7 @@ def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
     """The entries of the Hub's `model-index`: one for each result, or for each figure of an official task."""
     from huggingface_hub import EvalResult  # 0.2 s
 
-    common = {"task_type": "image-text-to-text", "task_name": "Visual question answering"}
+    common: dict[str, Any] = {"task_type": "image-text-to-text", "task_name": "Visual question answering"}
     entries = []
     for results in several:
         task = results["task"]
