@@ -23,7 +23,8 @@ import sys
 import torch
 
 from benchmarks.common import Handler, base_parser, finish, median, names, now, positive, table, take_turns
-from benchmarks.shapes import DTYPES, SHAPES, build_precision, build_transformers, fill, image_tokens, words
+from benchmarks.peers import build_transformers
+from benchmarks.shapes import DTYPES, SHAPES, build_precision, fill, image_tokens, words
 from generation.decoding import GenerationOptions
 from generation.fast.choose_step import fast_step
 from generation.requests import Request

@@ -1,8 +1,6 @@
-"""Real shapes with random weights, ours and transformers', and prompts for them."""
+"""Real shapes with random weights, and prompts for them."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -119,41 +117,6 @@ def parameters(shape: str) -> int:
     """How many weights a shape has."""
     with without_weights():
         return sum(parameter.numel() for parameter in VisionLanguageModel(SHAPES[shape]).parameters())
-
-
-def hf_config(shape: str):
-    """The transformers config of the same shape."""
-    from transformers import Idefics3Config
-
-    config = SHAPES[shape]
-    text, vision = dict(vars(config.text)), dict(vars(config.vision))
-    text["rope_parameters"] = {"rope_type": "default", "rope_theta": text.pop("rope_theta")}
-    del text["rope_scaling"]
-    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    return Idefics3Config(
-        text_config={"model_type": "llama", **text, **ids},
-        vision_config=vision,
-        scale_factor=config.scale_factor,
-        image_token_id=config.image_token_id,
-        tie_word_embeddings=config.tie_word_embeddings,
-        pad_token_id=0,
-    )
-
-
-def build_transformers(shape: str, dtype: torch.dtype, device: str):
-    """transformers' model of a shape, with its sdpa attention, in eval mode."""
-    from transformers import Idefics3ForConditionalGeneration
-    from transformers.initialization import no_init_weights
-
-    prepare_device(device)
-    config = hf_config(shape)
-    config._attn_implementation = "sdpa"
-    with no_init_weights():
-        model: Any = Idefics3ForConditionalGeneration(config)
-    fill_weights(model)
-    model = model.to(device, dtype).eval()
-    model.generation_config.eos_token_id = None  # answers are as long as they are asked to be
-    return model
 
 
 def words(shape: str, seed: int, count: int) -> Tensor:

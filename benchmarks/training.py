@@ -1,4 +1,4 @@
-"""Training steps: ours packed and padded, transformers padded with its own loss, and the loader by itself.
+"""Training steps: ours packed and padded, and transformers padded with its own loss.
 
     python -m benchmarks.training                                  # SmolVLM-256M's shape on this CPU, float32
     python -m benchmarks.training --precision bfloat16 --documents 8
@@ -9,24 +9,18 @@ All systems learn from the same documents, of uneven length, with an image in ev
 same optimizer, precision and clipping. Weights are random, shapes real; only what answers is supervised.
 Tokens a second count documents, never padding: supervised ones, and all. MFU is the FLOPs that the documents
 need (`training/costs.py`: no padding, each document by itself) a second, over --peak-flops or over what a
-product of large matrices reaches here. Peak memory is the whole process's on a CPU. The loader's row is one
-worker's. Each system runs in a process of its own, all in turn, medians are shown, the last line is JSON.
+product of large matrices reaches here. Peak memory is the whole process's on a CPU. Each system runs in a
+process of its own, all in turn, medians are shown, the last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import random
 import sys
-import tempfile
-from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
-from datasets import Dataset, Features, Image, Value
-from PIL import Image as PILImage
 from torch import Tensor, nn
 
 from benchmarks.common import (
@@ -45,13 +39,10 @@ from benchmarks.common import (
     take_turns,
     trim,
 )
-from benchmarks.shapes import SHAPES, build_ours, build_transformers, fill, words
-from data.datasets import open_datasets
-from data.loader import Loader, LoaderConfig
+from benchmarks.peers import build_transformers
+from benchmarks.shapes import SHAPES, build_ours, fill, words
 from data.packing import PADDING, Batch, choose, collate, pack_row
-from data.processor import make_processor
 from data.samples import IGNORE_INDEX, Sample
-from data.tokenizer import build_tokenizer
 from training.costs import Amounts, training_flops
 from training.rows import RowsLoss
 
@@ -71,29 +62,24 @@ COLUMNS = {
     "peak_mebibytes": "peak MiB:,.0f",
     "speed_over": "x transformers:.2f",
     "memory_over": "x its memory:.2f",
-    "samples_per_second": "samples/s:,.1f",
 }
 MEDIAN_WORDS, SPREAD = 150, 0.9  # of a document's text: log-normal, long-tailed as instruction data are
 FEWEST, MOST = 12, 1500
 ANSWER = (0.2, 0.9)  # share of the text that answers
 WARM_UP = {"cpu": 1, "cuda": 4}  # steps before the timed ones; on CUDA, some compile
-LANES = 4  # of the loader: each is warm once it has made a row
-SENTENCES = ["how many red circles are there in the image", "there are three of them and two squares"]
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = base_parser(__doc__)
     add = parser.add_argument
     add("--precision", choices=("float32", "bfloat16"), help="default: float32 on a CPU, bfloat16 on CUDA")
-    add("--systems", type=names(*TRAINERS, "loader"), metavar="S,S", help="systems (default: all)")
+    add("--systems", type=names(*TRAINERS), metavar="S,S", help="systems (default: all)")
     add("--documents", type=positive, metavar="N", help="documents of a step (default 6; 128 on CUDA)")
     add("--tiles", type=integers, default=[1, 0], metavar="N,N", help="tiles of their images (default 1,0)")
     add("--row", type=positive, metavar="N", help="positions of a packed row (default 2048; 4096 on CUDA)")
     add("--micro-batch", type=positive, metavar="N", help="padded rows of a batch (default 6; 16 on CUDA)")
     add("--packed-micro-batch", type=positive, metavar="N", help="packed rows of one (default 1; 4 on CUDA)")
     add("--steps", type=positive, metavar="N", help="timed steps of a round (default 2; 10 on CUDA)")
-    add("--workers", type=int, default=1, metavar="N", help="loader workers; 0: its own process (default 1)")
-    add("--batches", type=positive, default=32, metavar="N", help="batches of the loader (default 32)")
     add("--peak-flops", type=float, metavar="F", help="FLOP/s of the device (default: of a matrix product)")
     add("--compile", action=argparse.BooleanOptionalAction, help="compile our blocks (default: on CUDA)")
     settings = parser.parse_args(arguments)
@@ -103,18 +89,16 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     cpu = settings.device == "cpu"
     settings.precision = settings.precision or ("float32" if cpu else "bfloat16")
     settings.compile = not cpu if settings.compile is None else settings.compile
-    settings.systems = settings.systems or [*TRAINERS, "loader"]
+    settings.systems = settings.systems or list(TRAINERS)
     config = SHAPES[settings.shape]
     settings.row = min(settings.row, config.text.max_position_embeddings)
     if settings.quick:
-        settings.rounds, settings.steps, settings.workers, settings.batches = 1, 1, 0, 2
+        settings.rounds, settings.steps = 1, 1
         settings.documents = min(settings.documents, 4)
     if not settings.tiles or min(settings.tiles) < 0:
         parser.error(f"--tiles: expected numbers from 0 up, got {settings.tiles}")
     if max(settings.tiles) * config.tokens_per_tile + 16 > settings.row:
         parser.error(f"--tiles: {max(settings.tiles)} do not fit into a row of {settings.row} positions")
-    if settings.workers < 0:
-        parser.error(f"--workers: expected 0 or more, got {settings.workers}")
     return settings
 
 
@@ -251,66 +235,11 @@ def matrix_products(setup: dict) -> dict:
     return {"flops_per_second": 2 * side**3 / min(seconds)}
 
 
-def loader_alone(setup: dict, job: dict) -> dict:
-    """Rows with encoded images through `data/loader.py`, as training reads them, and nothing after it."""
-    config, generator = SHAPES[setup["shape"]], random.Random(0)
-    processor = make_processor(
-        build_tokenizer(SENTENCES, 400),
-        image_size=config.vision.image_size,
-        image_seq_len=config.tokens_per_tile,
-    )
-    rows = []
-    for number in range(64):
-        count = round(generator.lognormvariate(np.log(MEDIAN_WORDS / 2), SPREAD))
-        text = generator.choices(" ".join(SENTENCES).split(), k=min(300, max(4, count)))
-        half, shown = len(text) // 2, setup["tiles"][number % len(setup["tiles"])] > 0
-        image = {"bytes": photo(number, config.vision.image_size * 3 // 2), "path": None} if shown else None
-        rows.append({"question": " ".join(text[:half]), "answer": " ".join(text[half:]), "image": image})
-    features = Features(question=Value("string"), answer=Value("string"), image=Image())
-    options = LoaderConfig(
-        batch_size=LANES,
-        lanes=LANES,
-        sequence_length=max(2048, setup["row"]),
-        workers=job["workers"],
-        seed=job["round"],
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.parquet"
-        Dataset.from_list(rows, features=features).to_parquet(str(path))
-        source = {"path": str(path), "allow_text_only": max(setup["tiles"]) == 0}
-        read = iter(Loader(open_datasets([source]), processor, options))
-        for _ in range(2 * LANES):  # workers have started, and all lanes have samples to choose from
-            next(read)
-        start = now("cpu")
-        made = list(islice(read, job["batches"]))
-        seconds = now("cpu") - start
-    return {
-        "seconds": seconds,
-        "samples": sum(len(row) for batch in made for row in batch.sample_ids),
-        "tokens": sum(int((batch["documents"] != PADDING).sum()) for batch in made),
-        "tiles": sum(len(batch["pixel_values"]) for batch in made if "pixel_values" in batch),
-        "fill": sum(batch.fill for batch in made) / len(made),
-    }
-
-
-def photo(seed: int, width: int) -> bytes:
-    """A JPEG of `width` x 3/4 `width`, smooth with some noise, about as large as a photograph's."""
-    noise = np.random.default_rng(seed)
-    small = PILImage.fromarray(noise.integers(0, 255, (12, 16, 3), dtype=np.uint8))
-    smooth = np.asarray(small.resize((width, width * 3 // 4), PILImage.Resampling.BICUBIC), dtype=np.int16)
-    pixels = (smooth + noise.integers(-8, 8, smooth.shape)).clip(0, 255).astype(np.uint8)
-    file = io.BytesIO()
-    PILImage.fromarray(pixels).save(file, "JPEG", quality=90)
-    return file.getvalue()
-
-
 def make_handler(setup: dict) -> Handler:
     """The child's side: answers jobs with one system, and with the memory that they took."""
     torch.set_num_threads(setup["threads"])
     if setup["system"] == "peak":
         return lambda job: matrix_products(setup)
-    if setup["system"] == "loader":
-        return lambda job: loader_alone(setup, job)
     device = setup["device"]
     before = memory_now(device)
     trainer = Trainer(setup)
@@ -332,16 +261,6 @@ def make_row(settings: argparse.Namespace, system: str, replies: list[dict], pea
     def rate(name: str) -> float | None:
         return median(reply[name] / reply["seconds"] for reply in replies)
 
-    if system == "loader":
-        workers = max(1, settings.workers)
-        return row | {
-            "precision": None,
-            "workers": settings.workers,
-            "samples_per_second": rate("samples") / workers,
-            "loader_tokens_per_second": rate("tokens") / workers,
-            "tiles_per_second": rate("tiles") / workers,
-            "fill": median(reply["fill"] for reply in replies),
-        }
     memory = min(reply["peak_bytes"] for reply in replies)  # later rounds hold what the allocator keeps
     return row | {
         "documents_per_step": settings.documents,
@@ -365,19 +284,14 @@ def make_row(settings: argparse.Namespace, system: str, replies: list[dict], pea
 
 
 def compare(rows: list[dict]) -> None:
-    """Add how speed and memory compare with transformers', and how many workers feed each trainer."""
-    by_system = {row["system"]: row for row in rows}
-    theirs, loader = by_system.get("transformers"), by_system.get("loader")
+    """Add how speed and memory compare with transformers'."""
+    theirs = next((row for row in rows if row["system"] == "transformers"), None)
     for row in rows:
-        if row is loader:
-            continue
         if theirs is not None and row is not theirs:
             # The same documents in each round: a ratio for each, then their median.
             pairs = zip(theirs["seconds_of_rounds"], row["seconds_of_rounds"])
             row["speed_over"] = median(other / own for other, own in pairs)
             row["memory_over"] = row["peak_bytes"] / theirs["peak_bytes"]
-        if loader is not None:
-            row["loader_workers_needed"] = row["documents_per_second"] / loader["samples_per_second"]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -386,7 +300,7 @@ def main(arguments: list[str] | None = None) -> int:
     shared = {key: getattr(settings, key) for key in (*keys, "tiles")}
     wanted = ["peak", *settings.systems] if settings.peak_flops is None else settings.systems
     setups = [{"name": system, "system": system, **shared} for system in wanted]
-    job = {key: getattr(settings, key) for key in ("documents", "steps", "workers", "batches")}
+    job = {key: getattr(settings, key) for key in ("documents", "steps")}
     # One model in memory at a time: training takes four times its weights, and activations.
     replies, failed = take_turns(make_handler, setups, lambda setup: [job], settings.rounds, together=False)
     by_system = {setup["system"]: own[0] for setup, own in zip(setups, replies, strict=True)}

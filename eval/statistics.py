@@ -40,7 +40,7 @@ class PairedResult:
 
 
 def score_interval(
-    scores: Sequence[float], confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+    scores: Sequence[float], confidence: float = 0.95, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
     """Interval of the mean of scores from 0 to 1. It is exact where all of them are 0 or 1, and that of an
     equally large share, which is no narrower, where their sum is within 5 of 0 or of their number."""
@@ -50,7 +50,7 @@ def score_interval(
     near_an_end = ((values >= 0) & (values <= 1)).all() and min(right, count - right) < _FEW
     if _is_share(values) or near_an_end:
         return exact
-    return _resampled(values, confidence, resamples, seed) or exact
+    return _resampled(values, confidence, resamples) or exact
 
 
 def figure_interval(
@@ -58,7 +58,6 @@ def figure_interval(
     statistic: Callable[[list[Any]], float],
     confidence: float = 0.95,
     resamples: int = 1_000,
-    seed: int = 0,
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of a figure from 0 to 1 that is no mean, such as F1.
 
@@ -73,7 +72,7 @@ def figure_interval(
     if len(samples) > 1:
         found = scipy.stats.bootstrap(
             (numbers,), figure, n_resamples=resamples, confidence_level=confidence, method="percentile",
-            vectorized=False, rng=seed,
+            vectorized=False, rng=0,
         ).confidence_interval  # fmt: skip
         if found.low < found.high:
             return float(found.low), float(found.high)
@@ -86,7 +85,6 @@ def compare_paired(
     scores_b: Sequence[float],
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> PairedResult:
     """Compare two models by their scores on the same questions, in the same order."""
     if len(scores_a) != len(scores_b):
@@ -100,11 +98,11 @@ def compare_paired(
     else:
         # Gains lie from -1 to 1: where they are all the same, (gain + 1) / 2 is a score.
         low, high = _exact(float((gains + 1).sum() / 2), len(gains), confidence)
-        interval = _resampled(gains, confidence, resamples, seed) or (2 * low - 1, 2 * high - 1)
-    return PairedResult(float(gains.mean()), *interval, _p_value(gains[gains != 0], resamples, seed))
+        interval = _resampled(gains, confidence, resamples) or (2 * low - 1, 2 * high - 1)
+    return PairedResult(float(gains.mean()), *interval, _p_value(gains[gains != 0], resamples))
 
 
-def _p_value(gains: np.ndarray, resamples: int, seed: int) -> float:
+def _p_value(gains: np.ndarray, resamples: int) -> float:
     """Of the questions on which the models differ: could each as well have been the other way round?"""
     if len(gains) < 2:
         return 1.0
@@ -118,7 +116,7 @@ def _p_value(gains: np.ndarray, resamples: int, seed: int) -> float:
             vectorized=True,
             n_resamples=resamples,  # all there are, where they are fewer: up to 13 questions
             batch=max(1, _NUMBERS_AT_ONCE // len(gains)),
-            rng=seed,
+            rng=0,
         ).pvalue
     )
 
@@ -142,15 +140,13 @@ def _exact(right: float, count: int, confidence: float) -> tuple[float, float]:
     return low, high
 
 
-def _resampled(
-    values: np.ndarray, confidence: float, resamples: int, seed: int
-) -> tuple[float, float] | None:
+def _resampled(values: np.ndarray, confidence: float, resamples: int) -> tuple[float, float] | None:
     """BCa interval of a mean; None where all values are the same, which says nothing of others."""
     if np.ptp(values) == 0:
         return None
     found = scipy.stats.bootstrap(
         (np.sort(values),), np.mean, n_resamples=resamples, confidence_level=confidence, method="BCa",
-        batch=max(1, _NUMBERS_AT_ONCE // len(values)), rng=seed,
+        batch=max(1, _NUMBERS_AT_ONCE // len(values)), rng=0,
     ).confidence_interval  # fmt: skip
     return float(found.low), float(found.high)
 

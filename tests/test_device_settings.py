@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.shapes import build_ours, build_transformers
+from benchmarks.peers import build_transformers
+from benchmarks.shapes import build_ours
 from inference.checkpoint import pick_device
 from models import devices
 from models.checkpoints.load import resolve_device
