@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from importlib.machinery import ModuleSpec
+from operator import attrgetter
 from types import ModuleType
 
 import pytest
@@ -123,19 +124,14 @@ def test_gguf(tmp_path, kind, bits):
     assert len(reader.fields["tokenizer.ggml.tokens"].contents()) == text.vocab_size
 
 
-def test_children_are_processes_and_one_that_fails_is_left_out(capsys):
-    arguments = ["--shape", "tiny", "--threads", "1", "--quick", "--precisions", "float32"]
-    assert decode.main([*arguments, "--systems", "ours-eager,llama.cpp"]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["rows"][0]["system"] == "ours-eager"
-    assert ("llama.cpp float32" in result["hardware"]["left_out"]) == (len(result["rows"]) == 1)
-
-
-def test_a_child_that_dies_is_reported():
-    worker = common.Worker(sys.exit, {"name": "x", "threads": 1})  # which dies of its setup
+def test_a_child_answers_and_one_that_dies_is_reported():
+    setup = {"name": "x", "threads": 1}
+    alive, dead = common.Worker(attrgetter("__or__"), setup), common.Worker(sys.exit, setup)
+    assert alive.ask({"job": 1}) == setup | {"job": 1}
     with pytest.raises(common.Unavailable, match="status 1"):
-        worker.ask({})
-    worker.close()
+        dead.ask({})
+    alive.close()
+    dead.close()
 
 
 @pytest.mark.parametrize("together", [True, False])
