@@ -51,7 +51,7 @@ from inference.options import (
 ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 EXAMPLE_IMAGE = ROOT / "assets" / "example.png"
-DEFAULT_QUESTION = "What is in the image?"
+DEFAULT_QUESTION = "What is in the picture?"
 # What answers depend on besides model, images and question. A seed that was not given is drawn anew.
 ASKED = (
     "revision", "system", "max_new_tokens", "num_answers", "temperature", "top_k", "top_p", "min_p",

@@ -191,7 +191,7 @@ def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
         for number, (scene, qa) in enumerate(heldout_questions(questions, seed))
     ]
     # Kept word for word: run.json of earlier runs must agree with it.
-    data = {"name": "Ocelli's image world, held out", "seed": seed, "picture_size": IMAGE_SIZE}
+    data = {"name": "Ocelli's picture world, held out", "seed": seed, "picture_size": IMAGE_SIZE}
     return EvalTask("shapes", samples, SHAPES_METRIC, "{question}", data)
 
 

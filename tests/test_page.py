@@ -156,7 +156,7 @@ def test_a_remembered_conversation_grows_and_is_taken_back(desk):
 
 
 def test_several_answers_and_their_seed(desk):
-    asked = changed(STAR, question="Describe the image.", answers=3, temperature=1.5, seed=7)
+    asked = changed(STAR, question="Describe the picture.", answers=3, temperature=1.5, seed=7)
     first, second = views(desk, asked)[-1], views(desk, asked)[-1]
     assert first.log[0].answers == second.log[0].answers and len(set(first.log[0].answers)) > 1
     assert first.made["seed"] == 7 and first.log[0].ended == ["stop"] * 3

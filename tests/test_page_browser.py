@@ -225,14 +225,14 @@ def test_several_answers_at_once(visit):
     sampling.get_by_label("number input for Answers at once").fill("4")
     sampling.get_by_label("number input for Temperature").fill("1.2")
     sampling.get_by_label("Seed").fill("7")
-    visit.ask("Describe the image.")
+    visit.ask("Describe the picture.")
     visit.has_answers(4)
     visit.ended()
     answers = visit.answers()
     assert len(answers) == 4 and all(answers) and len(set(answers)) > 1
     visit.page.click("#undo")
     visit.has_answers(0)
-    assert visit.page.input_value("#question textarea") == "Describe the image."
+    assert visit.page.input_value("#question textarea") == "Describe the picture."
 
 
 def test_what_is_no_image_is_told(visit, tmp_path):

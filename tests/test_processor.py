@@ -222,7 +222,7 @@ def test_broken_folders_give_one_sentence(tmp_path):
 def test_a_ragged_batch_gives_each_row_what_it_gets_alone(kind: str, side: str):
     p = processor(kind)
     rows = [
-        p.conversation(draw_image(50, 20), "how many circles are there in the image?"),
+        p.conversation(draw_image(50, 20), "how many circles are there in the picture?"),
         p.conversation([], "two"),
         p.conversation([draw_image(9, 90), draw_image(200, 100)], "compare"),
     ]

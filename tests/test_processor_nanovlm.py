@@ -82,7 +82,7 @@ def test_nanovlm_resize_rule_is_golden():
 def test_nanovlm_end_to_end_inputs_are_golden(kind: str):
     p = processor(kind)
     golden = load_file(GOLDEN / "nanovlm-current" / "expected.safetensors")
-    inputs = p.ask(GOLDEN / "preprocessing-current" / "wide_100x40.png", "What is in the image?")
+    inputs = p.ask(GOLDEN / "preprocessing-current" / "wide_100x40.png", "What is in the picture?")
     assert torch.equal(inputs["input_ids"], golden["end_to_end.input_ids"])
     assert_golden(inputs["pixel_values"], "wide_100x40.to_max")
     assert inputs.image_tokens == [28]
@@ -148,11 +148,11 @@ def test_nanovlm_v01_inputs_are_golden():
     p = processor("nanovlm-v0.1")
     golden = load_file(GOLDEN / "nanovlm-v0.1" / "expected.safetensors")
     path = GOLDEN / "preprocessing-current" / "wide_100x40.png"
-    inputs = p.ask(path, "What is in the image?")
+    inputs = p.ask(path, "What is in the picture?")
     assert torch.equal(inputs["input_ids"], golden["end_to_end.input_ids"])
     assert torch.equal(inputs["pixel_values"], golden["end_to_end.images_u8"].float() / 255)
     assert inputs.image_tokens == [4]
-    questions = ("How many boats?", "What is the person on the pier holding in the image?")
+    questions = ("How many boats?", "What is the person on the pier holding in the picture?")
     batch = p.prepare([p.conversation(path, question) for question in questions])
     assert torch.equal(batch["input_ids"], golden["batch.input_ids"])
     assert torch.equal(batch["attention_mask"], golden["batch.attention_mask"])

@@ -23,7 +23,7 @@ from tests.waiting import free_port
 
 FOLDER = "checkpoints/ocelli-shapes"
 EXAMPLE = "assets/example.png"
-QUESTIONS = ("What colour is the star?", "How many shapes are there?", "Describe the image.")
+QUESTIONS = ("What colour is the star?", "How many shapes are there?", "Describe the picture.")
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +120,8 @@ def test_a_image_that_is_not_rgb(ask, as_json, tmp_path, mode):
         image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
     image.save(tmp_path / "odd.png")
     load_image(tmp_path / "odd.png").save(tmp_path / "sent.png", "PNG")
-    text, *rest = ask([message("Describe the image.", tmp_path / "sent.png")])
-    expected, *same = ours(as_json, tmp_path / "odd.png", "-q", "Describe the image.")
+    text, *rest = ask([message("Describe the picture.", tmp_path / "sent.png")])
+    expected, *same = ours(as_json, tmp_path / "odd.png", "-q", "Describe the picture.")
     assert text.removeprefix(" ") == expected and rest == same
 
 
@@ -136,10 +136,10 @@ def test_two_images_and_a_system_message(ask, as_json):
 
 def test_no_image_and_few_tokens(ask, as_json, tmp_path):
     """The model needs one, and generate.py says so: the comparison asks a copy that does not say it."""
-    text, *rest = ask([{"role": "user", "content": "Describe the image."}], max_tokens=3)
+    text, *rest = ask([{"role": "user", "content": "Describe the picture."}], max_tokens=3)
     copy = shutil.copytree(ROOT / FOLDER, tmp_path / "copy")
     (copy / "generation_config.json").write_text('{"bos_token_id": 1, "eos_token_id": 3, "pad_token_id": 2}')
-    few = ("-q", "Describe the image.", "--max-new-tokens", 3)
+    few = ("-q", "Describe the picture.", "--max-new-tokens", 3)
     expected, *same = ours(as_json, "--no-image", *few, model=copy)
     assert text.removeprefix(" ") == expected and rest == same == ["length", 3]
 

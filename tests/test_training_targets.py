@@ -40,7 +40,7 @@ def test_nouns_by_hand():
     assert two["circle"][:2] == (-1.0, -1.0) and two["star"][:2] == (0.0, 1.0)
     assert two["circle"][2] == pytest.approx(math.log(0.3) + 1.3)
     assert all(math.isnan(v) for v in of("What colour is the circle?")["circle"])  # there are two of them
-    assert of("Is there a red star?") == of("Describe the image.") == {}  # "a star" may not be there
+    assert of("Is there a red star?") == of("Describe the picture.") == {}  # "a star" may not be there
     assert of("How many crosses can you see?")["crosses"][3] == 0.0
 
 

@@ -173,7 +173,7 @@ def build(name: str) -> tuple[torch.nn.Module, dict]:
 def model_with_processor(name: str) -> tuple:
     """(our Processor, transformers model) of a case, with the vocabulary of the processor's tokenizer."""
     case = CASES[name]
-    tokenizer = build_tokenizer(["how many circles are there?", "two", "what is in the image?"], 400)
+    tokenizer = build_tokenizer(["how many circles are there?", "two", "what is in the picture?"], 400)
     side = case.image_size // 8 // case.scale
     processor = make_processor(tokenizer, image_size=case.image_size, image_seq_len=side * side, split=True)
     config = config_for(case)

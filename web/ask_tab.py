@@ -20,7 +20,7 @@ EXAMPLES = (
     ("example.png", "What colour is the star?"),
     ("three.png", "How many shapes are there?"),
     ("cup.png", "What is the printed word?"),
-    ("wolf.png", "Describe the image."),
+    ("wolf.png", "Describe the picture."),
     ("eight-shapes.png", "Is there a green circle?"),
 )
 

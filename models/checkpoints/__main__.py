@@ -29,7 +29,7 @@ from models.checkpoints.errors import CheckpointError
 
 # What needs torch is imported inside functions, after all that can be checked without it.
 
-QUESTION = "What is in the image?"
+QUESTION = "What is in the picture?"
 _SIZE = re.compile(r"(\d{1,9})[xX](\d{1,9})")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")

@@ -34,7 +34,7 @@ _BODY = """# {name}
 _USE = """In Ocelli:
 
 ```bash
-python generate.py picture.png -q "What is in the image?" --model {repo_id}
+python generate.py picture.png -q "What is in the picture?" --model {repo_id}
 ```
 
 ```python
@@ -49,11 +49,11 @@ In transformers, unconverted:
 from transformers import pipeline
 
 answer = pipeline("image-text-to-text", model="{repo_id}")
-content = [{{"type": "image", "url": "picture.png"}}, {{"type": "text", "text": "What is in the image?"}}]
+content = [{{"type": "image", "url": "picture.png"}}, {{"type": "text", "text": "What is in the picture?"}}]
 print(answer(text=[{{"role": "user", "content": content}}], return_full_text=False)[0]["generated_text"])
 ```
 """
-_USE_BARE = """The repository holds the model alone, without a processor for images and text. In Ocelli:
+_USE_BARE = """The repository holds the model alone, without a processor for pictures and text. In Ocelli:
 
 ```python
 from models import VisionLanguageModel
