@@ -56,17 +56,17 @@ def questions(count: int, seed: int) -> Iterator[tuple[Scene, QA, int]]:
 
 def target_of(scene: Scene, qa: QA) -> int:
     """The index of the thing that a colour or shape question means."""
-    said = qa.question.lower().rstrip("?.").split()
+    words = qa.question.lower().rstrip("?.").split()
     shapes = sorted(scene.shapes(), key=lambda thing: thing.size)
-    if {"biggest", "largest"} & set(said):
+    if {"biggest", "largest"} & set(words):
         return scene.things.index(shapes[-1])
-    if "smallest" in said:
+    if "smallest" in words:
         return scene.things.index(shapes[0])
 
     def is_named(thing: Thing) -> bool:
         if qa.family == "shape":
-            return thing.kind == "shape" and thing.colour in said
-        return (thing.name if thing.kind == "shape" else thing.kind) in said
+            return thing.kind == "shape" and thing.colour in words
+        return (thing.name if thing.kind == "shape" else thing.kind) in words
 
     (meant,) = (number for number, thing in enumerate(scene.things) if is_named(thing))
     return meant

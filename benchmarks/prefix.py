@@ -89,8 +89,8 @@ def make_handler(setup: dict) -> Handler:
             generated = model.generate_detailed(**prompts(1)[0], **options, **sampled)
             return {"seconds": generated.seconds["vision"] + generated.seconds["prefill"]}
         all_inputs, start = prompts(job["questions"]), now(device)
-        asked = model if job["what"] == "alone" else Session(model)
-        answers = [asked.generate_detailed(**inputs, **options) for inputs in all_inputs]
+        system = model if job["what"] == "alone" else Session(model)
+        answers = [system.generate_detailed(**inputs, **options) for inputs in all_inputs]
         seconds = now(device) - start
         return {"seconds": seconds, "token_ids": [answer.token_ids[0].tolist() for answer in answers]}
 

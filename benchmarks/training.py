@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,7 +125,7 @@ def batches(
     shape: str, samples: list[Sample], rows: int, packed: int | None, length: int | None = None
 ) -> list[Batch]:
     """Batches of `rows` rows: one document in each, or as many as the packer puts into `packed` positions."""
-    vision, waiting, made = SHAPES[shape].vision, list(samples), []
+    vision, waiting, packed_rows = SHAPES[shape].vision, list(samples), []
     while waiting:
         chosen = [0]
         if packed is not None:
@@ -134,9 +135,9 @@ def batches(
             size = (sample.tiles, vision.num_channels, vision.image_size, vision.image_size)
             pixels = fill(torch.empty(size), 1.0, start=104_729 * sample.sample_id[1])
             tiles.append(pixels if sample.tiles else None)
-        made.append(pack_row(row, tiles))
+        packed_rows.append(pack_row(row, tiles))
         waiting = [sample for i, sample in enumerate(waiting) if i not in set(chosen)]
-    return [collate(made[i : i + rows], 0, length) for i in range(0, len(made), rows)]
+    return [collate(packed_rows[i : i + rows], 0, length) for i in range(0, len(packed_rows), rows)]
 
 
 def amounts_of(samples: list[Sample]) -> Amounts:
@@ -201,14 +202,14 @@ class Trainer:
         for number, samples in enumerate(groups):
             if self.packed:  # packed rows are compiled for one length
                 length = setup["row"] if setup["compile"] else None
-                made = batches(self.shape, samples, setup["packed_micro_batch"], setup["row"], length)
+                batch_list = batches(self.shape, samples, setup["packed_micro_batch"], setup["row"], length)
             else:
-                made = batches(self.shape, samples, setup["micro_batch"], None)
+                batch_list = batches(self.shape, samples, setup["micro_batch"], None)
             start = now(self.device)
-            loss = self.step(made)
+            loss = self.step(batch_list)
             if number >= warm_up:
                 seconds += now(self.device) - start
-                positions += sum(batch["input_ids"].numel() for batch in made)
+                positions += sum(batch["input_ids"].numel() for batch in batch_list)
         timed = [amounts_of(samples) for samples in groups[warm_up:]]
         learns = frozenset(("vision", "projector", "language"))
         return {
@@ -258,7 +259,7 @@ def make_row(settings: argparse.Namespace, system: str, replies: list[dict], pea
     row = {"system": system, "precision": settings.precision, "device": settings.device}
     row |= {"shape": settings.shape, "rounds": len(replies)}
 
-    def rate(name: str) -> float | None:
+    def rate(name: str) -> Any:
         return median(reply[name] / reply["seconds"] for reply in replies)
 
     memory = min(reply["peak_bytes"] for reply in replies)  # later rounds hold what the allocator keeps

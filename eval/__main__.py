@@ -28,7 +28,6 @@ from typing import Any
 
 from data.errors import one_line
 from data.files import check_rows_path
-from eval import card, compare
 from eval.metrics import find_metric
 from eval.tasks import DEFAULT_MODEL, OWN, TaskError, check_official, is_user_error
 from inference.command_line import DTYPES, Parser, check_model, device, dtype, positive
@@ -174,15 +173,18 @@ def run(arguments: list[str]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    command = {"compare": compare.main, "card": card.main}.get(arguments[0] if arguments else "")
-    if command is not None:
-        return guarded(f"python -m eval {arguments[0]}", partial(command, arguments[1:]))
-    again = "; the same command resumes, except for tasks of lmms-eval, which begin anew"
-    return guarded("python -m eval", partial(run, arguments), again)
+    if arguments[:1] == ["compare"]:
+        from eval.compare import main as command  # imports SciPy
+    elif arguments[:1] == ["card"]:
+        from eval.card import main as command
+    else:
+        again = "; the same command resumes, except for tasks of lmms-eval, which begin anew"
+        return guarded("python -m eval", partial(run, arguments), again)
+    return guarded(f"python -m eval {arguments[0]}", partial(command, arguments[1:]))
 
 
 def guarded(program: str, work: Callable[[], None], again: str = "") -> int:
-    """Do it and return the exit status; a user's error is told in one sentence.
+    """Do it and return the exit status; a user's error is printed as one sentence.
 
     Args:
         again: what to say about the next start after Ctrl-C.

@@ -178,12 +178,6 @@ def test_batching(run, images, monkeypatch):
     assert rows["scheduler"]["decode_steps"] <= rows["padded batches"]["decode_steps"]
 
 
-def test_answer_lengths_are_mostly_short_with_some_of_full_length():
-    lengths = batching.answer_lengths(64)
-    assert lengths == batching.answer_lengths(64)
-    assert (min(lengths), max(lengths)) == (4, 128) and sorted(lengths)[48] < 40
-
-
 @pytest.mark.parametrize(
     ("shape", "count", "tokens"),
     [
@@ -211,12 +205,6 @@ def test_models_of_a_shape_take_its_prompts():
     assert logits.isfinite().all() and logits.shape == (1, prompt_tokens("tiny", 2), 320)
     rows = ours.language_model.lm_head.weight
     assert len(rows.unique(dim=0)) == len(rows)
-
-
-def test_table_shows_what_is_missing_as_a_dash():
-    rows = [{"a": "one", "b": "y", "c": None}, {"a": "t", "b": "z", "c": 2}]
-    text = common.table({"a": "name", "b": "x", "c": "ms:.1f"}, rows)
-    assert text.splitlines() == ["name  x   ms", "one   y    -", "t     z  2.0"]
 
 
 # -------------------------------------------------------------------------------------------- training
