@@ -263,7 +263,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="backslashreplace")  # characters that the terminal cannot show
+    # Characters that the terminal cannot show are escaped; bytes of stdin that are no text get an error later.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if sys.stdin is not None:
-        sys.stdin.reconfigure(errors="surrogateescape")  # bytes that are no text get an error of their own
+        sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     sys.exit(main())

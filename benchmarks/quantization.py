@@ -3,8 +3,8 @@
     python -m benchmarks.quantization                    # the embedded model, 200 held-out questions
     python -m benchmarks.quantization --model runs/shapes --questions 1000
 
-The float32 model answers each question greedily; every other system is then fed the same tokens
-(teacher-forced), and its logits are held against float32's: the largest and the mean difference, and on how
+The float32 model answers each question greedily. Every other system is then fed the same tokens
+(teacher-forced), and its logits are compared with float32's: the largest and the mean difference, and on how
 many tokens the likeliest one is the same. Our bfloat16 may agree with float32 half a percentage point less
 often than PyTorch's own (the bar), not more. The last line is JSON.
 """
@@ -20,24 +20,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from data.errors import ProcessorError
-from eval.tasks import DEFAULT_MODEL, IMAGE_SIZE
+from benchmarks.common import positive
+from eval.tasks import DEFAULT_MODEL, IMAGE_SIZE, is_user_error
 from generation import kv_cache as kv
 from generation.decoding import DecodeStep, eager_step, prefill
 from generation.fast.choose_step import fast_step, has_fast_bfloat16, set_precision
 from generation.prompt import Prompt
-from inference.checkpoint import Checkpoint, RequestError, open_checkpoint
-from models.checkpoints import CheckpointError
+from inference.checkpoint import Checkpoint, open_checkpoint
 from shapes import heldout_questions, render
 
 BAR = -0.005  # agreement of the fast bfloat16 step less the eager one's
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="benchmarks.quantization", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=str(DEFAULT_MODEL), help="checkpoint folder or repository")
-    parser.add_argument("--questions", type=int, default=200, help="held-out questions of the image world")
-    return parser
 
 
 @torch.no_grad()
@@ -58,11 +50,10 @@ def forced_logits(model, step: DecodeStep, inputs: dict, answer: list[int]) -> T
 
 def systems(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.nn.Module, DecodeStep]]:
     """(name, model, its decode step), one at a time."""
-    exact = checkpoint.model
-    model = copy.deepcopy(exact).to(torch.bfloat16)
+    model = copy.deepcopy(checkpoint.model).to(torch.bfloat16)
     yield "eager bfloat16", model, eager_step(model.language_model)
     for precision in ("bfloat16", "int8"):
-        model = copy.deepcopy(exact)
+        model = copy.deepcopy(checkpoint.model)
         if precision == "bfloat16" and has_fast_bfloat16():
             model.to(torch.bfloat16)  # as `open_checkpoint` has it
         else:
@@ -73,43 +64,37 @@ def systems(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.nn.Module, Deco
 
 def compare(checkpoint: Checkpoint, questions: int) -> list[dict]:
     """One row a system: tokens, largest and mean logit error, top-1 agreement with float32."""
-    processor, asked = checkpoint.processor, []
-    step = eager_step(checkpoint.model.language_model)
+    answered, step = [], eager_step(checkpoint.model.language_model)
     for scene, qa in heldout_questions(questions, 0):
-        inputs = processor.ask(render(scene, IMAGE_SIZE), qa.question)
-        made = checkpoint.model.generate_detailed(
+        inputs = checkpoint.processor.ask(render(scene, IMAGE_SIZE), qa.question)
+        generated = checkpoint.model.generate_detailed(
             **inputs, max_new_tokens=64, stop_token_ids=checkpoint.stop_token_ids
         )
-        answer = made.rows()[0]
-        asked.append((inputs, answer, forced_logits(checkpoint.model, step, inputs, answer)))
-    rows = []
+        answer = generated.rows()[0]
+        answered.append((inputs, answer, forced_logits(checkpoint.model, step, inputs, answer)))
+    tokens, rows = sum(len(answer) for _, answer, _ in answered), []
     for name, model, own_step in systems(checkpoint):
-        largest, total, same, tokens = 0.0, 0.0, 0, 0
-        for inputs, answer, expected in asked:
+        largest, total, same = 0.0, 0.0, 0
+        for inputs, answer, expected in answered:
             got = forced_logits(model, own_step, inputs, answer)
             error = (got - expected).abs()
             largest, total = max(largest, error.max().item()), total + error.mean(1).sum().item()
-            same, tokens = same + int((got.argmax(-1) == expected.argmax(-1)).sum()), tokens + len(answer)
-        rows.append(
-            {
-                "system": name,
-                "tokens": tokens,
-                "largest_logit_error": largest,
-                "mean_logit_error": total / tokens,
-                "top1_agreement": same / tokens,
-            }
-        )
+            same += int((got.argmax(-1) == expected.argmax(-1)).sum())
+        row = {"system": name, "tokens": tokens, "largest_logit_error": largest}
+        rows.append(row | {"mean_logit_error": total / tokens, "top1_agreement": same / tokens})
     return rows
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = build_parser()
+    parser = argparse.ArgumentParser(prog="benchmarks.quantization", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=str(DEFAULT_MODEL), help="checkpoint folder or repository")
+    parser.add_argument("--questions", type=positive, default=200, help="shapes questions (default 200)")
     options = parser.parse_args(arguments)
-    if options.questions < 1:
-        parser.error(f"--questions: expected at least 1, got {options.questions}")
     try:
         checkpoint = open_checkpoint(options.model, device="cpu", dtype="float32")
-    except (RequestError, CheckpointError, ProcessorError) as error:
+    except Exception as error:
+        if not is_user_error(error):
+            raise
         print(f"benchmarks.quantization: error: {error}", file=sys.stderr)
         return 2
     rows = compare(checkpoint, options.questions)

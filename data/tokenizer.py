@@ -451,7 +451,8 @@ def _of_transformers(folder: Path) -> PreTrainedTokenizerBase:
 
     config, model = read_object(folder / "tokenizer_config.json"), read_object(folder / "config.json")
     name = config.get("tokenizer_class") or model.get("tokenizer_class")
-    for known in {name, name.removesuffix("Fast"), f"{name}Fast"} if isinstance(name, str) else ():
+    name = name if isinstance(name, str) else ""
+    for known in {name, name.removesuffix("Fast"), f"{name}Fast"} if name else ():
         found = transformers.models.auto.tokenization_auto.tokenizer_class_from_name(known)
         if found is None or hasattr(found, "_backends"):  # of a library that is not installed
             continue

@@ -14,11 +14,10 @@ import torch
 
 from data.errors import DatasetError
 from data.sources import DatasetConfig
-from eval.answering import answers, by_image, share
+from eval.answering import answers, by_image, record_of, share
 from eval.metrics import find_metric
 from eval.rows import DataConfig, data_task
-from eval.run import record_of
-from eval.tasks import Sample, Task, shapes_task
+from eval.tasks import EvalSample, EvalTask, shapes_task
 from inference.checkpoint import Checkpoint
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
@@ -84,8 +83,8 @@ class HeldOutQuestions:
         ]
 
 
-def _sample(number: int, question: Question) -> Sample:
-    return Sample(
+def _sample(number: int, question: Question) -> EvalSample:
+    return EvalSample(
         id=str(number),
         question=question.text,
         prompt=question.text,
@@ -97,7 +96,7 @@ def _sample(number: int, question: Question) -> Sample:
     )
 
 
-def scored_tasks(config: TrainConfig) -> list[Task]:
+def scored_tasks(config: TrainConfig) -> list[EvalTask]:
     """Held-out questions about shapes, or held-out rows if there is a metric."""
     if not config.eval_questions:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,26 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from data.files import replacing
 from data.images import load_image
-from eval.results import OVERALL
-from eval.tasks import Sample, Task
+from eval.results import OVERALL, Record
+from eval.tasks import EvalSample, EvalTask
 
 TEMPLATE = "report.html.jinja"
 SHOWN = 12  # samples of each kind
 SIDE = 320  # pixels that an embedded image has at most
 IMAGES = 4  # of one sample
-Record = Mapping[str, Any]
 
 
 def write_report(
     path: Path,
-    task: Task,
+    task: EvalTask,
     results: Mapping[str, Any],
     records: Mapping[str, Record],
     blind: Mapping[str, Record] | None = None,
 ) -> None:
-    """Write the report.
+    """Write the report of a results.json; the task's images are opened once more for the samples shown.
 
     Args:
-        task: opens its images once more, for the samples that are shown.
-        results: what results.json holds.
-        records: the lines of samples.jsonl by id; `blind`: those with images blanked.
+        records: the lines of samples.jsonl by id; `blind` those with images blanked.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -44,7 +41,7 @@ def write_report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "number": number}
+    environment.filters |= {"percent": "{:.1%}".format, "number": number}
     worst, wrong = worst_samples(task, records)
     groups = [
         {
@@ -68,16 +65,12 @@ def write_report(
         temporary.write_bytes(page.encode("utf-8", "backslashreplace"))
 
 
-def percent(share: float) -> str:
-    return f"{share:.1%}"
-
-
 def number(value: float) -> str:
-    """Three figures, thousands apart."""
+    """Three digits, with a comma between thousands."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def worst_samples(task: Task, records: Mapping[str, Record]) -> tuple[list[Sample], int]:
+def worst_samples(task: EvalTask, records: Mapping[str, Record]) -> tuple[list[EvalSample], int]:
     """The lowest scores, families in turn among equals; and how many are below 1."""
     wrong = [sample for sample in task.samples if records[sample.id]["score"] < 1]
     random.Random(0).shuffle(wrong)
@@ -90,13 +83,13 @@ def worst_samples(task: Task, records: Mapping[str, Record]) -> tuple[list[Sampl
     return [wrong[place] for *_, place in sorted(order)[:SHOWN]], len(wrong)
 
 
-def random_samples(task: Task) -> list[Sample]:
+def random_samples(task: EvalTask) -> list[EvalSample]:
     samples = list(task.samples)
     return random.Random(1).sample(samples, min(SHOWN, len(samples)))
 
 
 def _tables(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The sortable tables: overall and by family, by length of the answer."""
+    """The sortable tables: by family, and by length of the answer."""
     families = [row for row in results["families"] if row["name"] != OVERALL]
     tables = []
     if families:
@@ -108,13 +101,17 @@ def _tables(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _card(
-    sample: Sample, records: Mapping[str, Record], blind: Mapping[str, Record] | None
+    sample: EvalSample, records: Mapping[str, Record], blind: Mapping[str, Record] | None
 ) -> dict[str, Any]:
     record = records[sample.id]
+    try:
+        images = [_embedded(source) for source in list(sample.images())[:IMAGES]]
+    except (ValueError, OSError):
+        images = [""]
     return {
         "id": sample.id,
         "family": sample.family,
-        "pictures": _images(sample),
+        "images": images,
         "question": sample.question,
         "answer": record["answer"],
         "targets": list(dict.fromkeys(sample.targets)),
@@ -124,16 +121,8 @@ def _card(
     }
 
 
-def _images(sample: Sample) -> Sequence[str]:
-    """data: URLs of a sample's images, small; "" for one that does not open."""
-    try:
-        sources = list(sample.images())[:IMAGES]
-    except (ValueError, OSError):
-        return [""]
-    return [_embedded(source) for source in sources]
-
-
 def _embedded(source: Any) -> str:
+    """An image as a small data: URL; "" for one that does not open."""
     try:
         image = load_image(source)
     except (ValueError, OSError):

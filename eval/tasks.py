@@ -1,8 +1,8 @@
-"""What is asked and how it is scored: a task holds its samples, its prompt and its metric.
+"""What an evaluation asks and how it scores: a task holds its samples, its prompt and its metric.
 
-task = shapes_task(500)                                    # the built-in image world
-task = data_task(DataConfig("rows.jsonl"), find_metric("relaxed_accuracy"))  # rows of your own
-print(task)                                                # prompt and post-processing in words
+task = shapes_task(500)                                                      # the synthetic shapes world
+task = data_task(DataConfig("rows.jsonl"), find_metric("relaxed_accuracy"))  # rows of your own (eval/rows.py)
+print(task)                                                                  # prompt and scoring in words
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from eval.metrics.base import Metric, MetricError, Scored, mean_score
+from data.errors import DatasetError
+from eval.metrics import Metric, MetricError, Scored, mean_score
+from inference.errors import user_errors
 from shapes import heldout_questions, render
 from shapes import score as shapes_score
 
@@ -29,23 +31,26 @@ DESCRIBE_TOKENS, SHORT_TOKENS = 128, 16
 
 
 class TaskError(ValueError):
-    """A task that does not exist, or a run that cannot be done as asked; one sentence to show to a person."""
+    """A task that does not exist, or a run that cannot be done as requested; one sentence for a person."""
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Whether an error is a person's to mend, so that its message is enough."""
+    return isinstance(error, (TaskError, MetricError, DatasetError, *user_errors()))
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class EvalSample:
     """One question about images.
 
-    id: names it within its task, whatever the order.
-    question: as the data have it.
-    prompt: what the model is asked.
+    id: its name within the task, whatever the order.
+    question: as the data have it; `prompt` is what the model is asked.
     targets: accepted answers, at least one.
     images: () -> what `load_image` takes, for each image; may raise ValueError or OSError.
     group: equal for samples that show the same images.
-    shows: what tells each of its images from others.
-    max_new_tokens: of the answer.
+    shows: a key of each of its images.
     family: what kind of question it is; "" where the data do not say.
-    fields: the sample's other columns, for the metric.
+    fields: the row's other columns, for the metric.
     """
 
     id: str
@@ -62,27 +67,27 @@ class Sample:
 
     @property
     def likeliest_target(self) -> str:
-        """The target given most often; of equals, the first."""
+        """The target that was given most often; of equals, the first."""
         return Counter(self.targets).most_common(1)[0][0]
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """Samples and all that their score depends on besides the model.
+class EvalTask:
+    """Samples, and all that their score depends on besides the model.
 
     prompt: the template that the samples' prompts were made with.
     data: where the samples come from, in names and values that JSON can hold.
     """
 
     name: str
-    samples: Sequence[Sample]
+    samples: Sequence[EvalSample]
     metric: Metric
     prompt: str
     data: Mapping[str, Any]
     system: str = ""
 
     def definition(self) -> dict[str, Any]:
-        """What tells this task from another one; in JSON."""
+        """What makes this task a different one from others, as run.json and results.json keep it."""
         limits = sorted({sample.max_new_tokens for sample in self.samples})
         digest = hashlib.sha256()
         for sample in self.samples:
@@ -102,38 +107,33 @@ class Task:
         }
 
     def __str__(self) -> str:
-        said = self.definition()
+        definition = self.definition()
         images = len({shown for sample in self.samples for shown in sample.shows})
+        data = [f"{key} {value}" for key, value in self.data.items() if value not in (None, "")]
         rows = {
             "task": f"{self.name}: {len(self.samples):,} questions about {images:,} different images",
-            "data": ", ".join(
-                f"{key} {value}" for key, value in self.data.items() if value not in (None, "")
-            ),
+            "data": ", ".join(data),
             "prompt": repr(self.prompt),
             "system": repr(self.system) if self.system else "",
-            "answer": f"{said['decoding']}; at most {said['max_new_tokens']} tokens",
+            "answer": f"{definition['decoding']}; at most {definition['max_new_tokens']} tokens",
             "metric": self.metric.description,
             "warning": self.warning(),
         }
         return "\n".join(f"{key:>8}  {value}" for key, value in rows.items() if value)
 
     def warning(self) -> str:
-        """What the metric cannot do with these samples: they have too few targets for it; "" where it can."""
+        """A sentence where samples have too few targets for the metric; "" otherwise."""
         needed = self.metric.targets_needed
         few = [len(sample.targets) for sample in self.samples if len(sample.targets) < needed]
         if not few:
             return ""
         return (
-            f"{len(few):,} questions have fewer than {needed} answers (some have {min(few)}): whatever the "
-            f"model says, {self.metric.name} scores them below 1; choose another metric if that is not meant"
+            f"{len(few):,} questions have fewer than {needed} answers (some have {min(few)}). No answer to "
+            f"them can score 1 by {self.metric.name}; choose another metric if that is not intended"
         )
 
     def check(self) -> None:
-        """Whether every sample can be scored, before any is answered.
-
-        Raises:
-            TaskError: naming the first that cannot.
-        """
+        """Raises TaskError, before anything is answered, where a sample cannot be scored."""
         if not self.samples:
             raise TaskError(f"{self.name}: expected at least one question, got none")
         for sample in self.samples:
@@ -150,18 +150,17 @@ class Task:
         ]
 
     def majority(self) -> dict[str, str]:
-        """Family -> the answer given most often in it: a control that never looks at the image. It is
-        taken from the very questions that it is scored on, which flatters it where these are few."""
+        """Family -> its most common answer: a control that never looks at the image. It is taken from the
+        very questions that it is scored on, which flatters it where these are few."""
         counts: dict[str, Counter[str]] = {}
         for sample in self.samples:
             counts.setdefault(sample.family, Counter())[sample.likeliest_target] += 1
         return {family: count.most_common(1)[0][0] for family, count in counts.items()}
 
 
-# ------------------------------------------------------------------------------------- the image world
+# ----------------------------------------------------------------------------------- the shapes world
 def _score_shapes(answer: str, targets: Sequence[str], fields: Mapping[str, Any]) -> float:
-    family = fields["family"]
-    return max(shapes_score(family, target, answer) for target in targets)
+    return max(shapes_score(fields["family"], target, answer) for target in targets)
 
 
 SHAPES_METRIC = Metric(
@@ -173,37 +172,37 @@ SHAPES_METRIC = Metric(
 )
 
 
-def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> Task:
-    """Held-out questions about the built-in image world: scenes that training never draws, with digits that
-    training never sees, a scene for each question, families in turn."""
-    samples = []
-    for number, (scene, qa) in enumerate(heldout_questions(questions, seed)):
-        samples.append(
-            Sample(
-                id=str(number),
-                question=qa.question,
-                prompt=qa.question,
-                targets=(qa.answer, *qa.accept),
-                images=partial(_drawn, scene),
-                group=f"scene {number}",
-                shows=(f"scene {number}",),
-                max_new_tokens=DESCRIBE_TOKENS if qa.family == "describe" else SHORT_TOKENS,
-                family=qa.family,
-                fields={"family": qa.family},
-            )
+def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
+    """Held-out questions about the shapes world, one about each scene, families in turn. Training never
+    draws these scenes and never sees their digits."""
+    samples = [
+        EvalSample(
+            id=str(number),
+            question=qa.question,
+            prompt=qa.question,
+            targets=(qa.answer, *qa.accept),
+            images=partial(_drawn, scene),
+            group=f"scene {number}",
+            shows=(f"scene {number}",),
+            max_new_tokens=DESCRIBE_TOKENS if qa.family == "describe" else SHORT_TOKENS,
+            family=qa.family,
+            fields={"family": qa.family},
         )
+        for number, (scene, qa) in enumerate(heldout_questions(questions, seed))
+    ]
+    # Kept word for word: run.json of earlier runs must agree with it.
     data = {"name": "Ocelli's picture world, held out", "seed": seed, "picture_size": IMAGE_SIZE}
-    return Task("shapes", samples, SHAPES_METRIC, "{question}", data)
+    return EvalTask("shapes", samples, SHAPES_METRIC, "{question}", data)
 
 
 def _drawn(scene) -> list[Any]:
     return [render(scene, IMAGE_SIZE)]
 
 
-# --------------------------------------------------------------------------------- tasks of other people
+# ------------------------------------------------------------------------------------ official tasks
 OWN = ("shapes",)
-# Tasks of lmms-eval whose definitions, prompts and scorers are tried here; every other one of its tasks that
-# generates answers about images may do as well.
+# Tasks of lmms-eval whose definitions, prompts and scorers are tested here. Its other tasks that generate
+# answers about images may work as well.
 TRIED = (
     *("mmstar", "mmmu_val", "ai2d", "scienceqa_img", "textvqa_val", "docvqa_val"),
     *("chartqa", "infovqa_val", "ocrbench", "mme", "pope"),
@@ -211,18 +210,20 @@ TRIED = (
 
 
 def check_official(names: Sequence[str]) -> None:
-    """Whether tasks that are not ours may be lmms-eval's; where it is installed, it knows best.
+    """Refuse names that cannot be tasks of lmms-eval, before torch is imported. Where lmms-eval is installed,
+    it has the last word.
 
     Raises:
-        TaskError: a name that looks like a slip (it names the nearest), or lmms-eval is not installed.
+        TaskError: a name looks like a typing error (it names the nearest), or lmms-eval is not installed.
     """
-    here = find_spec("lmms_eval") is not None
+    installed = find_spec("lmms_eval") is not None
+    known, cutoff = (OWN, 0.7) if installed else ((*OWN, *TRIED), 0.5)
     for name in names:
-        near = difflib.get_close_matches(name, OWN if here else [*OWN, *TRIED], cutoff=0.7 if here else 0.5)
-        if name not in TRIED and (near or not here):
+        near = difflib.get_close_matches(name, known, cutoff=cutoff)
+        if name not in TRIED and (near or not installed):
             some = " or ".join(near or [*OWN, *TRIED])
             raise TaskError(f"unknown task {name!r}; expected {some}, or another of lmms-eval's")
-    if names and not here:
+    if names and not installed:
         raise TaskError(
             f"{', '.join(names)}: needs lmms-eval, which is not installed: "
             "pip install -r requirements-eval.txt"

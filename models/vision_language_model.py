@@ -192,7 +192,8 @@ class VisionLanguageModel(nn.Module):
             return x
         if self.config.image_placement == "prefix":
             return torch.cat((features, x), dim=1)
-        places = input_ids == self.config.image_token_id
+        assert self.config.image_token_id is not None, "placeholders have an id"
+        places = torch.eq(input_ids, self.config.image_token_id)
         return x.masked_scatter(places[..., None], features.to(x.dtype))
 
     def forward(

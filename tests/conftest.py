@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import generate
-from benchmarks import workers
 from inference import cli as inference_cli
 from models.checkpoints import load
 from models.config import TextConfig, VisionConfig, VLMConfig
@@ -116,32 +115,6 @@ def complaint(cli):
         assert (status, out) == (2, ""), err
         assert err.startswith("generate.py: error: ") and err.count("\n") == 1 and err.endswith("\n")
         return err
-
-    return run
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """A benchmark's main with its children in this process: the result of its last line."""
-
-    def run(benchmark, *arguments: str) -> dict:
-        class Local(workers.Worker):
-            def _start(self):
-                self._handle = benchmark.make_handler(self.setup)
-                self._process = self
-
-            def _exchange(self, job):
-                return json.loads(json.dumps(self._handle(job)))
-
-            def close(self):
-                self._process = self._handle = None
-
-        monkeypatch.setattr(workers, "Worker", Local)
-        assert benchmark.main(["--shape", "tiny", "--threads", "1", *arguments]) == 0
-        printed = capsys.readouterr().out
-        result = json.loads(printed.splitlines()[-1])
-        assert {"cpu", "cores", "isa", "memory_bytes", "gpu", "torch"} <= result["hardware"].keys()
-        return result | {"printed": printed}
 
     return run
 

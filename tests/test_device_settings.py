@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.shapes import build_ours, build_transformers
+from benchmarks.peers import build_transformers
+from benchmarks.shapes import build_ours
 from inference.checkpoint import pick_device
 from models import config, vision_language_model
 from models.vision_language_model import VisionLanguageModel

@@ -48,7 +48,7 @@ RUN_ELSEWHERE = {
     "1108,8000 --tokens 24 --rounds 5 --prefill-rounds 1": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.prefix": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.batching": "tests/test_benchmarks.py",
-    "OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.attribution": "tests/test_benchmark_where.py",
+    "OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.attribution": "tests/test_benchmarks.py",
 }
 ELSEWHERE_PYTHON = {"OpenAI(": "tests/test_served.py"}  # by what stands in the block
 NEEDS = re.compile(

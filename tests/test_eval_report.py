@@ -1,10 +1,15 @@
-"""report.html: everything in one file, whatever the data say."""
+"""report.html: everything in one file, whatever the data say; in a real browser where there is one.
+
+The browser tests need Playwright and a Chromium (`playwright install chromium`, or the system's own).
+"""
 
 from __future__ import annotations
 
 import base64
 import io
+import os
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -13,11 +18,15 @@ from PIL import Image
 from eval.report import SHOWN, SIDE, random_samples, worst_samples
 from eval.tasks import shapes_task
 from tests.evaluations import blank_image, report_of, run, save_rows
+from tests.waiting import PATIENCE
+
+NAMES = "rows => rows.map(row => row.cells[0].textContent.trim())"
+SCORES = "rows => rows.map(row => parseFloat(row.cells[2].textContent))"
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory) -> str:
-    return report_of(tmp_path_factory.mktemp("report")).read_text(encoding="utf-8")
+def path(tmp_path_factory):
+    return report_of(tmp_path_factory.mktemp("report"))
 
 
 class Links(HTMLParser):
@@ -33,28 +42,19 @@ class Links(HTMLParser):
         self.found += [value for name, value in attributes if name in ("src", "href", "srcset", "action")]
 
 
-def test_it_names_nothing_outside_itself(report):
-    links = Links()
+def test_it_holds_its_images_and_names_nothing_outside_itself(path):
+    report, links = path.read_text(encoding="utf-8"), Links()
     links.feed(report)
     assert links.found and all(link.startswith("data:image/webp;base64,") for link in links.found)
     assert not {"link", "iframe", "object", "base"} & set(links.tags)
     assert "@import" not in report and not re.search(r"url\(|https?://", report)
-    assert "default-src 'none'" in report
-
-
-def test_its_images_are_whole_and_small(report):
-    embedded = re.findall(r'src="data:image/webp;base64,([^"]+)"', report)
-    assert len(embedded) >= SHOWN
-    for data in embedded:
-        with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+    assert "default-src 'none'" in report and len(links.found) >= SHOWN
+    for link in links.found:
+        with Image.open(io.BytesIO(base64.b64decode(link.partition(",")[2]))) as image:
             image.load()
             assert max(image.size) <= SIDE
-
-
-def test_it_shows_figures_and_controls(report):
-    for part in ("By kind of question", "By length", "Worst answers", "Random answers", "samples/s"):
+    for part in ("By kind of question", "Worst answers", "majority answer", "sha256:", "samples/s"):
         assert part in report
-    assert "image blanked" in report and "majority answer" in report and "sha256:" in report
 
 
 def test_what_data_say_is_text(tmp_path):
@@ -67,12 +67,64 @@ def test_what_data_say_is_text(tmp_path):
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page and "<b>" not in page
 
 
-def test_worst_samples_are_the_lowest_families_in_turn():
-    task = shapes_task(60)
-    records = {sample.id: {"score": 0.0 if int(sample.id) < 40 else 0.5} for sample in task.samples}
-    records |= {sample.id: {"score": 1.0} for sample in task.samples if sample.family in ("count", "word")}
-    worst, wrong = worst_samples(task, records)
-    assert wrong == 48 and len(worst) == SHOWN and {records[one.id]["score"] for one in worst} == {0.0}
-    assert len({one.family for one in worst[:8]}) == 8
-    drawn = random_samples(task)
-    assert len({one.id for one in drawn}) == SHOWN and drawn == random_samples(task)
+def test_worst_answers_are_of_all_kinds():
+    task = shapes_task(100)
+    records = {sample.id: {"score": 0.0} for sample in task.samples}
+    worst, count = worst_samples(task, records)
+    assert count == 100 and len(worst) == SHOWN
+    assert len({sample.family for sample in worst}) == len({sample.family for sample in task.samples})
+    assert [sample.id for sample in random_samples(task)] == [sample.id for sample in random_samples(task)]
+
+
+# ------------------------------------------------------------------------------------------- in a browser
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    own = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_api.sync_playwright() as playwright:
+        try:
+            opened = playwright.chromium.launch(executable_path=own, args=arguments)
+        except sync_api.Error as error:
+            pytest.skip(f"no Chromium to start: {str(error).splitlines()[0]}")
+        yield opened
+        opened.close()
+
+
+def open_page(browser, **options):
+    page = browser.new_context(viewport={"width": 1100, "height": 800}, offline=True, **options).new_page()
+    page.set_default_timeout(1000 * PATIENCE)
+    return page
+
+
+def test_images_show_tables_sort_and_nothing_is_fetched(browser, path):
+    page, fetched, complaints = open_page(browser), [], []
+    page.on("request", lambda request: fetched.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(path.as_uri())
+    shown = page.eval_on_selector_all("img", "all => all.map(one => one.complete && one.naturalWidth > 0)")
+    assert len(shown) >= 12 and all(shown)
+    rows = page.locator("table.sortable >> nth=0 >> tbody tr")
+    score = page.locator("table.sortable").first.get_by_role("button", name="score")
+    score.click()
+    down = rows.evaluate_all(SCORES)
+    assert down == sorted(down, reverse=True) and len(set(down)) > 1
+    score.focus()
+    page.keyboard.press("Enter")
+    assert rows.evaluate_all(SCORES) == sorted(down)
+    page.locator("table.sortable").first.get_by_role("button", name="questions about").click()
+    assert rows.evaluate_all(NAMES) == sorted(rows.evaluate_all(NAMES))
+    assert [url for url in fetched if not url.startswith("data:")] == [path.as_uri()] and not complaints
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_in_both_schemes_and_works_without_scripts(browser, path, scheme):
+    page = open_page(browser, java_script_enabled=scheme == "dark")
+    page.goto(path.as_uri())
+    assert page.locator("table.sortable tbody tr").count() > 2
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": 360, "height": 720})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(int(part) for part in colour[4:-1].split(",")) > 3 * 128) == (scheme == "light")

@@ -1,6 +1,6 @@
 """The web page in a real browser: everything a visitor does and gets wrong, with the page up after each.
 
-Needs Playwright and a Chromium, see tests/test_report_browser.py. Skipped where they are not.
+Needs Playwright and a Chromium, see tests/test_eval_report.py. Skipped where they are not.
 """
 
 from __future__ import annotations

@@ -1,0 +1,433 @@
+"""python -m eval: answers do not depend on how they are got, none is lost or given twice, figures add up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from PIL import Image
+from tqdm import tqdm
+
+from data.images import load_image
+from eval import answering, compare, release, tasks
+from eval.__main__ import main
+from eval.answering import answers, by_image, share
+from eval.card import read_results
+from eval.metrics import Metric, MetricError, Scored, find_metric, mean_score
+from eval.results import figures, official_table
+from eval.rows import DataConfig, data_task
+from eval.run import evaluate
+from eval.statistics import score_interval
+from eval.tasks import DEFAULT_MODEL, TaskError, shapes_task
+from generation.decoding import GenerationOptions
+from generation.scheduler import Request, Scheduler, Stats
+from inference.answer import ask
+from inference.checkpoint import open_checkpoint
+from shapes import heldout_questions, majority_answers
+from shapes import score as shapes_score
+from tests.evaluations import (
+    FORK,
+    answered,
+    exits_of_ranks,
+    results_of,
+    run,
+    run_ranks,
+    samples_of,
+    save_rows,
+    write_rows,
+)
+from tests.waiting import PATIENCE
+
+EAGER = ("--compile", "off")
+TEXT_ROWS = [{"question": "How many?", "answer": "3"}, {"question": "What colour?", "answer": "red"}]
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    return open_checkpoint(DEFAULT_MODEL, device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint, tmp_path_factory):
+    """(folder with rows, id -> the answer that `model.generate` gives each question alone)."""
+    folder = tmp_path_factory.mktemp("rows")
+    rows = [json.loads(line) for line in write_rows(folder).read_text().splitlines()]
+    options = GenerationOptions(max_new_tokens=32)
+    expected = {
+        row["id"]: ask(checkpoint, [folder / row["image"]], row["question"], options).finish()["answers"][0]
+        for row in rows
+    }
+    assert len(set(expected.values())) > 8  # they differ: mixing them up would show
+    return folder, expected
+
+
+@pytest.fixture(scope="module")
+def task(alone):
+    return data_task(DataConfig(str(alone[0] / "rows.jsonl")), find_metric("exact_match"))
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """The folder of a run on the shapes world with controls."""
+    output = tmp_path_factory.mktemp("eval") / "shapes"
+    assert run("--tasks", "shapes,shapes", "--limit", 40, "--controls", "--output", output) == 0
+    return output
+
+
+def texts(folder) -> dict[str, str]:
+    return {name: answer for name, (answer, _) in answered(folder).items()}
+
+
+# --------------------------------------------------------------------------- the answers of each one alone
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_answers_are_those_of_each_question_alone(alone, tmp_path, batch_size):
+    folder, expected = alone
+    arguments = ("--data", folder / "rows.jsonl", "--batch-size", batch_size, "--output", tmp_path / "out")
+    assert run(*arguments, *EAGER) == 0
+    assert texts(tmp_path / "out") == expected
+    scores = [score for _, score in answered(tmp_path / "out").values()]
+    assert results_of(tmp_path / "out")["score"] == sum(scores) / len(expected)
+
+
+def test_the_compiled_step_and_shuffled_rows_change_nothing(alone, tmp_path):
+    assert run("--data", write_rows(tmp_path, shuffle=1), "--output", tmp_path / "out") == 0
+    assert texts(tmp_path / "out") == alone[1]
+
+
+def test_two_ranks_change_nothing(alone, tmp_path):
+    folder, expected = alone
+    run_ranks(2, "--data", folder / "rows.jsonl", "--output", tmp_path, *EAGER, "--controls")
+    results = results_of(tmp_path)
+    assert texts(tmp_path) == expected and results["ranks"] == 2
+    assert results["answered"] == len(expected) == len(samples_of(tmp_path, "samples-blind.jsonl"))
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_an_image_is_encoded_and_prefilled_once_for_all_its_questions(checkpoint, task, monkeypatch):
+    opened, tile = [], type(checkpoint.processor).tile
+
+    def counting(self, source):
+        if not isinstance(source, answering.TiledImage):
+            opened.append(source)
+        return tile(self, source)
+
+    monkeypatch.setattr(type(checkpoint.processor), "tile", counting)
+    stats = Stats()
+    assert len(list(answers(checkpoint, task.samples, 7, stats=stats))) == 24
+    assert stats.tiles_encoded == len(opened) == 4
+    assert stats.reused > 20 * checkpoint.model.config.tokens_per_tile  # 20 of 24 have it for nothing
+
+
+def test_blanked_images_have_the_size_of_the_others(checkpoint, alone, task):
+    stats = Stats()
+    blind = dict(answers(checkpoint, task.samples, 7, blank=True, stats=stats))
+    assert stats.tiles_encoded == 1  # one grey tile is like another
+    assert {answer.text for answer in blind.values()} != set(alone[1].values())
+    for number in (0, 7, 23):
+        sample = task.samples[number]
+        grey = Image.new("RGB", load_image(sample.images()[0]).size, answering.BLANK)
+        reply = ask(checkpoint, [grey], sample.question, GenerationOptions(max_new_tokens=32)).finish()
+        assert blind[number].text == reply["answers"][0]
+
+
+def test_shares_of_ranks_are_everything_once():
+    groups = by_image(shapes_task(30).samples)
+    for sizes in (groups, [list(range(25)), [25], [26, 27, 28], [29]]):
+        parts = [share(sizes, rank, 4) for rank in range(4)]
+        counts = [sum(map(len, part)) for part in parts]
+        assert sorted(n for part in parts for group in part for n in group) == list(range(30))
+        assert max(counts) - min(counts) <= 3
+
+
+# ------------------------------------------------------------------------------------ killed, and resumed
+def test_killed_half_way_every_question_is_answered_exactly_once(alone, tmp_path):
+    folder, expected = alone
+    arguments = ["--data", str(folder / "rows.jsonl"), "--output", str(tmp_path), *EAGER]
+    path, update = tmp_path / "samples.jsonl", tqdm.update
+
+    def last(self, n=1):  # after each line; it ends itself, as it could be done before anybody has looked
+        if path.exists() and path.read_bytes().count(b"\n") == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return update(self, n)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tqdm, "update", last)
+        process = FORK.Process(target=main, args=([*arguments, "--batch-size", "2"],))
+        process.start()
+    process.join(PATIENCE)
+    assert process.exitcode == -signal.SIGKILL
+    before = samples_of(tmp_path)
+    assert len(before) == 7 and not (tmp_path / "results.json").exists()
+    with path.open("ab") as file:  # the line that it was writing
+        file.write(b'{"id": "0-1", "question": "Wh')
+    assert main(arguments) == 0
+    assert texts(tmp_path) == expected and samples_of(tmp_path)[: len(before)] == before
+    assert results_of(tmp_path)["answered"] == 24 - len(before)
+
+
+def test_a_killed_rank_leaves_its_part_and_a_finished_run_keeps_its_speed(alone, tmp_path):
+    folder, expected = alone
+    arguments = ("--data", folder / "rows.jsonl", "--output", tmp_path, *EAGER)
+    assert run(*arguments) == 0
+    lines = (tmp_path / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "samples.jsonl").write_bytes(b"".join(lines[:9]) + lines[9][:30])
+    (tmp_path / "samples.1.part").write_bytes(b"".join(lines[7:15]) + lines[15][:1])
+    assert run(*arguments) == 0
+    first = results_of(tmp_path)
+    assert texts(tmp_path) == expected and first["answered"] == 9 and not list(tmp_path.glob("*.part"))
+    assert run(*arguments, "--controls") == 0
+    second = results_of(tmp_path)
+    assert first["samples_per_second"] == second["samples_per_second"]
+    assert not first["controls"] and set(second["controls"]) == {"blind", "majority"}
+
+
+def test_folders_of_another_run_and_other_files_are_left_alone(alone, tmp_path, capsys):
+    rows = ("--data", alone[0] / "rows.jsonl", *EAGER)
+    assert run(*rows, "--output", tmp_path / "out", "--limit", "2") == 0
+    path = tmp_path / "out" / "samples.jsonl"
+    before = path.read_bytes()
+    for name, *change in (
+        ("prompt", "--prompt", "{question}!"),
+        ("samples", "--limit", "3"),
+        ("dtype", "--dtype", "bf16"),
+    ):
+        assert run(*rows, "--output", tmp_path / "out", "--limit", "2", *change) == 2
+        assert name in capsys.readouterr().err and path.read_bytes() == before
+    path.write_text("precious\n")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "samples.jsonl").write_text("precious\n")
+    for folder in ("out", "new"):
+        assert run(*rows, "--output", tmp_path / folder, "--limit", "2") == 2
+        assert (tmp_path / folder / "samples.jsonl").read_text() == "precious\n"
+
+
+# ----------------------------------------------------------------------------------- what cannot be answered
+def test_images_that_do_not_open_score_0_are_listed_and_tried_again(alone, tmp_path, capsys):
+    folder, expected = alone
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    for row in rows:
+        absent = row["id"].startswith("1-") and tmp_path / "absent.png"
+        row["image"] = str(tmp_path / "bad.png" if row["id"] == "0-0" else absent or folder / row["image"])
+    path, output = save_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out"
+    arguments = ("--data", path, "--output", output, "--allow-outside", *EAGER)
+    assert run(*arguments, "--controls") == 0
+    found, results = answered(output), results_of(output)
+    wrong = {"0-0", *(name for name in expected if name.startswith("1-"))}
+    assert {name for name in expected if found[name] == ("", 0.0)} == wrong
+    assert all(found[name][0] == expected[name] for name in expected.keys() - wrong)
+    assert results["errors"]["count"] == len(wrong) == 7 and results["n"] == 24
+    assert {one["id"] for one in results["errors"]["samples"]} == wrong
+    assert "bad.png" in capsys.readouterr().out
+    load_image(folder / "image-1.png").save(tmp_path / "absent.png")
+    assert run(*arguments) == 0
+    assert results_of(output)["errors"]["count"] == 1 and results_of(output)["answered"] == 7
+    assert answered(output)["1-2"][0] == expected["1-2"]
+
+
+def test_a_prompt_too_long_for_the_context_scores_0(checkpoint, tmp_path):
+    task = shapes_task(2)
+    task = replace(task, samples=[replace(task.samples[0], prompt="circle " * 3000), task.samples[1]])
+    (error,) = evaluate(checkpoint, task, tmp_path / "out", progress=False)["errors"]["samples"]
+    assert error["id"] == "0" and "context" in error["error"]
+
+
+def test_too_many_answers_at_a_time_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("generation.scheduler.available_bytes", lambda device: 10)
+    assert run("--tasks", "shapes", "--limit", "2", "--output", tmp_path / "out") == 2
+    assert "--batch-size" in capsys.readouterr().err
+
+
+def test_digests_that_do_not_fit_the_tiles_are_refused(checkpoint):
+    size = checkpoint.model.config.vision.image_size
+    ids = torch.full((64,), checkpoint.model.config.image_token_id)
+    request = Request(ids, torch.zeros(1, 3, size, size), digests=[b"a", b"b"])
+    (done,) = Scheduler(checkpoint.model, 1).run([request])
+    assert "digests" in str(done.error)
+
+
+def test_samples_that_cannot_be_scored_are_found_before_any_work():
+    def score(answer, targets, fields):
+        raise MetricError("needs a column choices")
+
+    with pytest.raises(TaskError, match="question 0"):
+        replace(shapes_task(3), metric=Metric("picky", "", score, mean_score)).check()
+
+
+# ----------------------------------------------------------------------------------------------- figures
+def test_the_shapes_world_with_its_controls(shapes):
+    results, pairs, found = results_of(shapes), heldout_questions(40), answered(shapes)
+    scores = [shapes_score(qa, qa.answer, found[str(n)][0]) for n, (_, qa) in enumerate(pairs)]
+    assert [found[str(n)][1] for n in range(40)] == scores
+    assert results["score"] == pytest.approx(sum(scores) / 40) and results["n"] == 40
+    assert results["interval"] == list(score_interval(scores))
+    assert results["score"] > 0.8  # the embedded model knows this world ...
+    assert results["controls"]["blind"]["score"] < 0.5  # ... by looking at it
+    common = majority_answers([qa for _, qa in pairs])
+    majority = [shapes_score(qa, qa.answer, common[qa.family]) for _, qa in pairs]
+    assert results["controls"]["majority"]["score"] == pytest.approx(sum(majority) / 40)
+    assert results["majority_answers"] == common
+    families = dict.fromkeys(qa.family for _, qa in pairs)
+    assert [row["name"] for row in results["families"]] == [*families, "overall"]
+    assert sum(row["n"] for row in results["answer_lengths"]) == 40
+    assert results["model"]["revision"].startswith("sha256:") and results["task"]["scoring"]
+    assert {"torch", "transformers", "python"} <= results["versions"].keys()
+    assert results["samples_per_second"] == 40 / results["seconds"]
+
+
+def test_a_run_prints_its_prompt_its_metric_and_a_table(tmp_path, capsys):
+    rows = save_rows(tmp_path / "rows.jsonl", TEXT_ROWS)
+    options = (
+        "--allow-text-only",
+        "--prompt",
+        "{question}\\nBriefly.",
+        "--metric-option",
+        "ignore_case=false",
+    )
+    assert run("--data", rows, "--output", tmp_path / "out", *options) == 0
+    out = capsys.readouterr().out
+    assert r"'{question}\nBriefly.'" in out and "| **overall** |" in out
+    assert find_metric("exact_match", ignore_case=False).description in out
+    assert samples_of(tmp_path / "out")[0]["prompt"].endswith("\nBriefly.")
+
+
+def test_figures_of_a_metric_that_is_no_mean():
+    metric = Metric(
+        "share", "", lambda *_: 0.0, lambda s: {"score": float(any(x.score for x in s)), "hits": 1.0}
+    )
+    got = figures(metric, [Scored("", ("a",), score) for score in (1.0, 0.0, 0.0)])
+    assert got["score"] == 1.0 and got["hits"] == 1.0 and got["interval"][0] == 0.0 < got["interval"][1]
+
+
+# ---------------------------------------------------------------------------------------------- mistakes
+DATA = ("--data", "x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--tasks", "shape"), "shapes"),
+        (("--tasks", "shapes,docvqa"), "docvqa_val"),
+        (("--tasks", "mmstar,pope"), "requirements-eval.txt"),
+        (("--tasks", "shapes", "--model", "./nowhere"), "./nowhere"),
+        (("--tasks", "shapes", "--device", "toaster"), "toaster"),
+        (("--tasks", "shapes", "--limit", "0"), "--limit"),
+        (
+            ("--tasks", "shapes", "--prompt", "x", "--split", "y", "--allow-urls"),
+            "--split, --prompt, --allow-urls",
+        ),
+        ((*DATA, "--seed", "0"), "--seed"),
+        (("--tasks", ","), "--tasks"),
+        ((), "--tasks or --data"),
+        ((*DATA, "--metric", "relaxed_accuracy", "--metric-option", "years_exact=False"), "years_exact"),
+        ((*DATA, "--metric", "exact_mach"), "exact_match"),
+        (("--data", "./none.jsonl"), "./none.jsonl"),
+        ((*DATA, "--columns", "question"), "--columns"),
+        ((*DATA, "--metric-option", "years"), "--metric-option"),
+        (("compare", "here", "there"), "here"),
+        (("card", "here", "there"), "there"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(capsys, monkeypatch, arguments, named):
+    monkeypatch.setattr(tasks, "find_spec", lambda name: None)  # lmms-eval may be installed here
+    assert run(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert named in err and err.count("\n") == 1 and not out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(("shapes,mmstar", "--controls"), "--controls"), (("mmstar", "--seed", "1"), "--seed")],
+)
+def test_official_tasks_refuse_what_has_no_effect_on_them(capsys, monkeypatch, arguments, named):
+    monkeypatch.setattr(tasks, "find_spec", lambda name: True)  # no more of lmms-eval than that it is here
+    assert run("--tasks", *arguments) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_the_rank_that_fails_says_why(tmp_path, capfd):
+    rank = ("--tasks", "shapes", "--limit", 4, *EAGER, "--output", tmp_path / "out")
+    assert exits_of_ranks([rank, (*rank, "--model", "./nowhere")]) == [2, 2]
+    err = capfd.readouterr().err
+    assert "rank 1 of 2" in err and "./nowhere" in err and "rank 0 of 2" in err and "Traceback" not in err
+
+
+# ----------------------------------------------------------------------------- compare, card and release
+def test_compare_pairs_the_questions(shapes, model_folder, tmp_path, capsys):
+    other = tmp_path / "other"
+    assert run("--tasks", "shapes", "--limit", 40, "--model", model_folder, "--output", other) == 0
+    assert results_of(other)["model"]["revision"] != results_of(shapes)["model"]["revision"]
+    capsys.readouterr()
+    assert run("compare", other, shapes, "--json") == 0
+    row = json.loads(capsys.readouterr().out)["rows"][-1]
+    a, b = answered(other), answered(shapes)
+    assert row["difference"] == pytest.approx(sum(b[n][1] - a[n][1] for n in a) / 40)
+    assert row["better"] == sum(b[n][1] > a[n][1] for n in a) and row["p_value"] < 0.01 < row["interval"][0]
+
+
+def test_one_question_more_is_no_evidence():
+    """Nor are five; six are."""
+    models = [{"name": name, "revision": "r", "dtype": "float32"} for name in "ab"]
+    for gained, better in ((1, False), (5, False), (6, True)):
+        row = {"name": "overall", **compare.paired_row([0.0] * gained, [1.0] * gained)}
+        text = compare.text({"models": models, "metric": "m", "differs": [], "rows": [row]})
+        assert ("B is better than A" in text) is better and ("may be chance" in text) is not better
+
+
+def test_compare_refuses_other_questions_and_unfinished_runs(shapes, tmp_path, capsys):
+    few, rows = tmp_path / "few", save_rows(tmp_path / "rows.jsonl", TEXT_ROWS)
+    assert run("--tasks", "shapes", "--limit", 3, "--output", few) == 0
+    assert run("--data", rows, "--allow-text-only", "--output", tmp_path / "rows") == 0
+    capsys.readouterr()
+    for other, named in ((few, "the same questions"), (tmp_path / "rows", "'exact_match'")):
+        assert run("compare", shapes, other) == 2 and named in capsys.readouterr().err
+    lines = (few / "samples.jsonl").read_text().splitlines(keepends=True)
+    (few / "samples.jsonl").write_text("".join(lines[:2]))
+    assert run("compare", few, shapes) == 2 and "finish the run" in capsys.readouterr().err
+
+
+def test_results_go_into_a_card_and_its_metadata(shapes, tmp_path):
+    text = "---\nlicense: mit\n---\n\n# mine\n\n## Evaluation\n\nNone yet.\n\n## Use\n\nAsk it.\n"
+    (tmp_path / "README.md").write_text(text)
+    results = results_of(shapes)
+    for _ in range(2):  # the second time changes nothing
+        assert run("card", tmp_path, shapes) == 0
+        card = ModelCard.load(tmp_path / "README.md")
+        (index,) = card.data.eval_results
+        assert index.metric_value == pytest.approx(results["score"]) and index.dataset_type == "shapes"
+        assert index.metric_args["blind"] == pytest.approx(results["controls"]["blind"]["score"])
+        assert card.data.license == "mit" and "None yet." not in card.text
+        assert card.text.count("| **overall** |") == 1 and card.text.rstrip().endswith("Ask it.")
+        places = [card.text.index(part) for part in ("## Evaluation", "| **overall** |", "## Use")]
+        assert places == sorted(places)
+
+
+def test_figures_of_official_tasks_go_into_the_card_too(tmp_path):
+    values = {"accuracy": 0.5, "f1": 0.25}
+    results = {"task": {"name": "pope", "harness": "lmms-eval 0.7.3"}, "figures": values, "n": 100}
+    results |= {"intervals": {"accuracy": [0.4, 0.6]}, "errors": {"count": 0, "samples": []}}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n\n# mine\n")
+    assert run("card", tmp_path, tmp_path / "results.json") == 0
+    card = ModelCard.load(tmp_path / "README.md")
+    assert {one.metric_type: one.metric_value for one in card.data.eval_results} == values
+    assert official_table(results) in card.text
+
+
+def test_release_writes_small_weights_and_their_table(tmp_path, capsys):
+    folder = tmp_path / "small"
+    assert release.main([str(DEFAULT_MODEL), str(folder), "--questions", "20"]) == 0
+    config, results = json.loads((folder / "config.json").read_text()), read_results(folder)
+    card = ModelCard.load(folder / "README.md")
+    assert config["dtype"] == "bfloat16" and "| **overall** |" in card.text
+    (index,) = card.data.eval_results
+    assert index.metric_value == round(results["score"], 6) and index.metric_args["n"] == results["n"] == 20
+    assert f"{results['score']:.1%}" in card.text and card.data.model_name == "small"
+    assert release.training_data(folder) == release.training_data(DEFAULT_MODEL) != "Not stated."
+    assert release.main([str(tmp_path / "none"), str(tmp_path / "other")]) == 2
+    assert "eval.release: error: " in capsys.readouterr().err
