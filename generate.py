@@ -263,7 +263,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Characters that the terminal cannot show are escaped; bytes of stdin that are no text get an error later.
+    # Characters that the terminal cannot show are escaped; bytes of stdin that are no text are refused later.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if sys.stdin is not None:
         sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]

@@ -23,8 +23,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from inference.attribution.options import MIN_WINDOW, WINDOW
-from inference.attribution.words import answer_words
 from tqdm import tqdm
 
 from benchmarks.common import RESULTS, hardware, positive
@@ -34,6 +32,8 @@ from generation.decoding import GenerationOptions
 from inference.answer import ask
 from inference.attribution.attention import attention_maps
 from inference.attribution.occlusion import occlusion_maps
+from inference.attribution.settings import MIN_WINDOW, WINDOW
+from inference.attribution.teacher_forcing import answer_words
 from inference.checkpoint import Checkpoint, open_checkpoint
 from shapes import QA, Scene, Thing, heldout_questions, object_map, render
 

@@ -15,7 +15,7 @@ import torch
 
 import generate
 from data.inputs import TiledImage
-from data.row_schemas import Layout
+from data.row_schemas import RowSchema
 from generation.sampling import NotFiniteError, Sampler
 from inference.chat import COMMANDS, path_of, place
 from tests.processors import draw_image
@@ -134,7 +134,7 @@ def test_save(talk, photo, other, tmp_path, model_folder):
     row = json.loads(line)
     assert (row["images"], row["model"]) == ([str(photo), str(other)], str(model_folder))
     # Its images are named by absolute paths, which training must be told to allow.
-    messages = Layout(("messages",), folder=tmp_path, allow_outside=True).conversation(row)
+    messages = RowSchema(("messages",), folder=tmp_path, allow_outside=True).conversation(row)
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 2]
     assert messages[3]["content"] == [{"type": "image", "image": other}, {"type": "text", "text": "why?"}]
     assert messages[2]["content"][0]["text"].split() == out[0].split()

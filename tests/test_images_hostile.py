@@ -23,7 +23,7 @@ from PIL import Image
 from data.errors import ImageError
 from data.images import ImageLimits, image_size, load_image
 from tests.processors import draw_image
-from tests.robustness.fuzz_images import scanned, tiled
+from tests.soak.fuzz_images import scanned, tiled
 
 ROOT = Path(__file__).resolve().parents[1]
 # How a HEIC of 48 x 32 pixels is to be read, and its pixels.
