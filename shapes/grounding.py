@@ -2,7 +2,7 @@
 
 Whether one thing is left of another is two look-ups and a comparison, and an answer of one word rewards none
 of the three alone. A linear head on each noun's hidden state half way up learns to say where its thing is,
-how large and how many there are (`shapes/mentions.py`); another, three quarters up, where the answer
+how large and how many there are (`shapes.questions.facts`); another, three quarters up, where the answer
 begins, learns the difference between the question's two nouns. The heads exist in training only.
 """
 

@@ -8,7 +8,7 @@ import torch
 
 from shapes import RGB, Scene, Thing, ask, sample_scene
 from shapes.grounding import FactHead
-from shapes.mentions import facts, mentions
+from shapes.questions import facts, mentions
 from shapes.stream import ShapesStream, ShapesStreamConfig
 from shapes.training import build_processor, chat_pieces
 from training.config import TrainConfig
