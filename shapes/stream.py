@@ -140,7 +140,7 @@ class ShapesStream(IterableDataset):
         """Branches until the row is full; a branch that does not fit is left out, never cut."""
         config, pieces = self.config, self.pieces
         length, start = config.sequence_length, len(pieces.prefix)
-        row = {
+        row: dict[str, np.ndarray] = {
             "input_ids": np.full(length, pieces.pad, np.int64),
             "labels": np.full(length, IGNORE_INDEX, np.int64),
             "position_ids": np.zeros(length, np.int64),

@@ -17,7 +17,7 @@ from PIL import Image
 
 import app
 from tests.pages import CUP, WOLF, full, make_service, never_stopping, served
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import PATIENCE
 from web import page as page_module
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -222,23 +222,6 @@ def test_images_are_uploaded_dropped_and_pasted(visit):
     visit.works()
 
 
-def test_four_people_at_once_are_answered_each_its_own(browser, house):
-    crowd = (
-        ("What colour is the star?", "blue"),
-        ("What word do you see?", "tree"),
-        ("What colour is the circle?", "red"),
-        ("What is the digit?", "7"),
-    )
-    visits = [Visit(browser, house.url) for _ in crowd]
-    for visit, (question, _) in zip(visits, crowd):
-        visit.ask(question)
-    for visit, (_, expected) in zip(visits, crowd):
-        visit.shows(expected)
-        visit.ended()
-        assert visit.answers() == [expected] and visit.errors == []
-        visit.context.close()
-
-
 def test_several_answers_retry_edit_and_undo(visit):
     page, sampling = visit.page, visit.page.locator("#sampling")
     visit.open(sampling.locator("> button"), until=sampling.get_by_label("Remember the conversation"))
@@ -316,21 +299,6 @@ def test_stop_ends_the_answer_and_the_next_question_is_answered(browser, slow_ho
     visit.page.locator("#notice", has_text="Stopped before the first word.").wait_for()
     visit.ended()
     assert visit.answers() == [] and visit.question() == "Which colour?"
-    visit.context.close()
-
-
-def test_a_closed_tab_stops_the_answer_and_gives_its_memory_back(browser, slow_house):
-    service = slow_house.service
-    assert wait_for(lambda: not service._visitors)  # of the test before
-    visit = Visit(browser, slow_house.url)
-    visit.ask()
-    visit.speaks()
-    [visitor] = service._visitors.values()
-    exchange = visitor.log[-1]
-    assert visitor.kept_bytes > 0
-    visit.page.close()
-    assert wait_for(lambda: not service._visitors and visitor.kept_bytes == 0 and exchange.stop_reasons)
-    assert exchange.stop_reasons == ["stopped"]  # it would have gone on for a minute
     visit.context.close()
 
 

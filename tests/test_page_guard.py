@@ -117,14 +117,6 @@ def look(page, *images: str, question="What colour is the star?", method="attent
     return client.submit(message, method, page.service.models.default, api_name="/look")
 
 
-@pytest.mark.parametrize("method", ["attention", "occlusion"])
-def test_attribution_of_an_answer(page, method):
-    answer, sheet, notice, _ = look(page, EXAMPLE, method=method).result()
-    assert (answer, notice) == ("blue", "")
-    with Image.open(sheet) as image:
-        assert image.width > 900 and image.height > 600
-
-
 @pytest.mark.parametrize(
     "images, question, expected",
     [((), "Hm?", "image"), ((EXAMPLE,), "  ", "question"), ((EXAMPLE,) * 9, "Hm?", "at most 8")],

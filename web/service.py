@@ -261,7 +261,11 @@ class Service:
             self._waiting.remove(turn)
             more = turn.done()
             while more and not visitor.cancelled and not self._closed:
-                pieces, more = await work(self._burst, visitor, steps)
+                burst = work(self._burst, visitor, steps)
+                while not burst.done():  # a step may be long, and so may the others' bursts
+                    yield [], 0
+                    await asyncio.wait({burst}, timeout=ALIVE)
+                pieces, more = burst.result()
                 yield pieces, 0
         finally:
             if turn in self._waiting:
@@ -275,7 +279,10 @@ class Service:
 
     def _burst(self, visitor: Visitor, steps: Generator[Any, None, None]) -> tuple[list, bool]:
         """Steps for a moment: what they gave, and whether there are more."""
-        pieces, end = [], time.monotonic() + BURST
+        end = time.monotonic() + BURST
+        pieces: list[Any] = []
+        if visitor.cancelled:
+            return pieces, True
         for piece in steps:
             pieces.append(piece)
             if time.monotonic() > end or visitor.cancelled or self._closed:
