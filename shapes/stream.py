@@ -128,7 +128,7 @@ class ShapesStream(IterableDataset):
         size = rng.choices(_RENDER_SIZES, _RENDER_WEIGHTS)[0]
         image, dense = render_with_map(scene, size, config.image_size // config.patch_size)
         image = image.resize((config.image_size, config.image_size), Image.Resampling.LANCZOS)
-        row = {
+        row: dict[str, np.ndarray] = {
             "pixel_values": np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)),
             "dense": np.asarray(dense, dtype=np.float32),
         }
