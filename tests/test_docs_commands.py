@@ -261,7 +261,7 @@ def bare(line: str) -> str:
 
 
 def test_the_tree_names_every_folder_of_code():
-    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree")[1]
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## Read the code")[1]
     folders = {
         path.name for path in ROOT.iterdir() if any(path.glob("*.py")) and not path.name.startswith(".")
     }
