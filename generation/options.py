@@ -1,4 +1,4 @@
-"""What a caller may ask of `generate`, checked where it is asked for. Nothing here needs torch.
+"""What a caller may ask of `generate`, and what it refuses or fails with. Nothing here needs torch.
 
 options = GenerationOptions(max_new_tokens=64, temperature=0.7)
 options = with_overrides(options, {"seed": 3}, config.eos_token_ids)    # model.generate(..., seed=3)
@@ -113,11 +113,7 @@ def with_overrides(
     options: GenerationOptions | None, overrides: Mapping[str, Any], eos_token_ids: Iterable[int]
 ) -> GenerationOptions:
     """`options` (None: the defaults) with some fields replaced, and the checkpoint's stop ids if it has none.
-
-    Raises:
-        TypeError: names that are no options, with what to use instead of each.
-        ValueError: a value that is not allowed.
-    """
+    A TypeError says of names that are no options what to use instead."""
     known = [field.name for field in fields(GenerationOptions)]
     if unknown := [name for name in overrides if name not in known]:
         raise TypeError(f"generate takes no {'; no '.join(_what_instead(name, known) for name in unknown)}")
@@ -135,6 +131,24 @@ def _what_instead(name: str, known: list[str]) -> str:
     return f"{name}: {instead}"
 
 
+class CacheMemoryError(ValueError):
+    """More rows or positions than there is memory for."""
+
+
+class NotFiniteError(ValueError):
+    """The logits for new token number `token` (from 1) hold NaN or infinity."""
+
+    def __init__(self, token: int):
+        super().__init__(
+            f"the model's logits are not finite (NaN or infinity) for new token {token}: broken weights, or "
+            "a dtype of too small a range"
+        )
+        self.token = token
+
+    def __reduce__(self):  # exceptions are pickled with their message alone
+        return type(self), (self.token,)
+
+
 def check_number(name: str, value, good: Callable[[float], bool], wanted: str) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not good(value):
@@ -142,11 +156,7 @@ def check_number(name: str, value, good: Callable[[float], bool], wanted: str) -
 
 
 def check_integer(name: str, value, low: int, high: int | None = None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < low
-        or (high is not None and value > high)
-    ):
+    known = isinstance(value, int) and not isinstance(value, bool)
+    if not known or value < low or (high is not None and value > high):
         bound = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name}: expected an integer {bound}, got {value!r}")

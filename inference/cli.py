@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import secrets
 import select
 import stat
 import sys
@@ -15,13 +16,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from data.errors import ImageError, did_you_mean, printable
-from data.files import expanded, nearest_file
+from data.files import nearest_file
+from generation.options import GenerationOptions
 from inference.attribution.settings import METHODS, MIN_WINDOW, WINDOW, is_sheet
 from inference.errors import RequestError, check_text_only
 from models import __version__
-from models.checkpoints.hub import resolve_source
+from models.checkpoints.hub import check_has_config, describe, resolve_source
 from models.config import check_device
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
@@ -107,8 +110,6 @@ def check_model(source: str, revision: str | None, text_only: bool = False) -> N
     place = resolve_source(source, revision)
     if not text_only and os.path.isdir(place) and os.path.isfile(os.path.join(place, "config.json")):
         return
-    from models.checkpoints.hub import check_has_config, describe  # the Hub's client takes 0.2 s
-
     check_has_config(source, revision)
     if text_only:
         check_text_only(describe(source, revision).generation_config)
@@ -309,7 +310,7 @@ def _validate_attribution(args: argparse.Namespace) -> str | None:
 def is_question(text: str) -> bool:
     """Whether a positional argument is a question, not an image. A file that exists is an image. So is what
     looks like a path, so that a mistyped path is refused instead of asked."""
-    if text == STDIN or _URL.match(text) or os.path.lexists(expanded(text)):
+    if text == STDIN or _URL.match(text) or os.path.lexists(os.path.expanduser(text)):
         return False
     if text.rstrip().endswith(("?", "？", "؟")):
         return True
@@ -322,7 +323,7 @@ def is_question(text: str) -> bool:
 
 def check_image_name(name: str, advice: str = "") -> None:
     """Raises ImageError with the nearest name, and `advice`, if a path names no file."""
-    if name == STDIN or _URL.match(name) or "://" in name[:16] or os.path.lexists(expanded(name)):
+    if name == STDIN or _URL.match(name) or "://" in name[:16] or os.path.lexists(os.path.expanduser(name)):
         return
     hint = nearest_file(name) or f" (looked in {os.getcwd()}), check the path"
     raise ImageError(f"{name!r}: no such file{hint}{advice}")
@@ -338,30 +339,82 @@ def read_stdin_image(max_bytes: int) -> bytes:
     return raw
 
 
-def read_stdin_question(log: Callable[[str], None]) -> str | None:
-    """All of stdin as a question. None if stdin is a terminal, closed, /dev/null, empty, or a pipe that
-    nobody writes to, as under cron and CI.
-
-    Raises:
-        RequestError: stdin is not text, or too much of it.
-    """
+def read_stdin_questions(log: Callable[[str], None]) -> list[str]:
+    """All of stdin as a question. [] if stdin is a terminal, closed, /dev/null, empty, or a pipe that nobody
+    writes to, as under cron and CI."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):
-        return None
+        return []
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         if not select.select([sys.stdin], [], [], min(1, STDIN_TIMEOUT))[0]:
             log(f"waiting {STDIN_TIMEOUT:g} s for a question on stdin; -q TEXT or </dev/null avoids this")
             if not select.select([sys.stdin], [], [], STDIN_TIMEOUT)[0]:
-                return None
+                return []
     elif not stat.S_ISREG(mode):
-        return None
+        return []
     raw = sys.stdin.buffer.read(_MAX_QUESTION + 1)
     if len(raw) > _MAX_QUESTION:
         raise RequestError(f"stdin: expected a question of at most {_MAX_QUESTION} bytes, got more")
     try:
-        return raw.decode("utf-8-sig").strip() or None
+        question = raw.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
         raise RequestError(
             "stdin: expected a question in UTF-8, got other bytes; pass - to read an image from stdin"
         ) from None
+    return [question] if question else []
+
+
+# ------------------------------------------------------------------------------ options and figures
+def generation_options(args: argparse.Namespace) -> GenerationOptions:
+    """The options of every answer. A run that samples gets a seed, so that --json can report it."""
+    seed = args.seed
+    if seed is None and args.temperature > 0:
+        seed = secrets.randbelow(2**31)
+    try:
+        return GenerationOptions(
+            max_new_tokens=args.max_new_tokens,
+            num_return_sequences=args.num_answers,
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            min_p=args.min_p,
+            repetition_penalty=args.repetition_penalty,
+            seed=seed,
+            use_cache=args.cache,
+        )
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+
+
+def log_unused(args: argparse.Namespace, log: Callable[[str], None]) -> None:
+    """Log the sampling options that a temperature of 0 ignores."""
+    given = {
+        "--top-k": args.top_k != 0,
+        "--top-p": args.top_p != 1,
+        "--min-p": args.min_p != 0,
+        "--seed": args.seed is not None,
+    }
+    unused = [name for name, is_given in given.items() if is_given]
+    if unused and args.temperature == 0:
+        log(f"{', '.join(unused)} without effect: give a --temperature to sample tokens")
+
+
+def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
+    """The size and speed of an answer, from the fields of `Reply.finish`: a line for each figure."""
+    lengths = [len(ids) for ids in result["token_ids"]]
+    reused = f", {result['reused_tokens']} kept from the last question" if result["reused_tokens"] else ""
+    rows = {
+        "model": f"{model}, {result['dtype']} on {result['device']}",
+        "prompt": f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image{reused}",
+        "answer": f"{' + '.join(map(str, lengths))} tokens, ended by "
+        + ", ".join(sorted(set(result["stop_reasons"]))),
+        **{name.replace("_", " "): f"{value:.3f} s" for name, value in result["seconds"].items()},
+        "kv cache": f"{result['kv_cache_bytes'] / 2**20:.2f} MiB",
+        "step": result["decode_step"],
+    }
+    if result["decode_tokens_per_second"] is not None:
+        rows["decode"] += f", {result['decode_tokens_per_second']:.1f} tokens/s"
+    rows |= more
+    width = max(map(len, rows))
+    return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())

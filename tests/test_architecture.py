@@ -25,8 +25,7 @@ MAY_IMPORT = {
     "models.vision_language_model": {"models", "generation"},
     "models": {"models"},
     "generation": {"generation"},
-    "data.tokenizer": {"data", "models.config", "models.checkpoints.hub"},  # by name on the Hub
-    "data": {"data", "models.config"},
+    "data": {"data", "models.config", "models.checkpoints.hub"},  # hub: files by name, and JSON of strangers
     "shapes": {"shapes", "training", "models", "data", "generation"},
     "training": {"training", "models", "data", "generation"},
     "inference": {"inference", "models", "generation", "data"},

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import generate
-from data.inputs import TiledImage
+from data.images import TiledImage
 from data.row_schemas import RowSchema
 from generation.sampling import NotFiniteError, Sampler
 from inference.chat import COMMANDS, path_of, place

@@ -11,8 +11,17 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from data.packing import Batch, block_mask, collate, dense_mask, pack, pack_indices, segment_mask
-from data.samples import IGNORE_INDEX, Sample
+from data.packing import (
+    IGNORE_INDEX,
+    Batch,
+    Sample,
+    block_mask,
+    collate,
+    dense_mask,
+    pack,
+    pack_indices,
+    segment_mask,
+)
 from models import language_model
 from tests.prompts import IMAGE_ID, PER_TILE, tile, tiny_vlm, words
 
@@ -83,9 +92,15 @@ def batch_of(*rows, length=None) -> Batch:
     return collate([pack(*zip(*row)) if row else None for row in rows], PAD, length).to("cpu")
 
 
+def summed(model, input_ids, labels, pixel_values=None, attention_mask=None, position_ids=None):
+    hidden, _ = model.hidden_states(input_ids, pixel_values, None, attention_mask, position_ids=position_ids)
+    return model.summed_loss(hidden, labels)
+
+
 def loss_of(model, batch: Batch) -> torch.Tensor:
     """Summed over the labelled tokens."""
-    total, count = model.loss(
+    total, count = summed(
+        model,
         batch["input_ids"],
         batch["labels"],
         batch.get("pixel_values"),
@@ -179,7 +194,7 @@ def test_one_document_a_row_needs_no_mask():
     assert segment_mask(batch["segment_ids"]) is None
     arguments = [batch["input_ids"], batch["labels"], batch["pixel_values"]]
     with torch.no_grad():
-        total, _ = model.loss(*arguments, position_ids=batch["position_ids"])
+        total, _ = summed(model, *arguments, position_ids=batch["position_ids"])
         torch.testing.assert_close(total, loss_of(model, batch))
 
 
@@ -245,7 +260,7 @@ def test_images_in_front_of_a_row():
     assert batch["segment_ids"].shape == (2, 10) and batch["input_ids"].shape == (2, 6)
     with torch.no_grad():
         alone = sum(
-            model.loss(torch.tensor([s.input_ids]), torch.tensor([s.labels]), pixels)[0]
+            summed(model, torch.tensor([s.input_ids]), torch.tensor([s.labels]), pixels)[0]
             for s, pixels in documents
         )
         torch.testing.assert_close(loss_of(model, batch), alone, rtol=0, atol=1e-5)

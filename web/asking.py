@@ -23,10 +23,8 @@ from typing import Any
 from torch import OutOfMemoryError
 
 from data.errors import ImageError, ProcessorError, PromptError, one_line
-from data.images import load_image
-from data.inputs import TiledImage
-from generation.decoding import GenerationOptions, NotFiniteError
-from generation.kv_cache import CacheMemoryError
+from data.images import TiledImage, load_image
+from generation.options import CacheMemoryError, GenerationOptions, NotFiniteError
 from inference.checkpoint import Checkpoint, RequestError
 from inference.conversation import Conversation
 from models.checkpoints import CheckpointError
