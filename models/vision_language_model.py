@@ -301,13 +301,25 @@ class VisionLanguageModel(nn.Module):
         """Checked options, with this checkpoint's stop ids unless others are given."""
         return with_overrides(options, overrides, self.config.eos_token_ids)
 
-    def summed_loss(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(summed cross-entropy, number of labelled tokens) of hidden states (B, T, D), each of which
-        predicts the next token; the head runs on labelled positions only.
+    def loss(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        pixel_values: Tensor | None = None,
+        pixel_attention_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(summed cross-entropy, number of labelled tokens), from the arguments of `forward`.
 
         A training step divides by the number of labelled tokens of the whole global batch, which no single
         call knows: hence the sum.
         """
+        inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
+        return self.summed_loss(self.hidden_states(*inputs, position_ids=position_ids)[0], labels)
+
+    def summed_loss(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """`loss` from hidden states (B, T, D) on; the head runs on those that predict a labelled token."""
         front = hidden.shape[1] - labels.shape[1]  # image positions in front carry no loss
         hidden = hidden[:, front - 1 : -1] if front else hidden[:, :-1]
         targets = labels if front else labels[:, 1:]

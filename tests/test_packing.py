@@ -92,15 +92,9 @@ def batch_of(*rows, length=None) -> Batch:
     return collate([pack(*zip(*row)) if row else None for row in rows], PAD, length).to("cpu")
 
 
-def summed(model, input_ids, labels, pixel_values=None, attention_mask=None, position_ids=None):
-    hidden, _ = model.hidden_states(input_ids, pixel_values, None, attention_mask, position_ids=position_ids)
-    return model.summed_loss(hidden, labels)
-
-
 def loss_of(model, batch: Batch) -> torch.Tensor:
     """Summed over the labelled tokens."""
-    total, count = summed(
-        model,
+    total, count = model.loss(
         batch["input_ids"],
         batch["labels"],
         batch.get("pixel_values"),
@@ -194,7 +188,7 @@ def test_one_document_a_row_needs_no_mask():
     assert segment_mask(batch["segment_ids"]) is None
     arguments = [batch["input_ids"], batch["labels"], batch["pixel_values"]]
     with torch.no_grad():
-        total, _ = summed(model, *arguments, position_ids=batch["position_ids"])
+        total, _ = model.loss(*arguments, position_ids=batch["position_ids"])
         torch.testing.assert_close(total, loss_of(model, batch))
 
 
@@ -260,7 +254,7 @@ def test_images_in_front_of_a_row():
     assert batch["segment_ids"].shape == (2, 10) and batch["input_ids"].shape == (2, 6)
     with torch.no_grad():
         alone = sum(
-            summed(model, torch.tensor([s.input_ids]), torch.tensor([s.labels]), pixels)[0]
+            model.loss(torch.tensor([s.input_ids]), torch.tensor([s.labels]), pixels)[0]
             for s, pixels in documents
         )
         torch.testing.assert_close(loss_of(model, batch), alone, rtol=0, atol=1e-5)

@@ -16,11 +16,11 @@ import app
 from inference.checkpoint import open_checkpoint
 from tests.pages import EMBEDDED, full, make_desk, never_stopping
 from tests.waiting import PATIENCE, wait_for
-from web.asking import Asked, Desk
+from web.asking import Desk
 from web.limits import PageLimits
 from web.model_thread import ModelThread
 from web.models import Models
-from web.visitors import Visitor, Visitors
+from web.visitors import Asked, Visitor, Visitors
 
 ASSETS = app.ROOT / "assets"
 EXAMPLE, CUP, THREE, WOLF = (str(ASSETS / f"{name}.png") for name in ("example", "cup", "three", "wolf"))

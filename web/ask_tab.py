@@ -12,8 +12,8 @@ from typing import Any
 import gradio as gr
 
 from web import view
-from web.asking import Asked, Desk, View
-from web.visitors import Visitor
+from web.asking import Desk, View
+from web.visitors import Asked, Visitor
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 EXAMPLES = (

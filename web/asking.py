@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 import time
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
@@ -31,7 +30,7 @@ from models.checkpoints import CheckpointError
 from web.limits import PageLimits
 from web.model_thread import ModelThread, Task
 from web.models import Models
-from web.visitors import Exchange, Visitor, Visitors
+from web.visitors import Asked, Exchange, Visitor, Visitors
 
 POLL = 0.02  # seconds between looks at what has been made
 REDRAW = 0.1  # at most so often is an answer drawn anew, after its first words
@@ -41,46 +40,6 @@ _FOR_PROGRAMS = re.compile(r" or raise ImageLimits\.\w+")
 MISTAKES = (
     CheckpointError, ImageError, ProcessorError, PromptError, RequestError, NotFiniteError, CacheMemoryError
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a visitor has filled in. Numbers come from a browser, or from whoever pretends to be one.
-
-    images: files on this machine that the visitor uploaded or took from the examples.
-    remember: earlier questions and answers about the same images stand before this question.
-    """
-
-    images: tuple[str, ...]
-    question: str
-    model: str
-    answers: int = 1
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_new_tokens: int = 256
-    seed: int | None = None
-    remember: bool = False
-
-    def options(self, limits: PageLimits) -> GenerationOptions:
-        """What the model is asked for; a seed is drawn where none was given. Raises RequestError."""
-        for name, most in (("answers", limits.max_answers), ("max_new_tokens", limits.max_new_tokens)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or not 1 <= value <= most:
-                raise RequestError(f"{name.replace('_', ' ')}: expected 1 to {most}, got {str(value)[:40]}")
-        try:
-            return GenerationOptions(
-                max_new_tokens=self.max_new_tokens,
-                num_return_sequences=self.answers,
-                temperature=self.temperature,
-                top_p=self.top_p,
-                top_k=self.top_k,
-                min_p=self.min_p,
-                seed=secrets.randbelow(2**31) if self.seed is None else self.seed,
-            )
-        except ValueError as error:
-            raise RequestError(str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from inference.attribution.teacher_forcing import answer_words
 from inference.checkpoint import Checkpoint, RequestError
 from web import view
 from web.ask_tab import ASSETS, EXAMPLES
-from web.asking import ALIVE, POLL, REDRAW, Asked, Desk, sentence, waiting
-from web.visitors import Visitor
+from web.asking import ALIVE, POLL, REDRAW, Desk, sentence, waiting
+from web.visitors import Asked, Visitor
 
 MOST_TOKENS = 64  # of an answer: every word gets a card
 _STOPPED = "Stopped before there was anything to see."

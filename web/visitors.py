@@ -8,21 +8,20 @@ visitors.make_room()                           # caches of those who asked longe
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.session import Session
-from inference.checkpoint import Checkpoint
+from inference.checkpoint import Checkpoint, RequestError
 from inference.conversation import Conversation
+from web.limits import PageLimits
 from web.model_thread import Task
-
-if TYPE_CHECKING:
-    from web.asking import Asked
 
 MOST_VISITORS, MOST_OPEN = 100, 500
 KEPT_BYTES = 512 * 2**20
@@ -31,6 +30,46 @@ FEATURE_BYTES = 64 * 2**20
 
 class TooManyError(Exception):
     """More pages than may be open at once."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a visitor has filled in. Numbers come from a browser, or from whoever pretends to be one.
+
+    images: files on this machine that the visitor uploaded or took from the examples.
+    remember: earlier questions and answers about the same images stand before this question.
+    """
+
+    images: tuple[str, ...]
+    question: str
+    model: str
+    answers: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_new_tokens: int = 256
+    seed: int | None = None
+    remember: bool = False
+
+    def options(self, limits: PageLimits) -> GenerationOptions:
+        """What the model is asked for; a seed is drawn where none was given. Raises RequestError."""
+        for name, most in (("answers", limits.max_answers), ("max_new_tokens", limits.max_new_tokens)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 1 <= value <= most:
+                raise RequestError(f"{name.replace('_', ' ')}: expected 1 to {most}, got {str(value)[:40]}")
+        try:
+            return GenerationOptions(
+                max_new_tokens=self.max_new_tokens,
+                num_return_sequences=self.answers,
+                temperature=self.temperature,
+                top_p=self.top_p,
+                top_k=self.top_k,
+                min_p=self.min_p,
+                seed=secrets.randbelow(2**31) if self.seed is None else self.seed,
+            )
+        except ValueError as error:
+            raise RequestError(str(error)) from error
 
 
 @dataclass(eq=False)
