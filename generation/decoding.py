@@ -27,7 +27,6 @@ from generation import kv_cache as kv
 from generation.kv_cache import KVCache
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
-from generation.options import NotFiniteError as NotFiniteError
 from generation.prompt import Prompt, compact, prompt_lengths, seen_tokens
 from generation.protocol import Decoder, VisionLanguage
 from generation.sampling import Sampler

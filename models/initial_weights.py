@@ -7,8 +7,10 @@ import math
 import torch
 from torch import nn
 
+from models.config import VLMConfig
 
-def init_weights(model: nn.Module, generator: torch.Generator | None = None, prefix: str = "") -> None:
+
+def init_weights(model: nn.Module, config: VLMConfig, generator: torch.Generator | None, prefix: str) -> None:
     """Initialise every weight whose name starts with `prefix`.
 
     Variance-preserving Normal(0, 1 / sqrt(fan_in)), the two projections that write into the residual
@@ -16,7 +18,7 @@ def init_weights(model: nn.Module, generator: torch.Generator | None = None, pre
     embeddings have unit scale, so that a token is still known after the first block, unless the head
     shares them (0.02, as in Llama).
     """
-    depth = 1 / math.sqrt(2 * model.config.text.num_hidden_layers)
+    depth = 1 / math.sqrt(2 * config.text.num_hidden_layers)
     for name, parameter in model.named_parameters():
         if not name.startswith(prefix):
             continue
@@ -24,7 +26,7 @@ def init_weights(model: nn.Module, generator: torch.Generator | None = None, pre
             nn.init.zeros_(parameter)
         elif parameter.dim() == 1:
             nn.init.ones_(parameter)
-        elif "embed_tokens" in name and not model.config.tie_word_embeddings:
+        elif "embed_tokens" in name and not config.tie_word_embeddings:
             nn.init.normal_(parameter, std=1.0, generator=generator)
         elif name.endswith(("embed_tokens.weight", "lm_head.weight", "position_embedding.weight")):
             nn.init.normal_(parameter, std=0.02, generator=generator)

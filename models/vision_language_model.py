@@ -121,7 +121,7 @@ class VisionLanguageModel(nn.Module):
 
     def init_weights(self, generator: torch.Generator | None = None, prefix: str = "") -> None:
         """Initialise every weight whose name starts with `prefix`; see `models.initial_weights`."""
-        init_weights(self, generator, prefix)
+        init_weights(self, self.config, generator, prefix)
 
     def encode_images(self, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None) -> Tensor:
         """Pixels as `tiles_of_rows` takes them -> (N, tokens per tile, D), one row for each real tile."""
