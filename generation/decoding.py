@@ -114,7 +114,8 @@ def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -
     def step(token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         new_ids.append(token_ids)
         prompt, new = embed_prompt(), language_model.embed_tokens(torch.cat(new_ids, 1))  # (B, n, D)
-        count, x = new.shape[1], F.pad(prompt.embeddings, (0, 0, 0, new.shape[1]))  # (B, L + n, D)
+        count = new.shape[1]
+        x = F.pad(prompt.embeddings, (0, 0, 0, count))  # (B, L + n, D)
         slots = prompt.lengths_tensor()[:, None] + torch.arange(count, device=x.device)  # (B, n)
         rows = torch.arange(x.shape[0], device=x.device)
         x[rows[:, None], slots] = new  # after each row's real positions
@@ -244,9 +245,9 @@ def _generate(
         prompt = embed_prompt()
         watch.lap("vision")
         if options.use_cache:
-            text, filled = language_model.config, room if answers == 1 else longest
-            dtype = language_model.cache_dtype
-            kv_cache = kv.allocate_for(text, len(lengths), filled, like=prompt.embeddings, dtype=dtype)
+            filled = room if answers == 1 else longest
+            like, dtype = prompt.embeddings, language_model.cache_dtype
+            kv_cache = kv.allocate_for(language_model.config, len(lengths), filled, like, dtype)
         logits = prefill(language_model, prompt, kv_cache).repeat_interleave(answers, 0)  # (B · N, V)
     del prompt
     if not kv_cache:

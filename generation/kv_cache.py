@@ -47,9 +47,9 @@ def allocate_for(
     text_config, batch: int, capacity: int, like: Tensor, dtype: torch.dtype | None = None
 ) -> KVCache:
     """`allocate` with the geometry of a text config, on the device of `like`, in its dtype or another."""
-    text, dtype = text_config, dtype or like.dtype
-    shape = (text.num_hidden_layers, batch, text.num_key_value_heads, capacity, text.head_dim)
-    return allocate(*shape, dtype, like.device)
+    layers, heads = text_config.num_hidden_layers, text_config.num_key_value_heads
+    dim = text_config.head_dim
+    return allocate(layers, batch, heads, capacity, dim, dtype or like.dtype, like.device)
 
 
 def rows(kv_cache: KVCache) -> int:

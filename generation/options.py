@@ -14,33 +14,16 @@ from typing import Any
 
 MAX_SEED = 2**63 - 1
 
-# Options that other libraries' `generate` takes, transformers' first, and what to use here instead.
+# What people bring from transformers' `generate`, and what to use here instead.
 _INSTEAD = {
     "do_sample": "set temperature: 0 (the default) takes the likeliest token, more than 0 samples one",
-    "num_beams num_beam_groups length_penalty early_stopping diversity_penalty best_of": (
-        "there is no beam search; num_return_sequences with a temperature gives several answers"
-    ),
-    "max_length max_tokens": "use max_new_tokens, which does not count the prompt",
-    "min_length min_new_tokens": "stop_token_ids=() goes on to max_new_tokens",
-    "eos_token_id stop": "use stop_token_ids",
-    "pad_token_id bos_token_id": "leave it out; the checkpoint's is used",
-    "typical_p epsilon_cutoff eta_cutoff": "use top_p or min_p",
-    "no_repeat_ngram_size encoder_no_repeat_ngram_size frequency_penalty presence_penalty": (
-        "use repetition_penalty"
-    ),
-    "generation_config": "pass its values one by one: max_new_tokens, temperature, top_p, …",
+    "num_beams": "there is no beam search; num_return_sequences with a temperature gives several answers",
+    "max_length": "use max_new_tokens, which does not count the prompt",
+    "eos_token_id": "use stop_token_ids",
     "streamer": "iterate over generate_stream",
-    "stopping_criteria max_time stop_strings": "iterate over generate_stream and break",
-    "logits_processor bad_words_ids suppress_tokens": "pass a decode_step that changes the logits",
-    "return_dict_in_generate output_scores output_logits output_attentions output_hidden_states": (
-        "use generate_detailed"
-    ),
-    "past_key_values cache_implementation": "use generation.session.Session, which keeps its cache",
-    "inputs_embeds": "pass input_ids and pixel_values",
-    "inputs": "use input_ids",
-    "images": "pass pixel_values, as data.processor.Processor makes them",
-    "token_type_ids": "leave it out; the model has none",
-    "n": "use num_return_sequences",
+    "stopping_criteria": "iterate over generate_stream and break",
+    "logits_processor": "pass a decode_step that changes the logits",
+    "past_key_values": "use generation.session.Session, which keeps its cache",
 }
 
 
@@ -124,11 +107,9 @@ def with_overrides(
 
 
 def _what_instead(name: str, known: list[str]) -> str:
-    instead = next((text for names, text in _INSTEAD.items() if name in names.split()), None)
-    if instead is None:
-        near = difflib.get_close_matches(name, known, n=1)
-        instead = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
-    return f"{name}: {instead}"
+    near = difflib.get_close_matches(name, known, n=1)
+    otherwise = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
+    return f"{name}: {_INSTEAD.get(name, otherwise)}"
 
 
 class CacheMemoryError(ValueError):

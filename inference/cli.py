@@ -61,9 +61,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {printable(message)} (--help lists the options)\n")
 
     def _options(self) -> list[str]:
-        commands = [
+        commands = (
             action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)
-        ]
+        )
         parsers = [self, *(parser for choices in commands for parser in choices.values())]
         return [name for parser in parsers for name in parser._option_string_actions]
 
@@ -360,13 +360,8 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
 
 def log_unused(args: argparse.Namespace, log: Callable[[str], None]) -> None:
     """Log the sampling options that a temperature of 0 ignores."""
-    given = {
-        "--top-k": args.top_k != 0,
-        "--top-p": args.top_p != 1,
-        "--min-p": args.min_p != 0,
-        "--seed": args.seed is not None,
-    }
-    unused = [name for name, is_given in given.items() if is_given]
+    defaults = {"top_k": 0, "top_p": 1, "min_p": 0, "seed": None}
+    unused = [f"--{name.replace('_', '-')}" for name, value in defaults.items() if vars(args)[name] != value]
     if unused and args.temperature == 0:
         log(f"{', '.join(unused)} without effect: give a --temperature to sample tokens")
 

@@ -316,7 +316,8 @@ class VisionLanguageModel(nn.Module):
         call knows: hence the sum.
         """
         inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
-        return self.summed_loss(self.hidden_states(*inputs, position_ids=position_ids)[0], labels)
+        hidden, _ = self.hidden_states(*inputs, position_ids=position_ids)
+        return self.summed_loss(hidden, labels)
 
     def summed_loss(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """`loss` from hidden states (B, T, D) on; the head runs on those that predict a labelled token."""

@@ -107,7 +107,8 @@ def _layer_rows(
     """One layer's part of `attention_rows`, (Q, T), from the input of its attention, x (1, T, D)."""
     length, groups = x.shape[1], attention.num_heads // attention.num_kv_heads
     q, k, _ = attention.project(x, rope)
-    keys, k = torch.arange(length, device=x.device), k.float().transpose(-1, -2)  # (1, H_kv, D_h, T)
+    k = k.float().transpose(-1, -2)  # (1, H_kv, D_h, T)
+    keys = torch.arange(length, device=x.device)
     rows = []
     for part in positions.split(max(1, _WEIGHTS_AT_ONCE // (attention.num_heads * length))):
         # A group's heads share their keys: (1, H, Q, D_h) -> (1, H_kv, groups · Q, D_h).
