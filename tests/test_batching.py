@@ -10,8 +10,7 @@ import torch
 
 from generation.decoding import eager_step
 from generation.fast.choose_step import set_precision
-from generation.kv_cache import CacheMemoryError
-from generation.options import NotFiniteError
+from generation.options import CacheMemoryError, NotFiniteError
 from generation.prefix import FeatureCache
 from generation.scheduler import LazyRequest, Request, Scheduler
 from tests.batches import assert_as_alone, request, run, uneven

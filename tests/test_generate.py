@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from generation.decoding import eager_step
 from generation.fast.native.step import NoCompiler, find_compiler
-from generation.kv_cache import CacheMemoryError
-from generation.options import GenerationOptions
+from generation.options import CacheMemoryError, GenerationOptions
 from generation.prompt import ContextError, seen_tokens
 from generation.session import Session
 from models.config import RopeScaling
