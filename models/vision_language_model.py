@@ -204,7 +204,9 @@ class VisionLanguageModel(nn.Module):
                     f"expected {batch} images, got {row_tiles if tiles == batch else tiles}"
                 )
             return
-        places = (input_ids == self.config.image_token_id).sum(1).tolist()  # the one read from the device
+        assert self.config.image_token_id is not None, "placeholders have an id"
+        # The one read from the device.
+        places = torch.eq(input_ids, self.config.image_token_id).sum(1).tolist()
         if row_tiles is None:
             places, row_tiles = [sum(places)], [tiles or 0]
         for row, (expected, got) in enumerate(zip(places, row_tiles, strict=True)):
