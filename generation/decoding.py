@@ -90,7 +90,7 @@ def prefill(
 ) -> Tensor:
     """One pass over the prompt: fills the cache, returns the logits (B, V) of each row's last position."""
     hidden, _ = language_model(prompt.embeddings, kv_cache=kv_cache or None, start_pos=start_pos)  # (B, L, D)
-    if prompt.ragged:
+    if min(prompt.lengths) != max(prompt.lengths):
         last = (prompt.lengths_tensor() - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
         return language_model.logits(hidden.gather(1, last)[:, 0])
     return language_model.logits(hidden[:, max(prompt.lengths) - 1])

@@ -20,10 +20,6 @@ class Prompt:
     embeddings: Tensor
     lengths: tuple[int, ...]
 
-    @property
-    def ragged(self) -> bool:
-        return min(self.lengths) != max(self.lengths)
-
     def lengths_tensor(self) -> Tensor:
         return torch.tensor(self.lengths, device=self.embeddings.device)
 
