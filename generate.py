@@ -26,21 +26,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import sys
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.images import ImageLimits, load_image
 from generation.options import GenerationOptions
 from inference import cli
 from inference.batch_files import BatchFiles
-from inference.errors import RequestError, user_errors, user_message
+from inference.errors import user_errors, user_message
 from inference.results import to_json
 
-# torch takes seconds to import. Imports inside functions come after all that can be checked without it, so
-# that --help and a mistake answer at once.
+# torch takes seconds to import. What needs it is imported inside functions, after all that can be checked
+# without it, so that --help and a mistake answer at once.
 
 ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
@@ -49,61 +48,24 @@ DEFAULT_QUESTION = "What is in the picture?"  # in the words that the embedded m
 CHAT_ANSWERS = 16  # a guess, for whether compiling pays
 
 
-def generation_options(args: argparse.Namespace) -> GenerationOptions:
-    """The options of every answer. A run that samples gets a seed, so that --json can report it."""
-    seed = args.seed
-    if seed is None and args.temperature > 0:
-        seed = secrets.randbelow(2**31)
-    try:
-        return GenerationOptions(
-            max_new_tokens=args.max_new_tokens,
-            num_return_sequences=args.num_answers,
-            temperature=args.temperature,
-            top_k=args.top_k,
-            top_p=args.top_p,
-            min_p=args.min_p,
-            repetition_penalty=args.repetition_penalty,
-            seed=seed,
-            use_cache=args.cache,
-        )
-    except ValueError as error:
-        raise RequestError(str(error)) from error
-
-
 def log(text: str) -> None:
     print(f"generate.py: {text}", file=sys.stderr)
 
 
-@dataclass(frozen=True)
-class AskRequest:
-    """Checked arguments: the images with their names as given, and the questions, if any."""
-
-    options: GenerationOptions
-    names: list[str]
-    images: list[Any]
-    questions: list[str]
-
-
-def read_request(args: argparse.Namespace) -> AskRequest:
-    """Check and read everything that needs no model. Raises CheckpointError, ImageError, RequestError."""
+def read_request(args: argparse.Namespace) -> tuple[GenerationOptions, list[str], list[Any], list[str]]:
+    """Options, names of images, images and questions: all that can be checked and read without a model."""
     # A chat may be shown an image later.
     cli.check_model(args.model, args.revision, text_only=args.no_image and not args.chat)
-    options = generation_options(args)
+    options = cli.generation_options(args)
     names = args.images or ([] if args.no_image else [str(EXAMPLE_IMAGE)])
     for name in names:
         cli.check_image_name(name, " (a question that looks like a path takes -q)")
-    from data.images import ImageLimits, load_image
-
-    images = [
-        load_image(cli.read_stdin_image(ImageLimits().max_bytes), name=name)
-        if name == cli.STDIN
-        else load_image(name)
-        for name in names
-    ]
+    piped = cli.read_stdin_image(ImageLimits().max_bytes) if cli.STDIN in names else b""
+    images = [load_image(piped, name=name) if name == cli.STDIN else load_image(name) for name in names]
     questions = args.questions
-    if not (questions or args.chat or cli.STDIN in names) and (piped := cli.read_stdin_question(log)):
-        questions = [piped]
-    return AskRequest(options, names, images, questions)
+    if not (questions or args.chat or piped):
+        questions = cli.read_stdin_questions(log)
+    return options, names, images, questions
 
 
 def load(args: argparse.Namespace, answers: int):
@@ -123,10 +85,10 @@ def load(args: argparse.Namespace, answers: int):
 
 def answer_questions(args: argparse.Namespace) -> None:
     """Answer every question about the images."""
-    request = read_request(args)
-    from inference.answer import ask_each, stats_table
+    options, names, images, questions = read_request(args)
+    from inference.answer import ask_each
 
-    questions, options, images = request.questions or [DEFAULT_QUESTION], request.options, request.images
+    questions = questions or [DEFAULT_QUESTION]
     checkpoint = load(args, answers=len(questions))
     if args.show_attention is not None:
         from inference.attribution import attention, draw
@@ -135,15 +97,15 @@ def answer_questions(args: argparse.Namespace) -> None:
     replies = ask_each(checkpoint, images, questions, options, args.system)
     for number, (question, reply) in enumerate(zip(questions, replies, strict=True)):
         if number == 0:
-            log_unused(args)
+            cli.log_unused(args, log)
             if not args.json:
                 log_defaults(args, questions[0])
         if len(questions) > 1 and not args.json:
             print(f"> {question}", flush=True)
-        about = {"model": args.model, "images": request.names, "question": question, "seed": options.seed}
+        about = {"model": args.model, "images": names, "question": question, "seed": options.seed}
         result = show(reply, about, args)
         if args.stats:
-            print(stats_table(result, args.model), file=sys.stderr)
+            print(cli.stats_table(result, args.model), file=sys.stderr)
         if args.show_attention is not None:
             draw.write_attribution(checkpoint, images, question, result["token_ids"][0], args)
             log(f"{args.show_attention}: where it looked, word by word")
@@ -173,43 +135,30 @@ def log_defaults(args: argparse.Namespace, question: str) -> None:
         log("all answers are the same, the most likely one: give a --temperature to get different ones")
 
 
-def log_unused(args: argparse.Namespace) -> None:
-    """Log the sampling options that a temperature of 0 ignores."""
-    given = {
-        "--top-k": args.top_k != 0,
-        "--top-p": args.top_p != 1,
-        "--min-p": args.min_p != 0,
-        "--seed": args.seed is not None,
-    }
-    unused = [name for name, is_given in given.items() if is_given]
-    if unused and args.temperature == 0:
-        log(f"{', '.join(unused)} without effect: give a --temperature to sample tokens")
-
-
 def chat(args: argparse.Namespace) -> int:
     """Hold a conversation, from the terminal or a pipe. Returns the exit status."""
-    request = read_request(args)
+    options, names, images, questions = read_request(args)
     from inference.chat import Chat
 
     checkpoint = load(args, answers=CHAT_ANSWERS)
-    log_unused(args)
-    if request.names != args.images:
+    cli.log_unused(args, log)
+    if names != args.images:
         log(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
-    talk = Chat(checkpoint, args.system, request.options, args.stats, args.debug)
-    for name, image in zip(request.names, request.images):
+    talk = Chat(checkpoint, args.system, options, args.stats, args.debug)
+    for name, image in zip(names, images):
         talk.show(image, name)
-    return talk.run(request.questions)
+    return talk.run(questions)
 
 
 def answer_batch(args: argparse.Namespace) -> int:
     """Answer the lines of a file. Returns the exit status."""
     cli.check_model(args.model, args.revision)
-    options, batch_size = generation_options(args), args.batch_size or 8
+    options, batch_size = cli.generation_options(args), args.batch_size or 8
     # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
     names = ("revision", "system", "max_new_tokens", "num_answers", "temperature", "top_k", "top_p", "min_p",
              "repetition_penalty", "seed")  # fmt: skip
     files = BatchFiles(args.batch, args.out, args.model, {name: vars(args)[name] for name in names})
-    log_unused(args)
+    cli.log_unused(args, log)
     from inference.batch import Summary, run_batch
 
     summary, step = Summary(skipped=files.total), ""

@@ -37,7 +37,7 @@ from benchmarks.common import (
 )
 from benchmarks.shapes import SHAPES, parameters, prompt_tokens
 from benchmarks.systems import SYSTEMS, read_bandwidth
-from generation.kv_cache import available_bytes
+from generation.memory import available_bytes
 
 PEERS = ("transformers", "transformers-static", "llama.cpp", "ours-eager", "ours-no-cache")
 INT8_SYSTEMS = ("ours-fast", "llama.cpp")

@@ -42,8 +42,7 @@ from benchmarks.common import (
 )
 from benchmarks.peers import build_transformers
 from benchmarks.shapes import SHAPES, build_ours, fill, words
-from data.packing import PADDING, Batch, collate, pack, pack_indices
-from data.samples import IGNORE_INDEX, Sample
+from data.packing import IGNORE_INDEX, PADDING, Batch, Sample, collate, pack, pack_indices
 from training.flops import Amounts, training_flops
 from training.rows import RowsLoss
 

@@ -36,7 +36,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from data.errors import PromptError, one_line
 from data.tokenizer import AnyTokenizer, private_tokenizer, read_object
-from models.config import MAX_CONFIG, check_size
+from models.checkpoints.hub import MAX_CONFIG, check_size
 
 ROLES = ("system", "user", "assistant")
 LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context

@@ -24,15 +24,16 @@ import sys
 import urllib.parse
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from data.errors import FetchError, ImageError, one_line
+from data.errors import FetchError, ImageError, ProcessorError, one_line
 from data.image_kinds import kind_of_file
 
 if TYPE_CHECKING:
@@ -506,3 +507,94 @@ def _from_array(array: np.ndarray | torch.Tensor, name: str) -> Image.Image:
     elif array.dtype != np.uint8:
         raise ImageError(f"{name}: expected numbers, got dtype {array.dtype}")
     return Image.fromarray(np.ascontiguousarray(array))
+
+
+# ------------------------------------------------------------- tiles, as a stranger's settings cut images
+MOST_TILE_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an image
+MOST_TILE_TOKENS = 65_536  # per tile
+
+
+class ImageRules(Protocol):
+    """How a kind of checkpoint cuts images into square tiles, and writes them into a prompt."""
+
+    tile_size: int
+    longest_side: int
+    tokens_per_tile: int
+    image_token: str | None  # None: the model puts images in front of the text
+    resizes: bool
+    whole_first: bool  # whether the whole image comes before its tiles
+    flat: bool  # whether a batch's tiles are (N, 3, M, M), not padded per row (B, n, 3, M, M)
+    string_content: bool
+    add_special_tokens: bool
+
+    def normalise_messages(self, messages: list[Any], label: str) -> list[Any]: ...
+
+    def grid(self, width: int, height: int) -> tuple[int, int, int]: ...
+
+    def tiles(self, image: Image.Image) -> tuple[torch.Tensor, int, int]: ...
+
+    def prompt(self, rows: int, cols: int, index: int, count: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class TiledImage:
+    """An image as the model sees it: tiles (n, 3, M, M), `rows` x `columns` of them and the whole image, or
+    0 x 0 and the whole image. It is accepted wherever an image is."""
+
+    tiles: torch.Tensor
+    rows: int
+    columns: int
+    name: str
+
+
+def check_sizes(images: ImageRules) -> None:
+    """Refuse, with a ProcessorError, numbers that memory is asked for by and that no real checkpoint has."""
+    for what, got, most in (
+        ("pixels per tile side", images.tile_size, MOST_TILE_SIDE),
+        ("pixels of an image's longest side", images.longest_side, MOST_TILE_SIDE),
+        ("image tokens per tile", images.tokens_per_tile, MOST_TILE_TOKENS),
+    ):
+        if isinstance(got, bool) or not isinstance(got, int) or not 1 <= got <= most:
+            raise ProcessorError(f"{what}: expected an integer from 1 to {most}, got {str(got)[:80]}")
+    if not images.resizes:
+        raise ProcessorError(
+            "preprocessor_config.json: expected do_resize to be true, got false: images of any size would "
+            "be cut as they are; set it to true"
+        )
+
+
+def count_tiles(images: ImageRules, width: int, height: int, name: str, most: int) -> tuple[int, int, int]:
+    """(tiles, rows, columns) that an image of this size makes; an ImageError if they are more than `most`."""
+    with _usable(name):
+        count, rows, columns = images.grid(width, height)
+    if count > most:
+        raise ImageError(
+            f"{name}: expected at most {most} tiles, got {count} of {width} x {height} "
+            "pixels; shrink the image or raise ImageLimits.max_tiles"
+        )
+    return count, rows, columns
+
+
+def tile_image(images: ImageRules, image: Image.Image, name: str, most: int) -> TiledImage:
+    """An RGB image as at most `most` tiles, (n, 3, M, M), counted before they are made; see `count_tiles`."""
+    expected = count_tiles(images, *image.size, name, most)
+    with _usable(name):
+        tiles, rows, columns = images.tiles(image)
+        shape = (3, images.tile_size, images.tile_size)
+        if (len(tiles), rows, columns) != expected or tiles.shape[1:] != shape:
+            raise ValueError(f"got tiles of {tuple(tiles.shape)}, expected {expected[0]} of {shape}")
+    return TiledImage(tiles, rows, columns, name)
+
+
+@contextmanager
+def _usable(name: str) -> Iterator[None]:
+    """Whatever a checkpoint's image settings lead to inside, a ProcessorError says it."""
+    try:
+        yield
+    except (ImageError, MemoryError):
+        raise
+    except Exception as error:
+        raise ProcessorError(
+            f"{name}: the checkpoint's image settings cannot be used ({type(error).__name__}: "
+            f"{one_line(error, 200)})"
+        ) from error

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import IO, Any
 
-from models.config import check_values
+from models.checkpoints.hub import check_values
 
 # Bytes, without the line's end. A row may carry its images as base64; as Python's text, of which one
 # character beyond the usual ones makes four bytes of each, it takes half a GiB twice while it is parsed.

@@ -35,9 +35,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from data.errors import BadRow, DatasetError, one_line
 from data.order import RowPosition, RowRead, ShardReader
-from data.packing import Batch, PackedSequence, collate, pack, pack_indices
+from data.packing import Batch, PackedSequence, Sample, SampleEncoder, collate, pack, pack_indices
 from data.processor import Processor
-from data.samples import Sample, SampleEncoder
 from data.sources import Mixture
 
 logger = logging.getLogger(__name__)

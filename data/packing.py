@@ -1,4 +1,7 @@
-"""Samples -> packed sequences -> batches, and the masks that keep packed samples apart.
+"""Conversations -> samples -> packed sequences -> batches, and the masks that keep packed samples apart.
+
+A sample's tokens and tiles are known from its text and the headers of its images. Pixels are decoded only
+once its sequence is certain, so that many samples may wait at a few kilobytes each.
 
 Several samples share a sequence, each blind to the others and at the positions that it has alone. So nothing
 is computed for padding, and nothing is learnt from a neighbour. A sequence is limited in tokens and in tiles;
@@ -11,20 +14,235 @@ see, as the shapes world packs its questions (`shapes/stream.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from data.inputs import ByteTiles
-from data.samples import IGNORE_INDEX, Sample, SampleId
+from data.chat import read_conversation
+from data.errors import BadRow, ImageError, ProcessorError, PromptError
+from data.images import count_tiles, describe, image_size, load_image, tile_image
+from data.processor import Processor
+from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
 
+IGNORE_INDEX = -100  # label of a position that carries no loss
 PADDING = -1  # segment id of positions that hold nothing
+SampleId = tuple[str, int]  # name of the dataset, number of the row
 
 
+# ----------------------------------------------------------------------------------------------- samples
+@dataclass(frozen=True)
+class Sample:
+    """A conversation to train on.
+
+    `labels` are the ids that the assistant says (its end of turn included), and IGNORE_INDEX elsewhere.
+    `images` are what `load_image` takes, `image_tiles` how many tiles each makes, in order. `front` is the
+    number of image positions before the ids, in models that place images there.
+    """
+
+    sample_id: SampleId
+    input_ids: list[int]
+    labels: list[int]
+    images: tuple[Any, ...] = ()
+    image_tiles: tuple[int, ...] = ()
+    front: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Positions it takes in the language model."""
+        return self.front + len(self.input_ids)
+
+    @property
+    def tiles(self) -> int:
+        return sum(self.image_tiles)
+
+
+class SampleEncoder:
+    """Makes samples of at most `max_tokens` positions and `max_tiles` tiles (None: as many as tokens allow).
+
+    Nothing is ever cut off: a BadRow says why a conversation cannot be used.
+    """
+
+    def __init__(self, processor: Processor, max_tokens: int, max_tiles: int | None = None):
+        self.processor, self.max_tokens, self.max_tiles = processor, max_tokens, max_tiles
+
+    def encode(self, conversation: Sequence[Mapping[str, Any]], sample_id: SampleId) -> Sample:
+        """A sample of a conversation in the Hub's form."""
+        processor, name = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
+        in_front = processor.image_token_id is None
+        with _counted_as(BAD_CONVERSATION, PromptError):
+            messages = processor.images.normalise_messages(read_conversation(conversation, name), name)
+        sources = [value for message in messages for kind, value in message.parts if kind == "image"]
+        grids = self._grids(sources)
+        prompts: list[str] = []
+        with _counted_as(TOO_MANY_TILES, PromptError):
+            for i, (_, rows, columns) in enumerate([] if in_front else grids):
+                prompts.append(processor.images.prompt(rows, columns, i, len(grids)))
+        with _counted_as(BAD_CONVERSATION, PromptError):
+            encoded = processor.chat.encode(messages, prompts, False, name)
+        said = zip(encoded.input_ids, encoded.assistant_mask)
+        tiles = tuple(count for count, _, _ in grids)
+        sample = Sample(
+            sample_id,
+            encoded.input_ids,
+            labels=[token if by_assistant else IGNORE_INDEX for token, by_assistant in said],
+            images=tuple(sources),
+            image_tiles=tiles,
+            front=sum(tiles) * processor.images.tokens_per_tile if in_front else 0,
+        )
+        if sample.tokens > self.max_tokens:
+            raise BadRow(TOO_LONG, f"expected at most {self.max_tokens} tokens, got {sample.tokens}")
+        return sample
+
+    def _grids(self, sources: list[Any]) -> list[tuple[int, int, int]]:
+        """(tiles, rows, columns) of each image, from its header."""
+        images, limits = self.processor.images, self.processor.limits
+        grids: list[tuple[int, int, int]] = []
+        for source in sources:
+            with _counted_as(BROKEN_IMAGE, ImageError):
+                width, height = image_size(source, limits)
+            with _counted_as(TOO_MANY_TILES, ImageError), _counted_as(BROKEN_IMAGE, ProcessorError):
+                grids.append(count_tiles(images, width, height, describe(source), limits.max_tiles))
+        tiles = sum(count for count, _, _ in grids)
+        most = self.max_tokens // images.tokens_per_tile if self.max_tiles is None else self.max_tiles
+        # Where the tiles alone do not fit, no prompt of all their placeholders is built.
+        if tiles > most or tiles * images.tokens_per_tile > self.max_tokens:
+            raise BadRow(
+                TOO_MANY_TILES,
+                f"expected at most {most} tiles and {self.max_tokens} tokens, got {tiles} tiles",
+            )
+        return grids
+
+    def tiles(self, sample: Sample) -> Tensor | None:
+        """A sample's tiles, (n, 3, M, M) float32 in the order of its placeholders; None without images."""
+        limits, tiles = self.processor.limits, []
+        for source, expected in zip(sample.images, sample.image_tiles, strict=True):
+            name = describe(source)
+            with _counted_as(BROKEN_IMAGE, ImageError, ProcessorError):
+                image = load_image(source, limits)
+                cut = tile_image(self.processor.images, image, name, limits.max_tiles).tiles
+            if len(cut) != expected:  # the header did not tell the size of the pixels
+                raise BadRow(BROKEN_IMAGE, f"{name}: expected {expected} tiles, got {len(cut)}")
+            tiles.append(cut)
+        return torch.cat(tiles) if tiles else None
+
+
+@contextmanager
+def _counted_as(reason: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Errors of these kinds make the row a bad one."""
+    try:
+        yield
+    except kinds as error:
+        raise BadRow(reason, str(error)) from error
+
+
+# ---------------------------------------------------------------------------------------- tiles as bytes
+# An image's 256 levels, rescaled and perhaps normalised, are 256 numbers. As bytes they take a quarter of the
+# memory, of the copy to the device, and of what passes between a worker and the training process.
+_FROM_0_TO_1 = torch.arange(256).float() / 255  # nanoVLM
+_FROM_MINUS_1 = (_FROM_0_TO_1 - 0.5) / 0.5  # Idefics3, SmolVLM
+LEVELS = torch.stack((_FROM_0_TO_1, _FROM_MINUS_1))  # (2, 256): what a byte stands for
+_AMPLE = 16  # times a row's bytes: so much shared memory must be free for the row to go through it
+
+
+@dataclass(frozen=True)
+class ByteTiles:
+    """(n, 3, M, M) tiles, to the bit. Those of other numbers (nanoVLM's whole image is reduced after its
+    rescaling) travel as they are.
+
+    codes: (k, 3, M, M) uint8, of the tiles whose values are all among some LEVELS.
+    levels: (k,) int32, which ones.
+    others: (n - k, 3, M, M) float32.
+    coded: (n,) bool, which tiles are in codes.
+    """
+
+    codes: Tensor
+    levels: Tensor
+    others: Tensor
+    coded: Tensor
+
+    @classmethod
+    def of(cls, tiles: Tensor) -> ByteTiles:
+        found = [_as_bytes(tile) for tile in tiles]
+        codes = [one[0] for one in found if one is not None]
+        coded = torch.tensor([one is not None for one in found])
+        return cls(
+            torch.stack(codes) if codes else tiles.new_empty(0, *tiles.shape[1:], dtype=torch.uint8),
+            torch.tensor([one[1] for one in found if one is not None], dtype=torch.int32),
+            tiles[~coded],
+            coded,
+        )
+
+    @classmethod
+    def cat(cls, parts: Sequence[ByteTiles]) -> ByteTiles:
+        """One after another, in order."""
+        return cls(*(torch.cat(fields) for fields in zip(*(part._fields for part in parts), strict=True)))
+
+    def __len__(self) -> int:
+        return len(self.coded)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(field.nbytes for field in self._fields)
+
+    @property
+    def _fields(self) -> tuple[Tensor, ...]:
+        return self.codes, self.levels, self.others, self.coded
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Tensor:
+        """The tiles themselves, (n, 3, M, M) float32, copied as bytes."""
+        codes, levels, others = (field.to(device, non_blocking=non_blocking) for field in self._fields[:3])
+        places = codes.int() + 256 * levels[:, None, None, None]
+        tiles = LEVELS.flatten().to(device).index_select(0, places.flatten()).view(codes.shape)
+        if self.coded.all():
+            return tiles
+        order = torch.argsort(torch.argsort(~self.coded, stable=True))  # places in (codes, others)
+        return torch.cat((tiles, others))[order.to(device)]
+
+    def __reduce__(self) -> tuple[Any, tuple]:
+        """Between processes tensors go through shared memory. Containers often have 64 MB of it, and whoever
+        writes more is killed: where it is short, arrays go through the pipe, which is slower."""
+        if _free_shared_memory() >= _AMPLE * self.nbytes:
+            return ByteTiles, self._fields
+        return _from_arrays, tuple(field.numpy() for field in self._fields)
+
+
+def _from_arrays(*fields: Any) -> ByteTiles:
+    return ByteTiles(*map(torch.from_numpy, fields))
+
+
+def _free_shared_memory() -> float:
+    """Bytes; elsewhere than on Linux there is no such bound."""
+    if not os.path.isdir("/dev/shm"):
+        return float("inf")
+    space = os.statvfs("/dev/shm")
+    return space.f_bavail * space.f_frsize
+
+
+def _as_bytes(tile: Tensor) -> tuple[Tensor, int] | None:
+    """A tile's bytes and their LEVELS, or None where some value is no level."""
+    for which, levels in enumerate(LEVELS):
+        codes = _nearest(tile[:, :1], levels)
+        if torch.equal(levels[codes.int()], tile[:, :1]):  # most tiles of other levels are told apart here
+            codes = _nearest(tile, levels)
+            if torch.equal(levels[codes.int()], tile):
+                return codes, which
+    return None
+
+
+def _nearest(values: Tensor, levels: Tensor) -> Tensor:
+    """uint8: the number of the level closest to each value."""
+    low, high = levels[0].item(), levels[-1].item()
+    return ((values - low) * (255 / (high - low))).round_().clamp_(0, 255).to(torch.uint8)
+
+
+# ----------------------------------------------------------------------------------------------- packing
 def pack_indices(
     tokens: Sequence[int], tiles: Sequence[int], max_tokens: int, max_tiles: int | None
 ) -> list[int]:

@@ -19,17 +19,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from data.chat import SMOLVLM_CHAT_TEMPLATE, ChatEncoder, Message, check_text, read_conversation
 from data.errors import ImageError, ProcessorError, PromptError, one_line
-from data.images import ImageLimits, check_sides, describe, load_image
-from data.inputs import EncodedConversation, ModelInputs, TiledImage, collate
-from data.nanovlm import NanoVLMImages, open_nanovlm
+from data.images import (
+    ImageLimits,
+    ImageRules,
+    TiledImage,
+    check_sizes,
+    describe,
+    load_image,
+    tile_image,
+)
+from data.nanovlm import open_nanovlm
 from data.smolvlm import IdeficsImages, new_idefics, open_idefics
 from data.tokenizer import AnyTokenizer, FolderTokenizer, folder_of, no_panic, read_object
 from models.config import VLMConfig
@@ -38,11 +44,39 @@ if TYPE_CHECKING:
     from transformers import Idefics3Processor
 
 Conversation = Sequence[Mapping[str, Any]]
-ImageRules: TypeAlias = IdeficsImages | NanoVLMImages
 
-LONGEST_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an image
-MOST_TOKENS = 65_536  # per tile
 _TURN_ENDS = ("<end_of_utterance>", "<|im_end|>")
+
+
+class ModelInputs(dict):
+    """Tensors for the model, by argument name; `image_tokens[i]` positions of row i are images."""
+
+    image_tokens: list[int]
+
+    def to(self, *args, **kwargs) -> ModelInputs:
+        """The same on another device; as `Tensor.to`, but a dtype reaches only the pixels."""
+        device = kwargs.get(
+            "device", next((a for a in args if isinstance(a, str | int | torch.device)), None)
+        )
+        moved = ModelInputs()
+        for name, value in self.items():
+            moved[name] = value.to(*args, **kwargs) if value.is_floating_point() else value.to(device)
+        moved.image_tokens = self.image_tokens
+        return moved
+
+
+@dataclass(frozen=True)
+class EncodedConversation:
+    """One conversation, unpadded.
+
+    `tiles` is (n, 3, M, M) or None; `assistant_mask` marks what the assistant says, end of turn included;
+    `image_tokens` counts the positions that images take, in the ids or in front of them.
+    """
+
+    input_ids: list[int]
+    assistant_mask: list[bool]
+    tiles: Tensor | None
+    image_tokens: int
 
 
 class Processor:
@@ -83,27 +117,16 @@ class Processor:
         limits: ImageLimits = ImageLimits(),  # noqa: B008
         revision: str | None = None,
     ) -> Processor:
-        """The processor of a checkpoint, by the name that `VisionLanguageModel.from_pretrained` takes.
+        """The processor of a checkpoint: a folder, or a repository on the Hub at a `revision`.
 
-        Args:
-            source: a folder with config.json (nanoVLM), or tokenizer and processor files; or a repository on
-                the Hub.
-            config: the model's; where given, tile size, tokens per tile and placeholder id must fit it.
-            revision: branch, tag or commit of the repository.
-
-        A ProcessorError says that there is no such checkpoint, or that its files are missing, broken or do
-        not fit the model.
+        With the model's `config`, tile size, tokens per tile and placeholder id must fit it. A ProcessorError
+        says what is missing or broken.
         """
         folder = folder_of(source, revision)
         try:
             with no_panic():
                 described = read_object(folder / "config.json")
-                opened: tuple[ImageRules, AnyTokenizer, str | None]
-                if is_nanovlm(described):
-                    opened = open_nanovlm(folder, described)
-                else:
-                    _check_files(folder)
-                    opened = open_idefics(folder)
+                opened = open_nanovlm(folder, described) if is_nanovlm(described) else open_idefics(folder)
                 images, tokenizer, template = opened
                 if not template:
                     raise ProcessorError(
@@ -163,19 +186,13 @@ class Processor:
     ) -> ModelInputs:
         """Model inputs for one conversation, or a batch of several with any number of images each.
 
-        Returns:
-            input_ids and attention_mask (B, T); with images, pixel_values: (B, n, 3, M, M), zero-padded,
-            with pixel_attention_mask (B, n, M, M), or for nanoVLM (N, 3, M, M) alone; on request
-            assistant_mask (B, T) bool.
-
-        A PromptError names the conversation and message, an ImageError the image.
+        They are input_ids and attention_mask (B, T); with images, pixel_values (B, n, 3, M, M), zero-padded,
+        with pixel_attention_mask (B, n, M, M), or for nanoVLM (N, 3, M, M) alone; on request assistant_mask
+        (B, T) bool.
         """
-        if not isinstance(conversations, Sequence):
-            raise PromptError(
-                f"expected conversations as lists of messages, got {type(conversations).__name__}"
-            )
-        if not conversations:
-            raise PromptError("expected at least one conversation, got none")
+        if not isinstance(conversations, Sequence) or not conversations:
+            got = "none" if isinstance(conversations, Sequence) else type(conversations).__name__
+            raise PromptError(f"expected conversations as lists of messages, got {got}")
         several: Sequence[Any] = conversations
         if isinstance(conversations[0], Mapping):
             rows = [self.encode_conversation(several, add_generation_prompt)]
@@ -195,7 +212,14 @@ class Processor:
             _check_question(messages, label)
         messages = self.images.normalise_messages(messages, label)
         sources = [value for message in messages for kind, value in message.parts if kind == "image"]
-        images = self._tile_all(sources, label)
+        images: list[TiledImage] = []
+        for number, source in enumerate(sources, 1):  # together at most as many tiles as one image may have
+            images.append(self.tile(source))
+            if sum(len(one.tiles) for one in images) > self.limits.max_tiles:
+                raise ImageError(
+                    f"{label}: expected images of at most {self.limits.max_tiles} tiles in all, got more "
+                    f"in the first {number} of {len(sources)}; leave some out or raise ImageLimits.max_tiles"
+                )
         prompts = [self.images.prompt(one.rows, one.columns, i, len(images)) for i, one in enumerate(images)]
         if self.image_token_id is None:  # the features stand in front; the template has no place for them
             prompts = []
@@ -213,21 +237,8 @@ class Processor:
         """An image (anything `load_image` takes) loaded, resized and cut, for several questions about it."""
         if isinstance(source, TiledImage):
             return source
-        return tile_image(
-            self.images, load_image(source, self.limits), describe(source), self.limits.max_tiles
-        )
-
-    def _tile_all(self, sources: Sequence[Any], label: str) -> list[TiledImage]:
-        """`tile` of each; together they may have as many tiles as one image may."""
-        images: list[TiledImage] = []
-        for number, source in enumerate(sources, 1):
-            images.append(self.tile(source))
-            if sum(len(one.tiles) for one in images) > self.limits.max_tiles:
-                raise ImageError(
-                    f"{label}: expected images of at most {self.limits.max_tiles} tiles in all, got more "
-                    f"in the first {number} of {len(sources)}; leave some out or raise ImageLimits.max_tiles"
-                )
-        return images
+        image = load_image(source, self.limits)
+        return tile_image(self.images, image, describe(source), self.limits.max_tiles)
 
     def collate(
         self,
@@ -236,13 +247,43 @@ class Processor:
         return_assistant_mask: bool = False,
     ) -> ModelInputs:
         """Pad encoded conversations to one length; see `prepare`."""
-        return collate(rows, self.pad_token_id, padding_side, return_assistant_mask, self.images.flat)
+        if padding_side not in ("left", "right"):
+            raise ValueError(f"padding_side: expected left or right, got {padding_side!r}")
+        longest = max(len(row.input_ids) for row in rows)
+        inputs = ModelInputs(
+            input_ids=torch.full((len(rows), longest), self.pad_token_id, dtype=torch.int64),
+            attention_mask=torch.zeros(len(rows), longest, dtype=torch.int64),
+        )
+        if return_assistant_mask:
+            inputs["assistant_mask"] = torch.zeros(len(rows), longest, dtype=torch.bool)
+        for i, row in enumerate(rows):
+            length = len(row.input_ids)
+            place = slice(longest - length, None) if padding_side == "left" else slice(0, length)
+            inputs["input_ids"][i, place] = torch.tensor(row.input_ids)
+            inputs["attention_mask"][i, place] = 1
+            if return_assistant_mask:
+                inputs["assistant_mask"][i, place] = torch.tensor(row.assistant_mask)
+        tiles = [row.tiles for row in rows]
+        real = [tile for tile in tiles if tile is not None]
+        if real and self.images.flat:
+            inputs["pixel_values"] = torch.cat(real)  # (N, 3, M, M)
+        elif real:
+            most = max(map(len, real))
+            # (B, n, 3, M, M), and a mask (B, n, M, M); a row with fewer tiles ends in zeros.
+            pixels = inputs["pixel_values"] = real[0].new_zeros(len(rows), most, *real[0].shape[1:])
+            mask = torch.zeros(len(rows), most, *real[0].shape[2:], dtype=torch.int64)
+            for i, own in enumerate(tiles):
+                if own is not None:
+                    pixels[i, : len(own)], mask[i, : len(own)] = own, 1
+            inputs["pixel_attention_mask"] = mask
+        inputs.image_tokens = [row.image_tokens for row in rows]
+        return inputs
 
     @property
     def pad_token_id(self) -> int:
         """What fills short rows; masked, so any id will do where the tokenizer names none."""
-        pad = self.tokenizer.pad_token_id
-        return pad if pad is not None else self.stop_token_ids[0] if self.stop_token_ids else 0
+        ids = (self.tokenizer.pad_token_id, *self.stop_token_ids, 0)
+        return next(token_id for token_id in ids if token_id is not None)
 
     # -------------------------------------------------------------------------------------------- out
     def decode(self, ids: Tensor | Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -252,124 +293,19 @@ class Processor:
         )
 
 
-# ------------------------------------------------------------------------- a stranger's settings of images
-def check_sizes(images: ImageRules) -> None:
-    """Refuse, with a ProcessorError, numbers that memory is asked for by and that no real checkpoint has."""
-    for what, got, most in (
-        ("pixels per tile side", images.tile_size, LONGEST_SIDE),
-        ("pixels of an image's longest side", images.longest_side, LONGEST_SIDE),
-        ("image tokens per tile", images.tokens_per_tile, MOST_TOKENS),
-    ):
-        if isinstance(got, bool) or not isinstance(got, int) or not 1 <= got <= most:
-            raise ProcessorError(f"{what}: expected an integer from 1 to {most}, got {str(got)[:80]}")
-    if not images.resizes:
-        raise ProcessorError(
-            "preprocessor_config.json: expected do_resize to be true, got false: images of any size would "
-            "be cut as they are; set it to true"
-        )
-
-
-def count_tiles(images: ImageRules, width: int, height: int, name: str, most: int) -> tuple[int, int, int]:
-    """(tiles, rows, columns) that an image of this size makes.
-
-    An ImageError says that there are more than `most` tiles, a ProcessorError that the settings make none.
-    """
-    try:
-        count, rows, columns = images.grid(width, height)
-    except Exception as error:  # whatever settings may ask for
-        raise _unusable(name, error) from error
-    if count > most:
-        raise ImageError(
-            f"{name}: expected at most {most} tiles, got {count} of {width} x {height} "
-            "pixels; shrink the image or raise ImageLimits.max_tiles"
-        )
-    return count, rows, columns
-
-
-def tile_image(images: ImageRules, image: Image.Image, name: str, most: int) -> TiledImage:
-    """An RGB image as at most `most` tiles, (n, 3, M, M), counted before they are made; see `count_tiles`."""
-    expected = count_tiles(images, *image.size, name, most)
-    try:
-        tiles, rows, columns = images.tiles(image)
-    except (ImageError, MemoryError):
-        raise
-    except Exception as error:  # whatever settings may ask for
-        raise _unusable(name, error) from error
-    got, shape = (len(tiles), rows, columns), (3, images.tile_size, images.tile_size)
-    if got != expected or tuple(tiles.shape[1:]) != shape:
-        raise ProcessorError(
-            f"{name}: the checkpoint's image settings make (tiles, rows, columns) = {got} of shape "
-            f"{tuple(tiles.shape[1:])}, expected {expected} of {shape}; is its longest side a multiple of "
-            f"its tiles' {images.tile_size}?"
-        )
-    return TiledImage(tiles, rows, columns, name)
-
-
-def _unusable(name: str, error: Exception) -> ProcessorError:
-    return ProcessorError(
-        f"{name}: the checkpoint's image settings cannot be used ({type(error).__name__}: "
-        f"{one_line(error, 200)})"
-    )
-
-
-@dataclass(frozen=True)
-class ImageCost:
-    """`rows` x `columns` of tiles (0 or 1 where the image is not cut), `tiles` with the whole image as
-    one more; `prompt_tokens` is the whole prompt of one question, image included."""
-
-    width: int
-    height: int
-    rows: int
-    columns: int
-    tiles: int
-    image_tokens: int
-    prompt_tokens: int
-    question: str
-
-
-def image_cost(processor: Processor, width: int, height: int, question: str) -> ImageCost:
-    """What an image of width x height pixels takes in a prompt, by the processor's own rules, without one."""
-    check_sides(width, height)
-    count, rows, columns = processor.images.grid(width, height)
-    side = processor.images.tile_size
-    # Tiles of shape alone: the prompt depends on how many there are, not on what they show.
-    tiles = torch.empty(count, 3, side, side, device="meta")
-    blank = TiledImage(tiles, rows, columns, f"an image of {width} x {height}")
-    encoded = processor.encode_conversation(processor.conversation(blank, question), True)
-    in_front = encoded.image_tokens if processor.image_token_id is None else 0
-    prompt_tokens = len(encoded.input_ids) + in_front
-    return ImageCost(width, height, rows, columns, count, encoded.image_tokens, prompt_tokens, question)
-
-
 def make_processor(
     tokenizer: AnyTokenizer,
     *,
-    image_size: int,
-    image_seq_len: int,
-    longest_edge: int | None = None,
-    split: bool = False,
     chat_template: str = SMOLVLM_CHAT_TEMPLATE,
     config: VLMConfig | None = None,
+    **images: Any,
 ) -> Processor:
     """A processor for a new model, in transformers' Idefics3 form (`.hf_processor`).
 
-    Args:
-        tokenizer: with SmolVLM's special tokens, such as `data.tokenizer.build_tokenizer` gives.
-        image_size: side of a tile in pixels, the vision model's.
-        image_seq_len: language-model positions a tile takes, `VLMConfig.tokens_per_tile`.
-        longest_edge: what an image is resized to before it is split, or, unsplit, squashed into a tile; one
-            tile by default, four with `split`.
-
-    A PromptError names the special tokens that the tokenizer lacks.
+    The tokenizer has SmolVLM's special tokens, such as `data.tokenizer.build_tokenizer` gives; `images` are
+    the arguments of `data.smolvlm.new_idefics`.
     """
-    images = new_idefics(
-        tokenizer,
-        image_size=image_size,
-        image_seq_len=image_seq_len,
-        longest_edge=longest_edge,
-        split=split,
-    )
-    return Processor(images, tokenizer, chat_template, config)
+    return Processor(new_idefics(tokenizer, **images), tokenizer, chat_template, config)
 
 
 def is_nanovlm(config: Mapping[str, Any]) -> bool:
@@ -380,16 +316,7 @@ def is_nanovlm(config: Mapping[str, Any]) -> bool:
 def _check_question(messages: list[Message], label: str) -> None:
     last = next((message for message in reversed(messages) if message.role == "user"), None)
     if last is None or not last.text.strip():
-        got = "no user message" if last is None else repr(last.text)
-        raise PromptError(f"{label}: expected a question, got {got}")
-
-
-def _check_files(folder: Path) -> None:
-    if not any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
-        raise ProcessorError(
-            f"{folder}: expected processor_config.json or preprocessor_config.json, found neither: "
-            "the folder holds a model without the files that prepare images and text for it"
-        )
+        raise PromptError(f"{label}: expected a question, got {last and last.text!r}")
 
 
 def _check_fit(processor: Processor, config: VLMConfig) -> None:

@@ -43,12 +43,8 @@ _TOKENS_PER_TILE = 169
 
 
 class IdeficsImages:
-    """How a transformers Idefics3Processor cuts images and writes them into a prompt.
-
-    Args:
-        settings: transformers' of its image processor, as preprocessor_config.json has them.
-        tokens_per_tile: its `image_seq_len`.
-    """
+    """How a transformers Idefics3Processor cuts images and writes them into a prompt. `settings` are what
+    preprocessor_config.json has, `tokens_per_tile` is its `image_seq_len`."""
 
     image_token: str | None = IMAGE
     string_content = False
@@ -123,15 +119,10 @@ class IdeficsImages:
         A tag that the tokenizer does not have (in Idefics3-8B, `<global-img>` and all of `<row_r_col_c>`) is
         read as text, as in transformers.
         """
-        whole = FAKE + GLOBAL + IMAGE * self.tokens_per_tile + FAKE
-        if rows == 0 and cols == 0:
-            return whole
-        grid = "".join(
-            "".join(f"{FAKE}<row_{r}_col_{c}>" + IMAGE * self.tokens_per_tile for c in range(1, cols + 1))
-            + "\n"
-            for r in range(1, rows + 1)
-        )
-        return grid + "\n" + whole
+        tile, prompt = IMAGE * self.tokens_per_tile, ""
+        for r in range(1, rows + 1):
+            prompt += "".join(f"{FAKE}<row_{r}_col_{c}>{tile}" for c in range(1, cols + 1)) + "\n"
+        return (prompt + "\n" if prompt else "") + FAKE + GLOBAL + tile + FAKE
 
 
 def _longest_edge(settings: Mapping[str, Any], name: str) -> Any:
@@ -171,7 +162,12 @@ def _pixel_values(settings: Mapping[str, Any]) -> np.ndarray:
 
 def open_idefics(folder: Path) -> tuple[IdeficsImages, AnyTokenizer, str | None]:
     """The image rules, tokenizer and chat template of a checkpoint folder, in today's layout or the older
-    one. PromptError as in `check_files`, or where the tokenizer has no tokens for images."""
+    one."""
+    if not any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
+        raise PromptError(
+            "expected processor_config.json or preprocessor_config.json, found neither: "
+            "the folder holds a model without the files that prepare images and text for it"
+        )
     check_files(folder)
     tokenizer = open_tokenizer(folder)
     absent = [token for token in (IMAGE, FAKE) if token not in tokenizer.get_added_vocab()]
@@ -191,22 +187,21 @@ def _as_special(tokenizer: AnyTokenizer) -> None:
 
 def new_idefics(
     tokenizer: AnyTokenizer,
-    *,
     image_size: int,
     image_seq_len: int,
     longest_edge: int | None = None,
     split: bool = False,
 ) -> IdeficsImages:
-    """The image rules of a model that has none yet; see `data.processor.make_processor`."""
-    needed = (
-        IMAGE,
-        FAKE,
-        GLOBAL,
-        END,
-        *(["<row_1_col_1>"] if split else []),
-    )
-    missing = [token for token in needed if token not in tokenizer.get_added_vocab()]
-    if missing:
+    """The image rules of a model that has none yet.
+
+    Args:
+        image_size: side of a tile in pixels, the vision model's.
+        image_seq_len: language-model positions a tile takes, `VLMConfig.tokens_per_tile`.
+        longest_edge: what an image is resized to before it is split, or, unsplit, squashed into a tile; one
+            tile by default, four with `split`.
+    """
+    needed = [IMAGE, FAKE, GLOBAL, END, *(["<row_1_col_1>"] if split else [])]
+    if missing := [token for token in needed if token not in tokenizer.get_added_vocab()]:
         raise PromptError(f"tokenizer: expected the special tokens {', '.join(needed)}; {missing} are absent")
     _as_special(tokenizer)
     settings = _DEFAULTS | {

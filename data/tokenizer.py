@@ -28,9 +28,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from data.errors import ProcessorError, PromptError, one_line
-from models import config as model_config
-from models.checkpoints.hub import CheckpointError, snapshot
-from models.config import MAX_CONFIG, MAX_TOKENIZER, check_size, check_values
+from models.checkpoints import hub
+from models.checkpoints.hub import (
+    MAX_CONFIG,
+    MAX_TOKENIZER,
+    CheckpointError,
+    check_size,
+    check_values,
+    snapshot,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -102,7 +108,7 @@ def read_object(path: Path, most: int = MAX_CONFIG) -> dict[str, Any]:
     if not path.is_file():
         return {}
     with _naming(path):
-        return model_config.read_object(path, most)
+        return hub.read_object(path, most)
 
 
 @contextmanager

@@ -19,8 +19,7 @@ import torch
 from PIL import Image
 
 from data.errors import one_line
-from data.images import image_size
-from data.inputs import TiledImage
+from data.images import TiledImage, image_size
 from eval.tasks import EvalSample, EvalTask
 from generation.decoding import GenerationOptions
 from generation.prefix import FeatureCache, tile_digests

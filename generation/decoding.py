@@ -24,11 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.kv_cache import KVCache, check_caches_fit
+from generation.kv_cache import KVCache
+from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
 from generation.prompt import Prompt, compact, prompt_lengths, seen_tokens
 from generation.protocol import Decoder, VisionLanguage
-from generation.sampling import NotFiniteError as NotFiniteError
 from generation.sampling import Sampler
 
 DecodeStep = Callable[[Tensor, KVCache, "int | Tensor"], Tensor]
@@ -38,24 +38,15 @@ VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, r
 
 @dataclass(frozen=True)
 class GenerationOutput:
-    """N answers to each of B prompts; the answers to one prompt are consecutive rows.
+    """N answers to each of B prompts; the answers to one prompt are consecutive rows."""
 
-    token_ids: (B · N, T_new), the pad id after a row's stop token.
-    lengths: tokens of each row, its stop token included.
-    stop_reasons: "stop" or "length" for each row.
-    prompt_tokens: positions of each prompt, with its images, without padding.
-    seconds: "vision" (with the token embeddings), "prefill", "decode".
-    kv_cache_bytes: of the buffers at the end; 0 without a cache.
-    decode_steps: calls of the decode step.
-    """
-
-    token_ids: Tensor
-    lengths: list[int]
-    stop_reasons: list[str]
-    prompt_tokens: list[int]
-    seconds: dict[str, float]
-    kv_cache_bytes: int
-    decode_steps: int
+    token_ids: Tensor  # (B · N, T_new), the pad id after a row's stop token
+    lengths: list[int]  # tokens of each row, its stop token included
+    stop_reasons: list[str]  # "stop" or "length" for each row
+    prompt_tokens: list[int]  # positions of each prompt, with its images, without padding
+    seconds: dict[str, float]  # "vision" (with the token embeddings), "prefill", "decode"
+    kv_cache_bytes: int  # of the buffers at the end; 0 without a cache
+    decode_steps: int  # calls of the decode step
 
     def rows(self) -> list[list[int]]:
         """The token ids of each row, up to and including its stop token."""
@@ -99,7 +90,7 @@ def prefill(
 ) -> Tensor:
     """One pass over the prompt: fills the cache, returns the logits (B, V) of each row's last position."""
     hidden, _ = language_model(prompt.embeddings, kv_cache=kv_cache or None, start_pos=start_pos)  # (B, L, D)
-    if prompt.ragged:
+    if min(prompt.lengths) != max(prompt.lengths):
         last = (prompt.lengths_tensor() - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
         return language_model.logits(hidden.gather(1, last)[:, 0])
     return language_model.logits(hidden[:, max(prompt.lengths) - 1])
@@ -127,7 +118,7 @@ def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -
         x = F.pad(prompt.embeddings, (0, 0, 0, count))  # (B, L + n, D)
         slots = prompt.lengths_tensor()[:, None] + torch.arange(count, device=x.device)  # (B, n)
         rows = torch.arange(x.shape[0], device=x.device)
-        x[rows[:, None], slots] = new
+        x[rows[:, None], slots] = new  # after each row's real positions
         hidden, _ = language_model(x)
         return language_model.logits(hidden[rows, slots[:, -1]])
 
@@ -135,13 +126,8 @@ def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -
 
 
 class CachePosition:
-    """Where the next token of each row goes in the cache.
-
-    Args:
-        kv_cache: filled with a prompt, grown when it is full; empty when nothing is cached.
-        lengths: filled positions of each row.
-        limit: the most positions that will be needed.
-    """
+    """Where the next token of each row goes in a cache that has `lengths` filled positions a row. It is grown
+    up to `limit` when it is full, and empty when nothing is cached."""
 
     def __init__(self, kv_cache: KVCache, lengths: tuple[int, ...], device, limit: int | None = None):
         self.kv_cache, self.limit = kv_cache, limit
@@ -188,19 +174,16 @@ class DecodeLoop(Protocol):
     ) -> Iterator[Tensor]:
         """What the function `decode` does, as far as a caller can see.
 
-        It calls `position.reserve` before each step, uses the position up, and leaves in the sampler which
-        rows have stopped after how many tokens. It may write into the cache after the tokens it yielded, and
-        may yield tokens on the host.
+        It calls `position.reserve` before each step, and leaves in the sampler which rows have stopped after
+        how many tokens. It may write into the cache after these, and may yield tokens on the host.
         """
 
 
 def decode(
     step: DecodeStep, logits: Tensor, sampler: Sampler, position: CachePosition, max_new_tokens: int
 ) -> Iterator[Tensor]:
-    """Yield (B, 1) token ids until every row has stopped: n tokens take n - 1 calls of `step`.
-
-    `logits` are (B, V), of the prompts' last positions. Raises NotFiniteError.
-    """
+    """Yield (B, 1) token ids until every row has stopped, from the logits (B, V) of the prompts' last
+    positions: n tokens take n - 1 calls of `step`."""
     if isinstance(step, DecodeLoop):
         yield from step.decode(logits, sampler, position, max_new_tokens)
         return
@@ -262,13 +245,9 @@ def _generate(
         prompt = embed_prompt()
         watch.lap("vision")
         if options.use_cache:
-            kv_cache = kv.allocate_for(
-                language_model.config,
-                len(lengths),
-                room if answers == 1 else longest,
-                like=prompt.embeddings,
-                dtype=language_model.cache_dtype,
-            )
+            filled = room if answers == 1 else longest
+            like, dtype = prompt.embeddings, language_model.cache_dtype
+            kv_cache = kv.allocate_for(language_model.config, len(lengths), filled, like, dtype)
         logits = prefill(language_model, prompt, kv_cache).repeat_interleave(answers, 0)  # (B · N, V)
     del prompt
     if not kv_cache:
@@ -302,12 +281,8 @@ def run_decode(
     prompt_tokens: list[int],
     watch: Stopwatch,
 ) -> Generator[Tensor, None, GenerationOutput]:
-    """`decode` as a generator that yields (B · N,) ids and returns the output.
-
-    Args:
-        prompt_tokens: positions of each prompt, for the output.
-        watch: holds the laps so far; gets "decode".
-    """
+    """`decode` as a generator that yields (B · N,) ids and returns the output, to which `prompt_tokens`, the
+    positions of each prompt, and the laps of `watch` belong."""
     tokens = []
     for token in decode(step, logits, sampler, position, max_new_tokens):
         tokens.append(token)

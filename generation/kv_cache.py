@@ -8,10 +8,6 @@ before its first query looks at it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
-import psutil
 import torch
 from torch import Tensor
 
@@ -20,10 +16,6 @@ from generation.protocol import Decoder
 KVCache = list[dict[str, Tensor]]
 
 STEP = 1024  # positions by which a buffer grows
-SPARE = 0.1  # share of the free memory that is left to activations
-# Files of a control group, version 2 and 1: its limit, its use, and which part of that are droppable files.
-_CGROUP_V2 = ("memory.max", "memory.current", "inactive_file")
-_CGROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def round_up(length: int, multiple: int) -> int:
@@ -55,15 +47,9 @@ def allocate_for(
     text_config, batch: int, capacity: int, like: Tensor, dtype: torch.dtype | None = None
 ) -> KVCache:
     """`allocate` with the geometry of a text config, on the device of `like`, in its dtype or another."""
-    return allocate(
-        text_config.num_hidden_layers,
-        batch,
-        text_config.num_key_value_heads,
-        capacity,
-        text_config.head_dim,
-        like.dtype if dtype is None else dtype,
-        like.device,
-    )
+    layers, heads = text_config.num_hidden_layers, text_config.num_key_value_heads
+    dim = text_config.head_dim
+    return allocate(layers, batch, heads, capacity, dim, dtype or like.dtype, like.device)
 
 
 def rows(kv_cache: KVCache) -> int:
@@ -87,10 +73,8 @@ def bytes_per_token(num_layers: int, kv_heads: int, head_dim: int, dtype: torch.
 
 def bytes_per_position(language_model: Decoder) -> int:
     """`bytes_per_token` of this model."""
-    text = language_model.config
-    return bytes_per_token(
-        text.num_hidden_layers, text.num_key_value_heads, text.head_dim, language_model.cache_dtype
-    )
+    text, dtype = language_model.config, language_model.cache_dtype
+    return bytes_per_token(text.num_hidden_layers, text.num_key_value_heads, text.head_dim, dtype)
 
 
 def grow(kv_cache: KVCache, needed: int, limit: int | None = None) -> None:
@@ -145,67 +129,3 @@ def copy_row(kv_cache: KVCache, source: int, target: int, length: int) -> None:
     for layer in kv_cache:
         for tensor in layer.values():
             tensor[target, :, :length] = tensor[source, :, :length]
-
-
-class CacheMemoryError(ValueError):
-    """More rows or positions than there is memory for."""
-
-
-def check_caches_fit(language_model: Decoder, caches: Sequence[tuple[int, int]], held: int = 0) -> None:
-    """Raise CacheMemoryError if these caches do not fit the memory of the model's device together.
-
-    Args:
-        caches: (rows, positions) of each.
-        held: bytes of a cache that exists already and becomes one of them.
-    """
-    needed = sum(rows * positions for rows, positions in caches) * bytes_per_position(language_model)
-    available = available_bytes(language_model.norm.weight.device)
-    if held < needed and available is not None and needed > available + held:
-        shapes = " and ".join(f"{rows} x {positions}" for rows, positions in caches)
-        raise CacheMemoryError(
-            f"{shapes} positions need {needed} bytes of cache, but only {available + held} are available: "
-            "ask for fewer or shorter answers"
-        )
-
-
-def available_bytes(device: torch.device) -> int | None:
-    """Bytes that a cache on this device may take now; None for a device that does not say."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + unused
-    elif device.type == "mps":
-        free = torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
-    elif device.type == "cpu":
-        free = min([psutil.virtual_memory().available, *cgroup_available(Path("/"))])
-    else:
-        return None
-    return int(free * (1 - SPARE))
-
-
-def cgroup_available(root: Path) -> list[int]:
-    """Bytes that each limited control group around this process leaves to it (psutil knows nothing of them).
-
-    Inside a container the process's own group is mounted as the root, whatever its path says; so groups that
-    are not there are passed over, and the root is always tried.
-    """
-    found: list[int] = []
-    membership = root / "proc/self/cgroup"  # lines "number:controllers:path"
-    for line in membership.read_text().splitlines() if membership.is_file() else []:
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            base, (limit, used, droppable) = root / "sys/fs/cgroup", _CGROUP_V2
-        elif "memory" in controllers.split(","):
-            base, (limit, used, droppable) = root / "sys/fs/cgroup/memory", _CGROUP_V1
-        else:
-            continue
-        for part in (Path(path), *Path(path).parents):
-            group = base / str(part).strip("/")
-            if not (group / limit).is_file() or not (group / used).is_file():
-                continue
-            if (most := (group / limit).read_text().strip()) != "max":
-                stat = group / "memory.stat"
-                lines = stat.read_text().splitlines() if stat.is_file() else []
-                fields = dict(line.split() for line in lines)
-                free = int(most) - int((group / used).read_text()) + int(fields.get(droppable, 0))
-                found.append(max(0, free))
-    return found

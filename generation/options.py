@@ -1,4 +1,4 @@
-"""What a caller may ask of `generate`, checked where it is asked for. Nothing here needs torch.
+"""What a caller may ask of `generate`, and what it refuses or fails with. Nothing here needs torch.
 
 options = GenerationOptions(max_new_tokens=64, temperature=0.7)
 options = with_overrides(options, {"seed": 3}, config.eos_token_ids)    # model.generate(..., seed=3)
@@ -14,33 +14,16 @@ from typing import Any
 
 MAX_SEED = 2**63 - 1
 
-# Options that other libraries' `generate` takes, transformers' first, and what to use here instead.
+# What people bring from transformers' `generate`, and what to use here instead.
 _INSTEAD = {
     "do_sample": "set temperature: 0 (the default) takes the likeliest token, more than 0 samples one",
-    "num_beams num_beam_groups length_penalty early_stopping diversity_penalty best_of": (
-        "there is no beam search; num_return_sequences with a temperature gives several answers"
-    ),
-    "max_length max_tokens": "use max_new_tokens, which does not count the prompt",
-    "min_length min_new_tokens": "stop_token_ids=() goes on to max_new_tokens",
-    "eos_token_id stop": "use stop_token_ids",
-    "pad_token_id bos_token_id": "leave it out; the checkpoint's is used",
-    "typical_p epsilon_cutoff eta_cutoff": "use top_p or min_p",
-    "no_repeat_ngram_size encoder_no_repeat_ngram_size frequency_penalty presence_penalty": (
-        "use repetition_penalty"
-    ),
-    "generation_config": "pass its values one by one: max_new_tokens, temperature, top_p, …",
+    "num_beams": "there is no beam search; num_return_sequences with a temperature gives several answers",
+    "max_length": "use max_new_tokens, which does not count the prompt",
+    "eos_token_id": "use stop_token_ids",
     "streamer": "iterate over generate_stream",
-    "stopping_criteria max_time stop_strings": "iterate over generate_stream and break",
-    "logits_processor bad_words_ids suppress_tokens": "pass a decode_step that changes the logits",
-    "return_dict_in_generate output_scores output_logits output_attentions output_hidden_states": (
-        "use generate_detailed"
-    ),
-    "past_key_values cache_implementation": "use generation.session.Session, which keeps its cache",
-    "inputs_embeds": "pass input_ids and pixel_values",
-    "inputs": "use input_ids",
-    "images": "pass pixel_values, as data.processor.Processor makes them",
-    "token_type_ids": "leave it out; the model has none",
-    "n": "use num_return_sequences",
+    "stopping_criteria": "iterate over generate_stream and break",
+    "logits_processor": "pass a decode_step that changes the logits",
+    "past_key_values": "use generation.session.Session, which keeps its cache",
 }
 
 
@@ -113,11 +96,7 @@ def with_overrides(
     options: GenerationOptions | None, overrides: Mapping[str, Any], eos_token_ids: Iterable[int]
 ) -> GenerationOptions:
     """`options` (None: the defaults) with some fields replaced, and the checkpoint's stop ids if it has none.
-
-    Raises:
-        TypeError: names that are no options, with what to use instead of each.
-        ValueError: a value that is not allowed.
-    """
+    A TypeError says of names that are no options what to use instead."""
     known = [field.name for field in fields(GenerationOptions)]
     if unknown := [name for name in overrides if name not in known]:
         raise TypeError(f"generate takes no {'; no '.join(_what_instead(name, known) for name in unknown)}")
@@ -128,11 +107,27 @@ def with_overrides(
 
 
 def _what_instead(name: str, known: list[str]) -> str:
-    instead = next((text for names, text in _INSTEAD.items() if name in names.split()), None)
-    if instead is None:
-        near = difflib.get_close_matches(name, known, n=1)
-        instead = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
-    return f"{name}: {instead}"
+    near = difflib.get_close_matches(name, known, n=1)
+    otherwise = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
+    return f"{name}: {_INSTEAD.get(name, otherwise)}"
+
+
+class CacheMemoryError(ValueError):
+    """More rows or positions than there is memory for."""
+
+
+class NotFiniteError(ValueError):
+    """The logits for new token number `token` (from 1) hold NaN or infinity."""
+
+    def __init__(self, token: int):
+        super().__init__(
+            f"the model's logits are not finite (NaN or infinity) for new token {token}: broken weights, or "
+            "a dtype of too small a range"
+        )
+        self.token = token
+
+    def __reduce__(self):  # exceptions are pickled with their message alone
+        return type(self), (self.token,)
 
 
 def check_number(name: str, value, good: Callable[[float], bool], wanted: str) -> None:
@@ -142,11 +137,7 @@ def check_number(name: str, value, good: Callable[[float], bool], wanted: str) -
 
 
 def check_integer(name: str, value, low: int, high: int | None = None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < low
-        or (high is not None and value > high)
-    ):
+    known = isinstance(value, int) and not isinstance(value, bool)
+    if not known or value < low or (high is not None and value > high):
         bound = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name}: expected an integer {bound}, got {value!r}")

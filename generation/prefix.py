@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.kv_cache import CacheMemoryError, KVCache
-from generation.options import check_integer
-from generation.prompt import check_placeholders, prompt_lengths, tiles_of_rows
+from generation.kv_cache import KVCache
+from generation.options import CacheMemoryError, check_integer
+from generation.prompt import prompt_lengths
 from generation.protocol import Decoder, VisionLanguage
 
 MAX_TILE_NUMBERS = 65_536  # digests that a reader remembers
@@ -146,7 +146,7 @@ class PromptReader:
     """
 
     def __init__(self, model: VisionLanguage, context: int | None = None):
-        self._config, self._context = model.config, context
+        self._model, self._config, self._context = model, model.config, context
         self._tile_numbers: dict[bytes, int] = {}
         self._next_number = -1
 
@@ -166,7 +166,7 @@ class PromptReader:
         """
         tiles = masks = row_tiles = None
         if pixel_values is not None and pixel_values.numel():
-            tiles, masks, row_tiles = tiles_of_rows(pixel_values, pixel_attention_mask)
+            tiles, masks, row_tiles = self._model.tiles_of_rows(pixel_values, pixel_attention_mask)
         has_images = tiles is not None
         prompt_lengths(self._config, input_ids, attention_mask, has_images, max_new_tokens, self._context)
         if len(input_ids) != 1:
@@ -175,7 +175,7 @@ class PromptReader:
         if attention_mask is not None:
             ids = ids[attention_mask[0].bool().cpu()]
         self._check(ids, tiles, masks)
-        check_placeholders(self._config, ids[None], None if tiles is None else len(tiles), row_tiles)
+        self._model.check_placeholders(ids[None], None if tiles is None else len(tiles), row_tiles)
         if tiles is None:
             digests = []
         elif digests is None:

@@ -34,6 +34,15 @@ class VisionLanguage(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @staticmethod
+    def tiles_of_rows(
+        pixel_values: Tensor, pixel_attention_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, list[int] | None]: ...
+
+    def check_placeholders(
+        self, input_ids: Tensor, tiles: int | None, row_tiles: list[int] | None = None
+    ) -> None: ...
+
     def embed(
         self, input_ids: Tensor, pixel_values: Tensor | None, pixel_attention_mask: Tensor | None
     ) -> Tensor: ...

@@ -15,15 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from generation.options import MAX_SEED, GenerationOptions
-from generation.options import SamplingParams as SamplingParams
+from generation.options import MAX_SEED, GenerationOptions, NotFiniteError, SamplingParams
 
 _SCAN = 256  # probabilities summed in one piece
 # 2**64 over the golden ratio, and two odd factors, as in SplitMix64 (Steele, Lea and Flood, 2014); here
 # as signed numbers.
-_GOLDEN, _FIRST_FACTOR, _SECOND_FACTOR = (
-    -7046029254386353131, -4658895280553007687, -7723592293110705685
-)  # fmt: skip
+_GOLDEN = -7046029254386353131
+_FACTORS = -4658895280553007687, -7723592293110705685
 
 
 def make_seeds(seed: int | None, prompts: int, answers: int) -> list[int]:
@@ -49,8 +47,8 @@ def _shift(x: Tensor, by: int) -> Tensor:
 
 def _hash(x: Tensor) -> Tensor:
     """Every bit of int64 `x` moves about half of the result's; products wrap around."""
-    x = (x ^ _shift(x, 30)) * _FIRST_FACTOR
-    x = (x ^ _shift(x, 27)) * _SECOND_FACTOR
+    x = (x ^ _shift(x, 30)) * _FACTORS[0]
+    x = (x ^ _shift(x, 27)) * _FACTORS[1]
     return x ^ _shift(x, 31)
 
 
@@ -67,10 +65,8 @@ def sample(
     scores = adjusted_scores(logits, params, seen)
     if params.greedy:
         return scores.argmax(dim=-1, keepdim=True)
-    if uniform is None:
-        raise ValueError("sampling with a temperature needs a random number for each row")
-    if uniform.shape != scores.shape[:1]:
-        raise ValueError(f"expected a random number for each of {len(scores)} rows, got {len(uniform)}")
+    if uniform is None or uniform.shape != scores.shape[:1]:
+        raise ValueError(f"sampling with a temperature needs a random number for each of {len(scores)} rows")
     # The first token at which the summed probability exceeds the random share of the total. Unlike
     # torch.multinomial this does not ask the device whether the sum is positive. Sums at tokens that were
     # filtered out are zeroed, because rounding may let a sum rise where nothing was added.
@@ -113,9 +109,8 @@ def adjusted_scores(logits: Tensor, params: SamplingParams, seen: Tensor | None 
         scores = _keep_top_p(scores, params.top_p)
     if params.min_p > 0:
         # p >= min_p · p_max, without the softmax.
-        scores = scores.masked_fill(
-            scores < scores.amax(-1, keepdim=True) + math.log(params.min_p), -math.inf
-        )
+        least = scores.amax(-1, keepdim=True) + math.log(params.min_p)
+        scores = scores.masked_fill(scores < least, -math.inf)
     return scores
 
 
@@ -126,50 +121,31 @@ def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     return scores.masked_fill(torch.empty_like(drop).scatter_(1, order, drop), -math.inf)
 
 
-class NotFiniteError(ValueError):
-    """The logits for new token number `token` (from 1) hold NaN or infinity."""
-
-    def __init__(self, token: int):
-        super().__init__(
-            f"the model's logits are not finite (NaN or infinity) for new token {token}: broken weights, or "
-            "a dtype of too small a range"
-        )
-        self.token = token
-
-    def __reduce__(self):
-        return type(self), (self.token,)
-
-
 class Sampler:
-    """Chooses a token for each row and knows which rows have stopped.
+    """Chooses a token for each of B · N rows, the N answers to a prompt side by side, and knows which rows
+    have stopped: those get `pad_id`.
 
     All state is on the device, in tensors that are changed in place and never replaced, so that a CUDA graph
-    can do what `sample` does.
-
-    Args:
-        options: `stop_token_ids` must not be None here.
-        prompts: B; rows are B · num_return_sequences.
-        pad_id: given to rows that have stopped.
-        seen: (B · N, V) bool, the prompts' tokens, where there is a repetition penalty; updated in place.
+    can do what `sample` does. `seen` (B · N, V) bool are the prompts' tokens, for a repetition penalty.
     """
 
     def __init__(self, options: GenerationOptions, prompts: int, pad_id: int, device, seen: Tensor | None):
-        answers = options.num_return_sequences
         self.options, self.pad_id, self.seen = options, pad_id, seen
-        seeds = [0] * prompts * answers if options.greedy else make_seeds(options.seed, prompts, answers)
+        answers = options.num_return_sequences
+        rows = prompts * answers
+        seeds = [0] * rows if options.greedy else make_seeds(options.seed, prompts, answers)
         self.seeds = torch.tensor(seeds, device=device)
         self.num_drawn = torch.zeros((), dtype=torch.int64, device=device)
         self.stop_ids = torch.tensor(options.stop_token_ids, dtype=torch.int64, device=device)
-        self.stopped = torch.zeros(prompts * answers, dtype=torch.bool, device=device)
-        self.lengths = torch.zeros(prompts * answers, dtype=torch.int64, device=device)
+        self.stopped = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.finite = torch.ones((), dtype=torch.bool, device=device)
         self.num_finite = torch.zeros((), dtype=torch.int64, device=device)  # tokens before the first bad one
 
     @property
     def state(self) -> list[Tensor]:
-        """All that `sample` changes, and the seeds."""
-        state = [self.seeds, self.num_drawn, self.stopped, self.lengths, self.finite, self.num_finite]
-        return state if self.seen is None else [*state, self.seen]
+        """All of its tensors, which `load` fills."""
+        return [value for value in vars(self).values() if isinstance(value, Tensor)]
 
     @property
     def signature(self) -> tuple:
@@ -205,10 +181,10 @@ class Sampler:
         return token
 
     def finished(self) -> bool:
-        """Whether every row has stopped: the loop's one read from the device.
+        """Whether every row has stopped: the loop's one read from the device. A NotFiniteError comes before
+        anyone sees a token drawn from such logits.
 
-        Raises NotFiniteError before anyone sees a token drawn from such logits. Without stop ids nothing is
-        read, and the loop calls `check_finite` at its end instead.
+        Without stop ids nothing is read, and the loop calls `check_finite` at its end instead.
         """
         if self.stop_ids.numel() == 0:
             return False

@@ -30,12 +30,20 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.decoding import DecodeStep, eager_step, prefill, view_length
-from generation.kv_cache import available_bytes, bytes_per_position
-from generation.options import MAX_SEED, GenerationOptions, SamplingParams, check_integer, with_overrides
+from generation.kv_cache import bytes_per_position
+from generation.memory import available_bytes
+from generation.options import (
+    MAX_SEED,
+    GenerationOptions,
+    NotFiniteError,
+    SamplingParams,
+    check_integer,
+    with_overrides,
+)
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, PromptReader, SlotCache, embed_rest
 from generation.prompt import Prompt, seen_tokens
 from generation.protocol import VisionLanguage
-from generation.sampling import NotFiniteError, make_seeds, sample, uniforms
+from generation.sampling import make_seeds, sample, uniforms
 
 REQUEST_ERRORS = (ValueError, OSError)  # what may be wrong with one request; anything else ends the run
 SHARE_FROM = 32  # positions of text that are worth sharing; an image always is

@@ -33,7 +33,8 @@ from generation.decoding import (
     prefill,
     run_decode,
 )
-from generation.kv_cache import bytes_per_position, check_caches_fit
+from generation.kv_cache import bytes_per_position
+from generation.memory import check_caches_fit
 from generation.options import GenerationOptions, with_overrides
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, PromptReader, SlotCache, embed_rest
 from generation.prompt import Prompt, seen_tokens

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from data.inputs import EncodedConversation
-from generation.decoding import GenerationOptions, TokenStream
-from generation.kv_cache import CacheMemoryError
+from data.processor import EncodedConversation
+from generation.decoding import TokenStream
+from generation.options import CacheMemoryError, GenerationOptions
 from generation.scheduler import Request, each_answer
 from generation.session import Session, SessionOutput
 from inference.checkpoint import Checkpoint, RequestError
@@ -33,15 +33,11 @@ def ask(
     system: str | None = None,
     session: Session | None = None,
 ) -> Reply:
-    """Ask a question about images (any number, anything that `load_image` takes).
+    """Ask a question about images (any number, anything that `load_image` takes); what cannot be answered is
+    refused before anything is computed.
 
     With a session of the checkpoint's model, the part of the prompt that its last prompt begins with is not
     computed again, and is counted in "reused_tokens".
-
-    Raises:
-        PromptError, ImageError: the question or an image cannot be used.
-        RequestError: prompt and answer do not fit the context, or the model needs an image. Nothing has been
-            computed by then.
     """
     began = time.perf_counter()
     checkpoint.check_images(len(images))
@@ -70,7 +66,7 @@ def ask_each(
 def encode(
     checkpoint: Checkpoint, images: Sequence[Any], question: str, system: str | None = None
 ) -> EncodedConversation:
-    """A question as token ids and tiles. Raises PromptError, ImageError."""
+    """A question as token ids and tiles."""
     messages = checkpoint.processor.conversation(list(images), question, system)
     return checkpoint.processor.encode_conversation(messages, True, label="question")
 
@@ -81,7 +77,7 @@ def start(
     options: GenerationOptions,
     session: Session | None = None,
 ) -> TokenStream:
-    """The token stream of a prompt's answers. Raises RequestError if they do not fit the context."""
+    """The token stream of a prompt's answers; a RequestError if they do not fit the context."""
     step = checkpoint.decode_step if options.use_cache else None
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=step)
     generate_stream = (checkpoint.model if session is None else session).generate_stream
@@ -224,23 +220,3 @@ def requests_for(
     inputs = checkpoint.processor.collate([row])
     pixels, mask = inputs.get("pixel_values"), inputs.get("pixel_attention_mask")
     return [Request(inputs["input_ids"][0], pixels, mask, own) for own in each_answer(options)]
-
-
-def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
-    """The size and speed of an answer, from the fields of `Reply.finish`: a line for each figure."""
-    lengths = [len(ids) for ids in result["token_ids"]]
-    reused = f", {result['reused_tokens']} kept from the last question" if result["reused_tokens"] else ""
-    rows = {
-        "model": f"{model}, {result['dtype']} on {result['device']}",
-        "prompt": f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image{reused}",
-        "answer": f"{' + '.join(map(str, lengths))} tokens, ended by "
-        + ", ".join(sorted(set(result["stop_reasons"]))),
-        **{name.replace("_", " "): f"{value:.3f} s" for name, value in result["seconds"].items()},
-        "kv cache": f"{result['kv_cache_bytes'] / 2**20:.2f} MiB",
-        "step": result["decode_step"],
-    }
-    if result["decode_tokens_per_second"] is not None:
-        rows["decode"] += f", {result['decode_tokens_per_second']:.1f} tokens/s"
-    rows |= more
-    width = max(map(len, rows))
-    return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())

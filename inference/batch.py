@@ -17,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from data.errors import one_line
-from data.inputs import EncodedConversation
+from data.processor import EncodedConversation
 from generation.decoding import GenerationOptions
 from generation.scheduler import LazyRequest, Request, RequestOutput, Scheduler
 from inference.answer import answers_of, encode, requests_for

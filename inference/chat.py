@@ -27,13 +27,11 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from data.errors import did_you_mean
 from data.files import expanded, naming
-from data.images import FORMATS
-from data.inputs import TiledImage
+from data.images import FORMATS, TiledImage
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
-from inference.answer import stats_table
 from inference.checkpoint import Checkpoint, RequestError
-from inference.cli import check_image_name
+from inference.cli import check_image_name, stats_table
 from inference.conversation import Conversation, Turn, TurnReply
 from inference.errors import user_errors, user_message
 from inference.results import to_json

@@ -99,10 +99,6 @@ def open_checkpoint(
         device: auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.
         dtype: as for `VisionLanguageModel.from_pretrained`, or int8 (weights only, CPU only). A CPU without
             bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32.
-
-    Raises:
-        RequestError: the device does not exist here, or int8 on another device than a CPU.
-        CheckpointError, ProcessorError: the checkpoint cannot be opened.
     """
     chosen = pick_device(device)
     began = time.perf_counter()

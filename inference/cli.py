@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import secrets
 import select
 import stat
 import sys
@@ -15,13 +16,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from data.errors import ImageError, did_you_mean, printable
-from data.files import expanded, nearest_file
+from data.files import nearest_file
+from generation.options import GenerationOptions
 from inference.attribution.settings import METHODS, MIN_WINDOW, WINDOW, is_sheet
 from inference.errors import RequestError, check_text_only
 from models import __version__
-from models.checkpoints.hub import resolve_source
+from models.checkpoints.hub import check_has_config, describe
 from models.config import check_device
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
@@ -58,9 +61,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {printable(message)} (--help lists the options)\n")
 
     def _options(self) -> list[str]:
-        commands = [
+        commands = (
             action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)
-        ]
+        )
         parsers = [self, *(parser for choices in commands for parser in choices.values())]
         return [name for parser in parsers for name in parser._option_string_actions]
 
@@ -98,17 +101,8 @@ def device(text: str) -> str:
 
 
 def check_model(source: str, revision: str | None, text_only: bool = False) -> None:
-    """Refuse a model that cannot be opened, or asked `text_only` questions.
-
-    Raises:
-        CheckpointError: its name is wrong, or its config.json cannot be reached.
-        RequestError: it needs an image.
-    """
-    place = resolve_source(source, revision)
-    if not text_only and os.path.isdir(place) and os.path.isfile(os.path.join(place, "config.json")):
-        return
-    from models.checkpoints.hub import check_has_config, describe  # the Hub's client takes 0.2 s
-
+    """Refuse a model whose name is wrong or whose config.json cannot be reached, and one that needs an image
+    for `text_only` questions."""
     check_has_config(source, revision)
     if text_only:
         check_text_only(describe(source, revision).generation_config)
@@ -217,7 +211,7 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add = parser.add_argument_group("many questions").add_argument
     add("--batch", type=Path, metavar="FILE.jsonl", help='file of lines {"image": ..., "question": ...}')
     add("--out", type=Path, metavar="FILE.jsonl", help="file for the results, one line each")
-    add("--batch-size", type=int, metavar="N", help="number of answers made at a time (default 8)")
+    add("--batch-size", type=positive, metavar="N", help="number of answers made at a time (default 8)")
     return parser
 
 
@@ -230,73 +224,51 @@ def parse_generate_args(
     args = parser.parse_intermixed_args(arguments)
     args.questions = [*filter(is_question, args.images), *args.questions]
     args.images = [name for name in args.images if not is_question(name)]
-    if message := validate_args(args) or _validate_attribution(args):
+    if message := validate_args(args):
         parser.error(message)
     return args
 
 
 def validate_args(args: argparse.Namespace) -> str | None:
     """One sentence about arguments that do not go together, or None."""
-    if args.batch is not None:
-        if message := _validate_batch(args):
-            return message
-    elif args.out is not None:
-        return "--out belongs to --batch; for one question, --json prints the result to stdout"
-    elif args.batch_size is not None:
-        return "--batch-size belongs to --batch: questions of the command line are answered one by one"
-    if args.chat and (args.batch or args.json or args.num_answers != 1 or not args.cache):
-        return "--chat cannot be combined with --batch, --json, --num-answers or --no-cache"
-    if args.chat and STDIN in args.images:
-        return "--chat reads its lines from stdin: expected an image as a path or URL, got -"
-    if args.images.count(STDIN) > 1:
-        return "-: stdin holds one image, got - several times"
-    if args.compile == "on" and not args.cache:
-        return "--compile on needs the cache: leave out --no-cache"
-    if args.dtype == "int8" and args.device not in ("auto", "cpu", "cpu:0"):
-        return f"--dtype int8: expected --device cpu, got {args.device}; use bfloat16 there"
-    if args.no_image and args.images:
-        return "--no-image: expected no IMAGE, got " + ", ".join(args.images)
-    blank = next((question for question in args.questions if not question.strip()), None)
-    return None if blank is None else f"-q: expected a question, got {blank!r}"
+    batch, chat, sheet = args.batch is not None, args.chat, args.show_attention
+    several = len(args.questions) > 1
+    blank = [question for question in args.questions if not question.strip()]
+    of_maps = [name for name in ("method", "layers", "heads", "window") if vars(args)[name] is not None]
+    method, foreign = "attention", {"layers", "heads"}
+    if args.method != "occlusion":
+        method, foreign = "occlusion", {"window"}
+    foreign &= set(of_maps)
+    broken = {
+        "--out belongs to --batch; --json prints a result to stdout": args.out and not batch,
+        "--batch-size belongs to --batch": args.batch_size and not batch,
+        "--batch needs --out FILE.jsonl for its results": batch and not args.out,
+        "--batch takes images and questions from its file: leave out IMAGE, -q, --no-image, --json": batch
+        and (args.images or args.questions or args.no_image or args.json),
+        "--batch needs the cache: leave out --no-cache": batch and not args.cache,
+        "--chat cannot be combined with --batch, --json, --num-answers or --no-cache": chat
+        and (batch or args.json or args.num_answers != 1 or not args.cache),
+        "--chat reads its lines from stdin: expected a path or URL, got -": chat and STDIN in args.images,
+        "-: stdin holds one image, got - several times": args.images.count(STDIN) > 1,
+        "--compile on needs the cache: leave out --no-cache": args.compile == "on" and not args.cache,
+        f"--dtype int8: expected --device cpu, got {args.device}; use bfloat16 there": args.dtype == "int8"
+        and args.device not in ("auto", "cpu", "cpu:0"),
+        "--no-image: expected no IMAGE, got " + ", ".join(args.images): args.no_image and args.images,
+        f"-q: expected a question, got {''.join(blank)!r}": blank,
+        f"--{', --'.join(of_maps)}: expected with --show-attention OUT.png": of_maps and not sheet,
+        "--show-attention draws one question": sheet and (chat or batch or several),
+        "--show-attention needs an image to draw on: leave out --no-image": sheet and args.no_image,
+        "--show-attention draws one answer: leave out --num-answers": sheet and args.num_answers != 1,
+        f"--{', --'.join(foreign)} belongs to --method {method}": foreign,
+        f"--window: expected a share from {MIN_WINDOW:g} to 1, got {args.window}": args.window is not None
+        and not MIN_WINDOW <= args.window <= 1,
+    }
+    message = next((message for message, is_broken in broken.items() if is_broken), None)
+    return message or (_validate_sheet(sheet) if sheet else None)
 
 
-def _validate_batch(args: argparse.Namespace) -> str | None:
-    if args.images or args.questions or args.no_image or args.json:
-        return "--batch takes images and questions from its file: leave out IMAGE, -q, --no-image, --json"
-    if args.out is None:
-        return "--batch needs --out FILE.jsonl for its results"
-    if not args.cache:
-        return "--batch needs the cache: leave out --no-cache"
-    if args.batch_size is not None and args.batch_size < 1:
-        return f"--batch-size: expected at least 1, got {args.batch_size}"
-    return None
-
-
-def _validate_attribution(args: argparse.Namespace) -> str | None:
-    out: Path | None = args.show_attention
-    given = [name for name in ("method", "layers", "heads", "window") if vars(args)[name] is not None]
-    if out is None:
-        return f"--{given[0]} belongs to --show-attention OUT.png" if given else None
-    if args.chat or args.batch is not None or len(args.questions) > 1:
-        got = (
-            "--chat"
-            if args.chat
-            else "--batch"
-            if args.batch is not None
-            else f"{len(args.questions)} of them"
-        )
-        return f"--show-attention draws one question, got {got}"
-    if args.no_image:
-        return "--show-attention needs an image to draw on: leave out --no-image"
-    if args.num_answers != 1:
-        return f"--show-attention draws one answer, got --num-answers {args.num_answers}"
-    foreign, owner = (
-        ({"layers", "heads"}, "attention") if args.method == "occlusion" else ({"window"}, "occlusion")
-    )
-    if wrong := foreign & set(given):
-        return f"--{min(wrong)} belongs to --method {owner}"
-    if args.window is not None and not MIN_WINDOW <= args.window <= 1:
-        return f"--window: expected a share from {MIN_WINDOW:g} to 1, got {args.window:g}"
+def _validate_sheet(out: Path) -> str | None:
+    """Nothing but an earlier sheet of maps is overwritten."""
     if out.suffix.lower() != ".png":
         return f"--show-attention: expected a name that ends in .png, got {str(out)!r}"
     if not os.access(out.parent, os.W_OK | os.X_OK) or not out.parent.is_dir():
@@ -309,7 +281,7 @@ def _validate_attribution(args: argparse.Namespace) -> str | None:
 def is_question(text: str) -> bool:
     """Whether a positional argument is a question, not an image. A file that exists is an image. So is what
     looks like a path, so that a mistyped path is refused instead of asked."""
-    if text == STDIN or _URL.match(text) or os.path.lexists(expanded(text)):
+    if text == STDIN or _URL.match(text) or os.path.lexists(os.path.expanduser(text)):
         return False
     if text.rstrip().endswith(("?", "？", "؟")):
         return True
@@ -322,7 +294,7 @@ def is_question(text: str) -> bool:
 
 def check_image_name(name: str, advice: str = "") -> None:
     """Raises ImageError with the nearest name, and `advice`, if a path names no file."""
-    if name == STDIN or _URL.match(name) or "://" in name[:16] or os.path.lexists(expanded(name)):
+    if name == STDIN or _URL.match(name) or "://" in name[:16] or os.path.lexists(os.path.expanduser(name)):
         return
     hint = nearest_file(name) or f" (looked in {os.getcwd()}), check the path"
     raise ImageError(f"{name!r}: no such file{hint}{advice}")
@@ -338,30 +310,77 @@ def read_stdin_image(max_bytes: int) -> bytes:
     return raw
 
 
-def read_stdin_question(log: Callable[[str], None]) -> str | None:
-    """All of stdin as a question. None if stdin is a terminal, closed, /dev/null, empty, or a pipe that
-    nobody writes to, as under cron and CI.
-
-    Raises:
-        RequestError: stdin is not text, or too much of it.
-    """
+def read_stdin_questions(log: Callable[[str], None]) -> list[str]:
+    """All of stdin as a question. [] if stdin is a terminal, closed, /dev/null, empty, or a pipe that nobody
+    writes to, as under cron and CI."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):
-        return None
+        return []
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         if not select.select([sys.stdin], [], [], min(1, STDIN_TIMEOUT))[0]:
             log(f"waiting {STDIN_TIMEOUT:g} s for a question on stdin; -q TEXT or </dev/null avoids this")
             if not select.select([sys.stdin], [], [], STDIN_TIMEOUT)[0]:
-                return None
+                return []
     elif not stat.S_ISREG(mode):
-        return None
+        return []
     raw = sys.stdin.buffer.read(_MAX_QUESTION + 1)
     if len(raw) > _MAX_QUESTION:
         raise RequestError(f"stdin: expected a question of at most {_MAX_QUESTION} bytes, got more")
     try:
-        return raw.decode("utf-8-sig").strip() or None
+        question = raw.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
         raise RequestError(
             "stdin: expected a question in UTF-8, got other bytes; pass - to read an image from stdin"
         ) from None
+    return [question] if question else []
+
+
+# ------------------------------------------------------------------------------ options and figures
+def generation_options(args: argparse.Namespace) -> GenerationOptions:
+    """The options of every answer. A run that samples gets a seed, so that --json can report it."""
+    seed = args.seed
+    if seed is None and args.temperature > 0:
+        seed = secrets.randbelow(2**31)
+    try:
+        return GenerationOptions(
+            max_new_tokens=args.max_new_tokens,
+            num_return_sequences=args.num_answers,
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            min_p=args.min_p,
+            repetition_penalty=args.repetition_penalty,
+            seed=seed,
+            use_cache=args.cache,
+        )
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+
+
+def log_unused(args: argparse.Namespace, log: Callable[[str], None]) -> None:
+    """Log the sampling options that a temperature of 0 ignores."""
+    defaults = {"top_k": 0, "top_p": 1, "min_p": 0, "seed": None}
+    unused = [f"--{name.replace('_', '-')}" for name, value in defaults.items() if vars(args)[name] != value]
+    if unused and args.temperature == 0:
+        log(f"{', '.join(unused)} without effect: give a --temperature to sample tokens")
+
+
+def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
+    """The size and speed of an answer, from the fields of `Reply.finish`: a line for each figure."""
+    lengths = [len(ids) for ids in result["token_ids"]]
+    reused = f", {result['reused_tokens']} kept from the last question" if result["reused_tokens"] else ""
+    rows = {
+        "model": f"{model}, {result['dtype']} on {result['device']}",
+        "prompt": f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image{reused}",
+        "answer": f"{' + '.join(map(str, lengths))} tokens, ended by "
+        + ", ".join(sorted(set(result["stop_reasons"]))),
+        **{name.replace("_", " "): f"{value:.3f} s" for name, value in result["seconds"].items()},
+        "kv cache": f"{result['kv_cache_bytes'] / 2**20:.2f} MiB",
+        "step": result["decode_step"],
+    }
+    if result["decode_tokens_per_second"] is not None:
+        rows["decode"] += f", {result['decode_tokens_per_second']:.1f} tokens/s"
+    rows |= more
+    width = max(map(len, rows))
+    return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())

@@ -22,8 +22,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from data.inputs import EncodedConversation, TiledImage
-from data.processor import Processor
+from data.images import TiledImage
+from data.processor import EncodedConversation, Processor
 from generation.decoding import GenerationOptions, TokenStream
 from generation.prefix import FeatureCache
 from generation.session import Session

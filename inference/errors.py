@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data.errors import ImageError, OneSentence, ProcessorError, PromptError, one_line
+from generation.options import CacheMemoryError, NotFiniteError
 from models.checkpoints.hub import CheckpointError
 
 
@@ -26,14 +27,10 @@ def check_text_only(generation_config: Mapping[str, Any]) -> None:
 def user_errors() -> tuple[type[BaseException], ...]:
     """The types of these errors. Any other type is a bug, which needs its traceback. Of OSErrors, handle
     BrokenPipeError first: it says that the reader of our output has gone."""
-    known = (CheckpointError, ImageError, ProcessorError, PromptError, RequestError, OSError, MemoryError)
-    out_of_memory = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
-    if out_of_memory is None:  # torch has not been imported, nor failed
-        return known
-    from generation.decoding import NotFiniteError
-    from generation.kv_cache import CacheMemoryError
-
-    return (*known, NotFiniteError, CacheMemoryError, out_of_memory)
+    known = (CheckpointError, ImageError, ProcessorError, PromptError, RequestError, NotFiniteError,
+             CacheMemoryError, OSError, MemoryError)  # fmt: skip
+    out_of_memory = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)  # None: not imported so far
+    return known if out_of_memory is None else (*known, out_of_memory)
 
 
 def user_message(error: BaseException, more_memory: str) -> str:

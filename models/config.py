@@ -1,30 +1,41 @@
-"""What is judged without PyTorch: configurations, names of devices, and JSON that someone else wrote.
+"""The sizes of a model, and the names of devices: all that is checked before PyTorch is imported.
 
-Configurations are frozen, validated, and have the Hub's field names. Readers in `models/checkpoints/` make
-them of a checkpoint's config.json; nothing else interprets one.
+Configs are frozen, checked when they are made, and named as on the Hub. Readers in `models/checkpoints/` make
+them from a checkpoint's config.json, which is a stranger's file; nothing else interprets it.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
-# Bounds that no real model comes near: a config past them is broken or hostile, and is refused before
-# anything is allocated.
+# Far beyond any real model: a config past these is refused before anything is allocated.
 _MAX_WIDTH = 65_536
 _MAX_LAYERS = 1_024
 _MAX_VOCAB = 4_194_304
 _MAX_POSITIONS = 16_777_216
 
 
-def _check_range(owner: str, name: str, value, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{owner}.{name}: expected an integer from {low} to {high}, got {value!r}")
+def _check_range(config, low: int, high: int, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(
+                f"{type(config).__name__}.{name}: expected an integer from {low} to {high}, got {value!r}"
+            )
+
+
+def _check_choice(config, name: str, *choices: str) -> None:
+    if (value := getattr(config, name)) not in choices:
+        raise ValueError(f"{type(config).__name__}.{name}: expected {' or '.join(choices)}, got {value!r}")
+
+
+def _check_multiple(config, name: str, divisor: str) -> None:
+    value, by = getattr(config, name), getattr(config, divisor)
+    if value % by:
+        raise ValueError(f"{type(config).__name__}.{name} ({value}) must be a multiple of {divisor} ({by})")
 
 
 def _make_positive(config, *names: str) -> None:
@@ -52,22 +63,14 @@ class VisionConfig:
     hidden_act: str = "gelu_pytorch_tanh"
 
     def __post_init__(self):
-        for name in ("hidden_size", "intermediate_size", "image_size"):
-            _check_range("VisionConfig", name, getattr(self, name), 1, _MAX_WIDTH)
-        _check_range("VisionConfig", "num_hidden_layers", self.num_hidden_layers, 1, _MAX_LAYERS)
-        _check_range("VisionConfig", "num_attention_heads", self.num_attention_heads, 1, self.hidden_size)
-        _check_range("VisionConfig", "num_channels", self.num_channels, 1, 16)
-        _check_range("VisionConfig", "patch_size", self.patch_size, 1, self.image_size)
+        _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size", "image_size")
+        _check_range(self, 1, _MAX_LAYERS, "num_hidden_layers")
+        _check_range(self, 1, self.hidden_size, "num_attention_heads")
+        _check_range(self, 1, 16, "num_channels")
+        _check_range(self, 1, self.image_size, "patch_size")
+        _check_multiple(self, "hidden_size", "num_attention_heads")
+        _check_choice(self, "hidden_act", "gelu_pytorch_tanh", "gelu")
         _make_positive(self, "layer_norm_eps")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"VisionConfig.hidden_size ({self.hidden_size}) must be a multiple of "
-                f"num_attention_heads ({self.num_attention_heads})"
-            )
-        if self.hidden_act not in ("gelu_pytorch_tanh", "gelu"):
-            raise ValueError(
-                f"VisionConfig.hidden_act: expected gelu_pytorch_tanh or gelu, got {self.hidden_act!r}"
-            )
 
     @property
     def grid(self) -> int:
@@ -81,10 +84,8 @@ class VisionConfig:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Rotary-embedding scaling: `linear` divides every frequency; `llama3` smooths between bands.
-
-    The llama3 fields are those of Llama 3.1's config ("rope_scaling" on the Hub).
-    """
+    """Rotary-embedding scaling: `linear` divides every frequency; `llama3` smooths between bands, with the
+    fields of Llama 3.1's config."""
 
     rope_type: str = "llama3"
     factor: float = 1.0
@@ -93,11 +94,9 @@ class RopeScaling:
     original_max_position_embeddings: int = 8192
 
     def __post_init__(self):
-        if self.rope_type not in ("linear", "llama3"):
-            raise ValueError(f"RopeScaling.rope_type: expected linear or llama3, got {self.rope_type!r}")
+        _check_choice(self, "rope_type", "linear", "llama3")
         _make_positive(self, "factor", "low_freq_factor", "high_freq_factor")
-        name = "original_max_position_embeddings"
-        _check_range("RopeScaling", name, getattr(self, name), 1, _MAX_POSITIONS)
+        _check_range(self, 1, _MAX_POSITIONS, "original_max_position_embeddings")
         if self.rope_type == "llama3" and self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
                 f"RopeScaling.high_freq_factor ({self.high_freq_factor}) must exceed "
@@ -126,35 +125,29 @@ class TextConfig:
     mlp_bias: bool = False
 
     def __post_init__(self):
+        _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size", "num_attention_heads")
         if self.num_key_value_heads is None:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
-        _check_range("TextConfig", "num_attention_heads", self.num_attention_heads, 1, _MAX_WIDTH)
         if self.head_dim is None:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        for name in ("hidden_size", "intermediate_size", "head_dim", "num_key_value_heads"):
-            _check_range("TextConfig", name, getattr(self, name), 1, _MAX_WIDTH)
-        _check_range("TextConfig", "vocab_size", self.vocab_size, 1, _MAX_VOCAB)
-        _check_range("TextConfig", "num_hidden_layers", self.num_hidden_layers, 1, _MAX_LAYERS)
-        _check_range("TextConfig", "max_position_embeddings", self.max_position_embeddings, 1, _MAX_POSITIONS)
-        _make_positive(self, "rms_norm_eps", "rope_theta")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"TextConfig.num_attention_heads ({self.num_attention_heads}) must be a multiple of "
-                f"num_key_value_heads ({self.num_key_value_heads})"
-            )
+        _check_range(self, 1, _MAX_WIDTH, "num_key_value_heads", "head_dim")
+        _check_range(self, 1, _MAX_VOCAB, "vocab_size")
+        _check_range(self, 1, _MAX_LAYERS, "num_hidden_layers")
+        _check_range(self, 1, _MAX_POSITIONS, "max_position_embeddings")
+        _check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.head_dim % 2:
             raise ValueError(f"TextConfig.head_dim must be even for rotary embeddings, got {self.head_dim}")
-        if self.hidden_act != "silu":
-            raise ValueError(f"TextConfig.hidden_act: expected silu, got {self.hidden_act!r}")
+        _check_choice(self, "hidden_act", "silu")
+        _make_positive(self, "rms_norm_eps", "rope_theta")
 
 
 @dataclass(frozen=True)
 class VLMConfig:
-    """The whole model: vision, projector, text and how images stand among the tokens.
+    """The whole model: vision, projector, text, and where images stand among the tokens.
 
-    `image_placement` is "placeholder" where the prompt carries `image_token_id` once per image
-    feature (Idefics3, SmolVLM, today's nanoVLM), and "prefix" where the features are put in front
-    of the text (nanoVLM v0.1), one tile a row.
+    `image_placement` is "placeholder" where the prompt holds `image_token_id` once per image feature
+    (Idefics3, SmolVLM, today's nanoVLM), and "prefix" where the features of a row's one tile stand in front
+    of its text (nanoVLM v0.1).
     """
 
     vision: VisionConfig = field(default_factory=VisionConfig)
@@ -169,20 +162,15 @@ class VLMConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self):
-        _check_range("VLMConfig", "scale_factor", self.scale_factor, 1, self.vision.grid)
+        _check_range(self, 1, self.vision.grid, "scale_factor")
         if self.vision.grid % self.scale_factor:
             raise ValueError(
                 f"VLMConfig.scale_factor ({self.scale_factor}) must divide the vision grid "
                 f"({self.vision.grid} patches a side)"
             )
-        if self.image_placement not in ("placeholder", "prefix"):
-            raise ValueError(
-                f"VLMConfig.image_placement: expected placeholder or prefix, got {self.image_placement!r}"
-            )
+        _check_choice(self, "image_placement", "placeholder", "prefix")
         if self.image_placement == "placeholder":
-            if self.image_token_id is None:
-                raise ValueError("VLMConfig.image_token_id is needed where images stand as placeholders")
-            _check_range("VLMConfig", "image_token_id", self.image_token_id, 0, self.text.vocab_size - 1)
+            _check_range(self, 0, self.text.vocab_size - 1, "image_token_id")
 
     @property
     def tokens_per_tile(self) -> int:
@@ -190,13 +178,9 @@ class VLMConfig:
         return (self.vision.grid // self.scale_factor) ** 2
 
 
-# -------------------------------------------------------------------------------------------------- devices
-_DEVICE = re.compile(r"auto|(cpu|cuda|mps)(:\d+)?")
-
-
 def check_device(name: str) -> str:
     """Refuse the name of a device that this machine cannot have, before PyTorch is imported for it."""
-    if _DEVICE.fullmatch(name) is None:
+    if re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", name) is None:
         raise ValueError(f"device: expected auto, cpu, cuda, mps or cuda:N, got {name!r}")
     torch = version("torch") if name.startswith("cuda") else ""
     if torch.endswith("+cpu"):
@@ -204,49 +188,3 @@ def check_device(name: str) -> str:
     if name.startswith("mps") and sys.platform != "darwin":
         raise ValueError(f"device {name}: only Macs have one; use auto or cpu")
     return name
-
-
-# ----------------------------------------------------------------------------------------------------- JSON
-# The largest config files are lists of a tokenizer's added tokens, a megabyte. An index lists at most the
-# tensors of a thousand layers. tokenizer.json holds vocabulary and merges: Gemma's has 33 MB and two million
-# values, and Python's objects take some twenty times a file's bytes.
-MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 32 * 2**20  # bytes
-MAX_VALUES = 2_500_000  # of one file: commas and opening brackets
-
-
-def read_object(path: Path, max_bytes: int = MAX_CONFIG) -> dict[str, Any]:
-    """A JSON object from a file of a stranger, whose size is checked before it is read."""
-    check_size(path, max_bytes)
-    raw = path.read_bytes()
-    check_values(raw)
-    try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unambiguous)
-    except RecursionError:
-        raise ValueError("not valid JSON (nested too deeply)") from None
-    except ValueError as error:
-        raise ValueError(f"not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
-    return value
-
-
-def check_size(path: Path, max_bytes: int) -> None:
-    size = path.stat().st_size
-    if size > max_bytes:
-        raise ValueError(f"expected at most {max_bytes} bytes, got {size}")
-
-
-def check_values(raw: bytes) -> None:
-    """Refuse JSON that would become more objects than any real file does."""
-    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
-        raise ValueError(f"expected at most {MAX_VALUES} values of JSON, got more")
-
-
-def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of which each key has one value: of two, one reader would see one, the next the other."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        for name, value in pairs:
-            if found[name] != value:
-                raise ValueError(f"the key {name[:80]!r} stands twice, with different values")
-    return found

@@ -6,7 +6,6 @@ new_ids = model.generate(**processor_output, max_new_tokens=64)      # (B, T_new
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,12 @@ from torch import Tensor, nn
 from generation import decoding
 from generation.decoding import GenerationOutput, TokenStream
 from generation.options import GenerationOptions, with_overrides
-from generation.prompt import check_placeholders, tiles_of_rows
 from models.checkpoints.backbones import from_backbones
 from models.checkpoints.hub import Origin
 from models.checkpoints.load import load
 from models.checkpoints.save import push, save
 from models.config import VLMConfig
+from models.initial_weights import init_weights
 from models.language_model import KVCache, LanguageModel
 from models.losses import summed_cross_entropy
 from models.modality_projector import ModalityProjector
@@ -61,8 +60,8 @@ class VisionLanguageModel(nn.Module):
     Call names are transformers': a processor's output passes straight in as keyword arguments.
 
     origin: where it was loaded from; None for one that was not.
-    generation_config: what its generation_config.json said besides token ids; saving writes it again. Nothing
-        here is applied by `generate`, whose options say everything.
+    generation_config: what its generation_config.json said besides token ids. Saving writes it again, and
+        `generate` does not apply it: options say everything.
     """
 
     origin: Origin | None = None
@@ -83,12 +82,7 @@ class VisionLanguageModel(nn.Module):
         dtype: torch.dtype | str | None = "auto",
         device: torch.device | str | None = None,
     ) -> VisionLanguageModel:
-        """Load a checkpoint from a folder or a repository id, in eval mode; see `models.checkpoints.load`.
-
-        `generate` stops at every id that config.json, generation_config.json and the tokenizer's files call
-        the end. Where nanoVLM's `lm_tokenizer` is another repository the model knows no end: give `generate`
-        the `stop_token_ids` of `data.processor.Processor`.
-        """
+        """Load a checkpoint from a folder or the Hub, in eval mode; see `models.checkpoints.load`."""
         model = load(cls, source, revision, dtype, device)
         prepare_device(model.device)
         return model
@@ -126,45 +120,16 @@ class VisionLanguageModel(nn.Module):
         return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
 
     def init_weights(self, generator: torch.Generator | None = None, prefix: str = "") -> None:
-        """Initialise every weight whose name starts with `prefix`, in this one place.
-
-        Variance-preserving Normal(0, 1 / sqrt(fan_in)), the two projections that write into the residual
-        stream of the text scaled by 1 / sqrt(2 · layers) as in GPT-2; norms at one, biases at zero. Token
-        embeddings have unit scale, so that a token is still known after the first block, unless the head
-        shares them (0.02, as in Llama).
-        """
-        depth = 1 / math.sqrt(2 * self.config.text.num_hidden_layers)
-        for name, parameter in self.named_parameters():
-            if not name.startswith(prefix):
-                continue
-            if name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            elif parameter.dim() == 1:
-                nn.init.ones_(parameter)
-            elif "embed_tokens" in name and not self.config.tie_word_embeddings:
-                nn.init.normal_(parameter, std=1.0, generator=generator)
-            elif name.endswith(("embed_tokens.weight", "lm_head.weight", "position_embedding.weight")):
-                nn.init.normal_(parameter, std=0.02, generator=generator)
-            else:
-                std = parameter[0].numel() ** -0.5
-                if name.startswith("language_model") and name.endswith(("o_proj.weight", "down_proj.weight")):
-                    std *= depth
-                nn.init.normal_(parameter, std=std, generator=generator)
+        """Initialise every weight whose name starts with `prefix`; see `models.initial_weights`."""
+        init_weights(self, self.config, generator, prefix)
 
     def encode_images(self, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None) -> Tensor:
-        """Images to language-model embeddings.
-
-        Args:
-            pixel_values: (N, 3, H, W), or (B, n, 3, H, W) with padding; see `tiles_of_rows`.
-            pixel_attention_mask: (N, H, W) or (B, n, H, W), 1 on real pixels.
-
-        Returns:
-            (N, tokens per tile, D), one row for each real tile, in order.
-        """
-        tiles, mask, _ = tiles_of_rows(pixel_values, pixel_attention_mask)
+        """Pixels as `tiles_of_rows` takes them -> (N, tokens per tile, D), one row for each real tile."""
+        tiles, mask, _ = self.tiles_of_rows(pixel_values, pixel_attention_mask)
         patch_mask = None
         if mask is not None and not mask.all():
             patch = self.config.vision.patch_size
+            # A patch is real where any of its pixels is: (N, H, W) -> (N, H / patch, W / patch).
             patch_mask = mask.unfold(1, patch, patch).unfold(2, patch, patch).flatten(3).any(-1)
         features = self.vision_model(tiles.to(self.device, self.dtype), patch_mask)
         return self.projector(features)
@@ -179,15 +144,14 @@ class VisionLanguageModel(nn.Module):
         features stand in front of the text."""
         x = self.language_model.embed_tokens(input_ids)
         if pixel_values is None or not pixel_values.numel():
-            check_placeholders(self.config, input_ids, None)
+            self.check_placeholders(input_ids, None)
             return x
-        tiles, mask, row_tiles = tiles_of_rows(pixel_values, pixel_attention_mask)
-        check_placeholders(self.config, input_ids, len(tiles), row_tiles)
+        tiles, mask, row_tiles = self.tiles_of_rows(pixel_values, pixel_attention_mask)
+        self.check_placeholders(input_ids, len(tiles), row_tiles)
         return self.place_features(input_ids, x, self.encode_images(tiles, mask))
 
     def place_features(self, input_ids: Tensor, x: Tensor, features: Tensor | None) -> Tensor:
-        """Put features (N, S, D) among the embeddings x (B, T, D) of input_ids (B, T); see
-        `generation.prompt.check_placeholders`."""
+        """Put features (N, S, D) among the embeddings x (B, T, D) of input_ids (B, T)."""
         if features is None:
             return x
         if self.config.image_placement == "prefix":
@@ -195,6 +159,63 @@ class VisionLanguageModel(nn.Module):
         assert self.config.image_token_id is not None, "placeholders have an id"
         places = torch.eq(input_ids, self.config.image_token_id)
         return x.masked_scatter(places[..., None], features.to(x.dtype))
+
+    @staticmethod
+    def tiles_of_rows(
+        pixel_values: Tensor, pixel_attention_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, list[int] | None]:
+        """The real tiles of a call, (N, 3, H, W) in order; their masks, (N, H, W) or None; tiles of each row.
+
+        Args:
+            pixel_values: (N, 3, H, W), which does not say which tiles are whose (None for the rows); or
+                (B, n, 3, H, W) as processors pad them, where a tile of zeros is padding and is dropped.
+            pixel_attention_mask: (N, H, W) or (B, n, H, W), 1 on real pixels; or None.
+        """
+        if pixel_values.dim() == 4:
+            return pixel_values, pixel_attention_mask, None
+        if pixel_values.dim() != 5:
+            raise ValueError(
+                f"pixel_values: expected (N, 3, H, W) or (B, n, 3, H, W), got {tuple(pixel_values.shape)}"
+            )
+        real = (pixel_values != 0).flatten(2).any(2)  # (B, n)
+        counts = real.sum(1).tolist()  # the one read from the device
+        tiles = pixel_values.flatten(0, 1)
+        mask = None if pixel_attention_mask is None else pixel_attention_mask.flatten(0, 1)
+        if sum(counts) < len(tiles):
+            kept = real.flatten()
+            tiles, mask = tiles[kept], None if mask is None else mask[kept]
+        return tiles, mask, counts
+
+    def check_placeholders(
+        self, input_ids: Tensor, tiles: int | None, row_tiles: list[int] | None = None
+    ) -> None:
+        """Raise ValueError unless the images of a call fit their places in the prompts (B, T).
+
+        `tiles` are those of all rows together, None without images; `row_tiles` those of each row, where that
+        is known: then every row must have its own.
+        """
+        batch, per_tile = len(input_ids), self.config.tokens_per_tile
+        if row_tiles is not None and len(row_tiles) != batch:
+            raise ValueError(f"pixel_values: expected {batch} rows as in input_ids, got {len(row_tiles)}")
+        if self.config.image_placement == "prefix":
+            if tiles is not None and (tiles != batch or set(row_tiles or [1]) != {1}):
+                raise ValueError(
+                    "this checkpoint puts one image in front of each row: "
+                    f"expected {batch} images, got {row_tiles if tiles == batch else tiles}"
+                )
+            return
+        assert self.config.image_token_id is not None, "placeholders have an id"
+        # The one read from the device.
+        places = torch.eq(input_ids, self.config.image_token_id).sum(1).tolist()
+        if row_tiles is None:
+            places, row_tiles = [sum(places)], [tiles or 0]
+        for row, (expected, got) in enumerate(zip(places, row_tiles, strict=True)):
+            if expected != got * per_tile:
+                raise ValueError(
+                    f"{f'row {row}: ' if len(places) > 1 else ''}the prompt holds {expected} image "
+                    f"placeholders but the images give {got * per_tile} features, {per_tile} a tile: build "
+                    "both with the same processor"
+                )
 
     def forward(
         self,
@@ -206,7 +227,7 @@ class VisionLanguageModel(nn.Module):
         position_ids: Tensor | None = None,
         logits_to_keep: int = 0,
     ) -> VLMOutput:
-        """Logits of every position, and the mean next-token loss where labels are given.
+        """Logits of every position, image positions in front included, and the mean next-token loss.
 
         Args:
             input_ids: (B, T) int64.
@@ -216,9 +237,6 @@ class VisionLanguageModel(nn.Module):
             labels: (B, T), the ids themselves, -100 where there is no loss; shifted here.
             position_ids: (B, T), for packed segments.
             logits_to_keep: compute logits of only the last so many positions; 0 means all.
-
-        Returns:
-            `VLMOutput`; logits are (B, T, V), with the image positions in front for "prefix" checkpoints.
         """
         hidden, _ = self.hidden_states(
             input_ids, pixel_values, pixel_attention_mask, attention_mask, position_ids=position_ids
@@ -257,18 +275,9 @@ class VisionLanguageModel(nn.Module):
     ) -> Tensor:
         """New token ids (B · N, T_new), stop tokens included, the pad id after a row's stop token.
 
-        Args:
-            input_ids: (B, T).
-            pixel_values: (B, n, 3, H, W) or (N, 3, H, W), or None.
-            pixel_attention_mask: (B, n, H, W) or (N, H, W), or None.
-            attention_mask: (B, T), 0 on padding, on either side; every row gets what it gets alone.
-            options: see `GenerationOptions`; None is its defaults.
-            **overrides: single fields of it: max_new_tokens, temperature (0 is greedy), top_k, top_p, min_p,
-                repetition_penalty, seed, num_return_sequences, stop_token_ids, use_cache, decode_step.
-
-        Raises:
-            TypeError: an option that does not exist, with what to use instead.
-            ValueError: bad options or shapes, too long for the context or the memory, logits not finite.
+        Inputs are as in `forward`; padding may stand on either side, and every row gets what it gets alone.
+        Options are a `GenerationOptions` (None: its defaults), single fields of it, or both. A ValueError
+        says that they do not fit the inputs, the context or the memory, or that logits are not finite.
         """
         inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
         return self.generate_stream(*inputs, options, **overrides).drain().token_ids
@@ -291,7 +300,7 @@ class VisionLanguageModel(nn.Module):
         return decoding.generate_stream(self, *inputs, self.generation_options(options, **overrides))
 
     def generation_options(self, options: GenerationOptions | None = None, **overrides) -> GenerationOptions:
-        """Checked options, with this checkpoint's stop ids unless others are given. Raises as `generate`."""
+        """Checked options, with this checkpoint's stop ids unless others are given."""
         return with_overrides(options, overrides, self.config.eos_token_ids)
 
     def loss(
@@ -303,18 +312,17 @@ class VisionLanguageModel(nn.Module):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(summed cross-entropy, number of labelled tokens); the head runs on labelled positions only.
+        """(summed cross-entropy, number of labelled tokens), from the arguments of `forward`.
 
-        A training step divides by the number of labelled tokens of the whole global batch, which no
-        single call knows: hence the sum. Logits exist a chunk at a time (`models/losses.py`).
+        A training step divides by the number of labelled tokens of the whole global batch, which no single
+        call knows: hence the sum.
         """
-        hidden, _ = self.hidden_states(
-            input_ids, pixel_values, pixel_attention_mask, attention_mask, position_ids=position_ids
-        )
+        inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
+        hidden, _ = self.hidden_states(*inputs, position_ids=position_ids)
         return self.summed_loss(hidden, labels)
 
     def summed_loss(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """`loss` from hidden states (B, T, D) on; the position before a labelled token predicts it."""
+        """`loss` from hidden states (B, T, D) on; the head runs on those that predict a labelled token."""
         front = hidden.shape[1] - labels.shape[1]  # image positions in front carry no loss
         hidden = hidden[:, front - 1 : -1] if front else hidden[:, :-1]
         targets = labels if front else labels[:, 1:]

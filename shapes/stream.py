@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from data.samples import IGNORE_INDEX
+from data.packing import IGNORE_INDEX
 from shapes import FAMILIES, ask, ask_list, render_with_map, sample_questions, sample_scene
 from shapes.questions import Mention, facts, mentions
 

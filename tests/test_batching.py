@@ -10,9 +10,8 @@ import torch
 
 from generation.decoding import eager_step
 from generation.fast.choose_step import set_precision
-from generation.kv_cache import CacheMemoryError
+from generation.options import CacheMemoryError, NotFiniteError
 from generation.prefix import FeatureCache
-from generation.sampling import NotFiniteError
 from generation.scheduler import LazyRequest, Request, Scheduler
 from tests.batches import assert_as_alone, request, run, uneven
 from tests.prompts import NO_STOP, PER_TILE, TILE_BYTES, ImageBlock, count_reads, record, tiny_vlm, words

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data.inputs import LEVELS, ByteTiles
+from data.packing import LEVELS, ByteTiles
 from tests.processors import draw_image, processor
 
 
@@ -46,7 +46,7 @@ def test_the_tiles_of_real_processors_are_bytes(kind):
 def test_where_shared_memory_is_short_images_go_through_the_pipe(monkeypatch, megabytes, piped):
     """Docker gives 64 MB of it, and a process that writes more is killed."""
     space = SimpleNamespace(f_bavail=megabytes * 2**8, f_frsize=2**12)
-    monkeypatch.setattr("data.inputs.os.statvfs", lambda path: space)
+    monkeypatch.setattr("data.packing.os.statvfs", lambda path: space)
     tiles = ByteTiles.of(levels(6, 1, side=512))
     sent = ForkingPickler.dumps(tiles)
     assert (len(sent) > tiles.nbytes) == piped

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import generate
-from data.inputs import TiledImage
+from data.images import TiledImage
 from data.row_schemas import RowSchema
-from generation.sampling import NotFiniteError, Sampler
+from generation.options import NotFiniteError
+from generation.sampling import Sampler
 from inference.chat import COMMANDS, path_of, place
 from tests.processors import draw_image
 

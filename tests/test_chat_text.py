@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from data import chat
 from data.chat import SMOLVLM_CHAT_TEMPLATE, ChatEncoder, TemplateRefused, read_conversation, render_bounded
 from data.errors import PromptError
-from data.samples import SampleEncoder
+from data.packing import SampleEncoder
 from inference.answer import encode as encode_question
 from inference.checkpoint import open_checkpoint
 from tests.processors import LLAMA_TEMPLATE, processor

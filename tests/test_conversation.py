@@ -12,7 +12,8 @@ import generate
 from data.errors import ImageError, PromptError
 from data.processor import make_processor
 from generation.decoding import GenerationOptions
-from generation.sampling import NotFiniteError, Sampler
+from generation.options import NotFiniteError
+from generation.sampling import Sampler
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.conversation import (
     PLACEHOLDER,

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from generation.decoding import eager_step
 from generation.fast.native.step import NoCompiler, find_compiler
-from generation.kv_cache import CacheMemoryError
-from generation.options import GenerationOptions
+from generation.options import CacheMemoryError, GenerationOptions
 from generation.prompt import ContextError, seen_tokens
 from generation.session import Session
 from models.config import RopeScaling
@@ -303,7 +302,7 @@ def test_placing_images_reads_from_the_device_twice(vlm):
 def test_more_than_the_memory_is_refused_before_any_work(monkeypatch):
     model, per_position = tiny_vlm(max_position_embeddings=2500, num_hidden_layers=1), 2 * 1 * 2 * 12 * 4
     available = 1500 * per_position
-    monkeypatch.setattr("generation.kv_cache.available_bytes", lambda device: available)
+    monkeypatch.setattr("generation.memory.available_bytes", lambda device: available)
     session, prompt = Session(model), inputs_of(words(1, 100))
     passes, _, _ = record(monkeypatch, model)
     for answerer, options, needed in (

@@ -14,9 +14,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generation import kv_cache as kv
-from generation.decoding import GenerationOptions, NotFiniteError, eager_step
+from generation.decoding import GenerationOptions, eager_step
 from generation.fast.choose_step import fast_step, graph_step
 from generation.fast.cuda_graph import AsyncStopFlags, FusedDecoder, Graphs, GraphStep, StaticCache, bucket_of
+from generation.options import NotFiniteError
 from generation.scheduler import Scheduler
 from generation.session import Session
 from inference.answer import ask

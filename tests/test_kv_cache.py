@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from generation import kv_cache as kv
+from generation import memory
 from models.config import RopeScaling, TextConfig
 from models.language_model import LanguageModel
 from tests import invariants
@@ -161,7 +162,7 @@ def test_control_groups_leave_what_their_limits_say(tmp_path):
     def left(membership, root=tmp_path):
         (root / "proc/self").mkdir(parents=True, exist_ok=True)
         (root / "proc/self/cgroup").write_text(membership)
-        return kv.cgroup_available(root)
+        return memory.cgroup_available(root)
 
     second = ("memory.max", "memory.current", "memory.stat", "inactive_file")
     first = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file")
@@ -180,5 +181,5 @@ def test_control_groups_leave_what_their_limits_say(tmp_path):
 
 
 def test_memory_that_is_free_here():
-    assert 2**20 < kv.available_bytes(torch.device("cpu")) < 2**50
-    assert kv.available_bytes(torch.device("meta")) is None
+    assert 2**20 < memory.available_bytes(torch.device("cpu")) < 2**50
+    assert memory.available_bytes(torch.device("meta")) is None

@@ -13,8 +13,7 @@ import torch
 from data import loader as loader_module
 from data.errors import DatasetError
 from data.loader import LoaderConfig, merge_states, steps_per_run
-from data.packing import PADDING
-from data.samples import IGNORE_INDEX
+from data.packing import IGNORE_INDEX, PADDING
 from data.sources import Mixture
 from tests.processors import embedded, processor
 from tests.rows import ListStream, flat, loader, mixture, png, rows, source

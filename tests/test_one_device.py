@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from data.inputs import ByteTiles
+from data.packing import ByteTiles
 from generation import kv_cache as kv
 from generation.decoding import CachePosition, GenerationOptions, eager_step, prefill
 from generation.fast.cuda_graph import GraphStep, _Run

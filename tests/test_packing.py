@@ -11,8 +11,17 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from data.packing import Batch, block_mask, collate, dense_mask, pack, pack_indices, segment_mask
-from data.samples import IGNORE_INDEX, Sample
+from data.packing import (
+    IGNORE_INDEX,
+    Batch,
+    Sample,
+    block_mask,
+    collate,
+    dense_mask,
+    pack,
+    pack_indices,
+    segment_mask,
+)
 from models import language_model
 from tests.prompts import IMAGE_ID, PER_TILE, tile, tiny_vlm, words
 

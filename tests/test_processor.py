@@ -16,8 +16,8 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
 from data.images import ImageLimits
 from data.nanovlm import NanoVLMImages
+from data.packing import SampleEncoder
 from data.processor import Processor, make_processor
-from data.samples import SampleEncoder
 from data.smolvlm import IdeficsImages, new_idefics
 from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from models.config import TextConfig, VisionConfig, VLMConfig

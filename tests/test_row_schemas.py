@@ -9,6 +9,7 @@ import torch
 
 from data.errors import BadRow, DatasetError
 from data.images import image_size, load_image
+from data.packing import IGNORE_INDEX, SampleEncoder
 from data.processor import Processor
 from data.row_schemas import (
     BAD_CONVERSATION,
@@ -20,7 +21,6 @@ from data.row_schemas import (
     RowSchema,
     find_schema,
 )
-from data.samples import IGNORE_INDEX, SampleEncoder
 from tests.processors import KINDS, draw_image, processor
 from tests.rows import png
 

@@ -129,9 +129,9 @@ def test_the_ends_of_the_range_draw_allowed_tokens(uniform):
 
 def test_missing_pieces_are_errors():
     logits = torch.randn(2, 5)
-    with pytest.raises(ValueError, match="needs a random number"):
+    with pytest.raises(ValueError, match="random number"):
         sample(logits, SamplingParams(temperature=1.0))
-    with pytest.raises(ValueError, match="each of 2 rows, got 3"):
+    with pytest.raises(ValueError, match="2 rows"):
         sample(logits, SamplingParams(temperature=1.0), torch.rand(3))
     with pytest.raises(ValueError, match="needs `seen`"):
         sample(logits, SamplingParams(repetition_penalty=1.1))

@@ -342,7 +342,7 @@ def test_several_questions_share_a_session(as_json, photo):
 
 
 def test_an_answer_larger_than_the_memory_is_one_sentence(complaint, photo, monkeypatch):
-    monkeypatch.setattr("generation.kv_cache.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("generation.memory.available_bytes", lambda device: 1000)
     assert "1000" in complaint(photo, "-q", "how many?", "--num-answers", 9, "--max-new-tokens", 8)
 
 

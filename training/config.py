@@ -22,7 +22,7 @@ from data.errors import did_you_mean, one_line
 from data.files import check_rows_path, nearest_file, replacing
 from models import __version__
 from models.checkpoints.folder import check_replaceable
-from models.checkpoints.hub import resolve_source
+from models.checkpoints.hub import check_has_config, check_repo_id, resolve_source
 from models.config import check_device
 
 Data = str | list[dict[str, Any]]
@@ -188,8 +188,6 @@ class TrainConfig:
         if self.eval_metric and (self.is_shapes or not self.eval_data):
             raise ValueError("--eval-metric: expected rows with --eval-data")
         if self.push_to_hub:
-            from models.checkpoints.hub import check_repo_id  # start-up: takes 0.2 s to import
-
             check_repo_id(self.push_to_hub)
 
     def _check_choice(self, name: str, *choices: str) -> None:
@@ -338,8 +336,6 @@ def parse_command(
                     for entry in dataset_entries(data):
                         check_rows_path(str(entry.get("path", "")))
             if sources:
-                from models.checkpoints.hub import check_has_config  # start-up: takes 0.2 s to import
-
                 for source in sources:
                     check_has_config(source)
     except (ValueError, OSError) as error:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from data.samples import IGNORE_INDEX
+from data.packing import IGNORE_INDEX
 from models.config import TextConfig, VLMConfig
 from training.config import PEAKS
 from training.optim import part_of

@@ -31,8 +31,8 @@ from torch import OutOfMemoryError
 
 from data.errors import ImageError, ProcessorError, PromptError, one_line
 from data.images import ImageLimits, load_image
-from generation.decoding import GenerationOptions, NotFiniteError
-from generation.kv_cache import CacheMemoryError
+from generation.decoding import GenerationOptions
+from generation.options import CacheMemoryError, NotFiniteError
 from generation.prefix import FeatureCache
 from generation.session import Session
 from inference.checkpoint import Checkpoint, RequestError

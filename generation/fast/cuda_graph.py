@@ -39,8 +39,8 @@ from generation import kv_cache as kv
 from generation.decoding import CachePosition
 from generation.fast.native.step import unknown_parts
 from generation.kv_cache import KVCache
-from generation.options import GenerationOptions
-from generation.sampling import NotFiniteError, Sampler
+from generation.options import GenerationOptions, NotFiniteError
+from generation.sampling import Sampler
 
 BUCKET = 256  # cache positions: the shortest bucket
 LAG = 3  # steps launched before the tokens of one are read

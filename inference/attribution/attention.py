@@ -22,7 +22,7 @@ from torch import Tensor
 
 from inference.attribution.teacher_forcing import ForcedAnswer
 from inference.checkpoint import Checkpoint, RequestError
-from models.language_model import Attention, DecoderBlock, LanguageModel, apply_rope, rope_tables
+from models.language_model import Attention, DecoderBlock, LanguageModel, rope_tables
 
 _WEIGHTS_AT_ONCE = 4_194_304  # 16 MiB of float32
 
@@ -106,15 +106,14 @@ def _layer_rows(
 ) -> Tensor:
     """One layer's part of `attention_rows`, (Q, T), from the input of its attention, x (1, T, D)."""
     length, groups = x.shape[1], attention.num_heads // attention.num_kv_heads
-    k = attention.k_proj(x).view(1, length, attention.num_kv_heads, attention.head_dim).transpose(1, 2)
-    k = apply_rope(k, *rope).float().transpose(-1, -2)  # (1, H_kv, D_h, T)
+    q, k, _ = attention.project(x, rope)
+    k = k.float().transpose(-1, -2)  # (1, H_kv, D_h, T)
     keys = torch.arange(length, device=x.device)
     rows = []
     for part in positions.split(max(1, _WEIGHTS_AT_ONCE // (attention.num_heads * length))):
-        q = attention.q_proj(x[:, part]).view(1, len(part), attention.num_heads, attention.head_dim)
-        q = apply_rope(q.transpose(1, 2), *(table[:, :, part] for table in rope)).float()  # (1, H, Q, D_h)
-        q = q.unflatten(1, (attention.num_kv_heads, groups)).flatten(2, 3)  # a group's heads share their keys
-        scores = q @ k / math.sqrt(attention.head_dim)  # (1, H_kv, groups · Q, T)
+        # A group's heads share their keys: (1, H, Q, D_h) -> (1, H_kv, groups · Q, D_h).
+        of_part = q[:, :, part].float().unflatten(1, (attention.num_kv_heads, groups)).flatten(2, 3)
+        scores = of_part @ k / math.sqrt(attention.head_dim)  # (1, H_kv, groups · Q, T)
         scores = scores.view(attention.num_heads, len(part), length)
         weights = scores.masked_fill_(keys > part[:, None], -math.inf).softmax(-1)
         rows.append((weights if heads is None else weights[sorted(set(heads))]).mean(0))

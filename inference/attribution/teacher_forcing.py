@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.images import load_image
-from data.inputs import TiledImage
+from data.images import TiledImage, load_image
 from inference.answer import TextStream, encode, prompt_tokens
 from inference.checkpoint import Checkpoint, RequestError
 

@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 from data.errors import ImageError, ProcessorError, PromptError, one_line
+from data.images import check_sides
 from inference.cli import Parser, check_image_name, check_model, dtype
 from models.checkpoints.folder import check_replaceable
 from models.checkpoints.hub import CheckpointError, check_repo_id
@@ -80,8 +81,6 @@ def check(settings: argparse.Namespace) -> None:
         if settings.image is not None:
             if match := _SIZE.fullmatch(settings.image):
                 settings.size = (int(match[1]), int(match[2]))
-                from data.images import check_sides  # and with it NumPy and Pillow
-
                 check_sides(*settings.size)
             else:
                 check_image_name(settings.image)

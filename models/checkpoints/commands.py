@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from data.errors import ProcessorError
-from data.images import load_image
-from data.processor import Processor, image_cost
+from data.images import TiledImage, check_sides, load_image
+from data.processor import Processor
 from data.processor_conversion import as_idefics, as_nanovlm
 from models.checkpoints.convert import NANOVLM, ProcessorBundle, Request, convert, upload
 from models.checkpoints.hub import describe, snapshot
@@ -48,8 +49,34 @@ def _image(settings: Namespace, report: dict[str, Any]) -> dict[str, Any]:
     files = describe(str(folder))
     config = choose_reader(files.config, files.source).read_config(files.config, files.generation_config)
     processor = Processor.from_pretrained(folder, config=config)  # refused where it is not this model's
-    cost = asdict(image_cost(processor, width, height, settings.question))
+    cost = image_cost(processor, width, height, settings.question)
     return cost | {"left": report["context"] - cost["prompt_tokens"]}
+
+
+def image_cost(processor: Processor, width: int, height: int, question: str) -> dict[str, Any]:
+    """What an image of width x height pixels takes in a prompt, by the processor's own rules, without one.
+
+    `rows` x `columns` of tiles (0 or 1 where the image is not cut), `tiles` with the whole image as one more;
+    `prompt_tokens` is the whole prompt of one question, image included.
+    """
+    check_sides(width, height)
+    count, rows, columns = processor.images.grid(width, height)
+    side = processor.images.tile_size
+    # Tiles of shape alone: the prompt depends on how many there are, not on what they show.
+    tiles = torch.empty(count, 3, side, side, device="meta")
+    blank = TiledImage(tiles, rows, columns, f"an image of {width} x {height}")
+    encoded = processor.encode_conversation(processor.conversation(blank, question), True)
+    in_front = encoded.image_tokens if processor.image_token_id is None else 0
+    return {
+        "width": width,
+        "height": height,
+        "rows": rows,
+        "columns": columns,
+        "tiles": count,
+        "image_tokens": encoded.image_tokens,
+        "prompt_tokens": len(encoded.input_ids) + in_front,
+        "question": question,
+    }
 
 
 def run_convert(settings: Namespace, note: Callable[[str], None]) -> None:

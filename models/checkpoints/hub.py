@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import os
 import re
 import time
@@ -23,8 +24,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
-
-from models.config import MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER, read_object
 
 Answer = TypeVar("Answer")
 
@@ -46,6 +45,11 @@ _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 # How similar two names must be (difflib's ratio): to be suggested for a path, and to be suggested for a name
 # that the Hub may have, too.
 _SIMILAR, _VERY_SIMILAR = 0.6, 0.7
+# The largest config files are lists of a tokenizer's added tokens, a megabyte. An index lists at most the
+# tensors of a thousand layers. tokenizer.json holds vocabulary and merges: Gemma's has 33 MB and two million
+# values, and Python's objects take some twenty times a file's bytes.
+MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 32 * 2**20  # bytes
+MAX_VALUES = 2_500_000  # of one file: commas and opening brackets
 _MAX_ENTRIES = 2_000  # of a folder that is searched for a similar name
 _MAX_MESSAGE = 1_000  # characters
 
@@ -70,12 +74,51 @@ def some(names: Collection[str], limit: int = 3) -> str:
     return shown if len(ordered) <= limit else f"{shown} and {len(ordered) - limit} more"
 
 
+# ------------------------------------------------------------------------------------- JSON of a stranger
 def read_json(path: Path, max_bytes: int = MAX_CONFIG) -> dict:
-    """A JSON object of a checkpoint; see `models.config.read_object`."""
+    """A JSON object of a checkpoint; see `read_object`."""
     try:
         return read_object(path, max_bytes)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def read_object(path: Path, max_bytes: int = MAX_CONFIG) -> dict[str, Any]:
+    """A JSON object from a file whose size is checked before it is read; ValueError where it is none."""
+    check_size(path, max_bytes)
+    raw = path.read_bytes()
+    check_values(raw)
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unambiguous)
+    except RecursionError:
+        raise ValueError("not valid JSON (nested too deeply)") from None
+    except ValueError as error:
+        raise ValueError(f"not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def check_size(path: Path, max_bytes: int) -> None:
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise ValueError(f"expected at most {max_bytes} bytes, got {size}")
+
+
+def check_values(raw: bytes) -> None:
+    """Refuse JSON that would become more objects than any real file does."""
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ValueError(f"expected at most {MAX_VALUES} values of JSON, got more")
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of which each key has one value: of two, one reader would see one, the next the other."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        for name, value in pairs:
+            if found[name] != value:
+                raise ValueError(f"the key {name[:80]!r} stands twice, with different values")
+    return found
 
 
 @cache

@@ -265,7 +265,7 @@ def _memory(parameters: int, text: TextConfig | None) -> dict[str, dict[str, int
 
 # --------------------------------------------------------------------------------------------------- text
 def as_text(report: Mapping[str, Any]) -> str:
-    """A report for people. With `picture`, what an image takes (`data.processor.image_cost`)."""
+    """A report for people. With `picture`, what an image takes (`commands.image_cost`)."""
     commit = f" at {report['commit'][:12]}" if report["commit"] else ""
     architectures = ", ".join(report["architectures"])
     lines = [

@@ -26,7 +26,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from models.checkpoints import idefics3, nanovlm
-from models.checkpoints.hub import CheckpointError, CheckpointFiles, locate, read_json, resolve_source
+from models.checkpoints.hub import (
+    MAX_TOKENIZER,
+    CheckpointError,
+    CheckpointFiles,
+    locate,
+    read_json,
+    resolve_source,
+)
 from models.checkpoints.weights import (
     FLOATS,
     Entry,
@@ -36,7 +43,7 @@ from models.checkpoints.weights import (
     read_tensor,
     stored_entries,
 )
-from models.config import MAX_TOKENIZER, VLMConfig
+from models.config import VLMConfig
 
 T = TypeVar("T")
 

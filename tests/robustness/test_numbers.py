@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from data.packing import SampleEncoder
 from data.processor import Processor
-from data.samples import SampleEncoder
 from generation.decoding import GenerationOptions
 from generation.fast.cuda_graph import GraphStep
 from generation.fast.native.step import NativeStep, NoCompiler
-from generation.sampling import NotFiniteError
+from generation.options import NotFiniteError
 from generation.scheduler import Request, Scheduler
 from generation.session import Session
 from inference.answer import ask

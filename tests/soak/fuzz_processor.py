@@ -13,8 +13,7 @@ from typing import Any
 from PIL import Image
 
 from data.errors import ImageError, PromptError
-from data.inputs import ModelInputs
-from data.processor import Processor
+from data.processor import ModelInputs, Processor
 from tests.processors import processor
 from tests.soak.changes import ODD_SOURCES, encoded_image, mostly, scalar, size, text
 from tests.soak.fuzz import Wrong

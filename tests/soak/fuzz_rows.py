@@ -13,8 +13,8 @@ from typing import Any
 
 from data.errors import BadRow, DatasetError
 from data.order import ShardReader
+from data.packing import SampleEncoder
 from data.row_schemas import COLUMNS
-from data.samples import SampleEncoder
 from data.sources import DatasetConfig, open_datasets, open_source
 from tests.processors import processor
 from tests.soak.changes import (

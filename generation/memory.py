@@ -1,0 +1,77 @@
+"""Whether a cache fits the memory that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import torch
+
+from generation.kv_cache import bytes_per_position
+from generation.options import CacheMemoryError
+from generation.protocol import Decoder
+
+SPARE = 0.1  # share of the free memory that is left to activations
+# Files of a control group, version 2 and 1: its limit, its use, and which part of that are droppable files.
+_CGROUP_V2 = ("memory.max", "memory.current", "inactive_file")
+_CGROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def check_caches_fit(language_model: Decoder, caches: Sequence[tuple[int, int]], held: int = 0) -> None:
+    """Raise CacheMemoryError if these caches do not fit the memory of the model's device together.
+
+    Args:
+        caches: (rows, positions) of each.
+        held: bytes of a cache that exists already and becomes one of them.
+    """
+    needed = sum(rows * positions for rows, positions in caches) * bytes_per_position(language_model)
+    available = available_bytes(language_model.norm.weight.device)
+    if held < needed and available is not None and needed > available + held:
+        shapes = " and ".join(f"{rows} x {positions}" for rows, positions in caches)
+        raise CacheMemoryError(
+            f"{shapes} positions need {needed} bytes of cache, but only {available + held} are available: "
+            "ask for fewer or shorter answers"
+        )
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes that a cache on this device may take now; None for a device that does not say."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + unused
+    elif device.type == "mps":
+        free = torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
+    elif device.type == "cpu":
+        free = min([psutil.virtual_memory().available, *cgroup_available(Path("/"))])
+    else:
+        return None
+    return int(free * (1 - SPARE))
+
+
+def cgroup_available(root: Path) -> list[int]:
+    """Bytes that each limited control group around this process leaves to it (psutil knows nothing of them).
+
+    Inside a container the process's own group is mounted as the root, whatever its path says; so groups that
+    are not there are passed over, and the root is always tried.
+    """
+    found: list[int] = []
+    membership = root / "proc/self/cgroup"  # lines "number:controllers:path"
+    for line in membership.read_text().splitlines() if membership.is_file() else []:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            base, (limit, used, droppable) = root / "sys/fs/cgroup", _CGROUP_V2
+        elif "memory" in controllers.split(","):
+            base, (limit, used, droppable) = root / "sys/fs/cgroup/memory", _CGROUP_V1
+        else:
+            continue
+        for part in (Path(path), *Path(path).parents):
+            group = base / str(part).strip("/")
+            if not (group / limit).is_file() or not (group / used).is_file():
+                continue
+            if (most := (group / limit).read_text().strip()) != "max":
+                stat = group / "memory.stat"
+                lines = stat.read_text().splitlines() if stat.is_file() else []
+                files = int(dict(map(str.split, lines)).get(droppable, 0))
+                found.append(max(0, int(most) - int((group / used).read_text()) + files))
+    return found
