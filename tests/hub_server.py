@@ -116,7 +116,7 @@ class HubServer:
         if kind not in ("", "revision", "tree"):
             self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound"})
         elif self._known(request, repo, revision.partition("/")[0] or "main"):
-            names = [{"rfilename": name} for name in self.files(repo)]
+            names = [{"rfilename": name, "size": f.stat().st_size} for name, f in self.files(repo).items()]
             info = {"id": repo.removeprefix("datasets/"), "sha": self.commit(repo), "siblings": names}
             below = revision.partition("/")[2]
             if below and not (self.repos[repo] / below).is_dir():
