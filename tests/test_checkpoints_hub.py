@@ -161,4 +161,4 @@ def test_environment_variables(repos, tmp_path, local):
             timeout=600,
         )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == float(sum(p.double().sum() for p in local.parameters()))
+    assert json.loads(done.stdout) == float(sum(p.detach().double().sum() for p in local.parameters()))

@@ -29,7 +29,8 @@ PUBLISHED = {
         {
             "model_type": "idefics3",
             "architectures": ["Idefics3ForConditionalGeneration"],
-            "image_token_id": 49190, "scale_factor": 4, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "image_token_id": 49190, "scale_factor": 4, "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
             "text_config": SMOLLM_135M
             | {
                 "_flash_attn_2_enabled": True, "is_llama_config": True, "pad_token_id": 2,

@@ -97,7 +97,8 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     """Everything that configs and headers tell about a checkpoint, as JSON-ready values."""
     files = describe(source, revision)
     headers = read_headers(files)
-    kind, names = files.config.get("model_type"), {} if headers is None else headers.shapes
+    kind: Any = files.config.get("model_type")
+    names = {} if headers is None else headers.shapes
     reader: Any = VISION.get(kind) or TEXT.get(kind) or choose_reader(files.config, source)
     vision: VisionConfig | None = None
     text: TextConfig | None = None
