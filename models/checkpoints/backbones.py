@@ -115,7 +115,7 @@ TEXT = {
 def choose_backbone(config: Mapping, known: Mapping[str, Backbone]) -> Backbone:
     """The one of VISION or TEXT that a config.json describes."""
     kind, model_type = "vision" if known is VISION else "text", config.get("model_type")
-    if model_type not in known:
+    if not isinstance(model_type, str) or model_type not in known:
         raise CheckpointError(
             f"unsupported {kind} backbone (model_type {model_type!r}): expected {' or '.join(known)}"
         )

@@ -288,9 +288,7 @@ def snapshot(source: str | Path, revision: str | None = None) -> Path:
     """A local folder that holds all files of a processor: the one named, or that of the client's cache."""
     files, names = _finder(source, revision), list(PROCESSOR_FILES)
     if isinstance(files, _Hub):
-        names.sort(
-            key=lambda name: files.cached(name) is None
-        )  # which needs no network
+        names.sort(key=lambda name: files.cached(name) is None)  # which needs no network
     found = [path for path in map(files.file, names) if path is not None]
     if isinstance(files, _Folder):
         return files.path

@@ -97,9 +97,9 @@ def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
     """Everything that configs and headers tell about a checkpoint, as JSON-ready values."""
     files = describe(source, revision)
     headers = read_headers(files)
-    kind: Any = files.config.get("model_type")
+    kind = str(files.config["model_type"]) if "model_type" in files.config else None
     names = {} if headers is None else headers.shapes
-    reader: Any = VISION.get(kind) or TEXT.get(kind) or choose_reader(files.config, source)
+    reader: Any = (VISION | TEXT).get(kind or "") or choose_reader(files.config, source)
     vision: VisionConfig | None = None
     text: TextConfig | None = None
     tile: dict[str, Any] | None = None

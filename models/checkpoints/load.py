@@ -150,7 +150,7 @@ def expected_shapes(cls: Any, config: VLMConfig) -> dict[str, Shape]:
     """
     vision, text = config.vision, config.text
     depth = {"vision_model": vision.num_hidden_layers, "language_model": text.num_hidden_layers}
-    vision, text = (replace(part, num_hidden_layers=1) for part in (vision, text))
+    vision, text = replace(vision, num_hidden_layers=1), replace(text, num_hidden_layers=1)
     with meta_init():
         model = cls(replace(config, vision=vision, text=text))
     expected: dict[str, Shape] = {}
