@@ -20,7 +20,8 @@ EVERYTHING_BELOW = {"models", "generation", "data", "shapes", "training", "infer
 # The first prefix that fits a module says what of this repository it may import.
 MAY_IMPORT = {
     "models.checkpoints.__main__": {"models", "data", "inference"},  # an entry point: it opens tokenizers
-    "models.checkpoints.commands": {"models", "data"},
+    "models.checkpoints.convert": {"models", "data"},  # the work of these two commands
+    "models.checkpoints.inspect": {"models", "data"},
     "models.checkpoints": {"models.checkpoints", "models.config"},  # the class of models is handed to it
     "models.vision_language_model": {"models", "generation"},
     "models": {"models"},

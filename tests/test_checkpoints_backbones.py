@@ -91,86 +91,57 @@ def test_joined(tmp_path, alone, tied):
     )
 
 
-def test_projector_follows_the_generator(tmp_path):
+@pytest.fixture
+def folders(tmp_path):
     siglip(tmp_path / "vision", True)
     llama(tmp_path / "text")
+    return tmp_path / "vision", tmp_path / "text"
 
+
+def test_projector_follows_the_generator(folders):
     def projector(seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
-        model = VisionLanguageModel.from_backbones(
-            tmp_path / "vision", tmp_path / "text", scale_factor=2, generator=generator, dtype=dtype
-        )
+        model = VisionLanguageModel.from_backbones(*folders, scale_factor=2, generator=generator, dtype=dtype)
         assert all(parameter.dtype == dtype for parameter in model.parameters())
         return model.projector.proj.weight
 
     assert torch.equal(projector(1), projector(1)) and not torch.equal(projector(1), projector(2))
     assert torch.equal(projector(1), projector(1, torch.float32).bfloat16())
-
-
-def test_projector_is_drawn_where_the_generator_is(tmp_path, monkeypatch):
-    """A generator of the CPU cannot fill a tensor of another device; "meta" stands for a GPU here."""
-    siglip(tmp_path / "vision", True)
-    llama(tmp_path / "text")
-    init, devices = VisionLanguageModel.init_weights, []
-
-    def watched(self, *arguments, **options):
-        devices.append(self.projector.proj.weight.device.type)
-        init(self, *arguments, **options)
-
-    monkeypatch.setattr(VisionLanguageModel, "init_weights", watched)
+    # A generator of the CPU cannot fill a tensor of another device; "meta" stands for a GPU here.
     model = VisionLanguageModel.from_backbones(
-        tmp_path / "vision", tmp_path / "text", scale_factor=2, generator=torch.Generator(), device="meta"
+        *folders, scale_factor=2, generator=torch.Generator(), device="meta"
     )
-    assert devices == ["cpu"] and model.projector.proj.weight.is_meta
+    assert model.projector.proj.weight.is_meta
 
 
-def test_own_image_token(tmp_path):
+def test_own_image_token(folders):
     """A row that the vocabulary already has may be the placeholder."""
-    siglip(tmp_path / "vision", True)
-    llama(tmp_path / "text")
-    model = VisionLanguageModel.from_backbones(
-        tmp_path / "vision", tmp_path / "text", scale_factor=4, extra_tokens=0, image_token_id=17
-    )
+    model = VisionLanguageModel.from_backbones(*folders, scale_factor=4, extra_tokens=0, image_token_id=17)
     assert model.config.image_token_id == 17 and model.config.text.vocab_size == 90
 
 
-class TestRefused:
-    @pytest.fixture
-    def folders(self, tmp_path):
-        siglip(tmp_path / "vision", True)
-        llama(tmp_path / "text")
-        return tmp_path / "vision", tmp_path / "text"
+def complaint(vision, text, **options) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        VisionLanguageModel.from_backbones(vision, text, **{"scale_factor": 2} | options)
+    return str(caught.value)
 
-    def complaint(self, vision, text, **options) -> str:
-        with pytest.raises(CheckpointError) as caught:
-            VisionLanguageModel.from_backbones(vision, text, **{"scale_factor": 2} | options)
-        return str(caught.value)
 
-    def test_the_wrong_way_round(self, folders):
-        vision, text = folders
-        assert "vision backbone (model_type 'llama')" in self.complaint(text, vision)
-        assert "text backbone (model_type 'siglip_vision_model')" in self.complaint(vision, vision)
+def test_what_does_not_fit_together(folders):
+    vision, text = folders
+    assert "llama" in complaint(text, vision) and "siglip_vision_model" in complaint(vision, vision)
+    for options in ({"extra_tokens": 0}, {"image_token_id": 91}, {"scale_factor": 3}):
+        assert next(iter(options)) in complaint(*folders, **options)
+    with pytest.raises(CheckpointError, match="from_backbones"):
+        VisionLanguageModel.from_pretrained(vision)
 
-    def test_numbers_that_do_not_fit(self, folders):
-        assert "extra_tokens" in self.complaint(*folders, extra_tokens=0)
-        assert "image_token_id" in self.complaint(*folders, image_token_id=91)
-        assert "scale_factor" in self.complaint(*folders, scale_factor=3)
 
-    @pytest.mark.parametrize("which", [0, 1])
-    def test_missing_and_extra_tensors(self, folders, which):
-        path = folders[which] / "model.safetensors"
-        tensors = load_file(path)
-        name = next(
-            name
-            for name in tensors
-            if name.endswith("layers.1.mlp.fc1.weight" if which == 0 else "norm.weight")
-        )
-        weight = tensors.pop(name).clone()
-        save_file(tensors, path, metadata={"format": "pt"})
-        assert f"missing: {name}" in self.complaint(*folders)
-        save_file(tensors | {name: weight, f"{name}.lora": weight.clone()}, path, metadata={"format": "pt"})
-        assert f"{name}.lora" in self.complaint(*folders)
-
-    def test_a_bare_backbone_is_no_model(self, folders):
-        with pytest.raises(CheckpointError, match="from_backbones"):
-            VisionLanguageModel.from_pretrained(folders[0])
+@pytest.mark.parametrize(("which", "end"), [(0, "layers.1.mlp.fc1.weight"), (1, "norm.weight")])
+def test_missing_and_extra_tensors(folders, which, end):
+    path = folders[which] / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith(end))
+    weight = tensors.pop(name).clone()
+    save_file(tensors, path, metadata={"format": "pt"})
+    assert name in complaint(*folders)
+    save_file(tensors | {name: weight, f"{name}.lora": weight.clone()}, path, metadata={"format": "pt"})
+    assert f"{name}.lora" in complaint(*folders)

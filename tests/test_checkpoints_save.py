@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, pipeline
 
-from models import TextConfig, VisionLanguageModel, VLMConfig
-from models.checkpoints import CheckpointError, idefics3, save
+from models import TextConfig, VisionLanguageModel
+from models.checkpoints import CheckpointError, save
 from models.checkpoints import folder as folder_module
 from tests import tiny
+from tests.tiny import same_weights
 
 
 @pytest.fixture(scope="module")
@@ -41,38 +42,21 @@ def other_weights(model: VisionLanguageModel) -> VisionLanguageModel:
     return other
 
 
-def same_weights(first, second) -> bool:
-    pairs = zip(first.parameters(), second.parameters(), strict=True)
-    return all(torch.equal(one, other) for one, other in pairs)
-
-
 def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 class TestWholeFolders:
-    def test_files_and_modes(self, model, tmp_path):
-        folder = model.save_pretrained(tmp_path / "deep" / "saved")
-        assert set(content(folder)) == {"config.json", "generation_config.json", "model.safetensors"}
-        assert all(stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444 for path in folder.iterdir())
-        assert [path.name for path in folder.parent.iterdir()] == ["saved"]
-
     def test_replacing_drops_old_shards_and_keeps_what_is_not_ours(self, model, tmp_path):
-        folder = model.save_pretrained(tmp_path / "saved", max_shard_bytes=60_000, card="# old\n")
+        folder = model.save_pretrained(tmp_path / "deep" / "saved", max_shard_bytes=60_000, card="# old\n")
         (folder / "log.jsonl").write_text("{}")
         (folder / "state").mkdir()
         (folder / "state" / "optimizer.pt").write_text("moments")
         other = other_weights(model)
         other.save_pretrained(folder)
-        assert set(content(folder)) == {
-            "README.md",
-            "config.json",
-            "generation_config.json",
-            "log.jsonl",
-            "model.safetensors",
-            "state/optimizer.pt",
-        }
-        assert (folder / "state" / "optimizer.pt").read_text() == "moments"
+        written = {"config.json", "generation_config.json", "model.safetensors"}
+        assert set(content(folder)) == {*written, "README.md", "log.jsonl", "state/optimizer.pt"}
+        assert all(stat.S_IMODE((folder / name).stat().st_mode) & 0o444 == 0o444 for name in written)
         assert same_weights(VisionLanguageModel.from_pretrained(folder), other)
         assert [path.name for path in folder.parent.iterdir()] == ["saved"]
 
@@ -110,21 +94,14 @@ class TestWholeFolders:
         assert same_weights(VisionLanguageModel.from_pretrained(folder), other)
         assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
-    def test_without_an_exchange_in_the_kernel(self, model, tmp_path, monkeypatch):
+    def test_through_a_link_and_without_an_exchange_in_the_kernel(self, model, tmp_path, monkeypatch):
         folder = model.save_pretrained(tmp_path / "saved")
+        (tmp_path / "link").symlink_to("saved")
         monkeypatch.setattr(folder_module, "_exchange", lambda *paths: False)
         other = other_weights(model)
-        other.save_pretrained(folder)
-        assert same_weights(VisionLanguageModel.from_pretrained(folder), other)
-        assert [path.name for path in tmp_path.iterdir()] == ["saved"]
-
-    def test_through_a_link(self, model, tmp_path):
-        model.save_pretrained(tmp_path / "real")
-        (tmp_path / "link").symlink_to("real")
-        other = other_weights(model)
         other.save_pretrained(tmp_path / "link")
-        assert (tmp_path / "link").is_symlink()
-        assert same_weights(VisionLanguageModel.from_pretrained(tmp_path / "real"), other)
+        assert same_weights(VisionLanguageModel.from_pretrained(folder), other)
+        assert {path.name for path in tmp_path.iterdir()} == {"saved", "link"}
 
     def test_places_that_are_somebody_elses(self, model, tmp_path, monkeypatch):
         home, foreign, here = tmp_path / "homes" / "me", tmp_path / "photos", tmp_path / "in" / "here"
@@ -150,79 +127,63 @@ class TestWholeFolders:
         assert mark is None or (tmp_path / "run" / mark).read_text() == "kept"
 
 
-class TestRefused:
-    def test_no_weights_yet(self, model, tmp_path):
-        with torch.device("meta"):
-            empty = VisionLanguageModel(model.config)
-        with pytest.raises(CheckpointError, match="meta"):
-            empty.save_pretrained(tmp_path / "saved")
-        assert not (tmp_path / "saved").exists()
-
-    def test_what_transformers_cannot_express(self, tmp_path):
-        odd = TextConfig(vocab_size=160, hidden_size=50, num_attention_heads=4, head_dim=8)
-        for changes, named in (
-            ({"projector_bias": True}, "projector_bias"),
-            ({"image_placement": "prefix"}, "in front of the text"),
-            ({"text": odd, "image_token_id": 5}, "num_attention_heads"),
-        ):
-            with torch.device("meta"), pytest.raises(CheckpointError, match=named):
-                VisionLanguageModel(tiny_config(**changes)).save_pretrained(tmp_path / "saved")
-
-    def test_a_processor_that_does_not_fit(self, model, with_processor, tmp_path):
-        with pytest.raises(CheckpointError, match="image token id"):
-            model.save_pretrained(tmp_path / "saved", processor=with_processor[1])
-        assert not (tmp_path / "saved").exists()
-
-
-def tiny_config(**changes) -> VLMConfig:
-    stored = tiny.config_for(tiny.CASES["idefics3-1-tile"]).to_dict()
-    return replace(idefics3.read_config(stored, {}), **changes)
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, "meta"),
+        ({"projector_bias": True}, "projector_bias"),
+        ({"image_placement": "prefix"}, "in front of the text"),
+        (
+            {
+                "text": TextConfig(vocab_size=160, hidden_size=50, num_attention_heads=4, head_dim=8),
+                "image_token_id": 5,
+            },
+            "num_attention_heads",
+        ),
+    ],
+)
+def test_models_that_cannot_be_saved(model, tmp_path, changes, named):
+    """Without weights; and what transformers cannot express."""
+    with torch.device("meta"):
+        empty = VisionLanguageModel(replace(model.config, **changes))
+    with pytest.raises(CheckpointError, match=named):
+        empty.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
 
 
-class TestGenerationConfig:
-    def test_what_it_says_besides_ids_is_carried(self, model, tmp_path):
-        folder = model.save_pretrained(tmp_path / "saved")
-        path = folder / "generation_config.json"
-        stored = json.loads(path.read_text())
-        assert stored["do_sample"] is False
-        own = {"do_sample": True, "temperature": 0.4, "max_new_tokens": 99, "some_key_of_2027": [1]}
-        path.write_text(json.dumps(stored | own | {"eos_token_id": 7, "transformers_version": "4.1"}))
-        again = VisionLanguageModel.from_pretrained(folder)
-        assert again.generation_config == {**model.generation_config, **own}
-        assert again.config.eos_token_ids == (7,)
-        again.save_pretrained(tmp_path / "again")
-        kept = json.loads((tmp_path / "again" / "generation_config.json").read_text())
-        assert kept == stored | own | {"eos_token_id": 7}
+def test_a_processor_that_does_not_fit(model, with_processor, tmp_path):
+    with pytest.raises(CheckpointError, match="image token id"):
+        model.save_pretrained(tmp_path / "saved", processor=with_processor[1])
+    assert not (tmp_path / "saved").exists()
+
+
+def test_what_generation_config_says_besides_ids_is_carried(model, tmp_path):
+    folder = model.save_pretrained(tmp_path / "saved")
+    path = folder / "generation_config.json"
+    stored = json.loads(path.read_text())
+    assert stored["do_sample"] is False
+    own = {"do_sample": True, "temperature": 0.4, "max_new_tokens": 99, "some_key_of_2027": [1]}
+    path.write_text(json.dumps(stored | own | {"eos_token_id": 7, "transformers_version": "4.1"}))
+    again = VisionLanguageModel.from_pretrained(folder)
+    assert again.generation_config == {**model.generation_config, **own}
+    assert again.config.eos_token_ids == (7,)
+    again.save_pretrained(tmp_path / "again")
+    kept = json.loads((tmp_path / "again" / "generation_config.json").read_text())
+    assert kept == stored | own | {"eos_token_id": 7}
 
 
 class TestProcessor:
     """The saved folder in transformers: AutoProcessor, AutoModelForImageTextToText, pipeline."""
 
-    MESSAGES = (
-        {
-            "role": "user",
-            "content": [{"type": "image"}, {"type": "text", "text": "how many circles are there?"}],
-        },
-    )
-
     def test_portable_files(self, with_processor):
+        """In the forms that 4.57 reads, too."""
         folder = with_processor[2]
-        assert {path.name for path in folder.iterdir()} == {
-            "chat_template.jinja",
-            "config.json",
-            "generation_config.json",
-            "model.safetensors",
-            "preprocessor_config.json",
-            "processor_config.json",
-            "tokenizer.json",
-            "tokenizer_config.json",
-        }
-        tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+        read = lambda name: json.loads((folder / name).read_text())
+        tokenizer, config = read("tokenizer_config.json"), read("config.json")
         assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
         assert tokenizer["extra_special_tokens"]["image_token"] == "<image>"
         for name in ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
-            assert json.loads((folder / name).read_text())["processor_class"] == "Idefics3Processor"
-        config = json.loads((folder / "config.json").read_text())
+            assert read(name)["processor_class"] == "Idefics3Processor"
         text = config["text_config"]
         assert text["rope_theta"] == text["rope_parameters"]["rope_theta"] == 100_000.0
         assert config["dtype"] == config["torch_dtype"] == text["dtype"] == text["torch_dtype"] == "float32"
@@ -231,7 +192,9 @@ class TestProcessor:
         _, processor, folder = with_processor
         opened = AutoProcessor.from_pretrained(folder)
         image = Image.effect_noise((70, 50), 80).convert("RGB")
-        prompt = opened.apply_chat_template(list(self.MESSAGES), add_generation_prompt=True)
+        question = {"type": "text", "text": "how many circles are there?"}
+        messages = [{"role": "user", "content": [{"type": "image"}, question]}]
+        prompt = opened.apply_chat_template(messages, add_generation_prompt=True)
         inputs = opened(text=prompt, images=[image], return_tensors="pt")
         before = processor.hf_processor(text=prompt, images=[image], return_tensors="pt")
         assert inputs.keys() == before.keys()
@@ -242,30 +205,20 @@ class TestProcessor:
         expected = theirs.generate(**inputs, max_new_tokens=12)[:, inputs["input_ids"].shape[1] :]
         got = VisionLanguageModel.from_pretrained(folder).generate(**inputs, max_new_tokens=12)
         assert torch.equal(got, expected)
+        shown = [{"role": "user", "content": [{"type": "image", "image": image}, question]}]
         answer = pipeline("image-text-to-text", model=str(folder))(
-            text=[
-                {
-                    "role": "user",
-                    "content": [{"type": "image", "image": image}, *self.MESSAGES[0]["content"][1:]],
-                }
-            ],
-            max_new_tokens=12,
-            return_full_text=False,
+            text=shown, max_new_tokens=12, return_full_text=False
         )
         text = opened.decode(got[0], skip_special_tokens=True)
         assert answer[0]["generated_text"].strip() == text.strip()
 
     def test_saving_again_without_one_keeps_it(self, with_processor, tmp_path):
-        ours, processor, _ = with_processor
-        folder = ours.save_pretrained(tmp_path / "saved", processor=processor)
-        before = content(folder)
-        ours.save_pretrained(folder)
-        assert content(folder).keys() == before.keys()
-
-    def test_the_tokenizers_end_token_joins_the_stop_tokens(self, with_processor, tmp_path):
+        """And the tokenizer's end token joins the stop tokens."""
         ours, processor, _ = with_processor
         other = other_weights(ours)
         other.config = replace(ours.config, eos_token_ids=(9,))
         folder = other.save_pretrained(tmp_path / "saved", processor=processor)
-        again = VisionLanguageModel.from_pretrained(folder).config
+        again, before = VisionLanguageModel.from_pretrained(folder).config, content(folder)
         assert set(again.eos_token_ids) == {9, processor.tokenizer.eos_token_id}
+        ours.save_pretrained(folder)
+        assert content(folder).keys() == before.keys()

@@ -186,6 +186,11 @@ def model_with_processor(name: str) -> tuple:
     return processor, model.eval()
 
 
+def same_weights(first: torch.nn.Module, second: torch.nn.Module) -> bool:
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
 def save(model: torch.nn.Module, folder: Path) -> Path:
     """The checkpoint that transformers itself writes."""
     model.save_pretrained(folder)

@@ -53,7 +53,7 @@ def export(
     """
     # Model and adapter are replaced together.
     beside = partial(save_adapter, tensors, config) if config.lora_rank else None
-    plain_model(model, tensors, config).save_pretrained(folder, processor, card=card, beside=beside)
+    plain_model(model, tensors, config).save_pretrained(folder, processor, card=card, extra_files=beside)
 
 
 def plain_model(

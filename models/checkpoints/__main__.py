@@ -15,6 +15,7 @@ wrong, or 130 after Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
@@ -85,13 +86,13 @@ def check(settings: argparse.Namespace) -> None:
             else:
                 check_image_name(settings.image)
     else:
-        if settings.to == "nanovlm":
-            if settings.push:
-                error("--push uploads transformers' layout, expected it without --to nanovlm")
-            if not settings.processor:
-                error("nanoVLM's layout has a tokenizer in it, expected --no-processor without --to nanovlm")
-            if settings.max_shard_size:
-                error("nanoVLM's layout is one file, expected --max-shard-size without --to nanovlm")
+        hub_only = {
+            "--push": settings.push,
+            "--no-processor": not settings.processor,
+            "--max-shard-size": settings.max_shard_size,
+        }
+        if settings.to == "nanovlm" and (given := [flag for flag, value in hub_only.items() if value]):
+            error(f"{given[0]} is of transformers' layout, expected it without --to nanovlm")
         if settings.private is not None and not settings.push:
             error("--private is of a repository that is uploaded to, expected it with --push")
         check_replaceable(settings.target, settings.overwrite)
@@ -110,9 +111,29 @@ def main(arguments: list[str] | None = None) -> int:
     settings = build_parser().parse_args(arguments)
     try:
         check(settings)
-        from models.checkpoints import commands  # with PyTorch
+        from models.checkpoints import convert, inspect  # with PyTorch
 
-        (commands.run_inspect if settings.command == "inspect" else commands.run_convert)(settings, note)
+        if settings.command == "convert":
+            convert.convert(
+                settings.source,
+                settings.target,
+                layout=settings.to,
+                dtype=settings.dtype,
+                adapter=settings.adapter,
+                revision=settings.revision,
+                with_processor=settings.processor,
+                overwrite=settings.overwrite,
+                max_shard_bytes=settings.max_shard_size or convert.MAX_SHARD_BYTES,
+                push=settings.push,
+                private=settings.private,
+                log=note,
+            )
+        else:
+            report = inspect.inspect(settings.source, settings.revision)
+            if settings.image is not None:
+                image = settings.size or settings.image
+                report["picture"] = inspect.inspect_image(report, image, settings.question)
+            print(json.dumps(report, ensure_ascii=False) if settings.json else inspect.as_text(report))
     except (CheckpointError, ImageError, ProcessorError, PromptError, OSError, MemoryError) as error:
         note(f"python -m models.checkpoints: error: {one_line(error)}")
         return 2

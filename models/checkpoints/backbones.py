@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from models.checkpoints.hub import CheckpointError, CheckpointFiles, locate
+from models.checkpoints.hub import CheckpointError, locate
 from models.checkpoints.idefics3 import build, first_id, section, text_config, token_ids, vision_config
 from models.checkpoints.load import (
     EMBEDDING,
@@ -30,12 +30,12 @@ from models.checkpoints.load import (
     resolve_tying,
 )
 from models.checkpoints.weights import (
-    Entry,
     Shape,
     StoredTensor,
     StoredTensorOf,
     check_shapes,
     rename,
+    shapes_of,
     stored_entries,
 )
 from models.config import TextConfig, VisionConfig, VLMConfig
@@ -63,13 +63,12 @@ class Backbone:
     def tensor_map(self, stored_names: Collection[str]) -> StoredTensorOf:
         """Where our tensors lie."""
         prefix = self.optional_prefix
-        bare = prefix and not any(name.startswith(prefix) for name in stored_names)
+        if any(name.startswith(prefix) for name in stored_names):
+            prefix = ""
+        return lambda name: StoredTensor(rename(name, self.names).removeprefix(prefix))
 
-        def stored_tensor(name: str) -> StoredTensor:
-            theirs = rename(name, self.names)
-            return StoredTensor(theirs.removeprefix(prefix) if bare else theirs)
-
-        return stored_tensor
+    def is_ignorable(self, name: str) -> bool:
+        return re.fullmatch(self.ignorable, name) is not None
 
 
 # Defaults of transformers' SiglipVisionConfig.
@@ -108,16 +107,15 @@ TEXT = {
         family="Llama backbone",
         read_config=lambda config: text_config(config, {}),
         names={"language_model.lm_head.": "lm_head.", "language_model.": "model."},
-        ignorable=r".*rotary_emb\.inv_freq",
+        ignorable=r".*rotary_emb\.inv_freq|lm_head\.weight",  # a tied head is the embedding
     ),
 }
 
 
-def choose_backbone(config: Mapping, kind: str) -> Backbone:
-    """The "vision" or "text" backbone that a config.json describes."""
-    known = {"vision": VISION, "text": TEXT}[kind]
-    model_type = config.get("model_type")
-    if model_type not in known:
+def choose_backbone(config: Mapping, known: Mapping[str, Backbone]) -> Backbone:
+    """The one of VISION or TEXT that a config.json describes."""
+    kind, model_type = "vision" if known is VISION else "text", config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in known:
         raise CheckpointError(
             f"unsupported {kind} backbone (model_type {model_type!r}): expected {' or '.join(known)}"
         )
@@ -125,11 +123,40 @@ def choose_backbone(config: Mapping, kind: str) -> Backbone:
 
 
 def read_vision_config(config: Mapping) -> VisionConfig:
-    return choose_backbone(config, "vision").read_config(config)
+    return choose_backbone(config, VISION).read_config(config)
 
 
 def read_text_config(config: Mapping) -> TextConfig:
-    return choose_backbone(config, "text").read_config(config)
+    return choose_backbone(config, TEXT).read_config(config)
+
+
+class _Tower:
+    """A checkpoint of a backbone: `config` is ours, `stored` its config.json."""
+
+    def __init__(self, source: str | Path, known: Mapping[str, Backbone]):
+        self.files = locate(*_with_revision(source))
+        self.stored = self.files.config
+        try:
+            self.backbone = choose_backbone(self.stored, known)
+            self.config = self.backbone.read_config(self.stored)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.files.source}: {error}") from None
+        self.entries = stored_entries(self.files)
+        self.tensor_map = self.backbone.tensor_map(self.entries)
+
+    def fill(self, model: Any, expected: dict[str, Shape], dtype: torch.dtype, device: torch.device) -> None:
+        fill(model, expected, self.tensor_map, self.entries, dtype, device)
+
+    def check(self, expected: dict[str, Shape]) -> None:
+        stored = shapes_of(self.entries)
+        check_shapes(expected, self.tensor_map, stored, self.backbone.is_ignorable, self.files.source)
+
+
+def _with_revision(source: str | Path) -> tuple[str | Path, str | None]:
+    if isinstance(source, Path) or Path(source).expanduser().is_dir() or "@" not in source:
+        return source, None
+    repo, revision = source.rsplit("@", 1)
+    return repo, revision
 
 
 def from_backbones(
@@ -155,53 +182,51 @@ def from_backbones(
         device: where the weights go.
         generator: for the projector's random weights.
     """
-    vision_files, text_files = locate(*_with_revision(vision)), locate(*_with_revision(text))
-    vision_backbone, vision_part = _read(vision_files, "vision")
-    text_backbone, text_part = _read(text_files, "text")
-    vision_entries, text_entries = stored_entries(vision_files), stored_entries(text_files)
-    vision_map, text_map = vision_backbone.tensor_map(vision_entries), text_backbone.tensor_map(text_entries)
-    rows = text_part.vocab_size
+    towers = {"vision_model.": _Tower(vision, VISION), "language_model.": _Tower(text, TEXT)}
+    seeing, speaking = towers.values()
+    stored, rows = speaking.stored, speaking.config.vocab_size
     if extra_tokens < 0 or (extra_tokens == 0 and image_token_id is None):
         raise CheckpointError(
             f"extra_tokens must be at least 1 without an image_token_id, got {extra_tokens}"
         )
-    stored = text_files.config
     tied = resolve_tying(
-        bool(stored.get("tie_word_embeddings", False)), text_map, text_entries, text_files.source
+        bool(stored.get("tie_word_embeddings", False)),
+        speaking.tensor_map,
+        speaking.entries,
+        speaking.files.source,
     )
+    stops = (speaking.files.generation_config.get("eos_token_id"), stored.get("eos_token_id"))
     config = build(
         VLMConfig,
-        vision=vision_part,
-        text=text_backbone.read_config({**stored, "vocab_size": rows + extra_tokens}),
+        vision=seeing.config,
+        text=replace(speaking.config, vocab_size=rows + extra_tokens),
         scale_factor=scale_factor,
         image_token_id=rows if image_token_id is None else image_token_id,
         tie_word_embeddings=tied,
         bos_token_id=first_id(stored.get("bos_token_id"), vocab_size=rows),
-        eos_token_ids=token_ids(
-            text_files.generation_config.get("eos_token_id"), stored.get("eos_token_id"), vocab_size=rows
-        ),
+        eos_token_ids=token_ids(*stops, vocab_size=rows),
         pad_token_id=first_id(stored.get("pad_token_id"), vocab_size=rows),
     )
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, stored, device)
     expected = expected_shapes(cls, config)
     expected |= {name: (rows, *expected[name][1:]) for name in (HEAD, EMBEDDING) if name in expected}
-    vision_shapes = {name: shape for name, shape in expected.items() if name.startswith("vision_model.")}
-    text_shapes = {name: shape for name, shape in expected.items() if name.startswith("language_model.")}
-    _check(vision_shapes, vision_backbone, vision_map, vision_entries, vision_files.source)
-    _check(
-        text_shapes,
-        text_backbone,
-        text_map,
-        text_entries,
-        text_files.source,
-        text_map(HEAD).name if tied else "",
-    )
+    parts = {
+        prefix: {name: shape for name, shape in expected.items() if name.startswith(prefix)}
+        for prefix in towers
+    }
+    for prefix, tower in towers.items():
+        tower.check(parts[prefix])
     with meta_init():
         model: Any = cls(config)  # type: ignore[call-arg]
-    fill(model, vision_shapes, vision_map, vision_entries, dtype, device)
-    fill(model, text_shapes, text_map, text_entries, dtype, device)
-    _extend_vocabulary(model, rows)
+    for prefix, tower in towers.items():
+        tower.fill(model, parts[prefix], dtype, device)
+    language_model = model.language_model
+    language_model.embed_tokens.weight = with_mean_rows(language_model.embed_tokens.weight, extra_tokens)
+    head = language_model.lm_head.weight
+    language_model.lm_head.weight = (
+        language_model.embed_tokens.weight if tied else with_mean_rows(head, extra_tokens)
+    )
     # Drawn where the generator is and in float32: a seed gives the same projector on any device.
     model.projector.to_empty(device="cpu" if generator is None else generator.device)
     model.init_weights(generator, prefix="projector.")
@@ -209,51 +234,7 @@ def from_backbones(
     return model
 
 
-def _with_revision(source: str | Path) -> tuple[str | Path, str | None]:
-    if isinstance(source, Path) or Path(source).expanduser().is_dir() or "@" not in source:
-        return source, None
-    repo, revision = source.rsplit("@", 1)
-    return repo, revision
-
-
-def _read(files: CheckpointFiles, kind: str) -> tuple[Backbone, Any]:
-    try:
-        backbone = choose_backbone(files.config, kind)
-        return backbone, backbone.read_config(files.config)
-    except CheckpointError as error:
-        raise CheckpointError(f"{files.source}: {error}") from None
-
-
-def _check(
-    expected: Mapping[str, Shape],
-    backbone: Backbone,
-    stored_tensor: StoredTensorOf,
-    entries: Mapping[str, Entry],
-    source: str,
-    head_copy: str = "",
-) -> None:
-    shapes = {name: entry.shape for name, entry in entries.items()}
-    ignorable = re.compile(backbone.ignorable)
-    check_shapes(
-        expected,
-        stored_tensor,
-        shapes,
-        lambda name: name == head_copy or ignorable.fullmatch(name) is not None,
-        source,
-    )
-
-
-def _extend_vocabulary(model: Any, rows: int) -> None:
-    """Grow embedding and head from `rows` to the config's vocabulary with rows that are the mean of the
-    old ones."""
-    language_model, vocab_size = model.language_model, model.config.text.vocab_size
-
-    def extended(weight: Tensor) -> nn.Parameter:
-        mean = weight.detach().float().mean(0, keepdim=True).to(weight.dtype)
-        return nn.Parameter(torch.cat((weight.detach(), mean.expand(vocab_size - rows, -1))))
-
-    language_model.embed_tokens.weight = extended(language_model.embed_tokens.weight)
-    if model.config.tie_word_embeddings:
-        language_model.lm_head.weight = language_model.embed_tokens.weight
-    else:
-        language_model.lm_head.weight = extended(language_model.lm_head.weight)
+def with_mean_rows(weight: Tensor, rows: int, summed_in: torch.dtype = torch.float32) -> nn.Parameter:
+    """A weight with more rows, each the mean of those that exist."""
+    mean = weight.detach().to(summed_in).mean(0, keepdim=True).to(weight.dtype)
+    return nn.Parameter(torch.cat((weight.detach(), mean.expand(rows, -1))))

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from models.checkpoints.hub import CheckpointError
-from models.checkpoints.weights import StoredTensor, StoredTensorOf, rename
+from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
 from models.config import RopeScaling, TextConfig, VisionConfig, VLMConfig
 
 T = TypeVar("T")
@@ -28,8 +28,8 @@ NAMES = {
     "language_model.lm_head.": "lm_head.",
     "language_model.": "model.text_model.",
 }
-# Buffers that old transformers versions stored; they follow from the config.
-_IGNORABLE = re.compile(r".*(rotary_emb\.inv_freq|embeddings\.position_ids)$")
+# Buffers that old transformers versions stored follow from the config, and a tied head is the embedding.
+_IGNORABLE = re.compile(r".*(rotary_emb\.inv_freq|embeddings\.position_ids)|lm_head\.weight")
 # The fields of a TextConfig that a Llama config has. A field that is added for another family is neither
 # written to this layout, nor may a model that is saved in it use it.
 LLAMA_FIELDS = (
@@ -58,10 +58,10 @@ def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
     # otherwise.
     decoder = text_config(text, {} if config.get("text_config") is not None else {"rms_norm_eps": 1e-5})
 
-    def ids(name: str, *sections: Mapping) -> list:
-        return [section.get(name) for section in sections]
+    def first(name: str, *sections: Mapping) -> int | None:
+        return first_id(*(section.get(name) for section in sections), vocab_size=decoder.vocab_size)
 
-    vocab = decoder.vocab_size
+    stops = [section.get("eos_token_id") for section in (generation, config, text)]
     return build(
         VLMConfig,
         vision=vision_config(section(config, "vision_config"), {}),
@@ -69,13 +69,13 @@ def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
         scale_factor=config.get("scale_factor", 2),
         image_token_id=config.get("image_token_id", 128_257),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        bos_token_id=first_id(*ids("bos_token_id", generation, config, text), 1, vocab_size=vocab),
-        eos_token_ids=token_ids(*ids("eos_token_id", generation, config, text), vocab_size=vocab),
-        pad_token_id=first_id(*ids("pad_token_id", generation, text, config), vocab_size=vocab),
+        bos_token_id=first("bos_token_id", generation, config, text, {"bos_token_id": 1}),
+        eos_token_ids=token_ids(*stops, vocab_size=decoder.vocab_size),
+        pad_token_id=first("pad_token_id", generation, text, config),
     )
 
 
-def config_from_tensors(config: VLMConfig, read) -> VLMConfig:
+def config_from_tensors(config: VLMConfig, entries: Mapping[str, Entry]) -> VLMConfig:
     """Nothing in this layout's tensors changes its config."""
     return config
 
@@ -87,13 +87,8 @@ def stored_name(name: str) -> str:
 
 def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
     """Where each of our tensors lies; some old checkpoints leave the leading `model.` out."""
-    bare = not any(name.startswith("model.") for name in stored_names)
-
-    def stored_tensor(name: str) -> StoredTensor:
-        theirs = stored_name(name)
-        return StoredTensor(theirs.removeprefix("model.") if bare else theirs)
-
-    return stored_tensor
+    prefix = "" if any(name.startswith("model.") for name in stored_names) else "model."
+    return lambda name: StoredTensor(stored_name(name).removeprefix(prefix))
 
 
 def is_ignorable(name: str) -> bool:
@@ -105,14 +100,13 @@ def check_expressible(config: VLMConfig) -> None:
     """Refuse a model that this layout cannot hold. A trainer calls it before the first step, not after the
     last."""
     text = config.text
-    others = [f for f in fields(TextConfig) if f.name not in LLAMA_FIELDS]
     problem = None
     if config.image_placement != "placeholder":
         problem = "image features in front of the text (nanoVLM v0.1) have no place in it"
     elif config.projector_bias:
         problem = "its projector has no bias: build the model with projector_bias=False"
-    elif used := [f.name for f in others if getattr(text, f.name) != f.default]:
-        problem = f"its text model is a Llama, which has no {used[0]}"
+    elif used := beyond_llama(text):
+        problem = f"its text model is a Llama, which has no {used}"
     elif text.hidden_size % text.num_attention_heads:
         problem = (
             f"transformers wants hidden_size ({text.hidden_size}) to be a multiple of num_attention_heads "
@@ -120,6 +114,12 @@ def check_expressible(config: VLMConfig) -> None:
         )
     if problem:
         raise CheckpointError(f"the model cannot be saved in the transformers Idefics3 layout: {problem}")
+
+
+def beyond_llama(text: TextConfig) -> str | None:
+    """The name of a field that a Llama config does not have, and this one uses."""
+    others = [f for f in fields(TextConfig) if f.name not in LLAMA_FIELDS]
+    return next((f.name for f in others if getattr(text, f.name) != f.default), None)
 
 
 def write_config(config: VLMConfig, dtype: str) -> dict:
@@ -174,12 +174,9 @@ def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:
 
 def _write_rope(text: TextConfig) -> dict:
     theta, scaling = float(text.rope_theta), text.rope_scaling
-    if scaling is None:
-        values: dict[str, Any] | None = None
-    elif scaling.rope_type == "linear":
+    values = None if scaling is None else asdict(scaling)
+    if scaling is not None and scaling.rope_type == "linear":
         values = {"rope_type": "linear", "factor": scaling.factor}
-    else:
-        values = asdict(scaling)
     parameters = {**(values or {"rope_type": "default"}), "rope_theta": theta}
     return {"rope_parameters": parameters, "rope_theta": theta, "rope_scaling": values}
 
@@ -240,20 +237,20 @@ def _read_rope(stored: Mapping, max_positions: int) -> dict[str, Any]:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
-    if kind == "linear":
-        scaling = build(RopeScaling, rope_type="linear", factor=rope.get("factor"))
-        return {"rope_theta": theta, "rope_scaling": scaling}
-    if kind != "llama3":
+    names = ["factor"]
+    if kind == "llama3":
+        names += ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+    elif kind != "linear":
         raise CheckpointError(
             f"config.json: rotary scaling {kind!r} is not supported, expected default, linear or llama3"
         )
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    values = {name: rope[name] for name in names if rope.get(name) is not None}
-    values.setdefault("original_max_position_embeddings", max_positions)
-    missing = [name for name in names if name not in values]
+    values = {name: rope.get(name) for name in names}
+    if kind == "llama3" and values["original_max_position_embeddings"] is None:
+        values["original_max_position_embeddings"] = max_positions
+    missing = [name for name in names if values[name] is None]
     if missing:
-        raise CheckpointError(f"config.json: llama3 rotary scaling lacks {', '.join(missing)}")
-    return {"rope_theta": theta, "rope_scaling": build(RopeScaling, rope_type="llama3", **values)}
+        raise CheckpointError(f"config.json: {kind} rotary scaling lacks {', '.join(missing)}")
+    return {"rope_theta": theta, "rope_scaling": build(RopeScaling, rope_type=kind, **values)}
 
 
 def token_ids(*values: Any, vocab_size: int) -> tuple[int, ...]:

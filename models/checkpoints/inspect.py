@@ -1,6 +1,6 @@
 """What a checkpoint is, without its weights: from config.json and the headers of its safetensors files.
 
-    print(as_text(inspect(VisionLanguageModel, "HuggingFaceTB/SmolVLM-256M-Instruct")))
+    print(as_text(inspect("HuggingFaceTB/SmolVLM-256M-Instruct")))
 
 Parameters are those of our modules for this config, compared with the headers. Bytes of the cache: keys and
 values of every layer, 2 · layers · key heads · head size · bytes of a number.
@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
+from data.errors import ProcessorError
+from data.images import TiledImage, check_sides, load_image
+from data.processor import Processor
 from models.checkpoints import idefics3
 from models.checkpoints.backbones import TEXT, VISION
-from models.checkpoints.hub import CheckpointError, CheckpointFiles, client, describe, one_sentence
-from models.checkpoints.load import HEAD, choose_reader, expected_shapes
-from models.checkpoints.weights import FLOATS, Shape, StoredTensorOf, check_shapes, stored_entries
+from models.checkpoints.hub import CheckpointError, CheckpointFiles, client, describe, one_sentence, snapshot
+from models.checkpoints.load import choose_reader, expected_shapes
+from models.checkpoints.weights import FLOATS, Shape, check_shapes, stored_entries
 from models.config import TextConfig, VisionConfig, VLMConfig
+from models.vision_language_model import VisionLanguageModel
 
 PARTS = ("vision", "projector", "embeddings", "blocks", "head")
 _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}  # all others: 1
@@ -39,6 +45,7 @@ _IDEFICS = (
     "yes: mlx-vlm",
 )
 _OPENS = {
+    None: _CONVERT_FIRST,
     "idefics3": _IDEFICS,
     "smolvlm": _IDEFICS,
     "llama": (
@@ -73,113 +80,83 @@ def read_headers(files: CheckpointFiles) -> Headers | None:
     Headers of a folder or of a downloaded repository are read from the files. Those of other repositories
     come by range requests, at most the first 100 kB of a file unless its header is longer; nothing is kept.
     """
-    if files.weights:
-        entries = stored_entries(files)
-        shapes = {name: entry.shape for name, entry in entries.items()}
-        return Headers(shapes, {name: entry.dtype for name, entry in entries.items()}, len(files.weights))
+    tensors: dict[str, Any]
     repo, commit = files.source, files.origin.commit
-    if commit is None:
+    if files.weights:
+        tensors, count = stored_entries(files), len(files.weights)
+    elif commit is None:
         return None
-    hf = client()
-    with one_sentence(repo, commit, "the header of the weights"):
-        try:
-            metadata = hf.HfApi().get_safetensors_metadata(repo, revision=commit)
-        except hf.errors.NotASafetensorsRepoError:
-            raise CheckpointError(f"repository {repo} has no safetensors weights") from None
-        except hf.errors.SafetensorsParsingError as error:
-            raise CheckpointError(
-                f"repository {repo}: a safetensors header cannot be read ({str(error).splitlines()[0]})"
-            ) from error
-        except hf.errors.OfflineModeIsEnabled:
-            raise CheckpointError(
-                f"the weights of {repo} at {commit[:12]} are not all in the local cache: reading their "
-                f"headers needs a network, and HF_HUB_OFFLINE is set"
-            ) from None
-    tensors = {name: info for file in metadata.files_metadata.values() for name, info in file.tensors.items()}
-    return Headers(
-        {name: tuple(info.shape) for name, info in tensors.items()},
-        {name: info.dtype for name, info in tensors.items()},
-        len(metadata.files_metadata),
-    )
+    else:
+        with one_sentence(repo, commit, "the header of the weights"):
+            metadata = client().HfApi().get_safetensors_metadata(repo, revision=commit)
+        tensors = {n: info for file in metadata.files_metadata.values() for n, info in file.tensors.items()}
+        count = len(metadata.files_metadata)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return Headers(shapes, {name: tensor.dtype for name, tensor in tensors.items()}, count)
 
 
-@dataclass(frozen=True)
-class _Network:
-    """The parameters that a config describes, by our names, and where they should be stored."""
-
-    family: str
-    expected: Mapping[str, Shape]
-    text: TextConfig | None
-    vision: VisionConfig | None
-    stored_tensor: StoredTensorOf
-    is_ignorable: Callable[[str], bool]
-    vlm: VLMConfig | None = None
-
-
-def inspect(cls: Any, source: str, revision: str | None = None) -> dict[str, Any]:
-    """Everything that configs and headers tell about a checkpoint, as JSON-ready values. `cls` is the class
-    of whole models, `VisionLanguageModel`."""
+def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
+    """Everything that configs and headers tell about a checkpoint, as JSON-ready values."""
     files = describe(source, revision)
     headers = read_headers(files)
+    kind = str(files.config["model_type"]) if "model_type" in files.config else None
+    names = {} if headers is None else headers.shapes
+    reader: Any = (VISION | TEXT).get(kind or "") or choose_reader(files.config, source)
+    vision: VisionConfig | None = None
+    text: TextConfig | None = None
+    tile: dict[str, Any] | None = None
     try:
-        network = _network(cls, files, headers)
+        if kind in VISION or kind in TEXT:
+            part, tied = reader.read_config(files.config), bool(files.config.get("tie_word_embeddings"))
+            vision, text = (part, None) if kind in VISION else (None, part)
+            # The other tower of this model is not counted.
+            towers = vision or VisionConfig(), text or TextConfig()
+            config = VLMConfig(*towers, scale_factor=1, image_placement="prefix", tie_word_embeddings=tied)
+            family, prefix = reader.family, "vision_model." if vision else "language_model."
+        else:
+            config = reader.read_config(files.config, files.generation_config)
+            vision, text, prefix = config.vision, config.text, ""
+            family = idefics3.FAMILY if reader is idefics3 else _nanovlm_generation(files.config)
     except CheckpointError as error:
-        raise CheckpointError(f"{source}: {str(error).removeprefix(f'{source}: ')}") from None
-    parameters = _parameters(network.expected)
-    kind = files.config.get("model_type")
-    engines = _CONVERT_FIRST if kind is None else _OPENS.get(kind, ("no",) * 5)
+        raise CheckpointError(f"{source}: {error}") from None
+    shapes = expected_shapes(VisionLanguageModel, config)
+    expected = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
+    parameters = dict.fromkeys(PARTS, 0)  # a tied head counts nothing
+    for name, shape in expected.items():
+        parameters[module_of(name)] += math.prod(shape)
+    parameters["all"] = sum(parameters.values())
+    fits = "yes" if headers is not None else "no weights here"
+    if headers is not None:
+        try:
+            check_shapes(expected, reader.tensor_map(names), names, reader.is_ignorable, source)
+        except CheckpointError as error:
+            fits = f"no: {str(error).removeprefix(f'{source}: ')}"
+    if vision is not None:
+        tile = {"pixels": vision.image_size, "patches": vision.num_patches}
+    if tile is not None and text is not None:
+        tile |= {"scale_factor": config.scale_factor, "tokens": config.tokens_per_tile}
+        tile["placement"] = config.image_placement
+    cache = _cache(text)
+    memory = {}
+    for dtype, size in _CACHE_BYTES.items():
+        weights, full = parameters["all"] * size, cache[dtype]["full_context"] if cache else 0
+        memory[dtype] = {"weights": weights, "cache": full, "all": weights + full}
     return {
         "source": source,
         "commit": files.origin.commit,
-        "family": network.family,
+        "family": family,
         "architectures": files.config.get("architectures") or [],
         "parameters": parameters,
         "stored": _stored(headers),
-        "fits": _fits(network, headers, source),
-        "vision": None if network.vision is None else asdict(network.vision),
-        "text": None if network.text is None else asdict(network.text),
-        "tile": _tile(network),
-        "context": None if network.text is None else network.text.max_position_embeddings,
-        "cache": _cache(network.text),
-        "memory": _memory(parameters["all"], network.text),
-        "engines": dict(zip(_ENGINES, engines)),
+        "fits": fits,
+        "vision": None if vision is None else asdict(vision),
+        "text": None if text is None else asdict(text),
+        "tile": tile,
+        "context": None if text is None else text.max_position_embeddings,
+        "cache": cache,
+        "memory": memory,
+        "engines": dict(zip(_ENGINES, _OPENS.get(kind, ("no",) * 5))),
     }
-
-
-def _network(cls: Any, files: CheckpointFiles, headers: Headers | None) -> _Network:
-    names = {} if headers is None else headers.shapes
-    kind = files.config.get("model_type")
-    for backbones, prefix in ((VISION, "vision_model."), (TEXT, "language_model.")):
-        if kind not in backbones:
-            continue
-        backbone = backbones[kind]
-        part = backbone.read_config(files.config)
-        vision, text = (part, None) if backbones is VISION else (None, part)
-        # The other tower of this model is not counted.
-        whole = VLMConfig(
-            vision or VisionConfig(),
-            text or TextConfig(),
-            scale_factor=1,
-            image_placement="prefix",
-            tie_word_embeddings=bool(files.config.get("tie_word_embeddings", False)),
-        )
-        expected = {n: shape for n, shape in expected_shapes(cls, whole).items() if n.startswith(prefix)}
-        stored = backbone.tensor_map(names)
-        # Its repository may hold more than the backbone: SigLIP's text tower, a stored head.
-        return _Network(backbone.family, expected, text, vision, stored, lambda name: True)
-    reader = choose_reader(files.config, files.source)
-    config = reader.read_config(files.config, files.generation_config)
-    stored = reader.tensor_map(names)
-    head = stored(HEAD).name if config.tie_word_embeddings else None
-    return _Network(
-        idefics3.FAMILY if reader is idefics3 else _nanovlm_generation(files.config),
-        expected_shapes(cls, config),
-        config.text,
-        config.vision,
-        stored,
-        lambda name: name == head or reader.is_ignorable(name),
-        config,
-    )
 
 
 def _nanovlm_generation(config: Mapping) -> str:
@@ -196,50 +173,22 @@ def module_of(name: str) -> str:
     return {"embed_tokens": "embeddings", "lm_head": "head"}.get(rest.partition(".")[0], "blocks")
 
 
-def _parameters(expected: Mapping[str, Shape]) -> dict[str, int]:
-    """Numbers by part; a tied head counts nothing."""
-    counted = dict.fromkeys(PARTS, 0)
-    for name, shape in expected.items():
-        counted[module_of(name)] += math.prod(shape)
-    return counted | {"all": sum(counted.values())}
-
-
 def _stored(headers: Headers | None) -> dict[str, Any] | None:
     if headers is None:
         return None
     elements: Counter[str] = Counter()
     for name, kind in headers.dtypes.items():
         elements[kind] += math.prod(headers.shapes[name])
-    named = {kind: str(FLOATS.get(kind, kind)).removeprefix("torch.") for kind in elements}
     return {
         "files": headers.files,
         "tensors": len(headers.shapes),
         "numbers": headers.num_elements,
         "bytes": sum(number * _BYTES.get(kind, 1) for kind, number in elements.items()),
-        "dtypes": {named[kind]: number for kind, number in elements.most_common()},
+        "dtypes": {
+            str(FLOATS.get(kind, kind)).removeprefix("torch."): number
+            for kind, number in elements.most_common()
+        },
     }
-
-
-def _fits(network: _Network, headers: Headers | None, source: str) -> str:
-    """yes, or in a sentence what of the stored tensors is not as the config says."""
-    if headers is None:
-        return "no weights here"
-    try:
-        check_shapes(network.expected, network.stored_tensor, headers.shapes, network.is_ignorable, source)
-    except CheckpointError as error:
-        return f"no: {str(error).removeprefix(f'{source}: ')}"
-    return "yes"
-
-
-def _tile(network: _Network) -> dict[str, Any] | None:
-    """What one tile of an image becomes."""
-    if network.vision is None:
-        return None
-    tile: dict[str, Any] = {"pixels": network.vision.image_size, "patches": network.vision.num_patches}
-    if network.vlm is not None:
-        tile |= {"scale_factor": network.vlm.scale_factor, "tokens": network.vlm.tokens_per_tile}
-        tile["placement"] = network.vlm.image_placement
-    return tile
 
 
 def _cache(text: TextConfig | None) -> dict[str, dict[str, int]] | None:
@@ -253,89 +202,103 @@ def _cache(text: TextConfig | None) -> dict[str, dict[str, int]] | None:
     }
 
 
-def _memory(parameters: int, text: TextConfig | None) -> dict[str, dict[str, int]]:
-    """Bytes by dtype: weights, and the cache of a full context. Activations come on top."""
-    cache = _cache(text)
-    out = {}
-    for dtype, size in _CACHE_BYTES.items():
-        full = 0 if cache is None else cache[dtype]["full_context"]
-        out[dtype] = {"weights": parameters * size, "cache": full, "all": parameters * size + full}
-    return out
+def inspect_image(report: Mapping[str, Any], image: str | tuple[int, int], question: str) -> dict[str, Any]:
+    """What an image, a file or (width, height), takes of the context of a checkpoint that was inspected; its
+    tokenizer and image settings are read."""
+    width, height = image if isinstance(image, tuple) else load_image(image).size
+    if report["vision"] is None or report["text"] is None:
+        raise ProcessorError(
+            f"{report['source']} is a bare backbone: only a whole model has prompts to count"
+        )
+    folder = snapshot(report["source"], report["commit"])
+    files = describe(folder)
+    config = choose_reader(files.config, files.source).read_config(files.config, files.generation_config)
+    processor = Processor.from_pretrained(folder, config=config)  # refused where it is not this model's
+    cost = image_cost(processor, width, height, question)
+    return cost | {"left": report["context"] - cost["prompt_tokens"]}
 
 
-# --------------------------------------------------------------------------------------------------- text
+def image_cost(processor: Processor, width: int, height: int, question: str) -> dict[str, Any]:
+    """What an image of width x height pixels takes in a prompt, by the processor's own rules, without one.
+
+    `rows` x `columns` of tiles (0 or 1 where the image is not cut), `tiles` with the whole image as one more;
+    `prompt_tokens` is the whole prompt of one question, image included.
+    """
+    check_sides(width, height)
+    count, rows, columns = processor.images.grid(width, height)
+    side = processor.images.tile_size
+    # Tiles of shape alone: the prompt depends on how many there are, not on what they show.
+    tiles = torch.empty(count, 3, side, side, device="meta")
+    blank = TiledImage(tiles, rows, columns, f"an image of {width} x {height}")
+    encoded = processor.encode_conversation(processor.conversation(blank, question), True)
+    in_front = encoded.image_tokens if processor.image_token_id is None else 0
+    return {
+        "width": width,
+        "height": height,
+        "rows": rows,
+        "columns": columns,
+        "tiles": count,
+        "image_tokens": encoded.image_tokens,
+        "prompt_tokens": len(encoded.input_ids) + in_front,
+        "question": question,
+    }
+
+
 def as_text(report: Mapping[str, Any]) -> str:
-    """A report for people. With `picture`, what an image takes (`commands.image_cost`)."""
-    commit = f" at {report['commit'][:12]}" if report["commit"] else ""
-    architectures = ", ".join(report["architectures"])
-    lines = [
-        f"{report['source']}{commit}",
-        f"  {report['family']}" + f" ({architectures})" * bool(architectures),
-        "parameters",
-    ]
-    lines += [_row(part, f"{number:,}") for part, number in report["parameters"].items()]
-    lines.append("weights")
-    if (stored := report["stored"]) is None:
-        lines.append(_row("files", "none here"))
-    else:
-        kinds = ", ".join(f"{number:,} {dtype}" for dtype, number in stored["dtypes"].items())
-        size = _bytes(stored["bytes"])
-        lines += [
-            _row("files", f"{stored['files']} with {stored['tensors']} tensors, {size}"),
-            _row("numbers", kinds),
-            _row("fit the config", report["fits"]),
-        ]
-    lines += _network_lines(report)
-    if report.get("picture"):
-        lines += _image_lines(report["picture"])
+    """A report for people: a table of headings and rows. "picture" is of `inspect_image`, where it is asked
+    for."""
+    stored, vision, text, tile = (report[name] for name in ("stored", "vision", "text", "tile"))
+    table: dict[str, dict[str, str]] = {
+        "parameters": {part: f"{number:,}" for part, number in report["parameters"].items()},
+        "weights": {"files": "none here"},
+        "network": {},
+    }
+    if stored is not None:
+        table["weights"] = {
+            "files": f"{stored['files']} with {stored['tensors']} tensors, {_bytes(stored['bytes'])}",
+            "numbers": ", ".join(f"{number:,} {dtype}" for dtype, number in stored["dtypes"].items()),
+            "fit the config": report["fits"],
+        }
+    if vision is not None:
+        table["network"]["vision"] = (
+            f"{vision['num_hidden_layers']} layers of {vision['hidden_size']}, "
+            f"tiles of {tile['pixels']} px, {tile['patches']} patches of {vision['patch_size']} px"
+        )
+    if tile is not None and "tokens" in tile:
+        place = "in front of the text" if tile["placement"] == "prefix" else "at placeholders"
+        folded = "patches folded {0} x {0}".format(tile["scale_factor"])
+        table["network"]["a tile"] = f"{tile['tokens']} tokens ({folded}), {place}"
+    if text is not None:
+        table["network"]["text"] = (
+            f"{text['num_hidden_layers']} layers of {text['hidden_size']}, "
+            f"{text['num_attention_heads']} heads over {text['num_key_value_heads']}, "
+            f"{text['head_dim']} each, {text['vocab_size']:,} tokens"
+        )
+    if image := report.get("picture"):
+        grid = f"{image['rows']} x {image['columns']}" if image["rows"] > 0 else "one tile"
+        table[f"an image of {image['width']} x {image['height']}"] = {
+            "tiles": f"{image['tiles']} ({grid})",
+            "image tokens": f"{image['image_tokens']:,}",
+            "prompt": f"{image['prompt_tokens']:,} tokens with {image['question']!r}",
+            "left for words": f"{image['left']:,} of the context",
+        }
     if report["cache"] is not None:
-        lines.append(f"cache, context of {report['context']:,} tokens")
-        for dtype, cache in report["cache"].items():
-            full = f"{_bytes(cache['full_context'])} for a full context"
-            lines.append(_row(dtype, f"{cache['per_token']:,} bytes a token, {full}"))
-    lines.append("memory to answer one prompt in a full context, without activations")
-    for dtype, memory in report["memory"].items():
-        parts = f"weights {_bytes(memory['weights'])} + cache {_bytes(memory['cache'])}"
-        lines.append(_row(dtype, f"{_bytes(memory['all'])} = {parts}"))
-    lines.append(f"opens in ({TRIED})")
-    lines += [_row(engine, how) for engine, how in report["engines"].items()]
+        table[f"cache, context of {report['context']:,} tokens"] = {
+            dtype: f"{size['per_token']:,} bytes a token, {_bytes(size['full_context'])} for a full context"
+            for dtype, size in report["cache"].items()
+        }
+    table["memory to answer one prompt in a full context, without activations"] = {
+        dtype: f"{_bytes(size['all'])} = weights {_bytes(size['weights'])} + cache {_bytes(size['cache'])}"
+        for dtype, size in report["memory"].items()
+    }
+    table[f"opens in ({TRIED})"] = report["engines"]
+    commit = f" at {report['commit'][:12]}" if report["commit"] else ""
+    architectures = f" ({', '.join(report['architectures'])})" if report["architectures"] else ""
+    lines = [f"{report['source']}{commit}", f"  {report['family']}{architectures}"]
+    for heading, rows in table.items():
+        lines += [heading, *(f"  {name:<16}{value}" for name, value in rows.items())]
     return "\n".join(lines)
 
 
-def _network_lines(report: Mapping[str, Any]) -> list[str]:
-    lines, vision, text, tile = ["network"], report["vision"], report["text"], report["tile"]
-    if vision is not None:
-        patches = f"tiles of {tile['pixels']} px, {tile['patches']} patches of {vision['patch_size']} px"
-        layers = f"{vision['num_hidden_layers']} layers of {vision['hidden_size']}"
-        lines.append(_row("vision", f"{layers}, {patches}"))
-    if tile is not None and "tokens" in tile:
-        fold = tile["scale_factor"]
-        place = "in front of the text" if tile["placement"] == "prefix" else "at placeholders"
-        lines.append(_row("a tile", f"{tile['tokens']} tokens (patches folded {fold} x {fold}), {place}"))
-    if text is not None:
-        layers = f"{text['num_hidden_layers']} layers of {text['hidden_size']}"
-        heads = f"{text['num_attention_heads']} heads over {text['num_key_value_heads']}"
-        size = f"{text['head_dim']} each, {text['vocab_size']:,} tokens"
-        lines.append(_row("text", f"{layers}, {heads}, {size}"))
-    return lines
-
-
-def _image_lines(image: Mapping[str, Any]) -> list[str]:
-    grid = f"{image['rows']} x {image['columns']}" if image["rows"] > 0 else "one tile"
-    return [
-        f"an image of {image['width']} x {image['height']}",
-        _row("tiles", f"{image['tiles']} ({grid})"),
-        _row("image tokens", f"{image['image_tokens']:,}"),
-        _row("prompt", f"{image['prompt_tokens']:,} tokens with {image['question']!r}"),
-        _row("left for words", f"{image['left']:,} of the context"),
-    ]
-
-
-def _row(name: str, value: str) -> str:
-    return f"  {name:<16}{value}"
-
-
 def _bytes(size: int) -> str:
-    if size < 2**30:
-        return f"{size / 2**20:,.1f} MiB"
-    return f"{size / 2**30:,.2f} GiB"
+    return f"{size / 2**20:,.1f} MiB" if size < 2**30 else f"{size / 2**30:,.2f} GiB"

@@ -4,29 +4,29 @@
 
 A reader is a module of pure functions: `recognises(config)`, `read_config(config, generation) -> VLMConfig`,
 `tensor_map(stored names) -> (our name -> StoredTensor)`, `is_ignorable(stored name)`, and
-`config_from_tensors(config, read) -> VLMConfig` for what only the tensors tell. A new family of whole models
-is one more module in READERS.
+`config_from_tensors(config, stored entries) -> VLMConfig` for what only the tensors tell. A new family of
+whole models is one more module in READERS.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from models.checkpoints import idefics3, nanovlm
 from models.checkpoints.hub import (
+    MAX_CONFIG,
     MAX_TOKENIZER,
     CheckpointError,
     CheckpointFiles,
@@ -41,6 +41,7 @@ from models.checkpoints.weights import (
     StoredTensorOf,
     check_shapes,
     read_tensor,
+    shapes_of,
     stored_entries,
 )
 from models.config import VLMConfig
@@ -52,7 +53,7 @@ HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.
 # Keys of generation_config.json that are in the config, or about the file itself.
 _NOT_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
 # The dtype that "auto" means: on a CPU float32 is exact, and bfloat16 no faster for one question.
-AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
+AUTO_DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS.values()}
 
 
@@ -85,22 +86,29 @@ def _load(cls: Any, source, revision, dtype, device) -> Any:
     reader = choose_reader(files.config, files.source)
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, files.config, device)
+    if files.config.get("quantization_config"):
+        raise CheckpointError(
+            f"{files.source}: quantized checkpoints are not supported, take the unquantized one"
+        )
     entries = stored_entries(files)
-    config, stored_tensor = _read_layout(files, reader, entries)
-    config = _with_end_token(config, end_token_id(files))
+    try:
+        config = reader.read_config(files.config, files.generation_config)
+        config = reader.config_from_tensors(config, entries)
+    except CheckpointError as error:
+        raise CheckpointError(f"{files.source}: {error}") from None
+    stored_tensor = reader.tensor_map(entries)
+    tied = resolve_tying(config.tie_word_embeddings, stored_tensor, entries, files.source)
+    stops = set(config.eos_token_ids)
+    end = end_token_id(files)
+    if end is not None and 0 <= end < config.text.vocab_size:
+        stops.add(end)
+    config = replace(config, tie_word_embeddings=tied, eos_token_ids=tuple(sorted(stops)))
     expected = expected_shapes(cls, config)
-    head_copy = stored_tensor(HEAD).name if config.tie_word_embeddings else None
-    check_shapes(
-        expected,
-        stored_tensor,
-        {name: entry.shape for name, entry in entries.items()},
-        lambda name: name == head_copy or reader.is_ignorable(name),
-        files.source,
-    )
+    check_shapes(expected, stored_tensor, shapes_of(entries), reader.is_ignorable, files.source)
     with meta_init():
         model = cls(config)
     fill(model, expected, stored_tensor, entries, dtype, device)
-    if config.tie_word_embeddings:
+    if tied:
         model.language_model.lm_head.weight = model.language_model.embed_tokens.weight
     model.origin = files.origin
     model.generation_config = {
@@ -114,35 +122,11 @@ def choose_reader(config: Mapping, source: str) -> ModuleType:
     for reader in READERS:
         if reader.recognises(config):
             return reader
-    kind = config.get("model_type")
-    got = f"model_type {kind!r}" if kind is not None else f"no model_type, with keys {sorted(config)[:4]}"
     raise CheckpointError(
-        f"{source}: unsupported architecture ({got}); supported are "
+        f"{source}: unsupported architecture (model_type {config.get('model_type')!r}); supported are "
         f"{'; '.join(reader.FAMILY for reader in READERS)}, and bare SigLIP and Llama backbones through "
         f"VisionLanguageModel.from_backbones"
     )
-
-
-def _read_layout(
-    files: CheckpointFiles, reader: ModuleType, entries: Mapping[str, Entry]
-) -> tuple[VLMConfig, StoredTensorOf]:
-    """The config, with tying and whatever else only the tensors tell, and where our tensors lie."""
-    if files.config.get("quantization_config"):
-        raise CheckpointError(
-            f"{files.source}: quantized checkpoints are not supported, take the unquantized one"
-        )
-
-    def read(name: str) -> Tensor | None:
-        entry = entries.get(name)
-        return None if entry is None or entry.dtype not in FLOATS else read_tensor(entry)
-
-    try:
-        config = reader.config_from_tensors(reader.read_config(files.config, files.generation_config), read)
-    except CheckpointError as error:
-        raise CheckpointError(f"{files.source}: {error}") from None
-    stored_tensor = reader.tensor_map(entries)
-    tied = resolve_tying(config.tie_word_embeddings, stored_tensor, entries, files.source)
-    return replace(config, tie_word_embeddings=tied), stored_tensor
 
 
 def resolve_tying(
@@ -172,17 +156,11 @@ def expected_shapes(cls: Any, config: VLMConfig) -> dict[str, Shape]:
     """Every parameter of the model that a config describes, and its shape, from a model of one layer a tower:
     a thousand layers take seconds to build, and a file that does not have them is to be refused before.
     """
-    depth = {
-        "vision_model": config.vision.num_hidden_layers,
-        "language_model": config.text.num_hidden_layers,
-    }
-    shallow = replace(
-        config,
-        vision=replace(config.vision, num_hidden_layers=1),
-        text=replace(config.text, num_hidden_layers=1),
-    )
+    vision, text = config.vision, config.text
+    depth = {"vision_model": vision.num_hidden_layers, "language_model": text.num_hidden_layers}
+    vision, text = replace(vision, num_hidden_layers=1), replace(text, num_hidden_layers=1)
     with meta_init():
-        model = cls(shallow)
+        model = cls(replace(config, vision=vision, text=text))
     expected: dict[str, Shape] = {}
     for name, parameter in model.named_parameters():
         tower, is_layer, rest = name.partition(".layers.0.")
@@ -203,8 +181,8 @@ def fill(
     """Replace the (meta) parameters `names` of a module by stored tensors, one at a time."""
     try:
         for name, shape in names.items():
-            source = stored_tensor(name)
-            tensor = read_tensor(entries[source.name], shape, dtype, device, source.part, source.parts)
+            place = stored_tensor(name)
+            tensor = read_tensor(entries[place.name], shape, dtype, device, place.part, place.parts)
             owner, leaf = name.rsplit(".", 1)
             setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor))
     except (RuntimeError, MemoryError) as error:
@@ -243,11 +221,11 @@ class _Uninitialised(TorchFunctionMode):
 def resolve_dtype(dtype: torch.dtype | str | None, config: Mapping, device: torch.device) -> torch.dtype:
     """The dtype to load in; see `load`."""
     if dtype in (None, "auto", "stored"):
-        section = config.get("text_config")
-        text = section if isinstance(section, dict) else {}
-        named = next((s[k] for s in (config, text) for k in ("dtype", "torch_dtype") if s.get(k)), "float32")
-        stored = resolve_dtype(named, {}, device)
-        return stored if dtype == "stored" else _DTYPES.get(AUTO_DTYPE.get(device.type, ""), stored)
+        text = config.get("text_config")
+        sections = (config, text if isinstance(text, dict) else {})
+        named = (section.get(key) for section in sections for key in ("dtype", "torch_dtype"))
+        stored = resolve_dtype(next(filter(None, named), "float32"), {}, device)
+        return stored if dtype == "stored" else AUTO_DTYPE.get(device.type, stored)
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise CheckpointError(f"unknown dtype {dtype!r}: expected auto, {', '.join(_DTYPES)} or stored")
@@ -259,11 +237,10 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
     try:
         chosen = torch.device("cpu" if device is None else device)
         torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError: built without CUDA
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except (RuntimeError, AssertionError) as error:  # AssertionError: built without CUDA
         raise CheckpointError(
             f"device {str(device)!r} cannot be used, expected cpu, cuda, cuda:N or mps as this machine has: "
-            f"{reason}"
+            f"{str(error).splitlines()[0]}"
         ) from None
     return chosen
 
@@ -279,48 +256,41 @@ def end_token_id(files: CheckpointFiles) -> int | None:
     tokenizer_config.json or tokenizer.json gives its id. The large tokenizer.json is read only where the
     small one does not.
     """
-    find, inside = files.find, files.config.get("lm_tokenizer")
+    folder, inside = "", files.config.get("lm_tokenizer")
     # nanoVLM's tokenizer is in the folder `lm_tokenizer`, where it is not beside the weights.
     has_folder = files.origin.commit is None and isinstance(inside, str) and _RELATIVE.fullmatch(inside)
-    if has_folder and find("tokenizer.json") is None and find("tokenizer_config.json") is None:
-        find = lambda name: files.find(f"{inside}/{name}")
-    config_path = find("tokenizer_config.json")
-    config = {} if config_path is None else read_json(config_path)
-    token = _content(config.get("eos_token"))
-    if token is None and (config_path is not None or files.origin.commit is None):
-        map_path = find("special_tokens_map.json")
-        token = _content(read_json(map_path).get("eos_token")) if map_path is not None else None
+    if has_folder and not files.find("tokenizer.json") and not files.find("tokenizer_config.json"):
+        folder = f"{inside}/"
+
+    def read(name: str, max_bytes: int = MAX_CONFIG) -> dict:
+        path = files.find(folder + name)
+        return {} if path is None else read_json(path, max_bytes)
+
+    config = read("tokenizer_config.json")
+    # A repository that has no tokenizer is not asked for the other files of one.
+    if not config and files.origin.commit is not None:
+        return None
+    token = _text(config.get("eos_token")) or _text(read("special_tokens_map.json").get("eos_token"))
     if token is None:
         return None
     decoder = config.get("added_tokens_decoder")
     for token_id, added in decoder.items() if isinstance(decoder, dict) else ():
-        if _content(added) == token and token_id.isdecimal() and len(token_id) < 10:
+        if _text(added) == token and token_id.isdecimal() and len(token_id) < 10:
             return int(token_id)
-    tokenizer_path = find("tokenizer.json")
-    if tokenizer_path is None:
-        return None
-    tokenizer = read_json(tokenizer_path, MAX_TOKENIZER)
-    listed = tokenizer.get("added_tokens")
+    tokenizer = read("tokenizer.json", MAX_TOKENIZER)
+    listed, model = tokenizer.get("added_tokens"), tokenizer.get("model")
     for added in listed if isinstance(listed, list) else ():
-        if isinstance(added, Mapping) and added.get("content") == token and isinstance(added.get("id"), int):
+        if isinstance(added, dict) and added.get("content") == token and isinstance(added.get("id"), int):
             return added["id"]
-    model = tokenizer.get("model")
-    vocab = model.get("vocab") if isinstance(model, Mapping) else None
-    found = vocab.get(token) if isinstance(vocab, Mapping) else None
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    found = vocab.get(token) if isinstance(vocab, dict) else None
     return found if isinstance(found, int) else None
 
 
-def _content(token: object) -> str | None:
+def _text(token: object) -> str | None:
     """A token's text, which is stored alone or in an object."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
-def _with_end_token(config: VLMConfig, token_id: int | None) -> VLMConfig:
-    if token_id is None or not 0 <= token_id < config.text.vocab_size:
-        return config
-    return replace(config, eos_token_ids=tuple(sorted({*config.eos_token_ids, token_id})))
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
 
 
 # --------------------------------------------------------------------------- a folder that others write to
@@ -329,22 +299,19 @@ def _with_end_token(config: VLMConfig, token_id: int | None) -> VLMConfig:
 # So the files' inodes, lengths and times of change are noted before reading and looked at afterwards, and
 # what was read meanwhile is thrown away if they differ.
 
-# What a model or a processor is read from. A run's log beside it grows without being part of it.
-_NAMES = r"[\w-][\w.-]*\.(safetensors|json|jinja|model)|(merges|vocab)\.txt"
-# Such a file on its way here has a temporary name, `.NAME.a1B2c3` from rsync: until it is renamed, all other
-# files lie still, of two versions.
-_READ = re.compile(rf"({_NAMES})|\.?({_NAMES})\.\w+", re.ASCII)
+# What a model or a processor is read from; a run's log beside it grows without being part of it. Such a file
+# on its way here has a temporary name, `.NAME.a1B2c3` from rsync: until it is renamed, all other files lie
+# still, of two versions.
+_READ = re.compile(r"\.?([\w-][\w.-]*\.(safetensors|json|jinja|model)|(merges|vocab)\.txt)(\.\w+)?", re.ASCII)
 _READ_BELOW = re.compile(
     r"tokenizer[\w.-]*|[\w-]+\.jinja|(special_tokens_map|added_tokens|vocab)\.json|merges\.txt"
 )
 # `hf download --local-dir` keeps its temporary files here.
-_DOWNLOADS, _INCOMPLETE = os.path.join(".cache", "huggingface", "download"), re.compile(r".*\.incomplete")
+_DOWNLOADS = ".cache/huggingface/download/*.incomplete"
 TRIES = 5
 # Seconds without a change before reading: whoever writes file by file pauses between them, and file systems'
 # clocks tick every few milliseconds.
 QUIET, _MAX_WAIT = 0.5, 3.0
-
-FolderState = frozenset[tuple]
 
 
 class BeingWrittenError(CheckpointError):
@@ -357,8 +324,8 @@ def one_version(source: str | Path, revision: str | None, read: Callable[[], T])
     `read` may be called several times, and what it raises about a folder that changes is forgotten. A
     repository's files are those of one commit and do not change.
     """
-    folder = resolve_source(source, revision)
-    if not os.path.isdir(folder):
+    folder = Path(resolve_source(source, revision))
+    if not folder.is_dir():
         return read()
     for _ in range(TRIES):
         before = _state_at_rest(folder)
@@ -381,7 +348,7 @@ def one_version(source: str | Path, revision: str | None, read: Callable[[], T])
     )
 
 
-def _state_at_rest(folder: str) -> FolderState | None:
+def _state_at_rest(folder: Path) -> frozenset[tuple] | None:
     """The state of a folder whose files have not changed for `QUIET` seconds, or that was moved to its place
     as a whole since; None if that does not come."""
     deadline = time.monotonic() + _MAX_WAIT
@@ -395,37 +362,23 @@ def _state_at_rest(folder: str) -> FolderState | None:
     return None
 
 
-def _moved_since(folder: str, changed: int) -> bool:
+def _moved_since(folder: Path, changed: int) -> bool:
     """Whether a folder got its name after its files were written, as `save` does it: moving it changes the
     folder's inode, and not its list of names."""
     try:
-        stat = os.stat(folder)
+        stat = folder.stat()
     except OSError:
         return False
     return stat.st_ctime_ns > max(stat.st_mtime_ns, changed)
 
 
-def _state(folder: str) -> FolderState:
+def _state(folder: Path) -> frozenset[tuple]:
     """(path, device, inode, length, time of change in ns) of each file that a checkpoint is read from."""
+    paths = [path for path in folder.glob("*") if _READ.fullmatch(path.name)]
+    paths += [path for path in folder.glob("*/*") if _READ_BELOW.fullmatch(path.name)]
     found = set()
-    downloads = _files(os.path.join(folder, _DOWNLOADS), _INCOMPLETE, below=False)
-    for path in (*_files(folder, _READ, below=True), *downloads):
-        try:
-            stat = os.stat(path)
-        except OSError:
-            continue  # it went between the list and this
-        found.add((path, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    for path in (*paths, *folder.glob(_DOWNLOADS)):
+        with suppress(OSError):  # it went between the list and this
+            stat = path.stat()
+            found.add((path, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
     return frozenset(found)
-
-
-def _files(folder: str, names: re.Pattern[str], below: bool) -> list[str]:
-    """Paths of the files of those names; with `below` also the tokenizers and templates in its folders."""
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return []
-    found = [entry.path for entry in entries if names.fullmatch(entry.name)]
-    for entry in entries if below else ():
-        if os.path.isdir(entry.path):  # not `entry.is_dir()`, which raises for links that go in circles
-            found += _files(entry.path, _READ_BELOW, below=False)
-    return found

@@ -14,16 +14,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from models.checkpoints.hub import CheckpointError
-from models.checkpoints.idefics3 import LLAMA_FIELDS, build, section
-from models.checkpoints.weights import StoredTensor, StoredTensorOf, export_tensors, rename
+from models.checkpoints.idefics3 import beyond_llama, build, section
+from models.checkpoints.weights import (
+    FLOATS,
+    Entry,
+    StoredTensor,
+    StoredTensorOf,
+    export_tensors,
+    read_tensor,
+    rename,
+)
 from models.config import TextConfig, VisionConfig, VLMConfig
 
 FAMILY = "nanoVLM (today's and v0.1)"
@@ -96,16 +104,14 @@ def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
     extra_tokens = section(config, "vlm_extra_tokens")
     placeholders = bool(extra_tokens)
 
-    def values(section: str) -> dict:
-        names = {key: name for key, name in _FIELDS.items() if isinstance(name, tuple)}
-        return {
-            field: config.get(key, default) for key, (of, field, default) in names.items() if of == section
-        }
-
+    values: dict[str, dict] = {"vision": {}, "text": {}}
+    for key, place in _FIELDS.items():
+        if isinstance(place, tuple):
+            values[place[0]][place[1]] = config.get(key, place[2])
     return build(
         VLMConfig,
-        vision=build(VisionConfig, **values("vision")),
-        text=build(TextConfig, **values("text")),
+        vision=build(VisionConfig, **values["vision"]),
+        text=build(TextConfig, **values["text"]),
         scale_factor=config.get("mp_pixel_shuffle_factor", 2),
         image_token_id=_image_token_id(config, extra_tokens) if placeholders else None,
         tie_word_embeddings=bool(config.get("lm_tie_weights", True)),
@@ -158,16 +164,15 @@ def _stored(name: str) -> StoredTensor:
 
 
 def is_ignorable(name: str) -> bool:
-    """inv_freq is read by `config_from_tensors`; nothing else may be left out."""
-    return name == INV_FREQ
+    """inv_freq is read by `config_from_tensors`, and a tied head is the embedding."""
+    return name in (INV_FREQ, HEAD)
 
 
-def config_from_tensors(config: VLMConfig, read: Callable[[str], Tensor | None]) -> VLMConfig:
-    """The config with the theta of the stored rotary frequencies, which override lm_re_base in nanoVLM.
-    `read` gives a stored tensor by name, or None where it is absent."""
-    stored = read(INV_FREQ)
-    if stored is None:
+def config_from_tensors(config: VLMConfig, entries: Mapping[str, Entry]) -> VLMConfig:
+    """The config with the theta of the stored rotary frequencies, which override lm_re_base in nanoVLM."""
+    if INV_FREQ not in entries or entries[INV_FREQ].dtype not in FLOATS:
         return config
+    stored = read_tensor(entries[INV_FREQ])
     half = config.text.head_dim // 2
     if tuple(stored.shape) != (half,):
         raise CheckpointError(
@@ -177,14 +182,13 @@ def config_from_tensors(config: VLMConfig, read: Callable[[str], Tensor | None])
     stored = stored.float()
     if torch.allclose(_frequencies(config.text), stored, rtol=tolerance, atol=0):
         return config
-    positive = bool((stored > 0).all()) and half > 1
-    theta = math.exp(-math.log(stored[-1]) * half / (half - 1)) if positive else math.nan
-    for candidate in (float(round(theta)), theta) if math.isfinite(theta) and theta > 0 else ():
-        if candidate <= 0:
-            continue
-        text = replace(config.text, rope_theta=candidate)
-        if torch.allclose(_frequencies(text), stored, rtol=tolerance, atol=0):
-            return replace(config, text=text)
+    usable = half > 1 and 0 < stored[-1] < math.inf
+    theta = math.exp(-math.log(stored[-1]) * half / (half - 1)) if usable else 0.0
+    for candidate in (float(round(theta)), theta):
+        if 1e-38 < candidate < 1e38:
+            text = replace(config.text, rope_theta=candidate)
+            if torch.allclose(_frequencies(text), stored, rtol=tolerance, atol=0):
+                return replace(config, text=text)
     raise CheckpointError(
         f"tensor {INV_FREQ} is no geometric series of rotary frequencies: expected theta^(-2i/d) for some "
         f"theta, got {[round(value, 6) for value in stored[:3].tolist()]} …"
@@ -209,8 +213,8 @@ def check_expressible(config: VLMConfig) -> None:
         problem = f"it has no {text.rope_scaling.rope_type} rotary scaling"
     elif text.attention_bias or text.mlp_bias:
         problem = "its language model has no biases"
-    elif used := [f.name for f in fields(text) if f.name not in LLAMA_FIELDS and getattr(text, f.name)]:
-        problem = f"its language model is a Llama, which has no {used[0]}"
+    elif used := beyond_llama(text):
+        problem = f"its language model is a Llama, which has no {used}"
     elif text.head_dim * text.num_attention_heads != text.hidden_size:
         problem = (
             f"its heads are lm_hidden_dim / lm_n_heads wide, {text.hidden_size} / "

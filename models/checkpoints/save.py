@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +51,16 @@ def save(
 
     Args:
         model: a VisionLanguageModel; weights are written bit for bit, in the dtype that they have.
-        folder: made or replaced as a whole; files of others in it stay.
+        folder: made or replaced as a whole; files of others in it stay. Where saving fails, it is unchanged.
         processor: a transformers Idefics3Processor, or our Processor that holds one; its tokenizer's end
             token joins the stop tokens. Without one the processor files that the folder already has stay.
         card: text of the model card, README.md.
         max_shard_bytes: weights beyond this go into several files with an index.
         extra_files: writes what else belongs to the model into the new folder, before that takes its place.
-
-    Returns:
-        The folder. Where saving fails, the folder is unchanged.
     """
-    folder, contents = Path(folder), checkpoint_contents(model, processor)
+    folder = Path(folder)
     with replace_folder(folder, lambda name: is_checkpoint_file(name, processor is not None)) as new:
-        contents.write(new, max_shard_bytes)
+        write_checkpoint(model, new, processor, max_shard_bytes)
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
         if extra_files is not None:
@@ -71,41 +68,26 @@ def save(
     return folder
 
 
-@dataclass(frozen=True)
-class CheckpointContents:
-    """What a checkpoint in transformers' layout consists of, checked and not yet written."""
-
-    config: dict
-    generation_config: dict
-    tensors: Mapping[str, Tensor]
-    processor: Any = None
-
-    def write(self, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
-        """Into a folder that exists."""
-        write_json(folder / "config.json", self.config)
-        write_json(folder / "generation_config.json", self.generation_config)
-        write_weights(self.tensors, folder, max_shard_bytes)
-        if self.processor is not None:
-            _write_processor(self.processor, folder)
-
-
-def checkpoint_contents(model: Any, processor=None) -> CheckpointContents:
-    """A model, and its processor where given, in transformers' layout; refused where it does not fit."""
+def write_checkpoint(
+    model: Any, folder: Path, processor=None, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> None:
+    """A model, and its processor where given, in transformers' layout, into a folder that exists."""
     config = model.config
     if processor is not None:
         processor = transformers_processor(processor)
         _check_processor(processor, config)
         config = _with_tokenizer_ids(config, processor.tokenizer)
-    config_json = idefics3.write_config(config, str(model.dtype).removeprefix("torch."))
-    generation_json = idefics3.write_generation_config(config, model.generation_config)
+    described = idefics3.write_config(config, str(model.dtype).removeprefix("torch."))
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise CheckpointError("the model has no weights yet: its parameters are on the meta device")
+    write_json(folder / "config.json", described)
+    generation = idefics3.write_generation_config(config, model.generation_config)
+    write_json(folder / "generation_config.json", generation)
     state = dict(model.named_parameters())  # a tied head is listed once, as the embedding
-    unloaded = [name for name, parameter in state.items() if parameter.is_meta]
-    if unloaded:
-        raise CheckpointError(
-            f"the model has no weights yet: {len(unloaded)} of its parameters are on the meta device"
-        )
     tensors = export_tensors(state, lambda name: StoredTensor(idefics3.stored_name(name)))
-    return CheckpointContents(config_json, generation_json, tensors, processor)
+    write_weights(tensors, folder, max_shard_bytes)
+    if processor is not None:
+        _write_processor(processor, folder)
 
 
 def is_checkpoint_file(name: str, with_processor: bool = True) -> bool:
@@ -116,9 +98,7 @@ def is_checkpoint_file(name: str, with_processor: bool = True) -> bool:
 def _with_tokenizer_ids(config: VLMConfig, tokenizer) -> VLMConfig:
     """The config with the tokenizer's end token among its stop tokens, and its pad and begin tokens by
     default."""
-    stops = set(config.eos_token_ids)
-    if tokenizer.eos_token_id is not None:
-        stops.add(tokenizer.eos_token_id)
+    stops = {*config.eos_token_ids, tokenizer.eos_token_id} - {None}
     pad = config.pad_token_id if config.pad_token_id is not None else tokenizer.pad_token_id
     bos = config.bos_token_id if config.bos_token_id is not None else tokenizer.bos_token_id
     return replace(config, eos_token_ids=tuple(sorted(stops)), pad_token_id=pad, bos_token_id=bos)
@@ -210,16 +190,14 @@ def _portable_tokenizer(config: dict) -> dict:
     config = {name: value for name, value in config.items() if name not in ("backend", "is_local")}
     extra = config.get("extra_special_tokens") or {}
     named = {
-        name: config[name]
-        for name in config
-        if name.endswith("_token") and name not in _STANDARD and isinstance(config[name], str)
+        name: token
+        for name, token in config.items()
+        if name.endswith("_token") and name not in _STANDARD and isinstance(token, str)
     }
     if isinstance(extra, list):
-        for index, token in enumerate(extra):
-            if token not in named.values():
-                named[f"extra_{index}_token"] = token
-    else:
-        named |= extra
+        unnamed = ((index, token) for index, token in enumerate(extra) if token not in named.values())
+        extra = {f"extra_{index}_token": token for index, token in unnamed}
+    named |= extra
     return config | {
         "extra_special_tokens": named,
         # Without it 4.57 also returns token_type_ids, which the model does not take.
@@ -256,6 +234,7 @@ def push(
     Returns:
         The address of the commit.
     """
+    with_processor = processor is not None
     if card is None and (kept := card_of_origin(model)) is not None:
         card = _addressed(kept, repo_id)
     with tempfile.TemporaryDirectory() as scratch:
@@ -268,11 +247,9 @@ def push(
             held = api.list_repo_files(repo_id, revision=revision)
             if card is None and CARD not in held:
                 parameters = sum(parameter.numel() for parameter in model.parameters())
-                text = model_card(repo_id, model.config, parameters, with_processor=processor is not None)
+                text = model_card(repo_id, model.config, parameters, with_processor=with_processor)
                 (folder / CARD).write_text(text, encoding="utf-8")
-            replaced = [
-                path for path in held if is_checkpoint_file(path.split("/")[0], processor is not None)
-            ]
+            replaced = [path for path in held if is_checkpoint_file(path.split("/")[0], with_processor)]
             commit = api.upload_folder(
                 repo_id=repo_id,
                 folder_path=folder,
@@ -311,8 +288,10 @@ _BODY = """# {name}
 | | |
 |---|---|
 | parameters | {parameters:,} |
-| vision | {layers} layers of {width}, tiles of {image} px in patches of {patch} px, {tokens} tokens a tile |
-| language | {text_layers} layers of {text_width}, {heads} heads over {kv_heads}, {vocab:,} tokens |
+| vision | {vision.num_hidden_layers} layers of {vision.hidden_size}, tiles of {vision.image_size} px in \
+patches of {vision.patch_size} px, {config.tokens_per_tile} tokens a tile |
+| language | {text.num_hidden_layers} layers of {text.hidden_size}, {text.num_attention_heads} heads over \
+{text.num_key_value_heads}, {text.vocab_size:,} tokens |
 
 ## Training data
 
@@ -331,7 +310,11 @@ _USE = """In Ocelli:
 python generate.py picture.png -q "What is in the picture?" --model {repo_id}
 ```
 
-```python
+"""
+_USE_BARE = """The repository holds the model alone, without a processor for pictures and text. In Ocelli:
+
+"""
+_IN_PYTHON = """```python
 from models import VisionLanguageModel
 
 model = VisionLanguageModel.from_pretrained("{repo_id}")
@@ -339,7 +322,8 @@ model = VisionLanguageModel.from_pretrained("{repo_id}")
 
 In transformers, unconverted:
 
-```python
+"""
+_PIPELINE = """```python
 from transformers import pipeline
 
 answer = pipeline("image-text-to-text", model="{repo_id}")
@@ -347,17 +331,7 @@ content = [{{"type": "image", "url": "picture.png"}}, {{"type": "text", "text": 
 print(answer(text=[{{"role": "user", "content": content}}], return_full_text=False)[0]["generated_text"])
 ```
 """
-_USE_BARE = """The repository holds the model alone, without a processor for pictures and text. In Ocelli:
-
-```python
-from models import VisionLanguageModel
-
-model = VisionLanguageModel.from_pretrained("{repo_id}")
-```
-
-In transformers, unconverted:
-
-```python
+_AUTO_MODEL = """```python
 from transformers import AutoModelForImageTextToText
 
 model = AutoModelForImageTextToText.from_pretrained("{repo_id}")
@@ -387,42 +361,28 @@ def model_card(
             base_model, …
     """
     tags = ["ocelli", "vision-language", *metadata.pop("tags", [])]
-    front = {
-        "library_name": "transformers",
-        "pipeline_tag": "image-text-to-text",
-        "language": "en",
-    } | metadata
-    vision, text = config.vision, config.text
+    front = {"library_name": "transformers", "pipeline_tag": "image-text-to-text", "language": "en"}
+    use = _USE + _IN_PYTHON + _PIPELINE if with_processor else _USE_BARE + _IN_PYTHON + _AUTO_MODEL
     body = _BODY.format(
         name=repo_id.rsplit("/", 1)[-1],
-        use=(_USE if with_processor else _USE_BARE).format(repo_id=repo_id),
+        use=use.format(repo_id=repo_id),
         summary=summary,
         parameters=parameters,
-        layers=vision.num_hidden_layers,
-        width=vision.hidden_size,
-        image=vision.image_size,
-        patch=vision.patch_size,
-        tokens=config.tokens_per_tile,
-        text_layers=text.num_hidden_layers,
-        text_width=text.hidden_size,
-        heads=text.num_attention_heads,
-        kv_heads=text.num_key_value_heads,
-        vocab=text.vocab_size,
+        config=config,
+        vision=config.vision,
+        text=config.text,
         training_data=training_data,
-        evaluation=_table(evaluation),
+        evaluation=evaluation if isinstance(evaluation, str) else _table(evaluation or ()),
     )
-    return f"---\n{client().ModelCardData(tags=tags, **front)}\n---\n\n{body}"
+    return f"---\n{client().ModelCardData(tags=tags, **(front | metadata))}\n---\n\n{body}"
 
 
-def _table(evaluation: Sequence[Mapping[str, object]] | str | None) -> str:
-    if not evaluation:
+def _table(rows: Sequence[Mapping[str, object]]) -> str:
+    if not rows:
         return "None yet."
-    if isinstance(evaluation, str):
-        return evaluation
-    columns = list(evaluation[0])
-    lines: list[Sequence[object]] = [columns, ["---"] * len(columns)]
-    lines += [[row[column] for column in columns] for row in evaluation]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    lines: list[list[object]] = [list(rows[0]), ["---"] * len(rows[0])]
+    lines += [[row[column] for column in rows[0]] for row in rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def public_name(source: str) -> str:

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -78,19 +77,10 @@ def check_shapes(
     is_ignorable: Callable[[str], bool],
     source: str,
 ) -> None:
-    """Compare a checkpoint's tensors with what the model needs, before any weight is allocated.
-
-    Args:
-        expected: our tensor names and shapes.
-        stored_tensor: where each of ours lies.
-        stored: the checkpoint's tensor names and shapes.
-        is_ignorable: whether a stored tensor that nothing needs may be left out.
-        source: the checkpoint, for messages.
-    """
-    needed = {}
-    for name, shape in expected.items():
-        place = stored_tensor(name)
-        needed[place.name] = place.stored_shape(shape)
+    """Compare the tensors `stored` in the checkpoint `source` with our `expected` ones, before any weight is
+    allocated. `is_ignorable`: whether a stored tensor that nothing needs may be left out."""
+    places = {name: stored_tensor(name) for name in expected}
+    needed = {place.name: place.stored_shape(expected[name]) for name, place in places.items()}
     missing = needed.keys() - stored.keys()
     if missing:
         raise CheckpointError(
@@ -153,6 +143,10 @@ def read_header(path: Path) -> dict[str, Entry]:
     return entries
 
 
+def shapes_of(entries: Mapping[str, Entry]) -> dict[str, Shape]:
+    return {name: entry.shape for name, entry in entries.items()}
+
+
 def stored_entries(files: CheckpointFiles) -> dict[str, Entry]:
     """Every stored tensor of all shards, which must agree with the index where there is one."""
     entries: dict[str, Entry] = {}
@@ -198,9 +192,7 @@ def read_tensor(
     return tensor.to(device, dtype or stored)
 
 
-def write_file(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = MappingProxyType({})
-) -> None:
+def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file with metadata {"format": "pt"} and what is given besides.
 
     One tensor at a time is on the CPU; the library's `save_file` wants all of them there, and gives the
@@ -208,16 +200,13 @@ def write_file(
     """
     # The library orders by alignment, so that every tensor starts at a multiple of its item size.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    header: dict = {"__metadata__": {"format": "pt", **metadata}}
+    header: dict = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
     for name in names:
         tensor = tensors[name]
         begin, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
+        kind, shape = _NAMES[tensor.dtype], list(tensor.shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
     with path.open("wb") as file:
