@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.kv_cache import CacheMemoryError, KVCache
+from generation.kv_cache import CacheMemoryError, KVCache, bytes_per_position
 from generation.options import check_integer
 from generation.prompt import check_placeholders, prompt_lengths, tiles_of_rows
 from generation.protocol import Decoder, VisionLanguage
@@ -132,19 +132,17 @@ def read_prompt(
     pixel_attention_mask: Tensor | None = None,
     attention_mask: Tensor | None = None,
     max_new_tokens: int = 0,
-    context: int | None = None,
     digests: Sequence[bytes] | None = None,
 ) -> KeyedPrompt:
     """The prompt of one row; raises ValueError for what the model cannot take, before any work.
 
-    Args: those of `VisionLanguageModel.generate`, and
-        context: positions that prompt and answer may take; None is all that the model has.
-        digests: the `tile_digests` of the tiles, if the caller has them already.
+    Takes the inputs of `VisionLanguageModel.generate`, and the `tile_digests` of the tiles if the caller has
+    them already.
     """
     config, tiles, masks, row_tiles = model.config, None, None, None
     if pixel_values is not None and pixel_values.numel():
         tiles, masks, row_tiles = tiles_of_rows(pixel_values, pixel_attention_mask)
-    prompt_lengths(config, input_ids, attention_mask, tiles is not None, max_new_tokens, context)
+    prompt_lengths(config, input_ids, attention_mask, tiles is not None, max_new_tokens)
     if len(input_ids) != 1:
         raise ValueError(f"input_ids: expected one prompt at a time, got a batch of {len(input_ids)}")
     ids = input_ids[0].cpu()
@@ -210,10 +208,10 @@ class CacheBudget:
     bytes_per_position: int
     available: int | None = None
 
-    @property
-    def needed(self) -> int:
-        """Bytes of the cache at the beginning."""
-        return self.slots * self.positions * self.bytes_per_position
+    @classmethod
+    def of(cls, language_model: Decoder, slots: int, available: int | None = None) -> CacheBudget:
+        context = language_model.config.max_position_embeddings
+        return cls(slots, min(kv.STEP, context), context, bytes_per_position(language_model), available)
 
     def check(self, positions: int) -> None:
         """Raise CacheMemoryError if slots of so many positions are too large."""
@@ -221,15 +219,19 @@ class CacheBudget:
         if self.available is not None and needed > self.available:
             raise CacheMemoryError(
                 f"{self.slots} slots of {positions} positions need {needed} bytes of cache, but only "
-                f"{self.available} are available: use fewer slots or a shorter context"
+                f"{self.available} are available: use fewer slots"
             )
 
     def __str__(self) -> str:
-        grown = self.slots * self.context * self.bytes_per_position
-        more = "" if grown == self.needed else f", up to {grown / 2**20:.1f} MiB if they grow"
+        begin, grown = (
+            f"{self.slots * positions * self.bytes_per_position / 2**20:.1f} MiB"
+            for positions in (self.positions, self.context)
+        )
+        more = "" if self.positions == self.context else f", up to {grown} if they grow"
         available = "unknown" if self.available is None else f"{self.available / 2**20:.1f} MiB"
-        needed = f"{self.slots} slots of {self.positions} positions: {self.needed / 2**20:.1f} MiB of cache"
-        return f"{needed}{more}; {available} available"
+        return (
+            f"{self.slots} slots of {self.positions} positions: {begin} of cache{more}; {available} available"
+        )
 
 
 class SlotCache:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.decoding import DecodeStep, eager_step, prefill, view_length
-from generation.kv_cache import available_bytes, bytes_per_position
+from generation.kv_cache import available_bytes
 from generation.options import MAX_SEED, GenerationOptions, SamplingParams, check_integer, with_overrides
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
 from generation.prompt import Prompt, seen_tokens
@@ -156,9 +156,6 @@ class Scheduler:
     Args:
         model: a `VisionLanguageModel` in eval mode, whose weights do not change during a run.
         slots: rows of the cache, which is how many requests are answered at the same time.
-        max_bytes: size limit of the cache; None is what this machine has free.
-        context: positions that every slot has room for, reserved up front. None begins with `kv.STEP` and
-            grows when a request needs it, up to the model's context.
         decode_step: replaces the eager one: (ids (B, 1), kv_cache, start_pos int or (B,)) -> logits (B, V),
             for every B up to `slots`.
         feature_cache: of this model, for images that come again after their slots have gone to others.
@@ -170,25 +167,14 @@ class Scheduler:
         self,
         model: VisionLanguage,
         slots: int = 8,
-        max_bytes: int | None = None,
-        context: int | None = None,
         decode_step: DecodeStep | None = None,
         feature_cache: FeatureCache | None = None,
     ):
         check_integer("slots", slots, low=1)
-        limit = model.config.text.max_position_embeddings
-        if context is not None:
-            check_integer("context", context, low=1, high=limit)
         self.model, self.slots = model, slots
         self._step = decode_step or eager_step(model.language_model)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
-        self.budget = CacheBudget(
-            slots,
-            positions=min(kv.STEP, limit) if context is None else context,
-            context=limit if context is None else context,
-            bytes_per_position=bytes_per_position(model.language_model),
-            available=available_bytes(model.device) if max_bytes is None else max_bytes,
-        )
+        self.budget = CacheBudget.of(model.language_model, slots, available_bytes(model.device))
         self.budget.check(self.budget.positions)
         self._cache = SlotCache(model.language_model, self.budget)
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
@@ -277,7 +263,6 @@ class Scheduler:
             request.pixel_values,
             request.pixel_attention_mask,
             max_new_tokens=options.max_new_tokens,
-            context=self.budget.context,
             digests=request.digests,
         )
         params = SamplingParams(repetition_penalty=options.repetition_penalty)

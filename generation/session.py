@@ -33,7 +33,7 @@ from generation.decoding import (
     prefill,
     run_decode,
 )
-from generation.kv_cache import bytes_per_position, check_caches_fit
+from generation.kv_cache import check_caches_fit
 from generation.options import GenerationOptions, with_overrides
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
 from generation.prompt import Prompt, seen_tokens
@@ -101,9 +101,7 @@ class Session:
         with self._lock:
             self._end_answer()
             language_model = self.model.language_model
-            first = min(kv.STEP, self._context)
-            budget = CacheBudget(1, first, self._context, bytes_per_position(language_model))
-            self._slots = SlotCache(language_model, budget)
+            self._slots = SlotCache(language_model, CacheBudget.of(language_model, slots=1))
             self._fed: list[Tensor] = []  # ids (1,) after what the slot knows, still on the device
             self.reuse: PrefixReuse | None = None
 

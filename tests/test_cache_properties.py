@@ -24,7 +24,7 @@ from generation.prefix import FeatureCache
 from generation.scheduler import Request
 from generation.session import Session
 from tests.invariants import TOLERANCE, run_all, session_holds
-from tests.prompts import NO_STOP, PER_TILE, TILE_BYTES, ImageBlock, inputs_of, length_of, tiny_vlm, words
+from tests.prompts import NO_STOP, TILE_BYTES, ImageBlock, inputs_of, length_of, tiny_vlm, words
 from tests.tiny import IMAGE_ID
 
 PLACEMENTS = ("placeholder", "prefix")
@@ -143,12 +143,10 @@ def batches(draw) -> dict:
             prompt.insert(0 if placement == "prefix" else len(prompt), ImageBlock(image))
         prompt += words(draw(st.integers(0, 20)), draw(st.integers(1, 9)))
         prompts.append((prompt, draw(st.integers(1, 7))))
-    longest = max(len(prompt) + PER_TILE + new for prompt, new in prompts)
     return {
         "placement": placement,
         "prompts": prompts,
         "slots": draw(st.integers(1, 4)),
-        "context": draw(st.none() | st.just(longest)),
         "step": draw(st.sampled_from(STEPS)),
         "stops": tuple(draw(st.sets(st.integers(0, IMAGE_ID - 1), max_size=20))),
     }
@@ -175,7 +173,7 @@ def test_batches(case: dict) -> None:
         for inputs in [inputs_of(prompt, placement == "prefix")]
     ]
     step = step_of(placement, case["step"])
-    answers, _ = run_all(model, requests, case["slots"], context=case["context"], decode_step=step)
+    answers, _ = run_all(model, requests, case["slots"], decode_step=step)
     for key, (prompt, new) in enumerate(case["prompts"]):
         done = answers[key]
         assert done.error is None, done.error
