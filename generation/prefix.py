@@ -154,13 +154,12 @@ def read_prompt(
             f"got {ids.dtype} from {ids.min().item()} to {ids.max().item()}"
         )
     if tiles is not None:
-        height, width = config.vision.image_size, config.vision.image_size
-        shapes = {"pixel_values": (tiles, (len(tiles), config.vision.num_channels, height, width))}
-        if masks is not None:
-            shapes["pixel_attention_mask"] = (masks, (len(tiles), height, width))
-        for name, (tensor, expected) in shapes.items():
-            if tensor.shape != expected:
-                raise ValueError(f"{name}: expected tiles of {expected[1:]}, got {tuple(tensor.shape)}")
+        size, channels = config.vision.image_size, (config.vision.num_channels,)
+        shapes = (("pixel_values", tiles, channels), ("pixel_attention_mask", masks, ()))
+        for name, tensor, front in shapes:
+            expected = (*front, size, size)
+            if tensor is not None and tensor.shape != (len(tiles), *expected):
+                raise ValueError(f"{name}: expected tiles of {expected}, got {tuple(tensor.shape)}")
         if digests is None:
             digests = tile_digests(tiles, masks)
         elif len(digests) != len(tiles):

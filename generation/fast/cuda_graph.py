@@ -500,7 +500,11 @@ class GraphStep:
 
         def make() -> Callable[[], None]:
             cache = self._fixed(kv_cache)
-            return lambda: logits.copy_(self._decode(token, cache, position, kv_len))
+
+            def step() -> None:
+                logits.copy_(self._decode(token, cache, position, kv_len))
+
+            return step
 
         self.graphs.get((batch, addresses, kv_len), (batch, kv_len), make, [])()
         return logits.clone()
