@@ -1,7 +1,7 @@
 """What is known by its content: tiles' features, and the positions that the rows of a cache hold.
 
     features = FeatureCache(model, max_bytes=64 * 2**20)
-    prompt = PromptReader(model).read(input_ids, pixel_values, max_new_tokens=64)   # checked, with keys
+    prompt = read_prompt(model, input_ids, pixel_values, max_new_tokens=64)   # checked, with keys
     slots = SlotCache(model.language_model, CacheBudget(slots=8, positions=1024, context=8192, ...))
     reused = slots.filled_in_common(prompt.keys)[slot]
     embeddings, encoded = embed_rest(model, features, prompt, reused)
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from threading import Lock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.kv_cache import KVCache
+from generation.kv_cache import KVCache, bytes_per_position
 from generation.options import CacheMemoryError, check_integer
 from generation.prompt import prompt_lengths
 from generation.protocol import Decoder, VisionLanguage
 
-MAX_TILE_NUMBERS = 65_536  # digests that a reader remembers
 NO_KEY = torch.iinfo(torch.int64).min  # the key of no position
 
 
@@ -42,17 +42,14 @@ def tile_digests(tiles: Tensor, masks: Tensor | None = None) -> list[bytes]:
     """
     digests = []
     for index, tile in enumerate(tiles):
-        digest = hashlib.sha256(f"{tile.dtype} {tuple(tile.shape)}".encode())
-        digest.update(_bytes(tile))
+        parts = [tile]
         if masks is not None and not masks[index].all():
-            digest.update(_bytes(masks[index] != 0))
+            parts.append(masks[index] != 0)
+        digest = hashlib.sha256(f"{tile.dtype} {tuple(tile.shape)}".encode())
+        for part in parts:  # as uint8, because numpy has no bfloat16
+            digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         digests.append(digest.digest())
     return digests
-
-
-def _bytes(tensor: Tensor):
-    """A buffer over a tensor's content, as uint8 because numpy has no bfloat16."""
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
 class FeatureCache:
@@ -66,23 +63,18 @@ class FeatureCache:
 
     def __init__(self, model: VisionLanguage, max_bytes: int):
         check_integer("max_bytes", max_bytes, low=0)
-        self.model, self.max_bytes = model, max_bytes
+        self.model, self.max_bytes, self.size_in_bytes = model, max_bytes, 0
         self._features: OrderedDict[bytes, Tensor] = OrderedDict()  # the tile used last is the last
-        self._bytes = 0
         self._lock = Lock()
 
     def __len__(self) -> int:
         """Tiles kept."""
         return len(self._features)
 
-    @property
-    def size_in_bytes(self) -> int:
-        return self._bytes
-
     def clear(self) -> None:
         with self._lock:
             self._features.clear()
-            self._bytes = 0
+            self.size_in_bytes = 0
 
     @torch.no_grad()
     def encode(self, tiles: Tensor, masks: Tensor | None, digests: Sequence[bytes]) -> tuple[Tensor, int]:
@@ -90,7 +82,12 @@ class FeatureCache:
 
         All that are missing are encoded in one call, equal ones once.
         """
-        found = {digest: features for digest in digests if (features := self._get(digest)) is not None}
+        found = {}
+        with self._lock:
+            for digest in digests:
+                if digest in self._features:
+                    self._features.move_to_end(digest)
+                    found[digest] = self._features[digest]
         missing = {digest: index for index, digest in enumerate(digests) if digest not in found}
         if missing:
             places = list(missing.values())
@@ -100,32 +97,22 @@ class FeatureCache:
                 self._put(digest, features)
         return torch.stack([found[digest] for digest in digests]), len(missing)
 
-    def _get(self, digest: bytes) -> Tensor | None:
-        with self._lock:
-            if digest in self._features:
-                self._features.move_to_end(digest)
-            return self._features.get(digest)
-
     def _put(self, digest: bytes, features: Tensor) -> None:
-        size = features.numel() * features.element_size()
-        if size > self.max_bytes:
-            return
         with self._lock:
-            if digest in self._features:  # by another thread
+            if features.nbytes > self.max_bytes or digest in self._features:  # by another thread
                 return
-            while self._bytes + size > self.max_bytes:
-                _, oldest = self._features.popitem(last=False)
-                self._bytes -= oldest.numel() * oldest.element_size()
+            while self.size_in_bytes + features.nbytes > self.max_bytes:
+                self.size_in_bytes -= self._features.popitem(last=False)[1].nbytes
             # A copy, because a row of the batch would keep the whole batch in memory.
             self._features[digest] = features.clone()
-            self._bytes += size
+            self.size_in_bytes += features.nbytes
 
 
 @dataclass(frozen=True, eq=False)
 class KeyedPrompt:
     """A checked prompt of one row: ids (T,) on the CPU, without padding; N tiles and masks, or None.
 
-    keys: (L,) int64, one for each position; see the module's docstring.
+    keys: (L,) int64, one for each position, images included; see the module's docstring.
     """
 
     input_ids: Tensor
@@ -135,82 +122,59 @@ class KeyedPrompt:
     keys: Tensor
 
     def __len__(self) -> int:
-        """Positions, images included."""
         return len(self.keys)
 
 
-class PromptReader:
-    """Checks prompts and gives their positions keys; only keys of one reader can be compared.
+def read_prompt(
+    model: VisionLanguage,
+    input_ids: Tensor,
+    pixel_values: Tensor | None = None,
+    pixel_attention_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    max_new_tokens: int = 0,
+    digests: Sequence[bytes] | None = None,
+) -> KeyedPrompt:
+    """The prompt of one row; raises ValueError for what the model cannot take, before any work.
 
-    `context` is how many positions prompt and answer may take; None is all that the model has.
+    Takes the inputs of `VisionLanguageModel.generate`, and the `tile_digests` of the tiles if the caller has
+    them already.
     """
-
-    def __init__(self, model: VisionLanguage, context: int | None = None):
-        self._model, self._config, self._context = model, model.config, context
-        self._tile_numbers: dict[bytes, int] = {}
-        self._next_number = -1
-
-    def read(
-        self,
-        input_ids: Tensor,
-        pixel_values: Tensor | None,
-        pixel_attention_mask: Tensor | None,
-        attention_mask: Tensor | None,
-        max_new_tokens: int,
-        digests: Sequence[bytes] | None = None,
-    ) -> KeyedPrompt:
-        """Raise ValueError for what the model cannot take, before any work.
-
-        Args: those of `VisionLanguageModel.generate`, of one row. `digests` are the `tile_digests` of its
-        tiles, if the caller has them already.
-        """
-        tiles = masks = row_tiles = None
-        if pixel_values is not None and pixel_values.numel():
-            tiles, masks, row_tiles = self._model.tiles_of_rows(pixel_values, pixel_attention_mask)
-        has_images = tiles is not None
-        prompt_lengths(self._config, input_ids, attention_mask, has_images, max_new_tokens, self._context)
-        if len(input_ids) != 1:
-            raise ValueError(f"input_ids: expected one prompt at a time, got a batch of {len(input_ids)}")
-        ids = input_ids[0].cpu()
-        if attention_mask is not None:
-            ids = ids[attention_mask[0].bool().cpu()]
-        self._check(ids, tiles, masks)
-        self._model.check_placeholders(ids[None], None if tiles is None else len(tiles), row_tiles)
-        if tiles is None:
-            digests = []
-        elif digests is None:
+    config, tiles, masks, row_tiles = model.config, None, None, None
+    if pixel_values is not None and pixel_values.numel():
+        tiles, masks, row_tiles = model.tiles_of_rows(pixel_values, pixel_attention_mask)
+    prompt_lengths(config, input_ids, attention_mask, tiles is not None, max_new_tokens)
+    if len(input_ids) != 1:
+        raise ValueError(f"input_ids: expected one prompt at a time, got a batch of {len(input_ids)}")
+    ids = input_ids[0].cpu()
+    if attention_mask is not None:
+        ids = ids[attention_mask[0].bool().cpu()]
+    if ids.dtype != torch.int64 or ids.min() < 0 or ids.max() >= config.text.vocab_size:
+        raise ValueError(
+            f"input_ids: expected int64 from 0 to {config.text.vocab_size - 1}, "
+            f"got {ids.dtype} from {ids.min().item()} to {ids.max().item()}"
+        )
+    if tiles is not None:
+        size, channels = config.vision.image_size, (config.vision.num_channels,)
+        shapes = (("pixel_values", tiles, channels), ("pixel_attention_mask", masks, ()))
+        for name, tensor, front in shapes:
+            expected = (*front, size, size)
+            if tensor is not None and tensor.shape != (len(tiles), *expected):
+                raise ValueError(f"{name}: expected tiles of {expected}, got {tuple(tensor.shape)}")
+        if digests is None:
             digests = tile_digests(tiles, masks)
         elif len(digests) != len(tiles):
             raise ValueError(f"digests: expected one for each of {len(tiles)} tiles, got {len(digests)}")
-        return KeyedPrompt(ids, tiles, masks, list(digests), self._keys(ids, digests))
-
-    def _check(self, ids: Tensor, tiles: Tensor | None, masks: Tensor | None) -> None:
-        vocab, vision = self._config.text.vocab_size, self._config.vision
-        if ids.dtype != torch.int64 or ids.min() < 0 or ids.max() >= vocab:
-            raise ValueError(
-                f"input_ids: expected int64 from 0 to {vocab - 1}, "
-                f"got {ids.dtype} from {ids.min().item()} to {ids.max().item()}"
-            )
-        expected = (vision.num_channels, vision.image_size, vision.image_size)
-        if tiles is not None and tiles.shape[1:] != expected:
-            raise ValueError(f"pixel_values: expected tiles of {expected}, got {tuple(tiles.shape[1:])}")
-        if tiles is not None and masks is not None and masks.shape != (len(tiles), *expected[1:]):
-            raise ValueError(
-                f"pixel_attention_mask: expected {(len(tiles), *expected[1:])}, got {tuple(masks.shape)}"
-            )
-
-    def _keys(self, ids: Tensor, digests: Sequence[bytes]) -> Tensor:
-        if len(self._tile_numbers) > MAX_TILE_NUMBERS:
-            self._tile_numbers.clear()  # no number is used twice: a tile that comes again is just not known
-        for digest in digests:
-            if digest not in self._tile_numbers:
-                self._tile_numbers[digest] = self._next_number
-                self._next_number -= 1
-        tiles = torch.tensor([self._tile_numbers[digest] for digest in digests], dtype=torch.int64)
-        tiles = tiles.repeat_interleave(self._config.tokens_per_tile)
-        if self._config.image_placement == "prefix":
-            return torch.cat((tiles, ids))
-        return ids.masked_scatter(ids == self._config.image_token_id, tiles)
+    model.check_placeholders(ids[None], None if tiles is None else len(tiles), row_tiles)
+    known = list(digests or ()) if tiles is not None else []
+    # 62 bits of a digest: enough that no two of a visitor's tiles are taken for one another by chance, nor
+    # can be made to look like somebody else's.
+    tile_keys = torch.tensor([-1 - (int.from_bytes(digest[:8]) >> 2) for digest in known], dtype=torch.int64)
+    tile_keys = tile_keys.repeat_interleave(config.tokens_per_tile)
+    if config.image_placement == "prefix":
+        keys = torch.cat((tile_keys, ids))
+    else:
+        keys = ids.masked_scatter(ids == config.image_token_id, tile_keys)
+    return KeyedPrompt(ids, tiles, masks, known, keys)
 
 
 def embed_rest(
@@ -243,10 +207,10 @@ class CacheBudget:
     bytes_per_position: int
     available: int | None = None
 
-    @property
-    def needed(self) -> int:
-        """Bytes of the cache at the beginning."""
-        return self.slots * self.positions * self.bytes_per_position
+    @classmethod
+    def of(cls, language_model: Decoder, slots: int, available: int | None = None) -> CacheBudget:
+        context = language_model.config.max_position_embeddings
+        return cls(slots, min(kv.STEP, context), context, bytes_per_position(language_model), available)
 
     def check(self, positions: int) -> None:
         """Raise CacheMemoryError if slots of so many positions are too large."""
@@ -254,21 +218,19 @@ class CacheBudget:
         if self.available is not None and needed > self.available:
             raise CacheMemoryError(
                 f"{self.slots} slots of {positions} positions need {needed} bytes of cache, but only "
-                f"{self.available} are available: use fewer slots or a shorter context"
+                f"{self.available} are available: use fewer slots"
             )
 
     def __str__(self) -> str:
-        grown = self.slots * self.context * self.bytes_per_position
-        more = "" if self.positions == self.context else f", up to {mebibytes(grown)} if they grow"
-        available = "an unknown amount" if self.available is None else mebibytes(self.available)
-        return (
-            f"{self.slots} slots of {self.positions} positions: {mebibytes(self.needed)} of cache{more}; "
-            f"{available} available"
+        begin, grown = (
+            f"{self.slots * positions * self.bytes_per_position / 2**20:.1f} MiB"
+            for positions in (self.positions, self.context)
         )
-
-
-def mebibytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
+        more = "" if self.positions == self.context else f", up to {grown} if they grow"
+        available = "unknown" if self.available is None else f"{self.available / 2**20:.1f} MiB"
+        return (
+            f"{self.slots} slots of {self.positions} positions: {begin} of cache{more}; {available} available"
+        )
 
 
 class SlotCache:
@@ -299,26 +261,22 @@ class SlotCache:
 
     def reserve(self, needed: int) -> None:
         """Have `needed` positions in every slot. Raises CacheMemoryError if the budget is too small."""
-        budget = self._budget
+        budget, model = self._budget, self._language_model
         if needed > self.capacity:
             wanted = min(max(budget.positions, kv.round_up(needed, kv.STEP)), budget.context)
             budget.check(wanted)
-            if not self.kv_cache:
-                model = self._language_model
+            if self.kv_cache:
+                kv.grow(self.kv_cache, wanted, budget.context)
+            else:
                 like, dtype = model.norm.weight, model.cache_dtype
                 self.kv_cache = kv.allocate_for(model.config, budget.slots, wanted, like, dtype)
-            else:
-                kv.grow(self.kv_cache, wanted, budget.context)
-        if self._keys.shape[1] < self.capacity:
-            missing = torch.full((budget.slots, self.capacity - self._keys.shape[1]), NO_KEY)
-            self._keys = torch.cat((self._keys, missing), dim=1)
+        self._keys = F.pad(self._keys, (0, self.capacity - self._keys.shape[1]), value=NO_KEY)
 
     def in_common(self, keys: Tensor) -> list[int]:
         """How many positions of keys (L,) each slot holds or is about to hold, from the front."""
         width = min(len(keys), self._keys.shape[1])
-        differs = self._keys[:, :width] != keys[:width]
-        first = differs.to(torch.uint8).argmax(1) if width else 0  # argmax: the first of equal maxima
-        return torch.where(differs.any(1), first, width).tolist()
+        differs = F.pad(self._keys[:, :width] != keys[:width], (0, 1), value=True)
+        return differs.to(torch.uint8).argmax(1).tolist()  # the first of equal maxima
 
     def filled_in_common(self, keys: Tensor) -> list[int]:
         """`in_common`, without positions that are not computed yet."""

@@ -17,11 +17,9 @@ class Decoder(Protocol):
 
     @property
     def cache_dtype(self) -> torch.dtype: ...
-
     def __call__(
         self, x: Tensor, *, kv_cache: Any = None, start_pos: int | Tensor = 0
     ) -> tuple[Tensor, Any]: ...
-
     def logits(self, hidden: Tensor) -> Tensor: ...
 
 
@@ -46,7 +44,5 @@ class VisionLanguage(Protocol):
     def embed(
         self, input_ids: Tensor, pixel_values: Tensor | None, pixel_attention_mask: Tensor | None
     ) -> Tensor: ...
-
     def encode_images(self, pixel_values: Tensor, pixel_attention_mask: Tensor | None) -> Tensor: ...
-
     def place_features(self, input_ids: Tensor, x: Tensor, features: Tensor | None) -> Tensor: ...

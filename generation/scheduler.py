@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.decoding import DecodeStep, eager_step, prefill, view_length
-from generation.kv_cache import bytes_per_position
 from generation.memory import available_bytes
 from generation.options import (
     MAX_SEED,
@@ -40,7 +39,7 @@ from generation.options import (
     check_integer,
     with_overrides,
 )
-from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, PromptReader, SlotCache, embed_rest
+from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
 from generation.prompt import Prompt, seen_tokens
 from generation.protocol import VisionLanguage
 from generation.sampling import make_seeds, sample, uniforms
@@ -109,18 +108,24 @@ def each_answer(options: GenerationOptions) -> list[GenerationOptions]:
 
 @dataclass(eq=False)
 class Sequence:
-    """A request that is being answered."""
+    """A request that is being answered in a slot. `reused` positions of its prompt were copied from another.
+
+    params: what `sample` goes by; rows with equal ones are sampled together.
+    prefill_embeds: (1, L - reused, D), until the prompt is prefilled.
+    seed: set with the first random number.
+    seen: (V,) bool, the tokens so far, for a repetition penalty.
+    """
 
     key: Any
     options: GenerationOptions
-    params: SamplingParams  # the same object for all rows that are sampled together
+    params: SamplingParams
     prompt: KeyedPrompt
     slot: int = -1
     reused: int = 0
-    prefill_embeds: Tensor | None = None  # (1, L - reused, D), until the prompt is prefilled
+    prefill_embeds: Tensor | None = None
     tokens: list[int] = field(default_factory=list)
-    seed: int | None = None  # set with the first random number
-    seen: Tensor | None = None  # (V,) bool, for a repetition penalty
+    seed: int | None = None
+    seen: Tensor | None = None
 
     @property
     def position(self) -> int:
@@ -134,7 +139,7 @@ class Sequence:
 
 @dataclass
 class Stats:
-    """What a scheduler has done so far; `decoded_rows` / `decode_steps` is the mean width of a step.
+    """What a scheduler has done so far.
 
     On a GPU `seconds` counts work where a result is read, images as part of the prefill: the device is not
     waited for to take the time.
@@ -147,7 +152,6 @@ class Stats:
     reused: int = 0
     tiles_encoded: int = 0
     decode_steps: int = 0
-    decoded_rows: int = 0
     seconds: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("prepare", "vision", "prefill", "decode"), 0.0)
     )
@@ -159,9 +163,6 @@ class Scheduler:
     Args:
         model: a `VisionLanguageModel` in eval mode, whose weights do not change during a run.
         slots: rows of the cache, which is how many requests are answered at the same time.
-        max_bytes: size limit of the cache; None is what this machine has free.
-        context: positions that every slot has room for, reserved up front. None begins with `kv.STEP` and
-            grows when a request needs it, up to the model's context.
         decode_step: replaces the eager one: (ids (B, 1), kv_cache, start_pos int or (B,)) -> logits (B, V),
             for every B up to `slots`.
         feature_cache: of this model, for images that come again after their slots have gone to others.
@@ -173,30 +174,17 @@ class Scheduler:
         self,
         model: VisionLanguage,
         slots: int = 8,
-        max_bytes: int | None = None,
-        context: int | None = None,
         decode_step: DecodeStep | None = None,
         feature_cache: FeatureCache | None = None,
     ):
         check_integer("slots", slots, low=1)
-        limit = model.config.text.max_position_embeddings
-        if context is not None:
-            check_integer("context", context, low=1, high=limit)
         self.model, self.slots = model, slots
         self._step = decode_step or eager_step(model.language_model)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
-        self.budget = CacheBudget(
-            slots,
-            positions=min(kv.STEP, limit) if context is None else context,
-            context=limit if context is None else context,
-            bytes_per_position=bytes_per_position(model.language_model),
-            available=available_bytes(model.device) if max_bytes is None else max_bytes,
-        )
+        self.budget = CacheBudget.of(model.language_model, slots, available_bytes(model.device))
         self.budget.check(self.budget.positions)
         self._cache = SlotCache(model.language_model, self.budget)
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
-        self._reader = PromptReader(model, self.budget.context)
-        self._params: dict[SamplingParams, SamplingParams] = {}
         self._running = False
         self.stats = Stats()
         self._start()
@@ -210,9 +198,7 @@ class Scheduler:
         self._cache.forget()  # the weights may change between runs
         self._rows: list[Sequence | None] = [None] * self.slots
         self._waiting: list[Sequence] = []  # in their slots, but not prefilled
-        self._fresh: list[
-            tuple[list[Sequence], Tensor]
-        ] = []  # prefilled, without a first token: logits (k, V)
+        self._fresh: list[tuple[list[Sequence], Tensor]] = []  # prefilled, with logits (k, V), not sampled
         self._drained = False
         self._view: tuple[tuple[int, int, int], kv.KVCache] | None = None
         self._start_pos: Tensor | None = None  # (B,), while the rows stay the same
@@ -278,23 +264,19 @@ class Scheduler:
                 "make one for each answer, and give the scheduler the decode step"
             )
         options = with_overrides(options, {}, self.model.config.eos_token_ids)
-        prompt = self._reader.read(
+        prompt = read_prompt(
+            self.model,
             request.input_ids[None],
             request.pixel_values,
             request.pixel_attention_mask,
-            None,
-            options.max_new_tokens,
-            request.digests,
+            max_new_tokens=options.max_new_tokens,
+            digests=request.digests,
         )
-        return Sequence(key, options, self._sampling(options), prompt)
-
-    def _sampling(self, options: GenerationOptions) -> SamplingParams:
-        if options.greedy:
-            params = SamplingParams(repetition_penalty=options.repetition_penalty)
-        else:
-            values = {name: getattr(options, name) for name in SamplingParams.__dataclass_fields__}
+        params = SamplingParams(repetition_penalty=options.repetition_penalty)
+        if not options.greedy:
+            values = {one.name: getattr(options, one.name) for one in fields(SamplingParams)}
             params = SamplingParams(**values | {"seed": None})
-        return self._params.setdefault(params, params)
+        return Sequence(key, options, params, prompt)
 
     def _place(self, row: Sequence) -> None:
         """Choose a slot for a prompt, encode its images, and copy there what it shares with another slot."""
@@ -345,9 +327,7 @@ class Scheduler:
         longest, starts = max(lengths), [row.reused for row in rows]
         embeds = [row.prefill_embeds for row in rows if row.prefill_embeds is not None]
         x = torch.cat([F.pad(own, (0, 0, 0, longest - own.shape[1])) for own in embeds])
-        start_pos: int | Tensor = starts[0]
-        if len(set(starts)) > 1:
-            start_pos = torch.tensor(starts, device=x.device)
+        start_pos = starts[0] if len(set(starts)) == 1 else torch.tensor(starts, device=x.device)
         cache = kv.view(self._cache.kv_cache, max(starts) + longest, rows[0].slot, len(rows))
         logits = prefill(self.model.language_model, Prompt(x, lengths), cache, start_pos)
         for row, length in zip(rows, lengths):
@@ -366,7 +346,6 @@ class Scheduler:
             cache, start_pos = self._positions(rows)
             logits = self._step(self._tokens[: len(rows)], cache, start_pos)
             self.stats.decode_steps += 1
-            self.stats.decoded_rows += len(rows)
             ended = self._sample(rows, logits)
         yield from ended
 
@@ -390,10 +369,11 @@ class Scheduler:
     def _sample(self, rows: list[Sequence], logits: Tensor) -> list[RequestOutput]:
         """The next token of each row, logits (k, V); the rows that end with it leave their slots."""
         token = sample_rows(rows, logits)  # (k, 1)
-        if [row.slot for row in rows] == list(range(len(rows))):
+        slots = [row.slot for row in rows]
+        if slots == list(range(len(rows))):
             self._tokens[: len(rows)] = token
         else:
-            self._tokens[torch.tensor([row.slot for row in rows], device=token.device)] = token
+            self._tokens[torch.tensor(slots, device=token.device)] = token
         # The maximum is NaN or +inf if any logit is. This is the step's one read from the device:
         finite = logits.amax(-1).isfinite()
         ended = []
@@ -421,7 +401,7 @@ class Scheduler:
         reason = "stop" if stopped else "length"
         return RequestOutput(row.key, row.tokens, reason, len(row.prompt), row.reused)
 
-    def _failed(self, key, error: Exception) -> RequestOutput:
+    def _failed(self, key: Any, error: Exception) -> RequestOutput:
         self.stats.failed += 1
         return RequestOutput(key, [], "error", error=error)
 
@@ -451,10 +431,10 @@ def sample_rows(rows: list[Sequence], logits: Tensor) -> Tensor:
 
     Each row draws with the seed that `model.generate` gives it alone.
     """
-    alike: dict[int, list[int]] = {}
+    alike: dict[SamplingParams, list[int]] = {}
     for index, row in enumerate(rows):
-        alike.setdefault(id(row.params), []).append(index)
-    if len(alike) == 1:
+        alike.setdefault(row.params, []).append(index)
+    if len(alike) == 1:  # no copy of the logits
         return _sample_alike(rows, logits)
     token = torch.empty(len(rows), 1, dtype=torch.int64, device=logits.device)
     for members in alike.values():
@@ -463,7 +443,7 @@ def sample_rows(rows: list[Sequence], logits: Tensor) -> Tensor:
 
 
 def _sample_alike(rows: list[Sequence], logits: Tensor) -> Tensor:
-    """`sample` for rows that share their parameters."""
+    """`sample` for rows with equal parameters."""
     params, uniform, seen = rows[0].params, None, None
     if not params.greedy:
         for row in rows:
@@ -472,17 +452,13 @@ def _sample_alike(rows: list[Sequence], logits: Tensor) -> Tensor:
         seeds, drawn = torch.tensor([[row.seed, len(row.tokens)] for row in rows]).T
         uniform = uniforms(seeds, drawn).to(logits.device)
     if params.repetition_penalty != 1:
-        seen = torch.stack([_seen(row, logits) for row in rows])  # (k, V)
+        for row in rows:
+            if row.seen is None:
+                ids = row.prompt.input_ids[None].to(logits.device)
+                (row.seen,) = seen_tokens(ids, None, logits.shape[1], 1)
+        seen = torch.stack([row.seen for row in rows if row.seen is not None])  # (k, V)
     token = sample(logits, params, uniform, seen)
-    if seen is not None:
-        for row, own in zip(rows, token, strict=True):
-            _seen(row, logits).scatter_(0, own, True)
+    for row, own in zip(rows, token, strict=True):
+        if row.seen is not None:
+            row.seen.scatter_(0, own, True)
     return token
-
-
-def _seen(row: Sequence, logits: Tensor) -> Tensor:
-    """(V,) bool: the tokens of the row so far."""
-    if row.seen is None:
-        ids = row.prompt.input_ids[None].to(logits.device)
-        (row.seen,) = seen_tokens(ids, None, logits.shape[1], 1)
-    return row.seen

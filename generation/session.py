@@ -33,10 +33,9 @@ from generation.decoding import (
     prefill,
     run_decode,
 )
-from generation.kv_cache import bytes_per_position
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions, with_overrides
-from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, PromptReader, SlotCache, embed_rest
+from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
 from generation.prompt import Prompt, seen_tokens
 from generation.protocol import VisionLanguage
 from generation.sampling import Sampler
@@ -83,7 +82,7 @@ class Session:
             raise ValueError("feature_cache: expected one of the session's own model, got another model's")
         self.model = model
         self.feature_cache = FeatureCache(model, 0) if feature_cache is None else feature_cache
-        self._turn = 0
+        self._context = model.config.text.max_position_embeddings
         self._lock = RLock()  # held while anything here changes
         self._steps: Generator[Tensor, None, GenerationOutput] | None = None  # of the last answer
         self.reset()
@@ -100,13 +99,17 @@ class Session:
     def reset(self) -> None:
         """Forget everything and give the cache's memory back."""
         with self._lock:
-            self._begin_turn()
-            text, language_model = self.model.config.text, self.model.language_model
-            limit = text.max_position_embeddings
-            budget = CacheBudget(1, min(kv.STEP, limit), limit, bytes_per_position(language_model))
-            self._slots, self._reader = SlotCache(language_model, budget), PromptReader(self.model)
+            self._end_answer()
+            language_model = self.model.language_model
+            self._slots = SlotCache(language_model, CacheBudget.of(language_model, slots=1))
             self._fed: list[Tensor] = []  # ids (1,) after what the slot knows, still on the device
             self.reuse: PrefixReuse | None = None
+
+    def _end_answer(self) -> None:
+        """The last answer's steps tidy up the cache now, and not whenever somebody lets go of its stream."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
 
     def generate(self, *inputs, **inputs_and_options) -> Tensor:
         """New token ids (N, T_new): see `VisionLanguageModel.generate`."""
@@ -139,14 +142,20 @@ class Session:
         if not options.use_cache:
             raise ValueError("a session is a kept cache: for use_cache=False, call the model's generate")
         inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
+        prompt = read_prompt(self.model, *inputs, options.max_new_tokens)
+        answers, room = options.num_return_sequences, len(prompt) + options.max_new_tokens - 1
         with self._lock:
-            prompt = self._reader.read(*inputs, options.max_new_tokens)
-            self._check_memory(len(prompt), options)
-        return TokenStream(self._one_thread_at_a_time(self._answer(prompt, options)))
+            own = kv.round_up(room if answers == 1 else len(prompt), kv.STEP)
+            caches = [(1, max(min(own, self._context), self._slots.capacity))]
+            if answers > 1:
+                caches.append((answers, room))
+            check_caches_fit(self.model.language_model, caches, held=self.kv_cache_bytes)
+        return TokenStream(self._locked(self._answer(prompt, options)))
 
-    def _one_thread_at_a_time(
+    def _locked(
         self, steps: Generator[Tensor, None, SessionOutput]
     ) -> Generator[Tensor, None, SessionOutput]:
+        """The same steps, each with the lock held: another thread may take its turn between two tokens."""
         try:
             while True:
                 with self._lock:
@@ -159,22 +168,17 @@ class Session:
             with self._lock:
                 steps.close()
 
-    def _check_memory(self, length: int, options: GenerationOptions) -> None:
-        answers, room = options.num_return_sequences, length + options.max_new_tokens - 1
-        limit = self.model.config.text.max_position_embeddings
-        own = min(kv.round_up(room if answers == 1 else length, kv.STEP), limit)
-        caches = [(1, max(own, self._slots.capacity))]
-        if answers > 1:
-            caches.append((answers, room))
-        check_caches_fit(self.model.language_model, caches, held=self.kv_cache_bytes)
-
     def _answer(
         self, prompt: KeyedPrompt, options: GenerationOptions
     ) -> Generator[Tensor, None, SessionOutput]:
         """Yield (N,) ids: prefill what is new, then decode, noting what goes into the cache."""
         model, answers, slots, length = self.model, options.num_return_sequences, self._slots, len(prompt)
-        turn, self.reuse = self._begin_turn(), None
-        self._note_fed()
+        self._end_answer()
+        self.reuse = None
+        if self._fed:  # the last answer's ids go to the slot's keys: once a turn, not once a token
+            ids = torch.cat(self._fed).cpu()
+            self._fed = []  # forgotten first: an interrupt here must not leave them to be noted twice
+            slots.append(0, ids)
         watch = Stopwatch(model.device)
         with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
             # The last position is always computed, because its logits are not kept.
@@ -186,64 +190,41 @@ class Session:
             rest = Prompt(embeddings, (length - reused,))
             logits = prefill(model.language_model, rest, slots.kv_cache, start_pos=reused)
             slots.filled[0] = length
-        input_ids, tiles = prompt.input_ids[None], len(prompt.digests)
+        reuse = PrefixReuse(reused, length - reused, encoded, len(prompt.digests) - encoded)
+        seen = None
+        if options.repetition_penalty != 1:
+            ids = prompt.input_ids[None].to(model.device)
+            seen = seen_tokens(ids, None, model.config.text.vocab_size, answers)
         del prompt, embeddings, rest
-        kv_cache, limit = slots.kv_cache, model.config.text.max_position_embeddings
+        kv_cache, limit = slots.kv_cache, self._context
         if answers > 1:
             limit = length + options.max_new_tokens - 1
             kv_cache = kv.fork(kv_cache, length, answers, initial_capacity(length, options.max_new_tokens))
             logits = logits.repeat_interleave(answers, 0)  # (N, V)
         watch.lap("prefill")
-        self.reuse = reuse = PrefixReuse(reused, length - reused, encoded, tiles - encoded)
+        self.reuse = reuse
 
-        seen = None
-        if options.repetition_penalty != 1:
-            seen = seen_tokens(input_ids.to(model.device), None, model.config.text.vocab_size, answers)
         sampler = Sampler(options, 1, pad_id(model, options), model.device, seen)
         position = CachePosition(kv_cache, (length,), model.device, limit)
         step = options.decode_step or eager_step(model.language_model)
-        self._steps = run_decode(step, logits, sampler, position, options.max_new_tokens, [length], watch)
-        output = yield from self._noting(self._steps, turn, into_cache=answers == 1)
-        fork_bytes = output.kv_cache_bytes if answers > 1 else 0
-        return SessionOutput(
-            **vars(output) | {"kv_cache_bytes": self.kv_cache_bytes + fork_bytes}, **vars(reuse)
-        )
-
-    def _begin_turn(self) -> int:
-        """The number of a new turn. The last answer's steps tidy up the cache now, and not whenever somebody
-        lets go of its stream."""
-        self._turn += 1
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
-        return self._turn
-
-    def _noting(
-        self, steps: Generator[Tensor, None, GenerationOutput], turn: int, into_cache: bool
-    ) -> Generator[Tensor, None, GenerationOutput]:
-        """Pass an answer's tokens on, and note which are in the session's cache: each one is there once the
-        next one arrives, so all but the last."""
-        last = None
+        steps = run_decode(step, logits, sampler, position, options.max_new_tokens, [length], watch)
+        self._steps, last = steps, None
         with closing(steps):
             while True:
                 try:
                     token = next(steps)
                 except StopIteration as end:
-                    return end.value
-                if into_cache and last is not None:
+                    output = end.value
+                    break
+                # A token is in the cache once the next one arrives: all of an answer but its last.
+                if answers == 1 and last is not None:
                     self._fed.append(last)
                 last = token
                 yield token
-                if self._turn != turn:
+                if self._steps is not steps:
                     raise ValueError(
                         "this answer was unfinished when its session began another one or was reset: "
                         "it cannot be resumed"
                     )
-
-    def _note_fed(self) -> None:
-        """The last answer's ids, from the device to the slot's keys: once a turn, not once a token."""
-        if self._fed:
-            ids = torch.cat(self._fed).cpu()
-            # Forgotten first: an interrupt here must not leave them to be noted twice.
-            self._fed = []
-            self._slots.append(0, ids)
+        total = self.kv_cache_bytes + (output.kv_cache_bytes if answers > 1 else 0)
+        return SessionOutput(**vars(output) | {"kv_cache_bytes": total}, **vars(reuse))

@@ -1,4 +1,4 @@
-"""What must hold for every model, each property said once: functions that take a model and assert.
+"""What must hold for every model and every way to an answer, each property said once.
 
 `vlm` is a `VisionLanguageModel` and `language_model` a `LanguageModel`, in float32 and eval mode.
 """
@@ -6,18 +6,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.fast.cuda_graph import GraphStep
-from generation.fast.native.step import NativeStep
+from generation.fast.native.step import NativeStep, NoCompiler
 from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.scheduler import Request, Scheduler, each_answer
 from generation.session import Session
+from models.config import RopeScaling
+from tests.prompts import NO_STOP, ImageBlock, inputs_of, some_rows, tiny_vlm, words
 
 TOLERANCE = 1e-5  # of hidden states, relative to their largest value
 
@@ -115,6 +119,18 @@ def collate(rows: Sequence[dict], side: str = "left", pad_id: int = 0) -> dict:
     return batch
 
 
+@torch.no_grad()
+def session_holds(session: Session, vlm, prompt: list[int], in_front: bool = False) -> None:
+    """A session's cache is what one pass over (the beginning of) a prompt would have left there."""
+    x = vlm.embed(**inputs_of(prompt, in_front))[:, : session.held]
+    assert x.shape[1] == session.held
+    expected = new_cache(vlm.language_model, 1, session.held)
+    vlm.language_model(x, kv_cache=expected)
+    for got, layer in zip(session._slots.kv_cache, expected, strict=True):
+        for name in ("key", "value"):
+            assert_close(got[name][:, :, : session.held], layer[name], name)
+
+
 # ------------------------------------------------------------------------------------------ answers
 # Every way to an answer gives the same tokens: those of the slow reference, which computes everything anew
 # for each token. What this catches: a mask shifted by one, a position that restarts, a cache row swapped,
@@ -122,33 +138,63 @@ def collate(rows: Sequence[dict], side: str = "left", pad_id: int = 0) -> dict:
 
 ENTRANCES = (
     "cached", "left padding", "right padding", "session", "session backwards", "one slot", "three slots",
-    "graph", "graph padded", "graph session", "graph slots", "native", "native padded", "native slots",
+    "graph", "graph padded", "graph session", "graph slots", "native", "native padded", "native session",
+    "native slots",
 )  # fmt: skip
+MODELS = {
+    "placeholder": {},
+    "prefix": {"placement": "prefix"},
+    "one kv head, own head size": {"num_key_value_heads": 1, "head_dim": 20},
+    "biases, llama3 rope": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "num_key_value_heads": 4,
+        "rope_scaling": RopeScaling(factor=8.0, original_max_position_embeddings=16),
+    },
+}
+SAMPLINGS = {
+    "greedy": {},
+    "sampled": {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": 3},
+    "two answers, penalty": {
+        "temperature": 1.1, "repetition_penalty": 1.4, "seed": 7, "num_return_sequences": 2
+    },
+}  # fmt: skip
 
 
-def reference(vlm, rows: Sequence[dict], **options) -> list[list[int]]:
-    """The answers to each row, by the slow reference."""
-    return [ids for row in rows for ids in vlm.generate_detailed(**row, use_cache=False, **options).rows()]
+@cache
+def case(model: str, sampling: str) -> tuple:
+    """(model, rows, options, expected answers): uneven rows, half of which stop."""
+    vlm, options = tiny_vlm(**MODELS[model]), {"max_new_tokens": 14, **SAMPLINGS[sampling]}
+    rows = some_rows(4)
+    if model == "prefix":
+        prompts = [[ImageBlock(1), *words(1, 5)], [ImageBlock(1), *words(2, 11)], [ImageBlock(2), 7]]
+        rows = [inputs_of(prompt, in_front=True) for prompt in prompts]
+    free = answers(vlm, "recomputed", rows, **options, **NO_STOP)
+    options["stop_token_ids"] = (free[0][2], free[-1][6])
+    return vlm, rows, options, answers(vlm, "recomputed", rows, **options)
 
 
 def answers(vlm, entrance: str, rows: Sequence[dict], **options) -> list[list[int]]:
-    """The answers to each row, of several answers side by side, by one of the `ENTRANCES`."""
-    step, way = None, entrance
-    if entrance.startswith("native"):
-        step, way = NativeStep(vlm.language_model), entrance.removeprefix("native").strip()
-    elif entrance.startswith("graph"):
-        step, way = GraphStep(vlm.language_model, capture=False), entrance.removeprefix("graph").strip()
+    """The answers to each row, of several answers side by side, by one of the `ENTRANCES`, or "recomputed",
+    the slow reference. Raises the error of a request that fails."""
+    step, kind, way = None, entrance.split()[0], entrance
+    if kind in ("native", "graph"):
+        step, way = (
+            native_step(vlm) if kind == "native" else GraphStep(vlm.language_model),
+            entrance[len(kind) + 1 :],
+        )
     if way in ("slots", "one slot", "three slots"):
         requests = [
             Request(row["input_ids"][0], row.get("pixel_values"), options=own, key=(index, number))
             for index, row in enumerate(rows)
             for number, own in enumerate(each_answer(GenerationOptions(**options)))
         ]
-        scheduler = Scheduler(vlm, 1 if way == "one slot" else 3, decode_step=step)
-        outputs = {output.key: output for output in scheduler.run(requests)}
-        assert len(outputs) == len(requests) and not [done.error for done in outputs.values() if done.error]
+        outputs, _ = run_all(vlm, requests, 1 if way == "one slot" else 3, decode_step=step)
+        for output in outputs.values():
+            if output.error is not None:
+                raise output.error
         return [outputs[key].token_ids for key in sorted(outputs)]
-    options["decode_step"] = step
+    options |= {"decode_step": step, "use_cache": entrance != "recomputed"}
     if "pad" in way:
         return vlm.generate_detailed(**collate(rows, way.partition(" ")[0]), **options).rows()
     if "session" not in way:
@@ -159,3 +205,20 @@ def answers(vlm, entrance: str, rows: Sequence[dict], **options) -> list[list[in
         for _ in range(2):  # again, when the prompt is there already
             found[index] = session.generate_detailed(**row, **options).rows()
     return [ids for index in sorted(found) for ids in found[index]]
+
+
+def native_step(vlm) -> NativeStep:
+    """The C step; skips the test where there is no compiler or the step cannot run the model."""
+    try:
+        return NativeStep(vlm.language_model)
+    except (NoCompiler, ValueError) as error:
+        pytest.skip(str(error))
+
+
+def run_all(vlm, requests: Sequence[Request], slots: int = 3, **options) -> tuple[dict, Scheduler]:
+    """The outputs of a `Scheduler` by key, one for each request, and the scheduler."""
+    scheduler = Scheduler(vlm, slots, **options)
+    outputs = list(scheduler.run(requests))
+    by_key = {output.key: output for output in outputs}
+    assert len(by_key) == len(outputs) == len(requests)
+    return by_key, scheduler

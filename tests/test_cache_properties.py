@@ -17,26 +17,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from generation.fast.cuda_graph import GraphStep
 from generation.fast.native.step import NativeStep, NoCompiler
 from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
-from generation.scheduler import Request, Scheduler
+from generation.scheduler import Request
 from generation.session import Session
-from tests.invariants import TOLERANCE
-from tests.prompts import (
-    NO_STOP,
-    PER_TILE,
-    TILE_BYTES,
-    ImageBlock,
-    assert_holds,
-    inputs_of,
-    positions_of,
-    tiny_vlm,
-    words,
-)
+from tests.invariants import TOLERANCE, run_all, session_holds
+from tests.prompts import NO_STOP, TILE_BYTES, ImageBlock, inputs_of, length_of, tiny_vlm, words
 from tests.tiny import IMAGE_ID
 
 PLACEMENTS = ("placeholder", "prefix")
+STEPS = ("eager", "native", "graph")
 LONGEST = 120
 SETTINGS = settings(
     max_examples=int(os.environ.get("OCELLI_SEQUENCES", "30")),
@@ -56,10 +48,11 @@ def model_of(placement: str):
 
 
 @cache
-def native_step(placement: str) -> NativeStep | None:
-    """None where there is no compiler."""
+def step_of(placement: str, kind: str):
+    """None for the eager step, and where there is no compiler."""
     try:
-        return NativeStep(model_of(placement).language_model)
+        make = {"eager": lambda model: None, "native": NativeStep, "graph": GraphStep}[kind]
+        return make(model_of(placement).language_model)
     except NoCompiler:
         return None
 
@@ -80,11 +73,10 @@ class Conversations(RuleBasedStateMachine):
 
     done: ClassVar[Counter] = Counter()
 
-    @initialize(placement=st.sampled_from(PLACEMENTS), native=st.booleans())
-    def begin(self, placement: str, native: bool) -> None:
+    @initialize(placement=st.sampled_from(PLACEMENTS), step=st.sampled_from(STEPS))
+    def begin(self, placement: str, step: str) -> None:
         model = model_of(placement)
-        self.placement = placement
-        self.step = native_step(placement) if native else None
+        self.placement, self.step = placement, step_of(placement, step)
         self.session = Session(model, FeatureCache(model, 2 * TILE_BYTES))
         self.history = self.start()
 
@@ -120,7 +112,7 @@ class Conversations(RuleBasedStateMachine):
 
     @rule(new=st.integers(1, 6), answers=st.sampled_from((1, 1, 1, 2)), cut=st.none() | st.integers(1, 5))
     def ask(self, new: int, answers: int, cut: int | None) -> None:
-        if len(positions_of(self.history)) > LONGEST:
+        if length_of(self.history) > LONGEST:
             self.history = self.start()
         inputs = inputs_of(self.history, self.placement == "prefix")
         options = {"max_new_tokens": new, "num_return_sequences": answers, "decode_step": self.step}
@@ -133,8 +125,8 @@ class Conversations(RuleBasedStateMachine):
         for row in rows:
             assert_greedy(self.placement, self.history, row)
         self.history += rows[0]
-        assert_holds(self.session, model_of(self.placement), self.history, self.placement == "prefix")
-        self.done.update(("answer" if answers == 1 else "fork", *(["native"] if self.step else [])))
+        session_holds(self.session, model_of(self.placement), self.history, self.placement == "prefix")
+        self.done.update(("answer" if answers == 1 else "fork",))
 
 
 # ------------------------------------------------------------------------------------------------- batches
@@ -151,13 +143,11 @@ def batches(draw) -> dict:
             prompt.insert(0 if placement == "prefix" else len(prompt), ImageBlock(image))
         prompt += words(draw(st.integers(0, 20)), draw(st.integers(1, 9)))
         prompts.append((prompt, draw(st.integers(1, 7))))
-    longest = max(len(prompt) + PER_TILE + new for prompt, new in prompts)
     return {
         "placement": placement,
         "prompts": prompts,
         "slots": draw(st.integers(1, 4)),
-        "context": draw(st.none() | st.just(longest)),
-        "native": draw(st.booleans()),
+        "step": draw(st.sampled_from(STEPS)),
         "stops": tuple(draw(st.sets(st.integers(0, IMAGE_ID - 1), max_size=20))),
     }
 
@@ -172,8 +162,6 @@ def test_conversations():
 @given(case=batches())
 def test_batches(case: dict) -> None:
     model, placement = model_of(case["placement"]), case["placement"]
-    step = native_step(placement) if case["native"] else None
-    scheduler = Scheduler(model, case["slots"], context=case["context"], decode_step=step)
     requests = [
         Request(
             inputs["input_ids"][0],
@@ -184,8 +172,8 @@ def test_batches(case: dict) -> None:
         for key, (prompt, new) in enumerate(case["prompts"])
         for inputs in [inputs_of(prompt, placement == "prefix")]
     ]
-    answers = {done.key: done for done in scheduler.run(requests)}
-    assert sorted(answers) == list(range(len(requests))), "a request was lost"
+    step = step_of(placement, case["step"])
+    answers, _ = run_all(model, requests, case["slots"], decode_step=step)
     for key, (prompt, new) in enumerate(case["prompts"]):
         done = answers[key]
         assert done.error is None, done.error

@@ -8,12 +8,11 @@ import torch
 from data.packing import dense_mask, segment_mask
 from generation import kv_cache as kv
 from generation.decoding import eager_step
+from generation.fast import cuda_graph
 from generation.fast.choose_step import fast_step
 from generation.fast.cuda_graph import GraphStep
 from generation.sampling import Sampler, uniforms
-from generation.scheduler import Scheduler
-from generation.session import Session
-from tests.batches import assert_as_alone, uneven
+from tests import invariants
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, stops_for
 from tests.prompts import NO_STOP, inputs_of, tiny_vlm, words
 
@@ -28,8 +27,9 @@ def vlm():
 
 @pytest.fixture(scope="module", params=["kept", "not kept", "compiled"])
 def step(vlm, request):
-    backend = "inductor" if request.param == "compiled" else None
-    return GraphStep(vlm.language_model, backend=backend, static_bytes=2**26 * (request.param != "not kept"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_graph, "STATIC_SHARE", 1000 * (request.param != "not kept"))
+        yield GraphStep(vlm.language_model, backend="inductor" if request.param == "compiled" else None)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
@@ -76,18 +76,15 @@ def test_nothing_in_the_loop_waits_for_the_device(vlm, step):
         assert tokens == expected[:45]
 
 
-def test_sessions_and_schedulers(vlm, step):
-    session, history = Session(vlm), words(1, 9)
-    for turn in range(4):
-        inputs = {name: tensor.cuda() for name, tensor in inputs_of(history).items()}
-        free = vlm.generate(**inputs, max_new_tokens=12, **NO_STOP)[0].tolist()
-        options = {"max_new_tokens": 12, "stop_token_ids": (free[2 * turn],)}
-        expected = vlm.generate(**inputs, **options)
-        assert torch.equal(session.generate(**inputs, **options, decode_step=step), expected)
-        history += [*expected[0].tolist(), *words(turn, 3)]
-    requests = uneven()
-    scheduler = Scheduler(vlm, 3, decode_step=step)
-    assert_as_alone(vlm, requests, {done.key: done for done in scheduler.run(requests)})
+@pytest.mark.parametrize("sampling", invariants.SAMPLINGS)
+@pytest.mark.parametrize(
+    "entrance", ["session", "three slots", "graph", "graph padded", "graph session", "graph slots"]
+)
+def test_every_way_to_an_answer_gives_the_same_tokens(vlm, entrance, sampling):
+    _, rows, options, _ = invariants.case("placeholder", sampling)
+    options = options | {"stop_token_ids": (5, 9)}
+    expected = invariants.answers(vlm, "recomputed", rows, **options)
+    assert invariants.answers(vlm, entrance, rows, **options) == expected
 
 
 def test_random_numbers_are_those_of_the_cpu():

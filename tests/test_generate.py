@@ -4,41 +4,19 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from generation.decoding import eager_step
-from generation.fast.native.step import NoCompiler, find_compiler
 from generation.options import CacheMemoryError, GenerationOptions
-from generation.prompt import ContextError, seen_tokens
+from generation.prompt import ContextError
 from generation.session import Session
-from models.config import RopeScaling
 from tests import invariants
-from tests.graph_cases import rows as some_rows
-from tests.prompts import NO_STOP, ImageBlock, count_reads, inputs_of, record, tiny_vlm, words
+from tests.invariants import collate
+from tests.prompts import NO_STOP, ImageBlock, count_reads, inputs_of, record, some_rows, tiny_vlm, words
 from tests.tiny import PAD_ID, VOCAB
-
-MODELS = {
-    "placeholder": {},
-    "prefix": {"placement": "prefix"},
-    "one kv head, own head size": {"num_key_value_heads": 1, "head_dim": 20},
-    "biases, llama3 rope": {
-        "attention_bias": True,
-        "mlp_bias": True,
-        "num_key_value_heads": 4,
-        "rope_scaling": RopeScaling(factor=8.0, original_max_position_embeddings=16),
-    },
-}
-SAMPLINGS = {
-    "greedy": {},
-    "sampled": {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": 3},
-    "two answers, penalty": {
-        "temperature": 1.1, "repetition_penalty": 1.4, "seed": 7, "num_return_sequences": 2
-    },
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,44 +24,19 @@ def vlm():
     return tiny_vlm()
 
 
-@cache
-def case(model: str, sampling: str) -> tuple:
-    """(model, rows, options, expected answers): uneven rows, half of which stop."""
-    vlm, options = tiny_vlm(**MODELS[model]), {"max_new_tokens": 14, **SAMPLINGS[sampling]}
-    if model == "prefix":
-        prompts = [[ImageBlock(1), *words(1, 5)], [ImageBlock(1), *words(2, 11)], [ImageBlock(2), 7]]
-        rows = [inputs_of(prompt, in_front=True) for prompt in prompts]
-    else:
-        rows = some_rows(4)
-    free = invariants.reference(vlm, rows, **options, **NO_STOP)
-    options["stop_token_ids"] = (free[0][2], free[-1][6])
-    return vlm, rows, options, invariants.reference(vlm, rows, **options)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("sampling", invariants.SAMPLINGS)
+@pytest.mark.parametrize("model", invariants.MODELS)
 @pytest.mark.parametrize("entrance", invariants.ENTRANCES)
 def test_every_way_to_an_answer_gives_the_same_tokens(entrance, model, sampling):
-    vlm, rows, options, expected = case(model, sampling)
-    if entrance.startswith("native"):
-        skip_without_compiler()
-        if vlm.config.text.attention_bias:
-            pytest.skip("the C step takes no biases")
+    vlm, rows, options, expected = invariants.case(model, sampling)
     assert invariants.answers(vlm, entrance, rows, **options) == expected
     assert len({tuple(ids) for ids in expected}) > 2 and len({len(ids) for ids in expected}) > 1
-
-
-def skip_without_compiler() -> None:
-    try:
-        find_compiler()
-    except NoCompiler as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("entrance", ["cached", "left padding", "session", "three slots", "graph"])
 def test_no_layout_of_attention_is_relied_on(entrance, monkeypatch):
     """GPU kernels return the memory order (B, T, H, D_h), the CPU's (B, H, T, D_h)."""
-    vlm, rows, options, expected = case("placeholder", "greedy")
+    vlm, rows, options, expected = invariants.case("placeholder", "greedy")
     attention, calls = F.scaled_dot_product_attention, []
 
     def laid_out(*arguments, **named):
@@ -97,55 +50,37 @@ def test_no_layout_of_attention_is_relied_on(entrance, monkeypatch):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("model", ["placeholder", "prefix"])
 def test_padded_hidden_states_equal_alone(model, side):
-    vlm, rows, *_ = case(model, "greedy")
+    vlm, rows, *_ = invariants.case(model, "greedy")
     invariants.padded_hidden_states_equal_alone(vlm, rows, side)
 
 
-def test_200_tokens_cached_and_recomputed(vlm):
-    (row,) = some_rows(1)
-    options = {"max_new_tokens": 200, "temperature": 1.0, "repetition_penalty": 1.1, "seed": 7, **NO_STOP}
-    (expected,) = invariants.reference(vlm, [row], **options)
-    assert invariants.answers(vlm, "cached", [row], **options) == [expected] and len(set(expected)) > 5
+def test_100_tokens_cached_and_recomputed(vlm):
+    options = {"max_new_tokens": 100, "temperature": 1.0, "repetition_penalty": 1.1, "seed": 7, **NO_STOP}
+    (expected,) = invariants.answers(vlm, "recomputed", some_rows(1), **options)
+    assert invariants.answers(vlm, "cached", some_rows(1), **options) == [expected] and len(set(expected)) > 5
 
 
 def test_long_ragged_rows_outgrow_their_views_and_buffers():
     """Views of 128 positions and buffers of 1,024 are both too short in the end."""
     model = tiny_vlm(max_position_embeddings=2000, num_hidden_layers=1)
     rows, new = [inputs_of(words(1, 1000)), inputs_of(words(2, 980))], 60
-    result = model.generate_detailed(**invariants.collate(rows), max_new_tokens=new, **NO_STOP)
+    result = model.generate_detailed(**collate(rows), max_new_tokens=new, **NO_STOP)
     assert result.kv_cache_bytes == 2 * (1000 + new - 1) * 2 * 2 * 12 * 4
     assert result.rows() == invariants.answers(model, "cached", rows, max_new_tokens=new, **NO_STOP)
 
 
-def test_prompts_encode_and_prefill_once_for_n_answers(vlm, monkeypatch):
-    passes, images, _ = record(monkeypatch, vlm)
+def test_a_prompt_is_encoded_and_prefilled_once_for_n_answers(vlm, monkeypatch):
+    passes, images = record(monkeypatch, vlm)
     (row,) = some_rows(1)
     vlm.generate(**row, max_new_tokens=3, num_return_sequences=5, temperature=1.0, **NO_STOP)
     assert images == [1] and passes == [row["input_ids"].shape[1], 1, 1]
 
 
-def test_seen_tokens_are_those_of_the_prompt_without_padding():
-    seen = seen_tokens(torch.tensor([[0, 0, 3], [4, 0, 4]]), torch.tensor([[0, 0, 1], [1, 1, 1]]), 6, 2)
-    assert [row.nonzero()[:, 0].tolist() for row in seen] == [[3], [3], [0, 4], [0, 4]]
-
-
 # --- stopping
 
 
-@pytest.mark.parametrize("new", [1, 2, 9])
-def test_n_tokens_take_n_minus_1_decode_steps(vlm, new):
-    calls, eager = [], eager_step(vlm.language_model)
-    vlm.generate(
-        **inputs_of(words(1, 4)),
-        max_new_tokens=new,
-        decode_step=lambda *arguments: calls.append(1) or eager(*arguments),
-        **NO_STOP,
-    )
-    assert len(calls) == new - 1
-
-
 def test_rows_stop_on_a_set_of_ids_and_then_pad(vlm):
-    batch = invariants.collate(some_rows(3))
+    batch = collate(some_rows(3))
     free = vlm.generate(**batch, max_new_tokens=20, **NO_STOP)
     # Ids that end row 0 at its 3rd token and row 1 at its 6th, unless they come earlier.
     stops = (int(free[0, 2]), int(free[1, 5]), VOCAB + 9)
@@ -164,7 +99,7 @@ def test_rows_stop_on_a_set_of_ids_and_then_pad(vlm):
 @pytest.mark.parametrize("pad", [None, 128_002])
 def test_padding_has_an_embedding(vlm, monkeypatch, pad):
     """Idefics3's default pad id, and a stop id of the default config, may be beyond a small vocabulary."""
-    batch = invariants.collate(some_rows(2))
+    batch = collate(some_rows(2))
     free = vlm.generate(**batch, max_new_tokens=6, **NO_STOP)
     monkeypatch.setattr(vlm, "config", replace(vlm.config, pad_token_id=pad))
     tokens = vlm.generate(**batch, max_new_tokens=6, stop_token_ids=(VOCAB + 9, int(free[0, 0])))
@@ -184,7 +119,7 @@ def test_stop_ids_default_to_the_checkpoints(vlm, monkeypatch):
 
 
 def test_a_stream_gives_the_same_tokens_and_then_the_result(vlm):
-    batch = invariants.collate(some_rows(3))
+    batch = collate(some_rows(3))
     expected = vlm.generate(**batch, max_new_tokens=7, **NO_STOP)
     stream = vlm.generate_stream(**batch, options=GenerationOptions(stop_token_ids=()), max_new_tokens=7)
     assert stream.result is None
@@ -196,7 +131,8 @@ def test_a_stream_gives_the_same_tokens_and_then_the_result(vlm):
     assert stream.result.prompt_tokens == batch["attention_mask"].sum(1).tolist()
 
 
-def test_one_read_from_the_device_for_a_token(vlm, monkeypatch):
+def test_how_often_the_device_is_waited_for(vlm):
+    """Once a token, and only if there are stop ids; twice to place images."""
     counts = []
     with count_reads() as reads:
         for stops in ((VOCAB + 1,), ()):
@@ -205,6 +141,10 @@ def test_one_read_from_the_device_for_a_token(vlm, monkeypatch):
                 options = {"max_new_tokens": new, "stop_token_ids": stops, "temperature": 1.0, "seed": 0}
                 vlm.generate(**inputs_of(words(1, 4)), **options)
                 counts.append(len(reads))
+        batch = collate(some_rows(2))
+        reads.clear()
+        vlm.embed(batch["input_ids"], batch["pixel_values"])
+        assert len(reads) == 2  # which tiles are padding, and how many placeholders each row has
     assert counts[1] - counts[0] == 10 and counts[3] == counts[2]
 
 
@@ -234,23 +174,36 @@ def test_the_context_can_be_filled_and_not_more(placement, monkeypatch):
     assert (error.value.prompt_tokens, error.value.new_tokens, error.value.context) == (13, 28, 40)
 
 
-def test_options_are_checked_by_name_and_value(vlm):
-    inputs = inputs_of(words(1, 4))
-    for foreign, instead in (
+@pytest.mark.parametrize(
+    ("foreign", "instead"),
+    [
         ({"max_length": 20}, "max_new_tokens"),
-        ({"do_sample": True}, "temperature"),
         ({"num_beams": 4, "length_penalty": 1.0}, "num_return_sequences"),
-        ({"eos_token_id": 2}, "stop_token_ids"),
         ({"max_new_token": 4}, "did you mean max_new_tokens"),
         ({"unheard_of": 4}, "temperature"),
-    ):
-        with pytest.raises(TypeError, match=f"{next(iter(foreign))}: .*{instead}"):
-            vlm.generate(**inputs, **foreign)
-    for bad in ({"max_new_tokens": 0}, {"num_return_sequences": 0}, {"stop_token_ids": (-1,)}, {"top_p": 2}):
-        with pytest.raises(ValueError, match=next(iter(bad))):
-            vlm.generate(**inputs, **bad)
-    with pytest.raises(ValueError, match="use_cache"):
-        GenerationOptions(use_cache=False, decode_step=eager_step(vlm.language_model))
+    ],
+)
+def test_options_of_other_libraries_are_told_what_to_use_instead(vlm, foreign, instead):
+    with pytest.raises(TypeError, match=f"{next(iter(foreign))}: .*{instead}"):
+        vlm.generate(**inputs_of(words(1, 4)), **foreign)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_new_tokens": 0},
+        {"num_return_sequences": 0},
+        {"stop_token_ids": (-1,)},
+        {"top_p": 2},
+        {"use_cache": False, "decode_step": len},
+    ],
+)
+def test_options_are_checked_by_value(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        GenerationOptions(**bad)
+
+
+def test_stop_ids_may_be_one_or_a_list():
     assert GenerationOptions(stop_token_ids=7).stop_token_ids == (7,)
     assert GenerationOptions(stop_token_ids=[7, 8]).stop_token_ids == (7, 8)
 
@@ -278,25 +231,16 @@ def test_shapes_are_checked(vlm, kept):
 
 def test_images_of_another_row_are_refused(vlm):
     """The whole batch has as many placeholders as features; its rows have not."""
-    good = invariants.collate([inputs_of([ImageBlock(1), 5]), inputs_of([ImageBlock(2), ImageBlock(3), 5])])
+    good = collate([inputs_of([ImageBlock(1), 5]), inputs_of([ImageBlock(2), ImageBlock(3), 5])])
     for call in (vlm, lambda **inputs: vlm.generate(**inputs, max_new_tokens=1)):
         with pytest.raises(ValueError, match=r"row 0: .* 4 image placeholders .* 8 features"):
             call(**good | {"pixel_values": good["pixel_values"].flip(0)})
     flat = good | {"pixel_values": torch.cat((good["pixel_values"][0, :1], good["pixel_values"][1]))}
     assert torch.equal(vlm.generate(**flat, max_new_tokens=4), vlm.generate(**good, max_new_tokens=4))
-    model = tiny_vlm("prefix")
     two = inputs_of([ImageBlock(1), ImageBlock(2), 3], in_front=True)["pixel_values"]
     both_first = torch.cat((two, torch.zeros_like(two)))
     with pytest.raises(ValueError, match=r"expected 2 images, got \[2, 0\]"):
-        model.generate(torch.tensor([[3], [4]]), both_first, max_new_tokens=1)
-
-
-def test_placing_images_reads_from_the_device_twice(vlm):
-    batch = invariants.collate(some_rows(2))
-    del batch["attention_mask"]
-    with count_reads() as reads:
-        vlm.embed(**batch)
-    assert len(reads) == 2  # which tiles are padding, and how many placeholders each row has
+        tiny_vlm("prefix").generate(torch.tensor([[3], [4]]), both_first, max_new_tokens=1)
 
 
 def test_more_than_the_memory_is_refused_before_any_work(monkeypatch):
@@ -304,7 +248,7 @@ def test_more_than_the_memory_is_refused_before_any_work(monkeypatch):
     available = 1500 * per_position
     monkeypatch.setattr("generation.memory.available_bytes", lambda device: available)
     session, prompt = Session(model), inputs_of(words(1, 100))
-    passes, _, _ = record(monkeypatch, model)
+    passes, _ = record(monkeypatch, model)
     for answerer, options, needed in (
         (session, {"max_new_tokens": 1000}, 2048),  # grows in steps
         (session, {"max_new_tokens": 51, "num_return_sequences": 4}, 1024 + 4 * 150),
@@ -320,3 +264,11 @@ def test_more_than_the_memory_is_refused_before_any_work(monkeypatch):
     with pytest.raises(CacheMemoryError):
         session.generate(**prompt, max_new_tokens=926, **NO_STOP)
     assert model.generate(**prompt, max_new_tokens=2, use_cache=False).shape[0] == 1
+
+
+@pytest.mark.parametrize("new", [1, 2, 9])
+def test_n_tokens_take_n_minus_1_decode_steps(vlm, new):
+    calls, eager = [], eager_step(vlm.language_model)
+    step = lambda *arguments: calls.append(1) or eager(*arguments)
+    vlm.generate(**inputs_of(words(1, 4)), max_new_tokens=new, decode_step=step, **NO_STOP)
+    assert len(calls) == new - 1

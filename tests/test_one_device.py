@@ -65,12 +65,9 @@ def at_work(model, rows: int, lengths: tuple[int, ...], **sampling) -> tuple[Sam
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("lengths", [(9, 9), (4, 9)])
 def test_a_step_to_be_recorded_touches_the_device_only(model, lengths, sampling, monkeypatch):
-    step = GraphStep(model.language_model, capture=False, static_bytes=0)
+    step = GraphStep(model.language_model)
     sampler, position = at_work(model, 2, lengths, **sampling)
-    run = _Run(sampler, step.lag)
-    run.sampler.load(sampler)
-    position.reserve()
-    _, replay = step._graph(run, position)
+    replay = step.graph(_Run(sampler), position.kv_cache, 16)
     monkeypatch.setattr(torch, "tensor", None)  # made on the host and copied
     with OneDevice(recording=True) as seen:
         replay()

@@ -57,9 +57,12 @@ def fast_step(language_model, steps: int | None = None) -> tuple[DecodeStep | No
     device, needed = language_model.norm.weight.device.type, break_even_steps(language_model)
     pays = steps is None or steps >= needed
     if device == "cuda":
-        return graph_step(language_model, compiled=pays)
-    if device != "cpu":
-        return None, f"eager: no fast decode step on {device}"
+        if reason := cuda_graph.unsupported(language_model):
+            return None, f"eager: {reason}"
+        graph = GraphStep(language_model, backend="inductor" if pays else None)
+        if reason := graph.rehearse():
+            return None, f"eager: no CUDA graph: {reason}"
+        return graph, "compiled CUDA graph" if pays else "CUDA graph"
     if reason := unsupported(language_model):
         return None, f"eager: {reason}"
     try:
@@ -68,16 +71,6 @@ def fast_step(language_model, steps: int | None = None) -> tuple[DecodeStep | No
         return NativeStep(language_model), "native C step"
     except NoCompiler as error:
         return None, f"eager: {error}"
-
-
-def graph_step(language_model, compiled: bool) -> tuple[GraphStep | None, str]:
-    """`fast_step` on CUDA; a graph that cannot be recorded there leaves the eager step."""
-    if reason := cuda_graph.unsupported(language_model):
-        return None, f"eager: {reason}"
-    step = GraphStep(language_model, backend="inductor" if compiled else None)
-    if reason := step.rehearse():
-        return None, f"eager: no CUDA graph: {reason}"
-    return step, "compiled CUDA graph" if compiled else "CUDA graph"
 
 
 def has_fast_bfloat16() -> bool:

@@ -13,12 +13,12 @@ buffers that stay (`_Run`), and a small cache in one that is kept between answer
 are in device memory, so that one graph serves every step of a bucket of cache lengths; it reads the cache up
 to the bucket's end, so that short contexts do not pay for long ones.
 
-The host never waits for the step that it has just launched. It launches `lag` steps ahead and reads the
+The host never waits for the step that it has just launched. It launches `LAG` steps ahead and reads the
 tokens and flags of the one before those, which were copied to it meanwhile; what a row got after its stop is
 thrown away before anyone sees it. What such steps write lies in the cache after the answer's end, where the
 next one to fill it overwrites it.
 
-With `capture=False`, or where a graph cannot be recorded, the same functions run without one.
+On a CPU, or where a graph cannot be recorded, the same functions run without one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ LAG = 3  # steps launched before the tokens of one are read
 MAX_SIGNATURES = 32  # of runs that are remembered: batch width, sampling, stop ids
 MAX_GRAPHS = 48  # the least recently used is given up first
 STATIC_SHARE = 0.1  # size limit of the static cache, relative to the weights
-STATIC_MULTIPLE = 256  # positions of the static cache are a multiple of this
 
 
 def bucket_of(length: int) -> int:
@@ -58,19 +57,7 @@ def bucket_of(length: int) -> int:
 
 # -------------------------------------------------------------------------------------- the decoder
 
-
-class Sizes(NamedTuple):
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-
-
-class Joined(NamedTuple):
-    """Several linear layers of one input as one: weight (sum of outputs, in), bias (sum of outputs,)."""
-
-    weight: Tensor
-    bias: Tensor | None
+Joined = tuple[Tensor, Tensor | None]  # weight (sum of outputs, in) and bias (sum of outputs,) of `join`
 
 
 class Layer(NamedTuple):
@@ -82,19 +69,27 @@ class Layer(NamedTuple):
     down: Joined
 
 
-class Rope(NamedTuple):
-    """(B, 1, D_h) each; `sin` has the sign of the rotation in it: minus in its first half."""
+class Step(NamedTuple):
+    """What all layers of one step share: sizes of the heads, and where in the sequence each row stands.
 
+    cos, sin: (B, 1, D_h); `sin` has the sign of the rotation in it: minus in its first half.
+    rows, positions: (B,) each, the places in the cache that keys and values go to.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
     cos: Tensor
     sin: Tensor
+    rows: Tensor
+    positions: Tensor
 
 
-def join(modules: Sequence[nn.Linear]) -> Joined:
-    """The modules' weights in one buffer, of which their parameters are views from then on."""
-    return Joined(
-        _in_one_buffer([module.weight for module in modules]),
-        _in_one_buffer([module.bias for module in modules]) if modules[0].bias is not None else None,
-    )
+def join(*modules: nn.Linear) -> Joined:
+    """Several linear layers of one input as one. Their parameters become views of what is returned."""
+    weight = _in_one_buffer([module.weight for module in modules])
+    return weight, None if modules[0].bias is None else _in_one_buffer([module.bias for module in modules])
 
 
 def _in_one_buffer(parameters: Sequence[Tensor]) -> Tensor:
@@ -131,12 +126,7 @@ class FusedDecoder:
     def __init__(self, language_model, backend: str | None = None):
         if reason := unsupported(language_model):
             raise ValueError(f"the fused decoder cannot run this model: {reason}")
-        config = language_model.config
-        self.model = language_model
-        self.sizes = Sizes(
-            config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.rms_norm_eps
-        )
-        self._between, self._backend = between_attentions, backend
+        self.model, self.compiled, self._between = language_model, backend is not None, between_attentions
         if backend is not None:
             # coordinate_descent_tuning writes the products of a single row as multiply-and-sum, which moves
             # more bytes a second than a matrix product of one row, and chooses their block sizes.
@@ -145,7 +135,6 @@ class FusedDecoder:
             self._between = torch.compile(
                 between_attentions, backend=backend, options=options, fullgraph=True
             )
-        self.layers: list[Layer] = []
         self._addresses: list[int] = []
         self.refresh()
 
@@ -153,44 +142,45 @@ class FusedDecoder:
         """Join the weights again if any were replaced (`model.to`); returns whether they were."""
         if [parameter.data_ptr() for parameter in self.model.parameters()] == self._addresses:
             return False
-        self.layers = [self._join(block) for block in self.model.layers]
+        self.layers = [
+            Layer(
+                block.input_layernorm.weight.detach(),
+                join(block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj),
+                join(block.self_attn.o_proj),
+                block.post_attention_layernorm.weight.detach(),
+                join(block.mlp.gate_proj, block.mlp.up_proj),
+                join(block.mlp.down_proj),
+            )
+            for block in self.model.layers
+        ]
         self._addresses = [parameter.data_ptr() for parameter in self.model.parameters()]
         return True
-
-    @staticmethod
-    def _join(block) -> Layer:
-        attention, mlp = block.self_attn, block.mlp
-        return Layer(
-            block.input_layernorm.weight.detach(),
-            join([attention.q_proj, attention.k_proj, attention.v_proj]),
-            join([attention.o_proj]),
-            block.post_attention_layernorm.weight.detach(),
-            join([mlp.gate_proj, mlp.up_proj]),
-            join([mlp.down_proj]),
-        )
 
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, positions: Tensor, kv_len: int) -> Tensor:
         """The first `kv_len` slots of each row are read, those after its position masked; the cache gains one
         position in each row."""
-        model = self.model
+        model, config = self.model, self.model.config
         x = F.embedding(token_ids[:, 0], model.embed_tokens.weight)  # (B, D)
-        rope = rope_at(positions, model.inv_freq(x.device), x.dtype)
+        angles = positions.float()[:, None, None] * model.inv_freq(x.device)  # (B, 1, D_h / 2), in float32
+        cos, sin = angles.cos(), angles.sin()
+        step = Step(
+            *(config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.rms_norm_eps),
+            torch.cat((cos, cos), -1).to(x.dtype),
+            torch.cat((-sin, sin), -1).to(x.dtype),
+            torch.arange(len(x), device=x.device),
+            positions,
+        )
         mask = mask_after(positions, kv_len, x.dtype)
-        slots = (torch.arange(len(x), device=x.device), positions)
-        q = into_attention(x, self.layers[0], rope, kv_cache[0], slots, self.sizes)
+        q = into_attention(x, self.layers[0], kv_cache[0], step)
         attended = attend(q, kv_cache[0], mask)
         for layer, following, layer_cache in zip(self.layers, self.layers[1:], kv_cache[1:]):
-            x, q = self._run_between(x, attended, layer, following, rope, layer_cache, slots, self.sizes)
+            x, q = self._run_between(x, attended, layer, following, layer_cache, step)
             attended = attend(q, layer_cache, mask)
-        x = out_of_attention(x, attended, self.layers[-1], self.sizes)
+        x = out_of_attention(x, attended, self.layers[-1], step)
         return F.linear(F.rms_norm(x, x.shape[-1:], model.norm.weight, model.norm.eps), model.lm_head.weight)
 
-    @property
-    def compiled(self) -> bool:
-        return self._backend is not None
-
     def _run_between(self, *arguments) -> tuple[Tensor, Tensor]:
-        if self._backend is None:
+        if not self.compiled:
             return between_attentions(*arguments)
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
@@ -198,17 +188,11 @@ class FusedDecoder:
             return self._between(*arguments)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             # Nothing was run: running what was compiled raises other errors.
-            self._backend = None
-            reason = str(error).strip().split("\n")[0]
-            warnings.warn(f"the decode step is not compiled: {reason}", RuntimeWarning, stacklevel=2)
+            self.compiled = False
+            warnings.warn(
+                f"the decode step is not compiled: {first_line(error)}", RuntimeWarning, stacklevel=2
+            )
             return between_attentions(*arguments)
-
-
-def rope_at(positions: Tensor, inv_freq: Tensor, dtype: torch.dtype) -> Rope:
-    """Rotary tables for (B,) positions, computed in float32."""
-    angles = positions.float()[:, None, None] * inv_freq  # (B, 1, D_h / 2)
-    cos, sin = angles.cos(), angles.sin()
-    return Rope(torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype))
 
 
 def mask_after(positions: Tensor, kv_len: int, dtype: torch.dtype) -> Tensor:
@@ -217,26 +201,22 @@ def mask_after(positions: Tensor, kv_len: int, dtype: torch.dtype) -> Tensor:
     Not bool, which would be turned into this in every layer; and cut from rows of a multiple of 16, without
     which fused attention would copy it in every layer.
     """
-    keys = torch.arange(-(-kv_len // 16) * 16, device=positions.device)
+    keys = torch.arange(kv.round_up(kv_len, 16), device=positions.device)
     after = keys > positions[:, None, None, None]
     mask = torch.zeros(after.shape, dtype=dtype, device=keys.device)
     return mask.masked_fill_(after, -torch.inf)[..., :kv_len]
 
 
-def into_attention(
-    x: Tensor, layer: Layer, rope: Rope, layer_cache: dict, slots: tuple[Tensor, Tensor], sizes: Sizes
-) -> Tensor:
-    """Hidden states (B, D) to rotated queries (B, H_kv, G, D_h); keys and values go into the cache at
-    `slots`, (B,) rows and (B,) positions."""
-    heads, kv_heads, head_dim, eps = sizes
-    normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, eps)
+def into_attention(x: Tensor, layer: Layer, layer_cache: dict[str, Tensor], step: Step) -> Tensor:
+    """Hidden states (B, D) to rotated queries (B, H_kv, G, D_h); keys and values go into the cache."""
+    heads, kv_heads, head_dim = step.heads, step.kv_heads, step.head_dim
+    normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, step.eps)
     qkv = F.linear(normed, *layer.qkv).view(len(x), heads + 2 * kv_heads, head_dim)
     qk, v = qkv.split((heads + kv_heads, kv_heads), dim=1)
-    qk = qk * rope.cos + qk.roll(head_dim // 2, -1) * rope.sin
+    qk = qk * step.cos + qk.roll(head_dim // 2, -1) * step.sin
     q, k = qk.split((heads, kv_heads), dim=1)
-    rows, positions = slots
-    layer_cache["key"][rows, :, positions] = k.to(layer_cache["key"].dtype)
-    layer_cache["value"][rows, :, positions] = v.to(layer_cache["value"].dtype)
+    layer_cache["key"][step.rows, :, step.positions] = k.to(layer_cache["key"].dtype)
+    layer_cache["value"][step.rows, :, step.positions] = v.to(layer_cache["value"].dtype)
     # The heads of a group share their keys: they become several queries, and keys are not repeated.
     return q.view(len(x), kv_heads, heads // kv_heads, head_dim)
 
@@ -247,26 +227,19 @@ def attend(q: Tensor, layer_cache: dict[str, Tensor], mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-def out_of_attention(x: Tensor, attended: Tensor, layer: Layer, sizes: Sizes) -> Tensor:
+def out_of_attention(x: Tensor, attended: Tensor, layer: Layer, step: Step) -> Tensor:
     """The rest of a layer: x (B, D) and what was attended to (B, H_kv, G, D_h) -> (B, D)."""
     x = x + F.linear(attended.reshape(len(x), -1), *layer.o)
-    gate, up = F.linear(F.rms_norm(x, x.shape[-1:], layer.post_norm, sizes.eps), *layer.gate_up).chunk(2, -1)
+    gate, up = F.linear(F.rms_norm(x, x.shape[-1:], layer.post_norm, step.eps), *layer.gate_up).chunk(2, -1)
     return x + F.linear(F.silu(gate) * up, *layer.down)
 
 
 def between_attentions(
-    x: Tensor,
-    attended: Tensor,
-    layer: Layer,
-    following: Layer,
-    rope: Rope,
-    layer_cache: dict[str, Tensor],
-    slots: tuple[Tensor, Tensor],
-    sizes: Sizes,
+    x: Tensor, attended: Tensor, layer: Layer, following: Layer, layer_cache: dict[str, Tensor], step: Step
 ) -> tuple[Tensor, Tensor]:
     """From one layer's attention to the next one's queries: (x (B, D), q (B, H_kv, G, D_h))."""
-    x = out_of_attention(x, attended, layer, sizes)
-    return x, into_attention(x, following, rope, layer_cache, slots, sizes)
+    x = out_of_attention(x, attended, layer, step)
+    return x, into_attention(x, following, layer_cache, step)
 
 
 # ---------------------------------------------------------------------------------------- the graphs
@@ -275,13 +248,12 @@ def between_attentions(
 class Graphs:
     """Functions of no arguments that are recorded once and replayed; all they touch must stay where it is."""
 
-    def __init__(self, device: torch.device, capture: bool):
-        self._device, self._capture = device, capture
+    def __init__(self, device: torch.device):
+        self._device, self.capture = device, device.type == "cuda"
         self._replays: OrderedDict[tuple, Callable[[], None]] = OrderedDict()
         self._warm: set[tuple] = set()
         self._pool: Any = None  # memory that the graphs share: they hold nothing between replays
         self._stream: torch.cuda.Stream | None = None  # that all are recorded on
-        self.recorded = 0
         self.failure: str | None = None  # why a graph could not be recorded; no other is tried after that
 
     def clear(self) -> None:
@@ -302,25 +274,26 @@ class Graphs:
         if key in self._replays:
             self._replays.move_to_end(key)
             return self._replays[key]
-        function = make()
-        replay = function
-        if self._capture:
+        replay = function = make()
+        if self.capture:
             saved = [tensor.clone() for tensor in state]
-            try:
-                replay = self._record(function, shape, state)
-            except RuntimeError as error:  # of the driver, the allocator, a kernel's compiler
-                self._capture, self.failure = False, first_line(error)
+
+            def restore() -> None:
                 for tensor, value in zip(state, saved, strict=True):
                     tensor.copy_(value)
-        self.recorded += 1
+
+            try:
+                replay = self._record(function, shape, restore)
+            except RuntimeError as error:  # of the driver, the allocator, a kernel's compiler
+                self.capture, self.failure = False, first_line(error)
+                restore()
         self._replays[key] = replay
         if len(self._replays) > MAX_GRAPHS:
             self._replays.popitem(last=False)
         return replay
 
-    def _record(self, function, shape: tuple, state: list[Tensor]) -> Callable[[], None]:
+    def _record(self, function, shape: tuple, restore: Callable[[], None]) -> Callable[[], None]:
         """Warm up, so that kernels are compiled, loaded and chosen, then capture."""
-        saved = [tensor.clone() for tensor in state]
         with torch.cuda.device(self._device):
             self._stream = self._stream or torch.cuda.Stream()
             current, stream = torch.cuda.current_stream(), self._stream
@@ -329,8 +302,7 @@ class Graphs:
                 with torch.cuda.stream(stream):
                     for _ in range(1 if shape in self._warm else 2):
                         function()
-                        for tensor, value in zip(state, saved, strict=True):
-                            tensor.copy_(value)
+                        restore()
                     graph = torch.cuda.CUDAGraph()
                     self._pool = self._pool or torch.cuda.graph_pool_handle()
                     # Not `torch.cuda.graph`, which waits for the device and empties the allocator's caches.
@@ -356,29 +328,6 @@ class Graphs:
             raise
 
 
-class AsyncStopFlags:
-    """A vector copied to the host after each step, and read when later steps have been launched already."""
-
-    def __init__(self, source: Tensor, slots: int):
-        self._source, self._cuda = source, source.device.type == "cuda"
-        self._host = torch.zeros(slots, len(source), dtype=source.dtype, pin_memory=self._cuda)
-        self._events = [torch.cuda.Event() for _ in range(slots)] if self._cuda else []
-
-    def push(self, number: int) -> None:
-        """Copy the vector as it will be after everything launched so far."""
-        slot = number % len(self._host)
-        self._host[slot].copy_(self._source, non_blocking=True)
-        if self._cuda:
-            self._events[slot].record(torch.cuda.current_stream(self._source.device))
-
-    def read(self, number: int) -> Tensor:
-        """The vector of `push(number)`, after which at most `slots` - 1 others were pushed."""
-        slot = number % len(self._host)
-        if self._cuda:
-            self._events[slot].synchronize()
-        return self._host[slot].clone()
-
-
 class StaticCache:
     """A small cache whose memory stays between answers, so that graphs recorded on it serve the next one too.
 
@@ -387,57 +336,51 @@ class StaticCache:
 
     def __init__(self, text_config, max_bytes: int):
         self._config, self._max_bytes = text_config, max_bytes
-        self._cache: KVCache | None = None
+        self.cache: KVCache | None = None
         self._user: weakref.ref[Tensor] | None = None  # a tensor of the cache that was adopted last
 
-    def adopt(self, kv_cache: KVCache, filled: int, needed: int) -> bool:
-        """Move a cache's first `filled` positions into the static memory, where `needed` must fit.
+    def adopt(self, kv_cache: KVCache, filled: int, needed: int) -> None:
+        """Move a cache's first `filled` positions into the static memory, unless `needed` do not fit there or
+        another cache is in it.
 
         The list and its dicts stay the same objects and get other tensors, so nobody else may hold on to
-        the old ones. Returns whether it is there now: not if it is too large, or another is still in use.
+        the old ones.
         """
-        like, user = kv_cache[0]["key"], self._user() if self._user else None
-        if user is like:
-            return needed <= kv.capacity(kv_cache)
-        rows, dtype = kv.rows(kv_cache), like.dtype
-        positions = self._positions(rows, dtype)
-        if needed > positions or user is not None:
-            return False
-        if self._cache is None or kv.rows(self._cache) != rows or self._cache[0]["key"].dtype != dtype:
-            self._cache = None  # the old memory is freed before the new one is taken
-            self._cache = kv.allocate_for(self._config, rows, positions, like=like)
+        config, like, rows = self._config, kv_cache[0]["key"], kv.rows(kv_cache)
+        each = kv.bytes_per_token(
+            config.num_hidden_layers, config.num_key_value_heads, config.head_dim, like.dtype
+        )
+        positions = min(self._max_bytes // (each * rows) // BUCKET * BUCKET, config.max_position_embeddings)
+        if needed > positions or (self._user is not None and self._user() is not None):
+            return
+        if self.cache is None or kv.rows(self.cache) != rows or self.cache[0]["key"].dtype != like.dtype:
+            self.cache = None  # the old memory is freed before the new one is taken
+            self.cache = kv.allocate_for(config, rows, positions, like=like)
         # Tensors of their own, which live as long as the user's cache.
-        for layer, target in zip(kv_cache, kv.view(self._cache, positions), strict=True):
+        for layer, target in zip(kv_cache, kv.view(self.cache, positions), strict=True):
             for name, tensor in target.items():
                 tensor[:, :, :filled] = layer[name][:, :, :filled]
             layer.update(target)
         self._user = weakref.ref(kv_cache[0]["key"])
-        return True
 
     def forget(self) -> None:
         """Leave the memory to its user."""
-        self._cache = self._user = None
-
-    def _positions(self, rows: int, dtype: torch.dtype) -> int:
-        config = self._config
-        each = kv.bytes_per_token(
-            config.num_hidden_layers, config.num_key_value_heads, config.head_dim, dtype
-        )
-        most = min(self._max_bytes // (each * rows), config.max_position_embeddings)
-        return most if most == config.max_position_embeddings else most // STATIC_MULTIPLE * STATIC_MULTIPLE
+        self.cache = self._user = None
 
 
 class _Run:
     """Buffers of one answer at a time: rows that are sampled in one way and stop at the same ids."""
 
-    def __init__(self, sampler: Sampler, lag: int):
+    def __init__(self, sampler: Sampler):
         self.sampler = sampler.clone()
         rows, device = len(sampler.stopped), sampler.stopped.device
         self.token = torch.zeros(rows, 1, dtype=torch.int64, device=device)
         self.position = torch.zeros(rows, dtype=torch.int64, device=device)
         # (B + 2,): the tokens, whether all rows have stopped, whether all logits were finite.
         self.flags = torch.zeros(rows + 2, dtype=torch.int64, device=device)
-        self.on_host = AsyncStopFlags(self.flags, lag + 1)
+        self._cuda = device.type == "cuda"
+        self._on_host = torch.zeros(LAG + 1, rows + 2, dtype=torch.int64, pin_memory=self._cuda)
+        self._copied = [torch.cuda.Event() for _ in self._on_host] if self._cuda else []
 
     @property
     def state(self) -> list[Tensor]:
@@ -450,44 +393,43 @@ class _Run:
         flags = torch.stack((self.sampler.stopped.all(), self.sampler.finite))
         torch.cat((token[:, 0], flags.long()), out=self.flags)
 
+    def push(self, number: int) -> None:
+        """Copy the flags to the host as they will be after everything launched so far."""
+        slot = number % len(self._on_host)
+        self._on_host[slot].copy_(self.flags, non_blocking=True)
+        if self._cuda:
+            self._copied[slot].record(torch.cuda.current_stream(self.flags.device))
+
+    def read(self, number: int) -> Tensor:
+        """The flags of `push(number)`, after which at most `LAG` others were pushed."""
+        slot = number % len(self._on_host)
+        if self._cuda:
+            self._copied[slot].synchronize()
+        return self._on_host[slot].clone()
+
 
 class GraphStep:
     """A decode step that runs the loop itself (`generation.decoding.DecodeLoop`), or one token at a time.
 
     Args:
         language_model: a `LanguageModel` that `unsupported` has nothing against.
-        capture: False runs without graphs.
         backend: of torch.compile, or None.
-        lag: steps launched before the tokens of one are read.
-        static_bytes: size limit of the static cache; None is a share of the weights' bytes.
     """
 
-    def __init__(
-        self,
-        language_model,
-        capture: bool = True,
-        backend: str | None = None,
-        lag: int = LAG,
-        static_bytes: int | None = None,
-    ):
-        self._decoder, self.lag = FusedDecoder(language_model, backend), lag
-        self._capture = capture
-        if static_bytes is None:
-            weights = sum(parameter.nbytes for parameter in language_model.parameters())
-            static_bytes = int(STATIC_SHARE * weights)
-        self._static_bytes = static_bytes
-        self._runs: dict[tuple, list[_Run]] = {}  # those that are free, by rows and signature
-        self._buffers: tuple[Tensor, Tensor, Tensor] | None = None
-        self._last: tuple | None = None  # batch, cache and weights of the last call
+    def __init__(self, language_model, backend: str | None = None):
+        self._decoder = FusedDecoder(language_model, backend)
         self._start()
 
     def _start(self) -> None:
         """Forget what is bound to the addresses of replaced weights."""
-        device = self._decoder.model.norm.weight.device
-        self._device, self.graphs = device, Graphs(device, self._capture)
-        self.static = StaticCache(self._decoder.model.config, self._static_bytes)
-        self._runs.clear()
-        self._buffers = self._last = None
+        model = self._decoder.model
+        weights = sum(parameter.nbytes for parameter in model.parameters())
+        self._device = model.norm.weight.device
+        self.graphs = Graphs(self._device)
+        self.static = StaticCache(model.config, int(STATIC_SHARE * weights))
+        self._runs: dict[tuple, list[_Run]] = {}  # those that are free, by rows and signature
+        self._buffers: tuple[Tensor, Tensor, Tensor] | None = None  # token ids, positions, logits
+        self._last: tuple | None = None  # batch, cache and weights of the last call
 
     @property
     def failure(self) -> str | None:
@@ -512,10 +454,6 @@ class GraphStep:
             return first_line(error)
         return self.failure
 
-    def _refresh(self) -> None:
-        if self._decoder.refresh():
-            self._start()
-
     def _decode(self, token: Tensor, cache: KVCache, position: Tensor, kv_len: int) -> Tensor:
         """(B, 1) ids at (B,) positions -> (B, V) logits; `kv_len` positions of the cache are read."""
         if self._device.type != "cuda":
@@ -524,26 +462,34 @@ class GraphStep:
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             return self._decoder(token, cache, position, kv_len)
 
-    def _any_length(self, kv_cache: KVCache) -> KVCache:
-        """Mark a cache's length as dynamic, so that nothing is compiled for one length."""
+    def _fixed(self, kv_cache: KVCache) -> KVCache:
+        """Tensors of its own for a graph, because the caller may put others into the list later. Their length
+        counts as dynamic, so that nothing is compiled for one length."""
+        cache = kv.view(kv_cache, kv.capacity(kv_cache))
         if self._decoder.compiled:
-            for layer in kv_cache:
+            for layer in cache:
                 for tensor in layer.values():
                     torch._dynamo.maybe_mark_dynamic(tensor, 2)
-        return kv_cache
-
-    # ------------------------------------------------------------------------------------- one token
+        return cache
 
     @torch.no_grad()
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         """(B, 1) ids -> (B, V) logits, as the eager step gives them."""
-        batch, addresses = len(token_ids), buffer_addresses(kv_cache)
-        model = self._decoder.model  # whose weights may be others in a scheduler's next run
+        batch, addresses, model = len(token_ids), buffer_addresses(kv_cache), self._decoder.model
+        # The weights may be others in a scheduler's next run.
         call = batch, addresses, model.norm.weight.data_ptr(), model.lm_head.weight.data_ptr()
         if call != self._last:
-            self._refresh()
+            if self._decoder.refresh():
+                self._start()
             self._last = call
-        token, position, logits = (buffer[:batch] for buffer in self._buffers_for(batch))
+        if self._buffers is None or len(self._buffers[0]) < batch:
+            self.graphs.clear()  # they are bound to the old buffers
+            self._buffers = (
+                torch.zeros(batch, 1, dtype=torch.int64, device=self._device),
+                torch.zeros(batch, dtype=torch.int64, device=self._device),
+                model.norm.weight.new_zeros(batch, model.config.vocab_size),
+            )
+        token, position, logits = (buffer[:batch] for buffer in self._buffers)
         token.copy_(token_ids)
         if isinstance(start_pos, int):
             position.fill_(start_pos)
@@ -553,7 +499,7 @@ class GraphStep:
             kv_len = kv.capacity(kv_cache)  # a view of fitting length, see CachePosition
 
         def make() -> Callable[[], None]:
-            cache = self._any_length(kv.view(kv_cache, kv.capacity(kv_cache)))
+            cache = self._fixed(kv_cache)
 
             def step() -> None:
                 logits.copy_(self._decode(token, cache, position, kv_len))
@@ -563,32 +509,19 @@ class GraphStep:
         self.graphs.get((batch, addresses, kv_len), (batch, kv_len), make, [])()
         return logits.clone()
 
-    def _buffers_for(self, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Token ids, positions and logits, for the widest batch so far."""
-        if self._buffers is None or len(self._buffers[0]) < batch:
-            self.graphs.clear()  # they are bound to the old buffers
-            vocab, dtype = self._decoder.model.config.vocab_size, self._decoder.model.norm.weight.dtype
-            self._buffers = (
-                torch.zeros(batch, 1, dtype=torch.int64, device=self._device),
-                torch.zeros(batch, dtype=torch.int64, device=self._device),
-                torch.zeros(batch, vocab, dtype=dtype, device=self._device),
-            )
-        return self._buffers
-
-    # -------------------------------------------------------------------------------------- the loop
-
     @torch.no_grad()
     def decode(
         self, logits: Tensor, sampler: Sampler, position: CachePosition, max_new_tokens: int
     ) -> Iterator[Tensor]:
         """`generation.decoding.decode`, with tokens on the host."""
-        self._refresh()
-        self.static.adopt(position.kv_cache, position.longest, position.longest + max_new_tokens - 1)
+        if self._decoder.refresh():
+            self._start()
+        filled, given = position.longest, 0
+        self.static.adopt(position.kv_cache, filled, filled + max_new_tokens - 1)
         free = self._runs.setdefault((len(sampler.stopped), sampler.signature), [])
         if len(self._runs) > MAX_SIGNATURES:
             self._runs.pop(next(iter(self._runs)))
-        run = free.pop() if free else _Run(sampler, self.lag)
-        filled, given = position.longest, 0
+        run = free.pop() if free else _Run(sampler)
         try:
             for token in self._loop(run, logits, sampler, position, max_new_tokens):
                 given += 1
@@ -602,11 +535,11 @@ class GraphStep:
             free.append(run)
 
     def _loop(
-        self, run: _Run, logits, sampler: Sampler, position: CachePosition, count: int
+        self, run: _Run, logits: Tensor, sampler: Sampler, position: CachePosition, count: int
     ) -> Iterator[Tensor]:
         """`decode` in the run's buffers.
 
-        While one token is waited for, up to `lag` later steps have been launched. They are in vain only if
+        While one token is waited for, up to `LAG` later steps have been launched. They are in vain only if
         that token, or one after it, turns out to be the last.
         """
         run.sampler.load(sampler)
@@ -615,20 +548,21 @@ class GraphStep:
             run.position.fill_(position.start_pos)  # a copy from the host would wait for the device
         else:
             run.position.copy_(position.start_pos)
+        run.push(0)
         launched, kv_len = 1, 0
-        run.on_host.push(0)
         for number in range(count):
-            ahead = min(number + 1 + self.lag, count)
+            ahead = min(number + 1 + LAG, count)
             # No cache is grown for a step that may be in vain.
             while launched <= number or (launched < ahead and not position.full):
                 kv_len = 0 if position.full else kv_len  # a grown cache lies somewhere else
                 position.reserve()
                 if position.longest > kv_len:
-                    kv_len, replay = self._graph(run, position)
+                    kv_len = min(bucket_of(position.longest), kv.capacity(position.kv_cache))
+                    replay = self.graph(run, position.kv_cache, kv_len)
                 replay()
-                run.on_host.push(launched)
+                run.push(launched)
                 launched += 1
-            copied = run.on_host.read(number)
+            copied = run.read(number)
             *_, all_stopped, finite = copied.tolist()
             if not finite:
                 raise NotFiniteError(int(run.sampler.num_finite) + 1)
@@ -640,14 +574,11 @@ class GraphStep:
             sampler.finite.fill_(True)  # whatever the steps in vain made of it
         sampler.check_finite()
 
-    def _graph(self, run: _Run, position: CachePosition) -> tuple[int, Callable[[], None]]:
-        """(positions that the next step may read, what replays it)."""
-        kv_cache, batch = position.kv_cache, len(run.token)
-        kv_len = min(bucket_of(position.longest), kv.capacity(kv_cache))
+    def graph(self, run: _Run, kv_cache: KVCache, kv_len: int) -> Callable[[], None]:
+        """What runs one step of a run, in a cache of which `kv_len` positions are read."""
 
         def make() -> Callable[[], None]:
-            # Tensors of its own, because the caller may put others into the list later.
-            cache = self._any_length(kv.view(kv_cache, kv.capacity(kv_cache)))
+            cache = self._fixed(kv_cache)
 
             def step() -> None:
                 logits = self._decode(run.token, cache, run.position, kv_len)
@@ -656,11 +587,11 @@ class GraphStep:
 
             return step
 
-        key, shape = (run, buffer_addresses(kv_cache), kv_len), (batch, kv_len, run.sampler.signature)
-        return kv_len, self.graphs.get(key, shape, make, run.state)
+        shape = len(run.token), kv_len, run.sampler.signature
+        return self.graphs.get((run, buffer_addresses(kv_cache), kv_len), shape, make, run.state)
 
 
-def first_line(error: RuntimeError) -> str:
+def first_line(error: Exception) -> str:
     """The message without the C++ stack."""
     return (str(error).strip() or type(error).__name__).split("\n")[0]
 

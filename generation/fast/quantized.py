@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-PRECISIONS = ("bfloat16", "int8")
 _UNPACKED_FLOATS = 4_194_304  # weights unpacked at a time (16 MiB of float32)
 
 
@@ -21,12 +20,6 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     weight = weight.float()
     scale = weight.abs().amax(1).clamp(min=1e-12) / 127
     return (weight / scale[:, None]).round_().to(torch.int8), scale
-
-
-def _stored(weight: Tensor, precision: str) -> tuple[Tensor, Tensor | None]:
-    if precision == "int8":
-        return quantize_rows(weight)
-    return weight.to(torch.bfloat16).contiguous(), None
 
 
 class PackedLinear(nn.Module):
@@ -75,8 +68,6 @@ def pack(model: nn.Module, precision: str) -> nn.Module:
     One matrix at a time, so that no second copy of the model exists. Matrices that share their weight (a
     tied head) go on sharing it. Everything small, and with it all arithmetic, becomes float32.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         raise ValueError("the model's weights are packed already: load it again for another precision")
     device = next(model.parameters()).device.type
@@ -88,20 +79,16 @@ def pack(model: nn.Module, precision: str) -> nn.Module:
             if isinstance(child, nn.Linear | nn.Embedding) and name != "position_embedding":
                 places.setdefault(id(child.weight), []).append((parent, name))
     for users in places.values():
-        _replace(users, precision)
+        whole = getattr(*users[0]).weight.detach()
+        weight, scale = quantize_rows(whole) if precision == "int8" else (whole.to(torch.bfloat16), None)
+        for parent, name in users:
+            child = getattr(parent, name)
+            if isinstance(child, nn.Linear):
+                bias = None if child.bias is None else child.bias.detach().float()
+                setattr(parent, name, PackedLinear(weight, scale, bias))
+            else:
+                setattr(parent, name, PackedEmbedding(weight, scale))
+        del whole, child  # freed before the next one is packed
     for parameter in model.parameters():
         parameter.data = parameter.data.float()
     return model
-
-
-def _replace(users: list[tuple[nn.Module, str]], precision: str) -> None:
-    """Pack the one weight that these children share; the float weight is freed on return."""
-    parent, name = users[0]
-    weight, scale = _stored(getattr(parent, name).weight.detach(), precision)
-    for parent, name in users:
-        child = getattr(parent, name)
-        if isinstance(child, nn.Linear):
-            bias = None if child.bias is None else child.bias.detach().float()
-            setattr(parent, name, PackedLinear(weight, scale, bias))
-        else:
-            setattr(parent, name, PackedEmbedding(weight, scale))

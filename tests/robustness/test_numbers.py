@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,19 +10,16 @@ import torch
 from data.packing import SampleEncoder
 from data.processor import Processor
 from generation.decoding import GenerationOptions
-from generation.fast.cuda_graph import GraphStep
-from generation.fast.native.step import NativeStep, NoCompiler
 from generation.options import NotFiniteError
-from generation.scheduler import Request, Scheduler
-from generation.session import Session
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from models.vision_language_model import VisionLanguageModel
 from tests import tiny
+from tests.invariants import answers
 from tests.processors import draw_image
 
 PROMPT = torch.tensor([[5, 9, 31, 7]])
-LOOPS = ("eager", "recomputed", "native", "graph", "session", "scheduler")
+LOOPS = ("cached", "recomputed", "native", "graph", "session", "one slot")
 
 
 @pytest.fixture(scope="module")
@@ -34,25 +30,9 @@ def model(tmp_path_factory) -> VisionLanguageModel:
 
 
 def answer(model: VisionLanguageModel, loop: str, prompt: torch.Tensor, **options) -> list[int]:
-    """Six new ids, by one of the ways there are to make them; the scheduler's error is raised here."""
+    """Six new ids, by one of the ways to an answer."""
     options = {"max_new_tokens": 6, "stop_token_ids": (159,), **options}
-    if loop == "scheduler":
-        (done,) = Scheduler(model, 1).run([Request(prompt[0], options=GenerationOptions(**options), key=0)])
-        if done.error is not None:
-            raise done.error
-        return done.token_ids
-    if loop == "session":
-        return Session(model).generate_stream(prompt, **options).drain().token_ids[0].tolist()
-    if loop == "native":
-        try:
-            options["decode_step"] = NativeStep(model.language_model)
-        except NoCompiler as error:
-            pytest.skip(str(error))
-    if loop == "graph":
-        options["decode_step"] = GraphStep(model.language_model, capture=False)
-    if loop == "recomputed":
-        options["use_cache"] = False
-    return model.generate(prompt, **options)[0].tolist()
+    return answers(model, loop, [{"input_ids": prompt}], **options)[0]
 
 
 def spoilt(model: VisionLanguageModel, token: int, value: float) -> VisionLanguageModel:
@@ -63,40 +43,35 @@ def spoilt(model: VisionLanguageModel, token: int, value: float) -> VisionLangua
     return other
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("value", "temperature"), [(float("nan"), 0.0), (float("inf"), 1.0)])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_no_token_is_drawn_from_what_is_no_number(model, loop, value, temperature):
     """Shown its own n-th token it breaks: the error names the next one."""
     options = {"temperature": temperature, "seed": 3}
     whole = answer(model, loop, PROMPT, **options)
-    known = [*PROMPT[0].tolist()]
-    place = next(i for i in range(1, 5) if whole[i] not in [*known, *whole[:i]])
-    with pytest.raises(NotFiniteError, match=f"not finite .* for new token {place + 2}: ") as error:
+    place = next(i for i in range(1, 5) if whole[i] not in [*PROMPT[0].tolist(), *whole[:i]])
+    with pytest.raises(NotFiniteError) as error:
         answer(spoilt(model, whole[place], value), loop, PROMPT, **options)
     assert error.value.token == place + 2
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_prompt_that_breaks_the_model_gives_no_token(model, loop):
-    with pytest.raises(NotFiniteError, match="for new token 1: "):
+    with pytest.raises(NotFiniteError) as error:
         answer(spoilt(model, 9, float("nan")), loop, PROMPT)
+    assert error.value.token == 1
 
 
 def test_a_stream_shows_no_token_from_what_is_no_number(model):
     whole = model.generate(PROMPT, max_new_tokens=6, stop_token_ids=())[0].tolist()
     place = next(i for i in range(1, 5) if whole[i] not in [*PROMPT[0].tolist(), *whole[:i]])
-    stream = spoilt(model, whole[place], float("nan")).generate_stream(
-        PROMPT, max_new_tokens=6, stop_token_ids=(159,)
-    )
-    seen = []
+    broken, seen = spoilt(model, whole[place], float("nan")), []
     with pytest.raises(NotFiniteError):
-        for token in stream:
-            seen.append(int(token))
+        seen.extend(broken.generate_stream(PROMPT, max_new_tokens=6, stop_token_ids=(159,)))
     assert seen == whole[: place + 1]
 
 
-@pytest.mark.parametrize("loop", ["eager", "recomputed", "graph", "scheduler"])
+@pytest.mark.parametrize("loop", ["cached", "recomputed", "graph", "one slot"])
 def test_float16_that_overflows(model, loop):
     """Sound in float32, past 65,504 in float16."""
     large = copy.deepcopy(model)
@@ -104,7 +79,7 @@ def test_float16_that_overflows(model, loop):
         large.language_model.layers[1].mlp.down_proj.weight.mul_(1e4)
         large.language_model.layers[1].mlp.up_proj.weight.mul_(1e4)
     answer(large, loop, PROMPT)
-    with pytest.raises(NotFiniteError, match="or a dtype of too small a range"):
+    with pytest.raises(NotFiniteError):
         answer(large.half(), loop, PROMPT)
 
 
@@ -155,7 +130,7 @@ def test_a_image_and_no_text(model_folder):
 
 def test_images_of_one_colour_and_one_pixel(model_folder):
     checkpoint = open_checkpoint(model_folder, device="cpu")
-    options = replace(GenerationOptions(max_new_tokens=1))
+    options = GenerationOptions(max_new_tokens=1)
     for image in (draw_image(1, 1), draw_image(1, 100), draw_image(32, 32).point(lambda _: 0)):
         assert ask(checkpoint, [image], "how many?", options).finish()["token_ids"]
 

@@ -12,6 +12,7 @@ would end the process that runs it, so one that is damaged, or belongs to anothe
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import platform
@@ -33,8 +34,6 @@ SOURCE = Path(__file__).with_name("decode.c")
 # NaN and infinity keep their meaning.
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-fno-math-errno",
          "-fno-trapping-math", "-Wno-psabi")  # fmt: skip
-_DIGEST = hashlib.sha256().digest_size
-_LARGEST = 2**26  # bytes; a library has some fifty thousand
 
 
 class NoCompiler(RuntimeError):
@@ -69,11 +68,10 @@ def library_file(weight_bits: int, cache_bits: int) -> tuple[str, tuple[str, ...
     """(compiler, its defines, where the library is or will be). Raises NoCompiler."""
     compiler = find_compiler()
     defines = (f"-DWEIGHT_BITS={weight_bits}", f"-DCACHE_BITS={cache_bits}")
-    key = hashlib.sha256()
     sources = [path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
-    for part in (sources, FLAGS, defines, compiler, torch.__version__, _processor()):
-        key.update(repr(part).encode())
-    return compiler, defines, cache_folder() / f"decode-{key.hexdigest()[:24]}.so"
+    parts = (sources, FLAGS, defines, compiler, torch.__version__, _processor())
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()
+    return compiler, defines, cache_folder() / f"decode-{key[:24]}.so"
 
 
 @cache
@@ -86,7 +84,15 @@ def load_library(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
     if is_sound(target):
         with suppress(OSError, AttributeError):  # made against another C library, say
             return _open(target)
-    _compile(compiler, defines, target)
+    try:
+        _compile(compiler, defines, target)
+    except subprocess.SubprocessError as error:
+        raise NoCompiler(f"{compiler} could not compile {SOURCE.name}: {error}") from error
+    except OSError as error:
+        raise NoCompiler(
+            f"the compiled step cannot be kept in {target.parent} ({error.strerror or error}): "
+            "set OCELLI_CACHE to another folder"
+        ) from error
     try:
         return _open(target)
     except (OSError, AttributeError) as error:
@@ -96,13 +102,11 @@ def load_library(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
 def is_sound(library: Path) -> bool:
     """Whether a library is there with the bytes that were written, and belongs to this user or to root."""
     try:
-        if not library.is_file():  # opening a pipe of that name would block
-            return False
         with library.open("rb") as file:
-            owner, content = os.fstat(file.fileno()).st_uid, file.read(_LARGEST)
+            owner, content = os.fstat(file.fileno()).st_uid, file.read()
     except OSError:
         return False
-    return owner in (0, os.geteuid()) and content[-_DIGEST:] == hashlib.sha256(content[:-_DIGEST]).digest()
+    return owner in (0, os.geteuid()) and content[-32:] == hashlib.sha256(content[:-32]).digest()
 
 
 def _open(library: Path) -> ctypes.CDLL:
@@ -127,32 +131,20 @@ def _processor() -> str:
 
 def _compile(compiler: str, defines: tuple[str, ...], target: Path) -> None:
     """Under a temporary name first: two processes may compile the same library at once."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-                raise NoCompiler(
-                    f"{target.parent} may not hold programs (noexec): set OCELLI_CACHE to another folder"
-                )
-            draft = Path(folder) / target.name
-            command = [compiler, *FLAGS, *defines, str(SOURCE), "-o", str(draft), *_openmp_library(), "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-            if done.returncode:
-                reason = next(
-                    (line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200]
-                )
-                raise NoCompiler(f"{compiler} could not compile {SOURCE.name}: {reason.strip()}")
-            content = draft.read_bytes()
-            draft.write_bytes(content + hashlib.sha256(content).digest())
-            draft.replace(target)
-    except subprocess.SubprocessError as error:
-        raise NoCompiler(f"{compiler} could not compile {SOURCE.name}: {error}") from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise NoCompiler(
-            f"the compiled step cannot be kept in {target.parent} ({reason}): "
-            "set OCELLI_CACHE to another folder"
-        ) from error
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            raise PermissionError(errno.EACCES, "noexec: it may not hold programs")
+        draft = Path(folder) / target.name
+        command = [compiler, *FLAGS, *defines, str(SOURCE), "-o", str(draft), *_openmp_library(), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "error" in line]
+            reason = errors[0] if errors else done.stderr[:200]
+            raise NoCompiler(f"{compiler} could not compile {SOURCE.name}: {reason.strip()}")
+        content = draft.read_bytes()
+        draft.write_bytes(content + hashlib.sha256(content).digest())
+        draft.replace(target)
 
 
 # ------------------------------------------------------------------------------------------ the step
@@ -203,14 +195,10 @@ def unknown_parts(language_model) -> str | None:
     return f"the model's attention has {', '.join(sorted(parts))}" if parts else None
 
 
-def _weight_and_cache_bits(language_model) -> tuple[int, int]:
-    weight = _BITS[language_model.layers[0].self_attn.q_proj.weight.dtype]
-    return weight, _BITS[language_model.cache_dtype]
-
-
 def is_compiled(language_model) -> bool:
     """Whether the library for this model exists already. Raises NoCompiler."""
-    return is_sound(library_file(*_weight_and_cache_bits(language_model))[2])
+    weight = language_model.layers[0].self_attn.q_proj.weight
+    return is_sound(library_file(_BITS[weight.dtype], _BITS[language_model.cache_dtype])[2])
 
 
 class NativeStep:
@@ -223,26 +211,20 @@ class NativeStep:
     def __init__(self, language_model):
         if reason := unsupported(language_model):
             raise ValueError(f"the native decode step cannot run this model: {reason}")
-        self._model, self._config = language_model, language_model.config
+        model, config = language_model, language_model.config
+        self._vocab = config.vocab_size
         self._kept: list[Tensor] = []  # decode.c points to these, so they must live as long as this object
-        self._weight_bits, _ = _weight_and_cache_bits(language_model)
-        self._layers = (_Layer * self._config.num_hidden_layers)()
-        for slot, layer in zip(self._layers, language_model.layers, strict=True):
+        self._weight_bits = _BITS[model.layers[0].self_attn.q_proj.weight.dtype]
+        load_library(self._weight_bits, _BITS[model.cache_dtype])
+        self._layers = (_Layer * config.num_hidden_layers)()
+        for slot, layer in zip(self._layers, model.layers, strict=True):
             for name in ("q", "k", "v", "o"):
                 setattr(slot, name, self._matrix(getattr(layer.self_attn, f"{name}_proj")))
             for name in ("gate", "up", "down"):
                 setattr(slot, name, self._matrix(getattr(layer.mlp, f"{name}_proj")))
             slot.input_norm = self._float(layer.input_layernorm.weight)
             slot.post_norm = self._float(layer.post_attention_layernorm.weight)
-        self._description = self._describe()
-        self._cache_addresses: list[tuple[int, int]] = []
-        self._scratch = torch.empty(0)
-        self._lock = Lock()  # for the cache's addresses and the scratch memory
-        load_library(self._weight_bits, _BITS[language_model.cache_dtype])
-
-    def _describe(self) -> _Model:
-        config, model = self._config, self._model
-        return _Model(
+        self._description = _Model(
             layers=config.num_hidden_layers,
             width=config.hidden_size,
             heads=config.num_attention_heads,
@@ -257,6 +239,8 @@ class NativeStep:
             inv_freq=self._float(model.inv_freq(torch.device("cpu"))),
             layer=self._layers,
         )
+        self._scratch = torch.empty(0)
+        self._lock = Lock()  # for the cache's addresses and the scratch memory
 
     def _keep(self, tensor: Tensor) -> int:
         assert tensor.is_contiguous(), "decode.c reads contiguous tensors"
@@ -274,22 +258,18 @@ class NativeStep:
 
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         """(B, 1) token ids -> (B, V) float32 logits; the cache gains one position in each row."""
-        batch = token_ids.shape[0]
-        key = kv_cache[0]["key"]
+        batch, key = len(token_ids), kv_cache[0]["key"]
         capacity, head_stride = key.shape[2], key.stride(1) // key.shape[3]
         library = load_library(self._weight_bits, _BITS[key.dtype])
-        if isinstance(start_pos, int):
-            positions = torch.full((batch,), start_pos, dtype=torch.int64)
-        else:
-            positions = start_pos.contiguous()
-        if int(positions.max()) >= capacity:
-            raise ValueError(
-                f"kv_cache: expected room for position {int(positions.max())}, got {capacity} positions"
-            )
-        logits = torch.empty(batch, self._config.vocab_size)
+        positions = torch.full((batch,), start_pos) if isinstance(start_pos, int) else start_pos.contiguous()
+        if (last := int(positions.max())) >= capacity:
+            raise ValueError(f"kv_cache: expected room for position {last}, got {capacity} positions")
+        logits = torch.empty(batch, self._vocab)
         tokens, threads = token_ids.contiguous(), torch.get_num_threads()
         with self._lock:
-            self._point_at(kv_cache)
+            # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
+            for slot, layer in zip(self._layers, kv_cache, strict=True):
+                slot.key, slot.value = layer["key"].data_ptr(), layer["value"].data_ptr()
             needed = library.ocelli_scratch_floats(self._description, batch, head_stride, threads)
             if self._scratch.numel() < needed:
                 self._scratch = torch.empty(needed)
@@ -298,12 +278,3 @@ class NativeStep:
                 threads, self._scratch.data_ptr(), logits.data_ptr(),
             )  # fmt: skip
         return logits
-
-    def _point_at(self, kv_cache: KVCache) -> None:
-        """Note the addresses of all layers: a new cache may reuse part of an old one's freed memory."""
-        addresses = [(layer["key"].data_ptr(), layer["value"].data_ptr()) for layer in kv_cache]
-        if addresses == self._cache_addresses:
-            return
-        for slot, (key, value) in zip(self._layers, addresses, strict=True):
-            slot.key, slot.value = key, value
-        self._cache_addresses = addresses
