@@ -129,38 +129,28 @@ def check_text(text: Any, label: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise PromptError(f"{label}: expected Unicode, got half a character at {error.start}") from error
+        raise PromptError(
+            f"{label}: expected valid Unicode, got half of one at {error.start}"
+        ) from error
     return text
 
 
 # --------------------------------------------------------------------------------------- a folder's template
-_TEMPLATE, _LEGACY, _MORE_TEMPLATES = "chat_template.jinja", "chat_template.json", "additional_chat_templates"
-
-
 def chat_template(folder: Path) -> str | None:
     """The chat template that transformers 5.23 takes for a processor: processor_config.json's, that of
-    chat_template.json, then `tokenizer_template`. None where there is none; PromptError where it is unclear.
-    """
-    written = read_object(folder / "processor_config.json").get("chat_template")
-    legacy = folder / _LEGACY
-    if written is None and legacy.is_file():
-        if more := _more_templates(folder):
-            raise PromptError(
-                f"{_LEGACY}: expected it alone, got {_MORE_TEMPLATES}/{more[0].name} too; "
-                f"rename the first to {_TEMPLATE} and keep only the text in it"
-            )
-        written = read_object(legacy).get("chat_template")
-        if written is None:
-            raise PromptError(f"{_LEGACY}: expected a chat_template in it, found none")
-    return tokenizer_template(folder) if written is None else _default(written)
+    chat_template.json, then `tokenizer_template`."""
+    for name in ("processor_config.json", "chat_template.json"):
+        if (written := read_object(folder / name).get("chat_template")) is not None:
+            return _default(written)
+    return tokenizer_template(folder)
 
 
 def tokenizer_template(folder: Path) -> str | None:
     """The chat template of a tokenizer: chat_template.jinja, with those of other names in a folder beside it,
     or what tokenizer_config.json has."""
-    files = {path.stem: path for path in _more_templates(folder)}
-    if (folder / _TEMPLATE).is_file():
-        files["default"] = folder / _TEMPLATE
+    files = {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = folder / "chat_template.jinja"
     written = {}
     for name, path in files.items():
         with naming_file(path):
@@ -178,10 +168,6 @@ def _default(written: Any) -> str | None:
             f"expected a chat template as text, or several with one named default, got {str(written)[:80]}"
         )
     return template
-
-
-def _more_templates(folder: Path) -> list[Path]:
-    return sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))
 
 
 # ---------------------------------------------------------------------------------------- rendering templates
@@ -382,12 +368,8 @@ class ChatEncoder:
     def _fill(
         self, rendered: str, texts: list[tuple[str, str]], image_prompts: list[str], label: str
     ) -> tuple[list[str], list[int], list[tuple[int, int]]]:
-        """Put names, images and texts in their places.
-
-        Returns:
-            The pieces of the final string, the special ids placed, in order, and the (start, end) characters
-            of what the assistant says.
-        """
+        """Put names, images and texts in their places: the pieces of the final string, the special ids put,
+        in order, and the (start, end) characters of what the assistant says."""
         pieces: list[str] = []
         placed: list[int] = []
         spans: list[tuple[int, int]] = []

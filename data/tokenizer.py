@@ -460,30 +460,19 @@ def _roles(folder: Path, config: dict[str, Any], spec: dict[str, Any]) -> dict[s
 def _gpt2(spec: dict[str, Any], add_prefix_space: bool, special: set[str]) -> Tokenizer:
     """What transformers makes of a tokenizer.json for its class GPT2Tokenizer: vocabulary, merges and
     post-processor are the file's, the other rules are the class's."""
-    bare = spec["model"] | {"vocab": {}, "merges": []}
-    read = Tokenizer.from_str(json.dumps(spec | {"added_tokens": [], "model": bare}))
-    merges: Any = [
-        tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in spec["model"]["merges"]
-    ]
-    backend = Tokenizer(
-        models.BPE(
-            vocab=spec["model"]["vocab"],
-            merges=merges,
-            dropout=None,
-            continuing_subword_prefix="",
-            end_of_word_suffix="",
-            fuse_unk=False,
-        )
-    )
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    backend.decoder = decoders.ByteLevel()
-    if read.post_processor is not None:
-        backend.post_processor = read.post_processor
-    for token in sorted(spec.get("added_tokens") or (), key=lambda token: token["id"]):
-        marks = {name: value for name, value in token.items() if name not in ("id", "content")}
-        marks["special"] = marks["special"] or token["content"] in special
-        backend.add_tokens([AddedToken(token["content"], **marks)])
-    return backend
+    byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    rules = {
+        "normalizer": None,
+        "pre_tokenizer": byte_level | {"add_prefix_space": add_prefix_space},
+        "decoder": byte_level | {"add_prefix_space": True},
+        "model": {name: spec["model"][name] for name in ("type", "vocab", "merges")}
+        | {"continuing_subword_prefix": "", "end_of_word_suffix": ""},
+        "added_tokens": [
+            token | {"special": token["special"] or token["content"] in special}
+            for token in spec.get("added_tokens") or ()
+        ],
+    }
+    return Tokenizer.from_str(json.dumps(spec | rules))
 
 
 # -------------------------------------------------------------------------------- special tokens out of reach

@@ -89,7 +89,7 @@ def test_typed_text_never_becomes_a_special_token(kind):
     for number, token in enumerate(special_tokens(kind)):
         texts = spellings(token) if number % 4 == 0 else [token, token * 2, f"x{token}y"]
         cuts = [[token[:at], token[at:]] for at in (1, len(token) // 2, len(token) - 1)]
-        said = [*([text] for text in texts), *cuts, list(token)]
+        said = [*([text] for text in texts), *cuts, *([list(token)] if number % 4 == 0 else [])]
         for role in ("user", "system", "assistant"):
             typed = special_ids(kind, encode(kind, [message(role, *one) for one in said]))
             plain = special_ids(kind, encode(kind, [message(role, *(PLAIN for _ in one)) for one in said]))

@@ -158,7 +158,6 @@ NAMED = [{"name": "default", "template": "of {messages}"}, {"name": "tools", "te
         {"chat_template.jinja": "f", "additional_chat_templates/default.jinja": "a"},
         {"additional_chat_templates/default.jinja": "a", "tokenizer_config.json": "t"},
         {"processor_config.json": "p", "additional_chat_templates/tools.jinja": "a"},
-        {"chat_template.json": "j", "additional_chat_templates/tools.jinja": "a"},
         {"additional_chat_templates/tools.jinja": "a"},
     ],
     ids=lambda files: " ".join(files),
