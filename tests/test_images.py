@@ -31,19 +31,15 @@ def same(image: Image.Image, expected: Image.Image | np.ndarray) -> bool:
     return image.mode == "RGB" and np.array_equal(np.asarray(image), np.asarray(expected))
 
 
-def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims a size and holds nothing."""
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b""))
-        + chunk(b"IEND", b"")
-    )
+def png(width: int, height: int, pixels: bytes = b"", before: bytes = b"", after: bytes = b"") -> bytes:
+    """An RGB PNG of a claimed size; `pixels` with a filter byte for each row, and chunks around them."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    data = chunk(b"IDAT", zlib.compress(pixels, 1))
+    return b"\x89PNG\r\n\x1a\n" + header + before + data + after + chunk(b"IEND", b"")
 
 
 # ------------------------------------------------------------------------------------------------ sources
@@ -168,9 +164,9 @@ def refused(source, match: str, **limits) -> None:
         (encoded(draw_image(64, 64), "JPEG")[:3000], "cut off"),
         (encoded(draw_image(64, 64), "JPEG")[:20], "expected an image"),
         (b"", "0 bytes"),
-        (png_header(60_000, 60_000), "3600000000 pixels"),
-        (png_header(10_000, 10_000), "10000 x 10000"),
-        (png_header(10_000, 1), "200:1"),
+        (png(60_000, 60_000), "3600000000 pixels"),
+        (png(10_000, 10_000), "10000 x 10000"),
+        (png(10_000, 1), "200:1"),
         (b"%PDF-1.7\n", "PDF"),
         (b"\xef\xbb\xbf<?xml version='1.0'?>\n<!-- by hand -->\n<svg/>", "SVG"),
         (b"\n<!DOCTYPE html><html><svg/></html>", "HTML"),
@@ -190,7 +186,7 @@ def test_sources_that_are_no_image(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")  # which must not hang
     for source in (tmp_path, tmp_path / "pipe.png", "/dev/zero", tmp_path / ("x" * 5000), "a\x00b.png",
                    "~nobody\x00/a.png", "file:///etc/passwd", "ftp://x.org/a.png", io.StringIO("text"), 12,
-                   "data:image/png;base64,@@@", "data:image/png", png_header(10, 10)):  # fmt: skip
+                   "data:image/png;base64,@@@", "data:image/png", png(10, 10)):  # fmt: skip
         refused(source, "expected|cannot be read|no such file|damaged")
 
 
@@ -229,10 +225,7 @@ def test_the_systems_errors_on_one_line():
 def test_exif_behind_a_pngs_pixels_turns_its_size_as_it_turns_the_image():
     exif = Image.Exif()
     exif[0x0112] = 6
-    body = b"eXIf" + exif.tobytes().removeprefix(b"Exif\0\0")
-    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
-    whole = encoded(draw_image(6, 4))
-    late = whole[:-12] + chunk + whole[-12:]
+    late = png(6, 4, bytes(4 * 19), after=chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")))
     assert load_image(late).size == image_size(late) == (4, 6)
 
 

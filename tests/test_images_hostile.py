@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import importlib
-import io
 import json
 import os
 import resource
@@ -24,6 +23,7 @@ from data.errors import ImageError
 from data.images import ImageLimits, image_size, load_image
 from tests.processors import draw_image
 from tests.soak.fuzz_images import scanned, tiled
+from tests.test_images import chunk, encoded, png
 
 ROOT = Path(__file__).resolve().parents[1]
 # How a HEIC of 48 x 32 pixels is to be read, and its pixels.
@@ -39,24 +39,7 @@ HEVC = base64.b64decode(
 MEMORY, SECONDS = 1024 * 2**20, 5  # beyond what the process has; of processor time
 
 
-def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
-
-
-def chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
-def png(
-    width: int, height: int, before: bytes = b"", pixels: bytes | None = None, after: bytes = b""
-) -> bytes:
-    """An RGB PNG whose chunks are given; `pixels` with a filter byte for each row."""
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    pixels = b"\0" * (height * (1 + 3 * width)) if pixels is None else pixels
-    data = chunk(b"IDAT", zlib.compress(pixels, 1))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + before + data + after + chunk(b"IEND", b"")
+ROWS = bytes(4 * 13)  # black pixels of a PNG of 4 x 4
 
 
 def bomb() -> bytes:
@@ -111,13 +94,13 @@ LOADED = (
     "a HEIC of items",
 )
 CASES: dict[str, Callable[[], bytes]] = {
-    "zTXt bomb": lambda: png(4, 4, chunk(b"zTXt", b"k\0\0" + bomb())),
-    "iTXt bomb": lambda: png(4, 4, chunk(b"iTXt", b"k\0\1\0\0\0" + bomb())),
-    "iCCP bomb": lambda: png(4, 4, chunk(b"iCCP", b"k\0\0" + bomb())),
-    "many zTXt bombs": lambda: png(4, 4, chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(10**6))) * 100),
+    "zTXt bomb": lambda: png(4, 4, ROWS, chunk(b"zTXt", b"k\0\0" + bomb())),
+    "iTXt bomb": lambda: png(4, 4, ROWS, chunk(b"iTXt", b"k\0\1\0\0\0" + bomb())),
+    "iCCP bomb": lambda: png(4, 4, ROWS, chunk(b"iCCP", b"k\0\0" + bomb())),
+    "many zTXt bombs": lambda: png(4, 4, ROWS, chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(10**6))) * 100),
     "pixels that go on": lambda: png(4, 4, pixels=b"\0" * (100 * 2**20)),
-    "a million chunks": lambda: png(4, 4, chunk(b"tEXt", b"") * 1_000_000),
-    "a million chunks behind the pixels": lambda: png(4, 4, after=chunk(b"tEXt", b"") * 1_000_000),
+    "a million chunks": lambda: png(4, 4, ROWS, chunk(b"tEXt", b"") * 1_000_000),
+    "a million chunks behind the pixels": lambda: png(4, 4, ROWS, after=chunk(b"tEXt", b"") * 1_000_000),
     "a million JPEG comments": lambda: b"\xff\xd8" + b"\xff\xfe\0\2" * 1_000_000,
     "a million GIF blocks": lambda: encoded(draw_image(4, 4), "GIF")[:13] + b"!\xfe\1x\0" * 1_000_000,
     "a PPM of comment": lambda: b"P6\n#" + b"x" * 20_000_000 + b"\n4 4\n255\n" + bytes(48),
