@@ -223,10 +223,9 @@ def check_size(width: int, height: int, limits: ImageLimits, name: str) -> None:
     if width < 1 or height < 1:
         raise ImageError(f"{name}: expected at least one pixel, got {width} x {height}")
     _check_most(name, "pixels", width * height, limits.max_pixels, f" ({width} x {height})")
-    if max(width, height) > MAX_ASPECT * min(width, height):
-        raise ImageError(
-            f"{name}: expected sides within {MAX_ASPECT}:1 of each other, got {width} x {height}; crop it"
-        )
+    aspect = max(width, height) / min(width, height)
+    if aspect > MAX_ASPECT:
+        raise ImageError(f"{name}: expected sides within {MAX_ASPECT}:1, got {aspect:,.0f}:1; crop the image")
 
 
 def check_sides(width: int, height: int) -> None:
@@ -307,6 +306,8 @@ def _open(source: Any, limits: ImageLimits, name: str) -> tuple[Image.Image, int
             f"{name}: expected an image (PNG, JPEG, WebP, AVIF, HEIC, GIF, BMP, TIFF, ...), got "
             f"{_kind_of_file(data)}; save it as PNG or JPEG"
         ) from error
+    except Image.DecompressionBombError as error:  # Pillow's guard, at 179 million pixels
+        raise ImageError(f"{name}: expected at most {limits.max_pixels:,} pixels, got far more") from error
     except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
         raise ImageError(f"{name}: the image cannot be opened ({one_line(error, 200)})") from error
     check_size(image.width, image.height, limits, name)
@@ -351,7 +352,7 @@ def _kind_of_file(data: bytes) -> str:
         return "a web page (HTML)"
     if head.startswith(b"<") and b"<svg" in head:
         return "an SVG drawing"
-    return f"another kind of file, or a damaged one, that starts with {data[:16]!r}"
+    return f"a file that starts with {data[:16]!r}"
 
 
 def _harmless(data: bytes) -> bytes:
