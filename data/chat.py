@@ -27,7 +27,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from jinja2 import TemplateError, ext, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from data.errors import PromptError, one_line
-from data.tokenizer import AnyTokenizer, private_tokenizer, read_object
+from data.tokenizer import AnyTokenizer, naming_file, private_tokenizer, read_object
 from models.checkpoints.hub import MAX_CONFIG, check_size
 
 ROLES = ("system", "user", "assistant")
@@ -86,12 +86,10 @@ def read_conversation(
     conversation: Sequence[Mapping[str, Any]], label: str = "conversation"
 ) -> list[Message]:
     """A conversation in the Hub's form, its content made uniform. A PromptError names `label` and message."""
-    if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence):
-        raise PromptError(f"{label}: expected a list of messages, got {type(conversation).__name__}")
-    if not conversation:
-        raise PromptError(f"{label}: expected at least one message, got none")
+    if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence) or not conversation:
+        raise PromptError(f"{label}: expected a list of messages, got {str(conversation)[:80]!r}")
     messages = [_read_message(message, f"{label}, message {i}") for i, message in enumerate(conversation)]
-    _check_length(sum(len(message.text) for message in messages), label)
+    check_text("".join(message.text for message in messages), label)
     return messages
 
 
@@ -102,7 +100,7 @@ def _read_message(message: Mapping[str, Any], label: str) -> Message:
     if role not in ROLES:
         raise PromptError(f"{label}: expected role {', '.join(ROLES)}, got {str(role)[:40]!r}")
     if isinstance(content, str):
-        return Message(role, (("text", check_text(content, label)),))
+        content = [{"type": "text", "text": content}]
     if not isinstance(content, Sequence):
         raise PromptError(f"{label}: expected content as text or parts, got {type(content).__name__}")
     return Message(role, tuple(_read_part(part, label) for part in content))
@@ -116,86 +114,58 @@ def _read_part(part: Mapping[str, Any], label: str) -> tuple[str, Any]:
         for key in ("image", "url", "path", "base64"):
             if part.get(key) is not None:
                 return "image", part[key]
-        raise PromptError(f"{label}: the image part holds no image: expected one under 'image'")
     raise PromptError(
         f"{label}: expected a part {{'type': 'text', 'text': ...}} or {{'type': 'image', 'image': ...}}, "
         f"got {str(part)[:80]!r}"
     )
 
 
-def _check_length(characters: int, label: str) -> None:
-    if characters > LONGEST_TEXT:
-        raise PromptError(f"{label}: expected at most {LONGEST_TEXT:,} characters, got {characters:,}")
-
-
 def check_text(text: Any, label: str) -> str:
     """`text` itself, if it is a string of bounded length that can be written as UTF-8."""
     if not isinstance(text, str):
         raise PromptError(f"{label}: expected text, got {type(text).__name__}")
-    _check_length(len(text), label)
+    if len(text) > LONGEST_TEXT:
+        raise PromptError(f"{label}: expected at most {LONGEST_TEXT:,} characters, got {len(text):,}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise PromptError(
-            f"{label}: expected valid Unicode, got half a surrogate pair at character {error.start}"
-        ) from error
+        raise PromptError(f"{label}: expected valid Unicode, got half of one at {error.start}") from error
     return text
 
 
 # --------------------------------------------------------------------------------------- a folder's template
-_TEMPLATE, _LEGACY, _MORE_TEMPLATES = "chat_template.jinja", "chat_template.json", "additional_chat_templates"
-
-
 def chat_template(folder: Path) -> str | None:
     """The chat template that transformers 5.23 takes for a processor: processor_config.json's, that of
-    chat_template.json, then `tokenizer_template`. None where there is none; PromptError where it is unclear.
-    """
-    written = read_object(folder / "processor_config.json").get("chat_template")
-    legacy = folder / _LEGACY
-    if written is None and legacy.is_file():
-        if more := _more_templates(folder):
-            raise PromptError(
-                f"{_LEGACY}: expected it alone, got {_MORE_TEMPLATES}/{more[0].name} too, which transformers "
-                f"does not open together; rename the first to {_TEMPLATE} and keep only the text in it"
-            )
-        written = read_object(legacy).get("chat_template")
-        if written is None:
-            raise PromptError(f"{_LEGACY}: expected a chat_template in it, found none")
-    return tokenizer_template(folder) if written is None else _default(written, folder)
+    chat_template.json, then `tokenizer_template`."""
+    for name in ("processor_config.json", "chat_template.json"):
+        if (written := read_object(folder / name).get("chat_template")) is not None:
+            return _default(written)
+    return tokenizer_template(folder)
 
 
 def tokenizer_template(folder: Path) -> str | None:
     """The chat template of a tokenizer: chat_template.jinja, with those of other names in a folder beside it,
     or what tokenizer_config.json has."""
-    files = {path.stem: path for path in _more_templates(folder)}
-    if (folder / _TEMPLATE).is_file():
-        files["default"] = folder / _TEMPLATE
-    try:
-        for path in files.values():
+    files = {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = folder / "chat_template.jinja"
+    written = {}
+    for name, path in files.items():
+        with naming_file(path):
             check_size(path, MAX_CONFIG)
-        written = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-    except ValueError as error:  # too large, or no UTF-8
-        raise PromptError(f"chat template: {error}") from None
-    return _default(written or read_object(folder / "tokenizer_config.json").get("chat_template"), folder)
+            written[name] = path.read_text(encoding="utf-8")
+    return _default(written or read_object(folder / "tokenizer_config.json").get("chat_template"))
 
 
-def _default(written: Any, folder: Path) -> str | None:
+def _default(written: Any) -> str | None:
     """Of several templates by name, a dictionary or a list of objects, the one that is used unasked."""
-    if isinstance(written, list):
-        named = [entry for entry in written if isinstance(entry, dict) and {"name", "template"} <= set(entry)]
-        written = {str(entry["name"]): entry["template"] for entry in named}
-    if isinstance(written, dict):
-        if "default" not in written:
-            got = ", ".join(sorted(written))[:200] or "none"
-            raise PromptError(f"{folder}: expected a chat template named default, got {got}")
-        written = written["default"]
-    if not isinstance(written, str | None):
-        raise PromptError(f"{folder}: expected a chat template as text, got {type(written).__name__}")
-    return written
-
-
-def _more_templates(folder: Path) -> list[Path]:
-    return sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))
+    named = {entry["name"]: entry["template"] for entry in written} if isinstance(written, list) else written
+    template = named.get("default") if isinstance(named, dict) else named
+    if not isinstance(template, str) and written is not None:
+        raise PromptError(
+            f"expected a chat template as text, or several with one named default, got {str(written)[:80]}"
+        )
+    return template
 
 
 # ---------------------------------------------------------------------------------------- rendering templates
@@ -221,18 +191,13 @@ def _sandbox():
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
-    def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-        return json.dumps(
-            x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
-
     def raise_exception(message):
         raise TemplateError(message)
 
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
-    sandbox.filters["tojson"] = tojson
+    sandbox.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own writes it for HTML
     sandbox.globals["raise_exception"] = raise_exception
     sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return sandbox
@@ -321,9 +286,9 @@ class ChatEncoder:
         self._stop_ids = frozenset(stop_token_ids)
         # Digits and private-use characters survive anything a template does to a string (trim, capitalize).
         self._nonce = f"{secrets.randbelow(10**30):030d}"
-        self._private = private_tokenizer(tokenizer, self._nonce)
-        self._ids, self._names = self._private.ids, self._private.names
-        self._watched = frozenset(self._ids.values()) - {self._private.unknown_id}
+        private = private_tokenizer(tokenizer, self._nonce)
+        self._tokenizer, self._ids, self._names, unknown_id, self._longest = private
+        self._watched = frozenset(self._ids.values()) - {unknown_id}
         self._name_length = min(map(len, self._names.values()), default=0)
         longest_first = sorted(self._names, key=len, reverse=True)
         stand_in = f"\ue000{self._nonce}\\.(?P<text>\\d+)\ue001"
@@ -345,15 +310,15 @@ class ChatEncoder:
         rendered, texts = self._render(messages, add_generation_prompt, label)
         pieces, placed, spans = self._fill(rendered, texts, list(image_prompts), label)
         length = sum(map(len, pieces)) - len(placed) * self._name_length
-        if length > self._private.longest:
+        if length > self._longest:
             raise PromptError(
-                f"{label}: expected at most {self._private.longest:,} characters, got {length:,}: this "
-                "checkpoint's tokenizer would take too long; shorten the text"
+                f"{label}: expected at most {self._longest:,} characters for this checkpoint's tokenizer, "
+                f"got {length:,}; shorten the text"
             )
         own_bos = bool(self._bos) and rendered.startswith(self._bos)
         special = self.add_special_tokens and not own_bos
         try:
-            encoding = self._private.tokenizer.encode("".join(pieces), add_special_tokens=special)
+            encoding = self._tokenizer.encode("".join(pieces), add_special_tokens=special)
         except BaseException as error:  # the library raises bare Exception, and its panics are not even that
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
@@ -396,19 +361,13 @@ class ChatEncoder:
         try:
             return renders(self.chat_template, variables), texts
         except TemplateRefused as error:
-            raise PromptError(
-                f"{label}: the checkpoint's chat template refuses it ({one_line(error, 200)})"
-            ) from error
+            raise PromptError(f"{label}: the checkpoint's chat template refuses it ({error})") from error
 
     def _fill(
         self, rendered: str, texts: list[tuple[str, str]], image_prompts: list[str], label: str
     ) -> tuple[list[str], list[int], list[tuple[int, int]]]:
-        """Put names, images and texts in their places.
-
-        Returns:
-            The pieces of the final string, the special ids placed, in order, and the (start, end) characters
-            of what the assistant says.
-        """
+        """Put names, images and texts in their places: the pieces of the final string, the special ids put,
+        in order, and the (start, end) characters of what the assistant says."""
         pieces: list[str] = []
         placed: list[int] = []
         spans: list[tuple[int, int]] = []
@@ -427,7 +386,9 @@ class ChatEncoder:
                 role, text = texts[index]
                 used.add(index)
                 if role == "assistant":  # parts that follow one another are one answer
-                    start = spans.pop()[0] if answering else length - _blank_end(pieces)
+                    # Spaces in front of its first word are one token with it, or its own.
+                    before = pieces[-1]
+                    start = spans.pop()[0] if answering else length - len(before) + len(before.rstrip(" "))
                     spans.append((start, length + len(text)))
                     answering = True
                 put(text)
@@ -460,12 +421,6 @@ class ChatEncoder:
             return self._names[match[0]]
 
         return self._pieces.sub(rename, prompt)
-
-
-def _blank_end(pieces: list[str]) -> int:
-    """Spaces in front of an answer's first word: one token with it, or the answer's own."""
-    before = pieces[-1] if pieces else ""
-    return len(before) - len(before.rstrip(" "))
 
 
 def _covered(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[bool]:

@@ -4,6 +4,7 @@ A URL that a stranger wrote must not make this machine ask its own network: a ro
 metadata service, a database on loopback. So each host name, also of a redirect, is resolved once, all its
 addresses must be public, and the connection goes to one that was checked: a name server that answers
 differently the second time changes nothing. Behind a proxy, which resolves names, they alone are checked.
+The environment variable OCELLI_ALLOW_PRIVATE_URLS=1 turns this off.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import httpx
 from data.errors import FetchError, one_line
 
 ALLOW = "OCELLI_ALLOW_PRIVATE_URLS"
+TIMEOUT = 15.0  # seconds of each wait for the server; the whole download may take twice as long
 MOST_ADDRESSES = 4  # of one host are tried
 # IPv6 networks that carry an IPv4 address inside (RFC 4291, 6052, 8215, 3056): whose, a translator decides.
 _CARRIERS = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16")))
@@ -73,18 +75,17 @@ def _check_name(request: httpx.Request) -> None:
         _public_addresses(request.url)
 
 
-def _client(url: str, timeout: float, allow_private: bool) -> httpx.Client:
+def _client(url: str) -> httpx.Client:
     transport, hooks = None, []
-    if not allow_private:
-        parsed = httpx.URL(url)
-        proxies = getproxies()
+    if os.environ.get(ALLOW) != "1":
+        parsed, proxies = httpx.URL(url), getproxies()
         if (parsed.scheme in proxies or "all" in proxies) and not proxy_bypass(parsed.host):
             hooks = [_check_name]
         else:
             transport = _PublicTransport()
     return httpx.Client(
         transport=transport,
-        timeout=timeout,
+        timeout=TIMEOUT,
         follow_redirects=True,
         max_redirects=5,
         headers={"User-Agent": "ocelli", "Accept": "image/*,*/*;q=0.1", "Accept-Encoding": "identity"},
@@ -92,15 +93,9 @@ def _client(url: str, timeout: float, allow_private: bool) -> httpx.Client:
     )
 
 
-def fetch(url: str, max_bytes: int, timeout: float, allow_private: bool = False) -> bytes:
-    """The body at `url`.
-
-    `timeout` seconds bound each wait for the server and, doubled, the whole download. Hosts outside the
-    public internet are asked only with `allow_private` or OCELLI_ALLOW_PRIVATE_URLS=1. A refusal is a
-    FetchError without the URL.
-    """
-    allow_private = allow_private or os.environ.get(ALLOW) == "1"
-    body, end_at = bytearray(), time.monotonic() + 2 * timeout
+def fetch(url: str, max_bytes: int) -> bytes:
+    """The body at `url`. A refusal is a FetchError without the URL."""
+    body, end_at = bytearray(), time.monotonic() + 2 * TIMEOUT
     sockets: list[socket.socket] = []
 
     def end() -> None:  # a server may send a byte each second: no single wait is long, and there is no end
@@ -111,17 +106,14 @@ def fetch(url: str, max_bytes: int, timeout: float, allow_private: bool = False)
     def watch(event: str, info: dict) -> None:
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             sockets.append(info["return_value"].get_extra_info("socket"))
-        if time.monotonic() > end_at:
+        if time.monotonic() >= end_at:
             raise FetchError("the time is over")
 
-    timer = threading.Timer(2 * timeout, end)
+    timer = threading.Timer(2 * TIMEOUT, end)
     timer.daemon = True
     timer.start()
     try:
-        with (
-            _client(url, timeout, allow_private) as client,
-            client.stream("GET", url, extensions={"trace": watch}) as response,
-        ):
+        with _client(url) as client, client.stream("GET", url, extensions={"trace": watch}) as response:
             if not response.is_success:
                 raise FetchError(
                     f"expected an image, the server answered {response.status_code} {response.reason_phrase}"
@@ -130,14 +122,13 @@ def fetch(url: str, max_bytes: int, timeout: float, allow_private: bool = False)
                 body += chunk
                 if len(body) > max_bytes:
                     raise FetchError(f"expected at most {max_bytes:,} bytes, got more; shrink the image")
-            if time.monotonic() >= end_at:  # the body ended because `end` closed the connection
-                raise FetchError("the time is over")
-    except (httpx.HTTPError, httpx.InvalidURL, FetchError, OSError, ValueError, ImportError) as error:
+            watch("", {})  # the body may have ended because `end` closed the connection
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ImportError) as error:
         if time.monotonic() >= end_at:  # what an ended connection says of it is chance
             raise FetchError(
-                f"expected the whole image within {2 * timeout:g} s, got {len(body):,} bytes"
+                f"expected the whole image within {2 * TIMEOUT:g} s, got {len(body):,} bytes"
             ) from error
-        if isinstance(error, FetchError):
+        if isinstance(error, FetchError):  # a ValueError
             raise
         raise FetchError(f"the download failed ({one_line(error, 200)})") from error
     finally:

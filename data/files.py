@@ -17,11 +17,8 @@ _OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 @contextmanager
 def naming(path: Path, kept: str = "") -> Iterator[None]:
-    """Writing to an open file fails without saying which one: the OSError raised in this block says it.
-
-    Args:
-        kept: what has not been lost, for the end of the sentence.
-    """
+    """Writing to an open file fails without saying which one: the OSError raised in this block says it, and
+    what has been `kept`."""
     try:
         yield
     except OSError as error:
@@ -50,11 +47,7 @@ _MOST_ENTRIES = 2_000  # of a folder that is searched for a similar name
 
 def nearest_file(path: str | os.PathLike, alike: float = 0.6) -> str:
     """The end of a sentence about a file that is not there: ", did you mean NAME?" with the name that is most
-    like it, or ""; a folder on the way may be mistyped as well.
-
-    Args:
-        alike: how much two names must be (difflib's ratio).
-    """
+    like it (difflib's ratio is `alike` or more), or ""; a folder on the way may be mistyped as well."""
     found = ""
     for part in Path(expanded(os.fspath(path))).parts:
         step = os.path.join(found, part)
@@ -75,11 +68,7 @@ def nearest_file(path: str | os.PathLike, alike: float = 0.6) -> str:
 
 def check_rows_path(path: str) -> None:
     """Refuse a path of rows that can be nothing but a file or folder here, where there is none, and a file of
-    another kind.
-
-    Raises:
-        DatasetError: with the nearest name, or the kinds that are read.
-    """
+    another kind, with a DatasetError."""
     local = Path(expanded(path))
     if local.is_file() and local.suffix not in ROWS:
         got = local.suffix or "no ending"

@@ -16,7 +16,6 @@ decodes; what is held against limits here, before a pixel is decoded, is what Pi
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import os
 import re
@@ -25,7 +24,7 @@ import urllib.parse
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,7 +33,6 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from data.errors import FetchError, ImageError, ProcessorError, one_line
-from data.image_kinds import kind_of_file
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +41,7 @@ if TYPE_CHECKING:
 # those that run another program (EPS), and those so loosely marked that a text file can pass for one (TGA).
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000")
 
+MAX_ASPECT = 200  # of the longer side to the shorter one
 HEADER_PIECES, PIECES = 10_000, 300_000  # reads of a header, and of a whole file: 128 MiB in chunks of 8 kB
 TIFF_VALUES = 2**22  # bytes of what a TIFF's tags point at; Pillow reads them twice
 EXIF_HEAD = 2**14  # bytes of an EXIF block; at worst Pillow copies each of them a thousand times
@@ -50,7 +49,6 @@ STRIPS = 100_000  # of a TIFF
 SCANS, SCANNED_PIXELS = 100, 1_200_000_000  # of a JPEG (a usual progressive one has ten), and their pixels
 PIXELS_IN_PYTHON = 2_000_000  # one to three seconds of a decoder that Pillow has in Python
 PIXELS_IN_JPEG2000 = 16_000_000  # its decoder takes ten times as long as others
-LONGEST_SIDE = 100_000  # of an image that is described by its size alone
 
 _ORIENTATION = 0x0112
 _UPRIGHT = {
@@ -70,6 +68,16 @@ _AVIF_ITEM = re.compile(rb"(infe.{8}(?:..)?)Exif", re.DOTALL)  # an item informa
 _HEIC_ITEM = re.compile(rb"infe(?!\x02.{7}(?:hvc1|grid)|\x03.{9}(?:hvc1|grid))", re.DOTALL)  # of no image
 _MARKER = re.compile(rb"\xff([^\x00\xff])")
 _COMMENT = re.compile(rb"#[^\r\n]*[\r\n]?")
+# What people give in place of an image, by its first bytes.
+_KINDS = {
+    b"%PDF-": "a PDF document",
+    b"PK\3\4": "a ZIP archive or an Office document",
+    b"8BPS": "a Photoshop document",
+    b"\xff\x0a": "a JPEG XL image",
+    b"\0\0\0\x0cJXL ": "a JPEG XL image",
+    b"\x1aE\xdf\xa3": "a WebM or Matroska video",
+    b"version https://git-lfs": "a Git LFS pointer, to be fetched with `git lfs pull`",
+}
 
 
 @dataclass(frozen=True)
@@ -77,25 +85,15 @@ class ImageLimits:
     """What an image may cost. `max_pixels` stays under Pillow's own guard (`PIL.Image.MAX_IMAGE_PIXELS`).
 
     `allow_urls` and `allow_paths` say whether a string may reach the network or the disk: turn them off where
-    strangers write the strings (a web page, a dataset). `allow_private_urls` lets a URL lead to this machine
-    and its own network; so does the environment variable OCELLI_ALLOW_PRIVATE_URLS=1. `max_tiles` is for
-    `data.processor`, which cuts the image into tiles.
+    strangers write the strings (a web page, a dataset). `max_tiles` is for `data.processor`, which cuts the
+    image into tiles.
     """
 
     max_bytes: int = 128 * 2**20
     max_pixels: int = 80_000_000
-    max_aspect: float = 200.0
     max_tiles: int = 400
-    url_timeout: float = 15.0
     allow_urls: bool = True
     allow_paths: bool = True
-    allow_private_urls: bool = False
-
-    def __post_init__(self):
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not field.name.startswith("allow_") and not value > 0:
-                raise ValueError(f"ImageLimits.{field.name}: expected a positive number, got {value!r}")
 
 
 def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> Image.Image:
@@ -116,9 +114,7 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     try:
         image.load()
     except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
-        raise ImageError(
-            f"{name}: the image is damaged or cut off ({one_line(error, 200)}); get a whole copy of it"
-        ) from error
+        raise ImageError(f"{name}: the image is damaged or cut off ({one_line(error, 200)})") from error
     turn = _UPRIGHT.get(orientation)
     return _flatten(image if turn is None else image.transpose(turn), name)
 
@@ -141,34 +137,37 @@ def _is_array(source: Any) -> bool:
 
 def describe(source: Any) -> str:
     """A short name for error messages: the path or URL where there is one, else the kind of object."""
-    if isinstance(source, os.PathLike):
-        source = os.fspath(source)
-    if isinstance(source, str):
-        return repr(source if len(source) <= 200 else source[:60] + "…")
-    if isinstance(source, Image.Image):
-        filename = getattr(source, "filename", "")
-        return repr(filename) if filename else f"PIL image ({source.mode}, {source.width}x{source.height})"
+    if isinstance(source, Image.Image) and not getattr(source, "filename", ""):
+        return f"PIL image ({source.mode}, {source.width}x{source.height})"
     if _is_array(source):
         return f"array {tuple(source.shape)} of {source.dtype}"
     if isinstance(source, bytes | bytearray | memoryview):
         return f"image data ({len(source)} bytes)"
-    return repr(getattr(source, "name", type(source).__name__))
+    if isinstance(source, str | os.PathLike):
+        text = os.fspath(source)
+        return repr(text if len(text) <= 200 else text[:60] + "…")
+    return repr(getattr(source, "filename", None) or getattr(source, "name", type(source).__name__))
 
 
 # -------------------------------------------------------------------------------------------- to bytes
 def _read(source: Any, limits: ImageLimits, name: str) -> bytes:
-    if isinstance(source, str):
-        scheme = source[:8].lower()
-        if scheme.startswith("data:"):
-            return _read_data_url(source, limits, name)
-        if scheme.startswith(("http://", "https://")):
-            return _download(source, limits, name)
-        if "://" in source[:16]:
-            raise ImageError(f"{name}: expected a path or an http(s) URL; no other kind of URL is read")
-    if isinstance(source, str | os.PathLike):
-        return _read_path(source, limits, name)
-    if isinstance(source, bytes | bytearray | memoryview):
-        data: Any = bytes(source)
+    if isinstance(source, str) and source[:5].lower() == "data:":
+        data: Any = _read_data_url(source, limits, name)
+    elif isinstance(source, str) and source[:8].lower().startswith(("http://", "https://")):
+        if not limits.allow_urls:
+            raise ImageError(f"{name}: image URLs are disabled here; send the image itself")
+        from data.fetch import fetch  # takes a tenth of a second to import
+
+        try:
+            return fetch(source, limits.max_bytes)
+        except FetchError as error:
+            raise ImageError(f"{name}: {error}") from error
+    elif isinstance(source, str) and "://" in source[:16]:
+        raise ImageError(f"{name}: expected a path or an http(s) URL; no other kind of URL is read")
+    elif isinstance(source, str | os.PathLike):
+        data = _read_path(source, limits, name)
+    elif isinstance(source, bytes | bytearray | memoryview):
+        data = bytes(source)
     elif hasattr(source, "read"):
         data = source.read(limits.max_bytes + 1)
     else:
@@ -177,19 +176,8 @@ def _read(source: Any, limits: ImageLimits, name: str) -> bytes:
         )
     if not isinstance(data, bytes):
         raise ImageError(f"{name}: expected a file opened in binary mode ('rb'), got {type(data).__name__}")
-    _check_bytes(len(data), limits, name)
+    _check_most(name, "bytes", len(data), limits.max_bytes)
     return data
-
-
-def _download(url: str, limits: ImageLimits, name: str) -> bytes:
-    if not limits.allow_urls:
-        raise ImageError(f"{name}: image URLs are disabled here; send the image itself")
-    from data.fetch import fetch  # takes a tenth of a second to import
-
-    try:
-        return fetch(url, limits.max_bytes, limits.url_timeout, limits.allow_private_urls)
-    except FetchError as error:
-        raise ImageError(f"{name}: {error}") from error
 
 
 def _read_path(source: str | os.PathLike, limits: ImageLimits, name: str) -> bytes:
@@ -197,39 +185,37 @@ def _read_path(source: str | os.PathLike, limits: ImageLimits, name: str) -> byt
         raise ImageError(f"{name}: local file paths are disabled here; send the image itself")
     try:
         path = Path(source).expanduser()
+        if path.is_file():  # a pipe or a device might never end
+            _check_most(name, "bytes", path.stat().st_size, limits.max_bytes)
+            return path.read_bytes()
         if not path.exists():
             raise ImageError(f"{name}: no such file (looked in {os.getcwd()}); check the path")
-        if not path.is_file():  # a pipe or a device might never end
-            kind = "a directory" if path.is_dir() else "not a regular file"
-            raise ImageError(f"{name}: expected an image file, got {kind}")
-        _check_bytes(path.stat().st_size, limits, name)
-        return path.read_bytes()
     except ImageError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: NUL in the path; RuntimeError: no home
         raise ImageError(f"{name}: the file cannot be read ({one_line(error, 200)})") from error
+    got = "a directory" if path.is_dir() else "not a regular file"
+    raise ImageError(f"{name}: expected an image file, got {got}")
 
 
 def _read_data_url(source: str, limits: ImageLimits, name: str) -> bytes:
     header, comma, body = source.partition(",")
-    if not comma:
-        raise ImageError(f"{name}: expected 'data:image/...;base64,...', got a data: URL with no comma")
-    is_base64 = header.lower().endswith(";base64")
-    _check_bytes(len(body) * 3 // 4 - 2 if is_base64 else len(body) // 3, limits, name)
+    _check_most(name, "bytes", len(body) // 3, limits.max_bytes)  # at least: %xx is a byte
     try:
-        data = base64.b64decode(body, validate=True) if is_base64 else urllib.parse.unquote_to_bytes(body)
-    except (binascii.Error, ValueError) as error:
+        if header.lower().endswith(";base64"):
+            return base64.b64decode(body, validate=True)
+        if comma:
+            return urllib.parse.unquote_to_bytes(body)
+    except ValueError as error:
         raise ImageError(f"{name}: expected base64 after the comma ({one_line(error, 200)})") from error
-    _check_bytes(len(data), limits, name)
-    return data
+    raise ImageError(f"{name}: expected 'data:image/...;base64,...', got a data: URL with no comma")
 
 
 # ---------------------------------------------------------------------------------------------- limits
-def _check_bytes(got: int, limits: ImageLimits, name: str) -> None:
-    if got > limits.max_bytes:
+def _check_most(name: str, what: str, got: int, most: int, detail: str = "") -> None:
+    if got > most:
         raise ImageError(
-            f"{name}: expected at most {limits.max_bytes:,} bytes, got {got:,} or more; shrink the image "
-            "or raise ImageLimits.max_bytes"
+            f"{name}: expected at most {most:,} {what}, got {got:,}{detail}; shrink the image or save it anew"
         )
 
 
@@ -237,23 +223,14 @@ def check_size(width: int, height: int, limits: ImageLimits, name: str) -> None:
     """Refuse an image of so many pixels, with an ImageError."""
     if width < 1 or height < 1:
         raise ImageError(f"{name}: expected at least one pixel, got {width} x {height}")
-    if width * height > limits.max_pixels:
-        raise ImageError(
-            f"{name}: expected at most {limits.max_pixels:,} pixels, got {width} x {height} = "
-            f"{width * height:,}; shrink the image or raise ImageLimits.max_pixels"
-        )
+    _check_most(name, "pixels", width * height, limits.max_pixels, f" ({width} x {height})")
     aspect = max(width, height) / min(width, height)
-    if aspect > limits.max_aspect:
-        raise ImageError(
-            f"{name}: expected sides within {limits.max_aspect:g}:1 of each other, got {width} x {height} "
-            f"({aspect:,.0f}:1); crop the image or raise ImageLimits.max_aspect"
-        )
+    if aspect > MAX_ASPECT:
+        raise ImageError(f"{name}: expected sides within {MAX_ASPECT}:1, got {aspect:,.0f}:1; crop the image")
 
 
 def check_sides(width: int, height: int) -> None:
-    """Refuse, with an ImageError, sides that no image may have here."""
-    if not (1 <= width <= LONGEST_SIDE and 1 <= height <= LONGEST_SIDE):
-        raise ImageError(f"expected sides of 1 to {LONGEST_SIDE} pixels, got {width} x {height}")
+    """`check_size` of an image that is described by its size alone."""
     check_size(width, height, ImageLimits(), f"an image of {width} x {height}")
 
 
@@ -261,37 +238,20 @@ def _check_cost(image: Image.Image, data: bytes, name: str, limits: ImageLimits)
     """Refuse what takes far longer to decode than its pixels suggest."""
     pixels = image.width * image.height
     codecs = [tile[0] for tile in getattr(image, "tile", ())]
-    in_python = next((codec for codec in codecs if codec in Image.DECODERS), None)
-    if in_python and pixels > PIXELS_IN_PYTHON:
-        raise ImageError(
-            f"{name}: expected at most {PIXELS_IN_PYTHON:,} pixels in this rare encoding ({in_python}), "
-            f"got {image.width} x {image.height}; save the image as PNG"
-        )
-    if image.format == "JPEG2000" and pixels > PIXELS_IN_JPEG2000:
-        raise ImageError(
-            f"{name}: expected at most {PIXELS_IN_JPEG2000:,} pixels in JPEG 2000, got {image.width} x "
-            f"{image.height}; save the image as PNG or JPEG"
-        )
+    if any(codec in Image.DECODERS for codec in codecs):
+        _check_most(name, "pixels in this rare encoding", pixels, PIXELS_IN_PYTHON)
+    if image.format == "JPEG2000":
+        _check_most(name, "pixels in JPEG 2000", pixels, PIXELS_IN_JPEG2000)
     if image.format == "JPEG":
         scans = sum(marker == 0xDA for marker in islice(_jpeg_markers(data), PIECES))
-        most = min(SCANS, max(1, SCANNED_PIXELS // pixels))
-        if scans > most:
-            raise ImageError(
-                f"{name}: expected a JPEG of at most {most} scans of {pixels:,} pixels, got {scans}; "
-                "save it again"
-            )
+        _check_most(name, "scans of a JPEG of this size", scans, min(SCANS, max(1, SCANNED_PIXELS // pixels)))
     if image.format == "TIFF":
-        if len(codecs) > STRIPS:
-            raise ImageError(f"{name}: expected at most {STRIPS:,} strips or tiles, got {len(codecs):,}")
+        _check_most(name, "strips or tiles", len(codecs), STRIPS)
         # Tiles are decoded whole, and an image of few pixels may be cut out of one of many.
         tags = (image.tag_v2.get(number) for number in (322, 323))  # type: ignore[attr-defined]
         width, height = (tag if isinstance(tag, int) and tag > 0 else 1 for tag in tags)
         covered = -(-image.width // width) * width * -(-image.height // height) * height
-        if covered > limits.max_pixels:
-            raise ImageError(
-                f"{name}: expected at most {limits.max_pixels:,} pixels, got {covered:,} in tiles of "
-                f"{width} x {height}"
-            )
+        _check_most(name, "pixels", covered, limits.max_pixels, f" in tiles of {width} x {height}")
 
 
 def _jpeg_markers(data: bytes) -> Iterator[int]:
@@ -325,6 +285,39 @@ class _CountedReads(io.BytesIO):
         return super().read(size)
 
 
+def _open(source: Any, limits: ImageLimits, name: str) -> tuple[Image.Image, int]:
+    """An image within the limits, not decoded unless it came decoded, and its orientation (1 to 8)."""
+    if isinstance(source, Image.Image):
+        check_size(source.width, source.height, limits, name)
+        return source, 1 if source.format == "TIFF" else _orientation(source, b"")
+    data = _read(source, limits, name)
+    if not data:
+        raise ImageError(f"{name}: expected an image, got 0 bytes; the file is empty")
+    formats = _formats(data, name)
+    try:
+        with warnings.catch_warnings():  # of large images and broken tags: what counts is said here
+            warnings.simplefilter("ignore")
+            is_tiff = data[:2] in (b"II", b"MM")
+            file = _CountedReads(_harmless(data), HEADER_PIECES, TIFF_VALUES if is_tiff else float("inf"))
+            image = Image.open(file, formats=formats)
+            orientation = _orientation(image, data)
+            file.value_bytes = float("inf")
+    except UnidentifiedImageError as error:
+        raise ImageError(
+            f"{name}: expected an image (PNG, JPEG, WebP, AVIF, HEIC, GIF, BMP, TIFF, ...), got "
+            f"{_kind_of_file(data)}; save it as PNG or JPEG"
+        ) from error
+    except Image.DecompressionBombError as error:  # Pillow's guard, at 179 million pixels
+        raise ImageError(f"{name}: expected at most {limits.max_pixels:,} pixels, got far more") from error
+    except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
+        raise ImageError(f"{name}: the image cannot be opened ({one_line(error, 200)})") from error
+    check_size(image.width, image.height, limits, name)
+    _check_cost(image, data, name, limits)
+    if image.format == "TIFF":  # it would read all directories, and turn the image as `load_image` does
+        image.load_end = lambda: None  # type: ignore[attr-defined,method-assign]
+    return image, orientation
+
+
 def _is_heic(data: bytes) -> bool:
     """AVIF may name HEIC's brands too, and its own besides."""
     if data[4:8] != b"ftyp" or data[8:12] not in _HEIC:
@@ -346,40 +339,21 @@ def _formats(data: bytes, name: str) -> list[str]:
     return ["HEIF"]
 
 
-def _open(source: Any, limits: ImageLimits, name: str) -> tuple[Image.Image, int]:
-    """An image within the limits, not decoded unless it came decoded, and its orientation (1 to 8)."""
-    if isinstance(source, Image.Image):
-        check_size(source.width, source.height, limits, name)
-        return source, 1 if source.format == "TIFF" else _orientation(source, b"")
-    data = _read(source, limits, name)
-    if not data:
-        raise ImageError(f"{name}: expected an image, got 0 bytes; the file is empty")
-    formats = _formats(data, name)
-    try:
-        with warnings.catch_warnings():  # of large images and broken tags: what counts is said here
-            warnings.simplefilter("ignore")
-            is_tiff = data[:2] in (b"II", b"MM")
-            file = _CountedReads(_harmless(data), HEADER_PIECES, TIFF_VALUES if is_tiff else float("inf"))
-            image = Image.open(file, formats=formats)
-            orientation = _orientation(image, data)
-            file.value_bytes = float("inf")
-    except UnidentifiedImageError as error:
-        got = "a HEIC image that is damaged or of a rare kind; save it as PNG or JPEG"
-        raise ImageError(
-            f"{name}: expected an image (PNG, JPEG, WebP, AVIF, HEIC, GIF, BMP, TIFF, ...), got "
-            f"{got if formats == ['HEIF'] else kind_of_file(data)}"
-        ) from error
-    except Image.DecompressionBombError as error:  # Pillow's guard, at 179 million pixels
-        raise ImageError(
-            f"{name}: expected at most {limits.max_pixels:,} pixels, got far more ({one_line(error, 200)})"
-        ) from error
-    except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
-        raise ImageError(f"{name}: the image's header is damaged ({one_line(error, 200)})") from error
-    check_size(image.width, image.height, limits, name)
-    _check_cost(image, data, name, limits)
-    if image.format == "TIFF":  # it would read all directories, and turn the image as `load_image` does
-        image.load_end = lambda: None  # type: ignore[attr-defined,method-assign]
-    return image, orientation
+def _kind_of_file(data: bytes) -> str:
+    """What a file that no format recognises is, by its first bytes."""
+    for start, kind in _KINDS.items():
+        if data.startswith(start):
+            return kind
+    if _is_heic(data):
+        return "a HEIC image that is damaged or of a rare kind"
+    if data[4:8] == b"ftyp":
+        return "an MP4 or QuickTime video"
+    head = data[:4096].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if head.startswith((b"<!doctype html", b"<html")):
+        return "a web page (HTML)"
+    if head.startswith(b"<") and b"<svg" in head:
+        return "an SVG drawing"
+    return f"a file that starts with {data[:16]!r}"
 
 
 def _harmless(data: bytes) -> bytes:
@@ -431,7 +405,7 @@ def _flatten(image: Image.Image, name: str) -> Image.Image:
     """Any mode → RGB; transparent parts over white; 16- and 32-bit grey scaled, not clipped."""
     try:
         if image.mode == "F":
-            image = Image.fromarray(_unit_to_uint8(_unit_range(np.asarray(image), name)))
+            image = Image.fromarray(_floats_to_uint8(np.asarray(image), name))
         elif image.mode == "I" or image.mode.startswith("I;16"):
             image = Image.fromarray(_integers_to_uint8(np.asarray(image)))
         if image.has_transparency_data:
@@ -442,7 +416,7 @@ def _flatten(image: Image.Image, name: str) -> Image.Image:
         rgb = image.convert("RGB")
     except ImageError:
         raise
-    except Exception as error:  # see open_header; also a mode Pillow cannot convert, such as LAB
+    except Exception as error:  # a mode that Pillow cannot convert, such as LAB
         raise ImageError(
             f"{name}: an image in mode {image.mode} cannot be made RGB ({one_line(error, 200)})"
         ) from error
@@ -450,19 +424,12 @@ def _flatten(image: Image.Image, name: str) -> Image.Image:
     return rgb
 
 
-def _unit_range(values: np.ndarray, name: str) -> np.ndarray:
-    """Floats checked to be finite and from 0 to 1, or from 0 to 255, which is divided out."""
-    if not np.isfinite(values).all():
-        raise ImageError(f"{name}: expected finite pixel values, got NaN or infinity")
-    low, high = float(values.min()), float(values.max())
-    if low < 0 or high > 255:
-        raise ImageError(
-            f"{name}: expected floats from 0 to 1 (or 0 to 255), got {low:g} to {high:g}; rescale it"
-        )
-    return values if high <= 1 else values / 255
-
-
-def _unit_to_uint8(values: np.ndarray) -> np.ndarray:
+def _floats_to_uint8(values: np.ndarray, name: str) -> np.ndarray:
+    """Floats from 0 to 1, or from 0 to 255, to 8 bits."""
+    low, high = float(values.min()), float(values.max())  # NaN where one value is
+    if not 0 <= low <= high <= 255:
+        raise ImageError(f"{name}: expected floats from 0 to 1 (or 0 to 255), got {low:g} to {high:g}")
+    values = values if high <= 1 else values / 255
     return (values * 255).round().astype(np.uint8)
 
 
@@ -477,9 +444,7 @@ def _integers_to_uint8(values: np.ndarray) -> np.ndarray:
 def _array_size(array: np.ndarray | torch.Tensor, name: str) -> tuple[int, int]:
     """(width, height) of an array in one of the accepted layouts."""
     shape = tuple(array.shape)
-    if len(shape) == 2:
-        return shape[1], shape[0]
-    if len(shape) == 3 and shape[2] in (1, 3, 4):
+    if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
         return shape[1], shape[0]
     if len(shape) == 3 and shape[0] in (1, 3, 4):
         return shape[2], shape[1]
@@ -499,14 +464,12 @@ def _from_array(array: np.ndarray | torch.Tensor, name: str) -> Image.Image:
     elif array.dtype == np.uint16:
         array = _integers_to_uint8(array)
     elif np.issubdtype(array.dtype, np.floating):
-        array = _unit_to_uint8(_unit_range(array, name))
-    elif np.issubdtype(array.dtype, np.integer) and array.dtype != np.uint8:
-        if array.min() < 0 or array.max() > 255:
-            raise ImageError(f"{name}: expected integers from 0 to 255, got {array.min()} to {array.max()}")
-        array = array.astype(np.uint8)
-    elif array.dtype != np.uint8:
+        array = _floats_to_uint8(array, name)
+    elif not np.issubdtype(array.dtype, np.integer):
         raise ImageError(f"{name}: expected numbers, got dtype {array.dtype}")
-    return Image.fromarray(np.ascontiguousarray(array))
+    elif array.min() < 0 or array.max() > 255:
+        raise ImageError(f"{name}: expected integers from 0 to 255, got {array.min()} to {array.max()}")
+    return Image.fromarray(np.ascontiguousarray(array.astype(np.uint8, copy=False)))
 
 
 # ------------------------------------------------------------- tiles, as a stranger's settings cut images

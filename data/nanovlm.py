@@ -70,11 +70,10 @@ class NanoVLMImages:
             Message(message.role, tuple(part for part in message.parts if part[0] == "text"))
             for message in messages
         ]
-        users = [i for i, message in enumerate(text) if message.role == "user"]
-        if images and not users:
-            raise PromptError(f"{label}: images need a user message to stand in front of")
         if images:
-            first = users[0]
+            first = next((i for i, message in enumerate(text) if message.role == "user"), None)
+            if first is None:
+                raise PromptError(f"{label}: images need a user message to stand in front of")
             text[first] = Message("user", (*images, *text[first].parts))
         return text
 
@@ -156,9 +155,9 @@ def open_nanovlm(folder: Path, config: dict[str, Any]) -> tuple[NanoVLMImages, A
     absent = [token for token in extra.values() if token not in tokenizer.get_vocab()]
     if absent:
         tokenizer.add_special_tokens({"additional_special_tokens": absent}, False)
-    if not extra:
-        return NanoVLMImages(config, tokenizer), tokenizer, V01_TEMPLATE
-    template = config.get("lm_chat_template") or tokenizer_template(place) or CHATML_TEMPLATE
+    template = V01_TEMPLATE
+    if extra:
+        template = config.get("lm_chat_template") or tokenizer_template(place) or CHATML_TEMPLATE
     return NanoVLMImages(config, tokenizer), tokenizer, template
 
 

@@ -71,11 +71,8 @@ def as_idefics(folder: str | Path) -> Idefics3Processor:
     opened = Processor.from_pretrained(folder)
     images, tokenizer, template = opened.images, opened.tokenizer, opened.chat.chat_template
     assert isinstance(images, NanoVLMImages), "the caller has looked at config.json"
-    names = {
-        theirs: ours
-        for theirs, ours in ((images.image_token, IMAGE), (images.global_token, GLOBAL))
-        if theirs is not None
-    }
+    renamed = ((images.image_token, IMAGE), (images.global_token, GLOBAL))
+    names = {theirs: ours for theirs, ours in renamed if theirs is not None}
     spare = _unused_tile_names(images, tokenizer)
     for name in (FAKE, END, GLOBAL):
         if name not in names.values() and name not in tokenizer.get_vocab() and spare:
@@ -97,12 +94,8 @@ def _unused_tile_names(images: NanoVLMImages, tokenizer: AnyTokenizer) -> list[s
     if images.max_side is None:
         return []
     grid = math.ceil(images.max_side / images.tile_size)
-    found = []
-    for name in sorted(tokenizer.get_added_vocab()):
-        match = _TILE_NAME.fullmatch(name)
-        if match and max(int(match[1]), int(match[2])) > grid:
-            found.append(name)
-    return found
+    names = filter(None, map(_TILE_NAME.fullmatch, sorted(tokenizer.get_added_vocab())))
+    return [name[0] for name in names if max(int(name[1]), int(name[2])) > grid]
 
 
 def _renamed(tokenizer: AnyTokenizer, names: Mapping[str, str]) -> PreTrainedTokenizerFast:
@@ -137,19 +130,11 @@ def _image_processor(images: NanoVLMImages) -> Idefics3ImageProcessorPil:
     is made for that (`models.checkpoints.convert`), since an all-black tile must not become all zeros, which
     transformers takes for padding."""
     split = images.max_side is not None
-    resample = Resampling.BICUBIC if split else Resampling.BILINEAR
-    return Idefics3ImageProcessorPil(
-        do_convert_rgb=True,
-        do_resize=True,
-        size={"longest_edge": images.max_side or images.tile_size},
-        resample=int(resample),
+    return Idefics3ImageProcessorPil(  # whose mean and deviation are 0.5 by default
+        size={"longest_edge": images.longest_side},
+        resample=int(Resampling.BICUBIC if split else Resampling.BILINEAR),
         do_image_splitting=split,
         max_image_size={"longest_edge": images.tile_size},
-        do_rescale=True,
-        do_normalize=True,
-        image_mean=[0.5, 0.5, 0.5],
-        image_std=[0.5, 0.5, 0.5],
-        do_pad=True,
     )
 
 

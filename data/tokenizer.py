@@ -20,10 +20,9 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -76,7 +75,6 @@ def folder_of(source: str | Path, revision: str | None = None) -> Path:
     """A folder here, or one in the Hub client's cache with a repository's tokenizer and processor files."""
     if revision is None and Path(source).is_dir():
         return Path(source)
-
     try:
         return snapshot(source, revision)
     except CheckpointError as error:
@@ -84,18 +82,15 @@ def folder_of(source: str | Path, revision: str | None = None) -> Path:
 
 
 def check_files(folder: Path) -> None:
-    """Hold the files of a processor against limits before transformers and tokenizers open them.
-
-    Raises PromptError for a file that is too large, and for JSON that is no object, nested too deeply,
-    ambiguous, or leads to files of other names.
-    """
+    """Refuse, before transformers and tokenizers open them, files of a processor that are too large, and JSON
+    that is no object, nested too deeply, ambiguous, or leads to files of other names. Raises PromptError."""
     for name in _CONFIGS:
         config = read_object(folder / name)
         if lead := [key for key in _POINTERS if config.get(key)]:
             raise PromptError(f"{name}: expected no {lead[0]}, which lead to files of other names; remove it")
-    for path in sorted(folder.iterdir() if folder.is_dir() else ()):
+    for path in sorted(folder.iterdir()):
         if path.is_file() and _VOCABULARY.fullmatch(path.name) and path.name not in _CONFIGS:
-            with _naming(path):
+            with naming_file(path):
                 check_size(path, MAX_TOKENIZER)
                 if path.suffix == ".json":
                     check_values(path.read_bytes())
@@ -105,14 +100,12 @@ def check_files(folder: Path) -> None:
 
 def read_object(path: Path, most: int = MAX_CONFIG) -> dict[str, Any]:
     """The JSON object in a file, {} where there is no file; PromptError as in `check_files`."""
-    if not path.is_file():
-        return {}
-    with _naming(path):
-        return hub.read_object(path, most)
+    with naming_file(path):
+        return hub.read_object(path, most) if path.is_file() else {}
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming_file(path: Path) -> Iterator[None]:
     """What is wrong with a file, with its name."""
     try:
         yield
@@ -138,117 +131,104 @@ def no_panic() -> Iterator[None]:
 # the longest token has 128 characters, and 6,400 are added to a vocabulary.
 MOST_IDS = 4_194_304  # as many as a config may say there are
 MOST_PARTS, DEEPEST = 16, 4
-LONGEST_PATTERN, LONGEST_INSERT, LONGEST_TOKEN = 2000, 64, 1024
+LONGEST_PATTERN, LONGEST_TOKEN = 2000, 1024
 MOST_ADDED, MOST_ADDED_CHARACTERS = 16_384, 1_000_000
 LONGEST_WORD = 1000  # of WordPiece, whose time grows with the square of it
 LONGEST_POST_PROCESSOR = 100_000  # characters
-MOST_GROWTH = 1000  # characters that one character may become
+MOST_GROWTH = 2000  # characters that one character may become
 MOST_CHARACTERS = 8_000_000  # of text after that: a few hundred megabytes
 MOST_SQUARED = 20_000  # characters for a pattern whose time grows with the square of them: two seconds
 _SECTIONS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 # Characters that one becomes at most: U+FDFA has 18 in compatibility; a byte's letter; a mark before a word.
-_UNICODE = {"NFKC": 18, "NFKD": 18, "BertNormalizer": 18, "NFD": 4, "NFC": 3, "Lowercase": 3}
-_GROWTH = {"ByteLevel": 2, "Metaspace": 2}
+_GROWTH = {
+    "NFKC": 18, "NFKD": 18, "BertNormalizer": 18, "NFD": 4, "NFC": 3, "Lowercase": 2,
+    "ByteLevel": 2, "Metaspace": 2,
+}  # fmt: skip
 
 
 def check_tokenizer(spec: Mapping[str, Any]) -> int:
     """How many characters of text the tokenizer of a parsed tokenizer.json may be given.
 
-    Raises ValueError for one that nobody publishes, with what is wrong with it.
+    Raises ValueError for one that nobody publishes, with what is wrong with it; for one that is no tokenizer
+    at all, whatever comes of it.
     """
-    longest_piece = _check_vocabulary(spec)
+    model = spec.get("model") or {}
+    longest_piece = _check_vocabulary(spec.get("added_tokens") or [], model)
+    affixes = [model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix")]
     growth, squared = {}, False
     for section in _SECTIONS:
         parts = list(_parts(spec.get(section), section))
-        if len(parts) > MOST_PARTS:
-            raise ValueError(f"{section}: expected at most {MOST_PARTS} parts, got {len(parts)}")
-        # Unicode's own mappings leave nothing for the next one to map, unless something else is put in.
-        inserts = {str(part.get("content", "")) for part in parts if part.get("type") == "Replace"}
-        mapped = [_UNICODE.get(str(part.get("type")), 1) for part in parts]
-        once = all(text.isascii() or text == "▁" for text in inserts)
-        growth[section] = float(max(mapped, default=1) if once else math.prod(mapped))
+        _check_most(f"{section}: parts", len(parts), MOST_PARTS)
+        growth[section] = math.prod(_growth(part) for part in parts)
         for part in parts:
-            growth[section] *= _growth(part, section)
-            pattern = part.get("pattern")
-            if isinstance(pattern, dict) and isinstance(pattern.get("Regex"), str):
-                squared |= _is_squared(pattern["Regex"], section)
-    text = growth["normalizer"] * growth["pre_tokenizer"]
-    if max(text, 10 * growth["decoder"]) > MOST_GROWTH:
-        raise ValueError(f"expected text to grow at most {MOST_GROWTH} times, got more")
+            if regex := (part.get("pattern") or {}).get("Regex"):
+                squared |= _is_squared(regex, section)
+    text = growth["normalizer"] * growth["pre_tokenizer"] * (1 + sum(map(len, affixes)))
+    _check_most("growth of a text", max(text, 10 * growth["decoder"]), MOST_GROWTH)
     written = json.dumps(spec.get("post_processor"))
-    if len(written) > LONGEST_POST_PROCESSOR or written.count('"Sequence":') > 3:
-        raise ValueError("post_processor: expected the text once, or twice in a pair, and a few tokens")
+    _check_most("post_processor: characters", len(written), LONGEST_POST_PROCESSOR)
+    _check_most("post_processor: texts", written.count('"Sequence":'), 3)  # one, and two of a pair
+    if model.get("type") == "Unigram":  # tries each piece at each place
+        text = max(text, longest_piece)
     longest = MOST_CHARACTERS / text
-    if (spec.get("model") or {}).get("type") == "Unigram":  # tries each piece at each place
-        longest = min(longest, MOST_CHARACTERS / longest_piece)
     return int(min(longest, MOST_SQUARED) if squared else longest)
 
 
-def _check_vocabulary(spec: Mapping[str, Any]) -> int:
+def _check_most(what: str, got: float, most: int) -> None:
+    if got > most:
+        raise ValueError(f"{what}: expected at most {most}, got {got}")
+
+
+def _check_vocabulary(added: list[dict], model: Mapping[str, Any]) -> int:
     """The length of the longest token, in characters, at least 1."""
-    added, model = spec.get("added_tokens") or [], spec.get("model") or {}
-    if not isinstance(added, list) or not isinstance(model, dict):
-        raise ValueError("expected a list of added_tokens and a model")
-    if not all(isinstance(token, dict) for token in added):
-        raise ValueError("added_tokens: expected objects")
-    contents = [str(token.get("content", "")) for token in added]
-    if len(added) > MOST_ADDED or sum(map(len, contents)) > MOST_ADDED_CHARACTERS:
-        raise ValueError(f"added_tokens: expected at most {MOST_ADDED}, got {len(added)}, or longer ones")
-    vocab = model.get("vocab") or {}
-    if not isinstance(vocab, dict | list):
-        raise ValueError(f"model: expected a vocabulary, got {type(vocab).__name__}")
-    if isinstance(vocab, list):
-        pieces = [str(entry[0]) for entry in vocab if isinstance(entry, list) and entry]
-        ids: list[Any] = []
+    contents = [token["content"] for token in added]
+    _check_most("added_tokens", len(added), MOST_ADDED)
+    _check_most("added_tokens: characters", sum(map(len, contents)), MOST_ADDED_CHARACTERS)
+    vocab, ids = model.get("vocab") or {}, [token["id"] for token in added]
+    if isinstance(vocab, dict):
+        pieces, ids = list(vocab), [*vocab.values(), *ids]
     else:
-        pieces, ids = list(vocab), list(vocab.values())
-    ids += [token.get("id") for token in added]
-    largest = max((i for i in ids if isinstance(i, int)), default=0)
-    if largest >= MOST_IDS:  # the library counts up to it, and keeps each id that is missing
-        raise ValueError(f"expected ids below {MOST_IDS}, got {largest}")
-    if (longest := max(map(len, (*pieces, *contents)), default=0)) > LONGEST_TOKEN:
-        raise ValueError(f"expected tokens of at most {LONGEST_TOKEN} characters, got one of {longest}")
-    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
-        if len(str(model.get(name) or "")) > LONGEST_INSERT:
-            raise ValueError(f"model: expected a {name} of at most {LONGEST_INSERT} characters, got more")
-    word = model.get("max_input_chars_per_word", 0)
-    if not isinstance(word, int) or word > LONGEST_WORD:
-        raise ValueError(f"model: expected max_input_chars_per_word of at most {LONGEST_WORD}, got {word}")
+        pieces = [piece for piece, _ in vocab]
+    _check_ids(ids)
+    longest = max(map(len, (*pieces, *contents)), default=0)
+    _check_most("characters of a token", longest, LONGEST_TOKEN)
+    _check_most("max_input_chars_per_word", model.get("max_input_chars_per_word", 0), LONGEST_WORD)
     return max(longest, 1)
+
+
+def _check_ids(ids: Iterable[int]) -> None:
+    """The library counts up to the largest, and keeps each id that is missing."""
+    _check_most("ids", max(ids, default=0), MOST_IDS - 1)
 
 
 def _parts(value: Any, section: str, depth: int = 0) -> Iterator[Mapping[str, Any]]:
     """The parts of a section that do something, its sequences taken apart."""
     if value is None:
         return
-    if not isinstance(value, dict) or depth > DEEPEST:
-        raise ValueError(f"{section}: expected objects, in sequences nested at most {DEEPEST} deep")
+    _check_most(f"{section}: depth", depth, DEEPEST)
     lists = ("normalizers", "pretokenizers", "processors", "decoders")
-    inner = [part for name in lists for part in (value.get(name) or ()) if isinstance(value[name], list)]
+    inner = [part for name in lists for part in value.get(name) or ()]
     if not inner:
         yield value
     for part in inner[: MOST_PARTS + 1]:
         yield from _parts(part, section, depth + 1)
 
 
-def _growth(part: Mapping[str, Any], section: str) -> float:
-    """How many characters a part makes of one, at most, Unicode's mappings aside."""
-    for name in ("content", "prepend", "replacement", "prefix", "suffix", "str_rep"):
-        if isinstance(part.get(name), str) and len(part[name]) > LONGEST_INSERT:
-            raise ValueError(f"{section}: expected a {name} of at most {LONGEST_INSERT} characters, got more")
-    kind, pattern = str(part.get("type")), part.get("pattern")
+def _growth(part: Mapping[str, Any]) -> float:
+    """How many characters a part makes of one, at most."""
+    kind = part.get("type")
     if kind == "Prepend":
-        return 1 + len(str(part.get("prepend", "")))
+        return 1 + len(part["prepend"])
     if kind == "Replace":
-        content = len(str(part.get("content", "")))
-        if isinstance(pattern, dict) and isinstance(pattern.get("String"), str):
-            return max(1.0, content / max(len(pattern["String"]), 1))
-        return 1.0 + content  # a pattern may match between any two characters
+        replaced = part["pattern"].get("String")
+        if replaced:
+            return max(1.0, len(part["content"]) / len(replaced))
+        return 1.0 + len(part["content"])  # a pattern may match between any two characters
     if kind == "Precompiled":  # SentencePiece's: its length, a table of that length, strings ended by NUL
-        raw = base64.b64decode(str(part.get("precompiled_charsmap", "")), validate=True)
+        raw = base64.b64decode(part["precompiled_charsmap"], validate=True)
         strings = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
         return max(len(one.decode("utf-8", "replace")) for one in strings) or 1
-    return _GROWTH.get(kind, 1)
+    return _GROWTH.get(str(kind), 1)
 
 
 # A flat pattern: classes, letters, and groups of literal choices, each perhaps repeated; no repetition inside
@@ -270,29 +250,27 @@ _MOST_CHOICES = 6  # of different lengths, side by side
 def _is_squared(pattern: str, section: str) -> bool:
     """Whether the time of a pattern may grow with the square of the text; ValueError if with more."""
     shown = f"{section}: the pattern {pattern[:60]!r}"
-    if len(pattern) > LONGEST_PATTERN:
-        raise ValueError(f"{shown} is longer than {LONGEST_PATTERN} characters")
+    _check_most(f"{shown}: characters", len(pattern), LONGEST_PATTERN)
     if pattern in _KNOWN_PATTERNS:
         return True
-    alternatives, place = [""], 0
-    items: list[list[re.Match]] = [[]]
+    alternatives: list[list[re.Match]] = [[]]
+    place = 0
     while place < len(pattern):
         item = _ITEM.match(pattern, place)
         if item is None or (item["group"] and item["repeat"] not in (None, "?")):
             raise ValueError(f"{shown} is not known to end soon, at {pattern[place : place + 20]!r}")
         if item["bar"]:
-            alternatives.append("")
-            items.append([])
+            alternatives.append([])
         else:
-            alternatives[-1] += item[0]
-            items[-1].append(item)
+            alternatives[-1].append(item)
         place = item.end()
+    texts = ["".join(item[0] for item in items) for items in alternatives]
     worst = 0
-    for text, one in zip(alternatives, items):
-        if text in _WHITE_SPACE and alternatives[-1] == r"\s+":
+    for text, items in zip(texts, alternatives):
+        if text in _WHITE_SPACE and texts[-1] == r"\s+":
             continue
         tried, choices, may_fail = 0, 0, False
-        for item in reversed(one):
+        for item in reversed(items):
             least, most = _lengths(item)
             tried += may_fail and most > 3 and least != most
             choices += least != most or "|" in (item["group"] or "")
@@ -306,9 +284,9 @@ def _is_squared(pattern: str, section: str) -> bool:
 def _lengths(item: re.Match) -> tuple[float, float]:
     """How often a part of a pattern may stand there, at least and at most."""
     if item["least"] is None:
-        return {"?": (0, 1), "*": (0, float("inf")), "+": (1, float("inf"))}.get(item["repeat"], (1, 1))
+        return {"?": (0, 1), "*": (0, math.inf), "+": (1, math.inf)}.get(item["repeat"], (1, 1))
     least = int(item["least"])
-    return least, least if item["comma"] is None else int(item["most"]) if item["most"] else float("inf")
+    return least, least if item["comma"] is None else int(item["most"] or 99)
 
 
 # --------------------------------------------------------------------------------------- a folder's tokenizer
@@ -346,7 +324,7 @@ class FolderTokenizer:
         """transformers' own, for saving and for whatever this class has not."""
         try:
             tokenizer = _of_transformers(self.folder)
-        except Exception as error:  # transformers raises anything; the folder may have gone meanwhile
+        except Exception as error:  # whatever transformers raises; the folder may have gone meanwhile
             raise ProcessorError(
                 f"{self.folder}: transformers cannot open its tokenizer ({one_line(error, 200)})"
             ) from error
@@ -403,15 +381,11 @@ class FolderTokenizer:
         return self.backend_tokenizer.add_special_tokens(special)
 
     def decode(
-        self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
+        self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
     ) -> str:
         """Text of ids (T,), verbatim: spaces in front of punctuation stay."""
-        if clean_up_tokenization_spaces:
-            return self.transformers_tokenizer.decode(
-                ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=True
-            )
-        ids = ids.tolist() if hasattr(ids, "tolist") else ids
-        ids = [ids] if isinstance(ids, int) else list(ids)
+        assert not clean_up_tokenization_spaces, "which no caller wants"
+        ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         with no_panic():
             return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
@@ -420,21 +394,18 @@ AnyTokenizer: TypeAlias = "FolderTokenizer | PreTrainedTokenizerBase"
 
 
 def open_tokenizer(folder: Path) -> AnyTokenizer:
-    """The tokenizer of a folder whose files `check_files` has passed.
-
-    Raises whatever tokenizers and transformers raise, and PromptError for one past the limits.
-    """
+    """The tokenizer of a folder whose files `check_files` has passed; PromptError for one past the limits."""
     config = read_object(folder / "tokenizer_config.json")
     model = read_object(folder / "config.json")
     spec = read_object(folder / "tokenizer.json", MAX_TOKENIZER)
-    with _naming(folder / "tokenizer.json"):
+    with naming_file(folder / "tokenizer.json"):
         check_tokenizer(spec)
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
     smolvlm = model.get("model_type") == "smolvlm"  # of which transformers takes tokenizer.json as it is
     plain = named in _PLAIN or (smolvlm and named in _GPT2)
     known = all(key in _HARMLESS or key.endswith("_token") for key in config)
     known = known and (plain or named in _GPT2) and model.get("model_type") in _MODELS
-    defaults = {} if plain else dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
+    defaults = {} if plain else dict.fromkeys(("unk_token", "bos_token", "eos_token"), SPECIAL_TOKENS[0])
     roles = _roles(folder, defaults | config, spec) if spec and known else None
     if roles is None:
         return _of_transformers(folder)
@@ -495,47 +466,30 @@ def _roles(folder: Path, config: dict[str, Any], spec: dict[str, Any]) -> dict[s
 def _gpt2(spec: dict[str, Any], add_prefix_space: bool, special: set[str]) -> Tokenizer:
     """What transformers makes of a tokenizer.json for its class GPT2Tokenizer: vocabulary, merges and
     post-processor are the file's, the other rules are the class's."""
-    bare = spec["model"] | {"vocab": {}, "merges": []}
-    read = Tokenizer.from_str(json.dumps(spec | {"added_tokens": [], "model": bare}))
-    merges: Any = [
-        tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in spec["model"]["merges"]
-    ]
-    backend = Tokenizer(
-        models.BPE(
-            vocab=spec["model"]["vocab"],
-            merges=merges,
-            dropout=None,
-            continuing_subword_prefix="",
-            end_of_word_suffix="",
-            fuse_unk=False,
-        )
-    )
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    backend.decoder = decoders.ByteLevel()
-    if read.post_processor is not None:
-        backend.post_processor = read.post_processor
-    for token in sorted(spec.get("added_tokens") or (), key=lambda token: token["id"]):
-        marks = {name: value for name, value in token.items() if name not in ("id", "content")}
-        marks["special"] = marks["special"] or token["content"] in special
-        backend.add_tokens([AddedToken(token["content"], **marks)])
-    return backend
+    byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    rules = {
+        "normalizer": None,
+        "pre_tokenizer": byte_level | {"add_prefix_space": add_prefix_space},
+        "decoder": byte_level | {"add_prefix_space": True},
+        "model": {name: spec["model"][name] for name in ("type", "vocab", "merges")}
+        | {"continuing_subword_prefix": "", "end_of_word_suffix": ""},
+        "added_tokens": [
+            token | {"special": token["special"] or token["content"] in special}
+            for token in spec.get("added_tokens") or ()
+        ],
+    }
+    return Tokenizer.from_str(json.dumps(spec | rules))
 
 
 # -------------------------------------------------------------------------------- special tokens out of reach
-@dataclass(frozen=True)
-class PrivateTokenizer:
-    """A copy whose added tokens nobody can type, because nobody knows their names.
-
-    `ids` and `names` take a token's ordinary name to its id and to its private name. `unknown_id` is what a
-    model without byte fallback gives to characters it has not seen: typed text may yield that one. `longest`
-    is the number of characters it may be given.
-    """
+class PrivateTokenizer(NamedTuple):
+    """A copy whose added tokens nobody can type, because nobody knows their names."""
 
     tokenizer: Tokenizer
-    ids: dict[str, int]
-    names: dict[str, str]
-    unknown_id: int | None
-    longest: int
+    ids: dict[str, int]  # by a token's ordinary name
+    names: dict[str, str]  # the private name, by the ordinary one
+    unknown_id: int | None  # for characters that a model without byte fallback has not seen: may be typed
+    longest: int  # characters that it may be given
 
 
 def private_tokenizer(tokenizer: AnyTokenizer, nonce: str) -> PrivateTokenizer:
@@ -545,11 +499,9 @@ def private_tokenizer(tokenizer: AnyTokenizer, nonce: str) -> PrivateTokenizer:
         raise PromptError(
             f"tokenizer: expected one of the tokenizers library, got {type(tokenizer).__name__}"
         )
-    largest = max(tokenizer.get_vocab().values(), default=0)
-    if largest >= MOST_IDS:  # written out, the library counts up to it, and keeps each id that is missing
-        raise PromptError(f"tokenizer: expected ids below {MOST_IDS}, got {largest}")
-    spec = json.loads(tokenizer.backend_tokenizer.to_str())
     try:
+        _check_ids(tokenizer.get_vocab().values())  # before it is written out
+        spec = json.loads(tokenizer.backend_tokenizer.to_str())
         longest = check_tokenizer(spec)
     except ValueError as error:
         raise PromptError(f"tokenizer: {error}") from error
@@ -576,10 +528,9 @@ def private_tokenizer(tokenizer: AnyTokenizer, nonce: str) -> PrivateTokenizer:
     wrong = [content for content, i in ids.items() if private.token_to_id(names[content]) != i]
     if wrong:
         raise PromptError(f"tokenizer: the ids of its added tokens are inconsistent, first at {wrong[0]!r}")
-    if model["type"] == "Unigram":
-        unknown = model.get("unk_id")
-    else:
-        unknown = private.token_to_id(model["unk_token"]) if model.get("unk_token") else None
+    unknown = model.get("unk_id")  # Unigram's
+    if model.get("unk_token"):
+        unknown = private.token_to_id(model["unk_token"])
     return PrivateTokenizer(private, ids, names, unknown, longest)
 
 

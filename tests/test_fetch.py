@@ -29,14 +29,8 @@ PRIVATE = [
 PUBLIC = ["93.184.216.34", "8.8.8.8", "2606:2800:220:1:248:1893:25c8:1946", "::ffff:8.8.8.8"]
 
 
-@pytest.mark.parametrize("address", PRIVATE)
-def test_private_addresses(address):
-    assert not is_public(address)
-
-
-@pytest.mark.parametrize("address", PUBLIC)
-def test_public_addresses(address):
-    assert is_public(address)
+def test_which_addresses_are_public():
+    assert [address for address in (*PRIVATE, *PUBLIC) if is_public(address)] == PUBLIC
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +113,9 @@ def names(server, monkeypatch):
     return answers
 
 
-def refused(url: str, match: str, **limits) -> None:
+def refused(url: str, match: str, max_bytes: int = 10**6) -> None:
     with pytest.raises(ImageError, match=match) as error:
-        load_image(url, ImageLimits(**limits))
+        load_image(url, ImageLimits(max_bytes=max_bytes))
     assert str(error.value).isprintable()
 
 
@@ -140,20 +134,9 @@ def test_a_public_host_is_asked_at_the_address_that_was_checked(names, server):
 )  # fmt: skip
 def test_hosts_that_are_private_in_any_spelling(names, server, host):
     """None of them is connected to; some are no host at all to this machine's resolver."""
-    refused(
-        f"http://{host}:{server.server_port}/a.png", r"OCELLI_ALLOW_PRIVATE_URLS=1|download failed|usable"
-    )
-    refused(f"https://{host}/a.png", r"OCELLI_ALLOW_PRIVATE_URLS=1|download failed|not a usable")
+    for url in (f"http://{host}:{server.server_port}/a.png", f"https://{host}/a.png"):
+        refused(url, r"OCELLI_ALLOW_PRIVATE_URLS=1|download failed")
     assert not names["connected"] and not server.asked
-
-
-def test_the_error_names_host_address_and_way_out(names):
-    names["metadata.example"] = [["169.254.169.254"]]
-    refused(
-        "http://metadata.example/latest/meta-data",
-        r"metadata\.example is 169\.254\.169\.254, which is not on the public internet; "
-        "set OCELLI_ALLOW_PRIVATE_URLS=1 to allow it",
-    )
 
 
 def test_one_private_address_of_several_is_enough(names, server):
@@ -180,7 +163,6 @@ def test_a_name_that_changes_its_address(names, server):
 
 def test_private_addresses_can_be_allowed(names, server, monkeypatch):
     url = f"http://127.0.0.1:{server.server_port}/a.png"
-    assert load_image(url, ImageLimits(allow_private_urls=True)).size == (7, 5)
     monkeypatch.setenv("OCELLI_ALLOW_PRIVATE_URLS", "0")
     refused(url, "not on the public internet")
     monkeypatch.setenv("OCELLI_ALLOW_PRIVATE_URLS", "1")
@@ -198,15 +180,17 @@ def test_behind_a_proxy(names, server, monkeypatch):
     assert server.asked == [("http://public.example/big", "public.example")]
     refused("http://inside.example/a.png", r"inside\.example is 10\.0\.0\.1")
     assert len(server.asked) == 1
-    refused("http://public.example/drip", "within 0.6 s, got 0 bytes", url_timeout=0.3)
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.3)
+    refused("http://public.example/drip", "within 0.6 s, got 0 bytes")
 
 
-def test_size_and_time(names):
+def test_size_and_time(names, monkeypatch):
     """Also where the server sends something all the time: header or body, neither with an end."""
     names["public.example"] = [["8.8.8.8"]]
-    refused("http://public.example/big", "at most 1,000,000 bytes", max_bytes=1_000_000)
-    refused("http://public.example/drip.png", r"within 0\.6 s", url_timeout=0.3)
-    refused("http://public.example/drip", "within 0.6 s, got 0 bytes", url_timeout=0.3)
+    refused("http://public.example/big", "at most 1,000,000 bytes")
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.3)
+    refused("http://public.example/drip.png", r"within 0\.6 s")
+    refused("http://public.example/drip", "within 0.6 s, got 0 bytes")
 
 
 def test_of_many_silent_addresses_a_few_are_tried(names):
@@ -227,7 +211,6 @@ def test_answers_that_are_no_image(names):
                         ("to/file:///etc/passwd", "failed"), ("to//to//to//to//to//to//to//", "redirect"),
                         ("to/http://[bad/", "failed")):  # fmt: skip
         refused(f"http://public.example/{path}", match)
-    refused("http://127.0.0.1:1/a.png", "download failed", allow_private_urls=True)
     refused("http://[bad/a.png", "download failed")
 
 
@@ -235,4 +218,3 @@ def test_off_unless_allowed():
     """Where strings come from someone else."""
     assert not DatasetConfig("rows.jsonl").allow_urls
     assert not DataConfig.__dataclass_fields__["allow_urls"].default
-    assert not ImageLimits().allow_private_urls

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import importlib
-import io
 import json
 import os
 import resource
@@ -24,6 +23,7 @@ from data.errors import ImageError
 from data.images import ImageLimits, image_size, load_image
 from tests.processors import draw_image
 from tests.soak.fuzz_images import scanned, tiled
+from tests.test_images import chunk, encoded, png
 
 ROOT = Path(__file__).resolve().parents[1]
 # How a HEIC of 48 x 32 pixels is to be read, and its pixels.
@@ -39,24 +39,7 @@ HEVC = base64.b64decode(
 MEMORY, SECONDS = 1024 * 2**20, 5  # beyond what the process has; of processor time
 
 
-def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
-
-
-def chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
-def png(
-    width: int, height: int, before: bytes = b"", pixels: bytes | None = None, after: bytes = b""
-) -> bytes:
-    """An RGB PNG whose chunks are given; `pixels` with a filter byte for each row."""
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    pixels = b"\0" * (height * (1 + 3 * width)) if pixels is None else pixels
-    data = chunk(b"IDAT", zlib.compress(pixels, 1))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + before + data + after + chunk(b"IEND", b"")
+ROWS = bytes(4 * 13)  # black pixels of a PNG of 4 x 4
 
 
 def bomb() -> bytes:
@@ -103,13 +86,6 @@ def strips(count: int) -> bytes:
     return head.ljust(200, b"\0") + struct.pack("<I", 190) * count
 
 
-def scans(count: int, side: int) -> bytes:
-    """A progressive JPEG that goes through its pixels so often."""
-    whole = encoded(Image.new("L", (side, side), 128), "JPEG", progressive=True)
-    last = whole.rindex(b"\xff\xda")
-    return whole[:-2] + whole[last:-2] * count + whole[-2:]
-
-
 # Small images for all that they carry.
 LOADED = (
     "pixels that go on",
@@ -118,15 +94,13 @@ LOADED = (
     "a HEIC of items",
 )
 CASES: dict[str, Callable[[], bytes]] = {
-    "zTXt bomb": lambda: png(4, 4, chunk(b"zTXt", b"k\0\0" + bomb())),
-    "iTXt bomb": lambda: png(4, 4, chunk(b"iTXt", b"k\0\1\0\0\0" + bomb())),
-    "iCCP bomb": lambda: png(4, 4, chunk(b"iCCP", b"k\0\0" + bomb())),
-    "zTXt bomb behind the pixels": lambda: png(4, 4, after=chunk(b"zTXt", b"k\0\0" + bomb())),
-    "many zTXt bombs": lambda: png(4, 4, chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(10**6))) * 100),
+    "zTXt bomb": lambda: png(4, 4, ROWS, chunk(b"zTXt", b"k\0\0" + bomb())),
+    "iTXt bomb": lambda: png(4, 4, ROWS, chunk(b"iTXt", b"k\0\1\0\0\0" + bomb())),
+    "iCCP bomb": lambda: png(4, 4, ROWS, chunk(b"iCCP", b"k\0\0" + bomb())),
+    "many zTXt bombs": lambda: png(4, 4, ROWS, chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(10**6))) * 100),
     "pixels that go on": lambda: png(4, 4, pixels=b"\0" * (100 * 2**20)),
-    "30,000 x 30,000": lambda: png(30_000, 30_000, pixels=b""),
-    "a million chunks": lambda: png(4, 4, chunk(b"tEXt", b"") * 1_000_000),
-    "a million chunks behind the pixels": lambda: png(4, 4, after=chunk(b"tEXt", b"") * 1_000_000),
+    "a million chunks": lambda: png(4, 4, ROWS, chunk(b"tEXt", b"") * 1_000_000),
+    "a million chunks behind the pixels": lambda: png(4, 4, ROWS, after=chunk(b"tEXt", b"") * 1_000_000),
     "a million JPEG comments": lambda: b"\xff\xd8" + b"\xff\xfe\0\2" * 1_000_000,
     "a million GIF blocks": lambda: encoded(draw_image(4, 4), "GIF")[:13] + b"!\xfe\1x\0" * 1_000_000,
     "a PPM of comment": lambda: b"P6\n#" + b"x" * 20_000_000 + b"\n4 4\n255\n" + bytes(48),
@@ -134,12 +108,13 @@ CASES: dict[str, Callable[[], bytes]] = {
     "a PPM of text": lambda: b"P3 8000 8000 255\n" + b"1 " * 20_000_000,
     "a PPM of 10 bits": lambda: b"P6 5000 5000 1023\n" + bytes(5000 * 5000 * 6),
     "a TIFF of strips": lambda: strips(10_000_000),
-    "a JPEG of scans": lambda: scans(3_000, 4_000),
+    "a JPEG of scans": lambda: scanned(
+        encoded(Image.new("L", (4000, 4000)), "JPEG", progressive=True), 3_000
+    ),
     "a JPEG of fill bytes": lambda: encoded(draw_image(4, 4), "JPEG")[:-2] + b"\xff" * 10**6 + b"\0",
     "a GIF of one comment": lambda: gif(b"!\xfe" + (b"\xff" + bytes(255)) * 80_000 + b"\0"),
     "a PBM of comments": lambda: b"P1 9 9 " + b"#\n" * 290_000 + b"1" * 81,
     "a PGM of comments": lambda: b"P2\n" + b"#\r" * 290_000 + b"9 9 65535 " + b"1 " * 81,
-    "a PPM of comments": lambda: b"P3\n9 9 255\n" + b"#\n" * 10**7 + b"1 " * 243,
     "a HEIC of items": lambda: heic(items=900, size=5_000_000),
 }
 
@@ -190,27 +165,6 @@ def test_heic_loads_and_without_its_package_the_sentence_says_what_to_install(mo
         load_image(heic())
 
 
-@pytest.mark.parametrize(
-    ("start", "what"),
-    [
-        (b"%PDF-1.7\n", "PDF"),
-        (b"\xef\xbb\xbf<?xml version='1.0'?>\n<!-- by hand -->\n<svg/>", "SVG"),
-        (b"\n<!DOCTYPE html><html><svg/></html>", "HTML"),
-        (b"\0\0\0\x18ftypmp42", "MP4"),
-        (b"\0\0\0\x14ftypqt  ", "QuickTime"),
-        (b"\x1aE\xdf\xa3", "WebM"),
-        (b"PK\3\4" + bytes(9_000) + b"word/document.xml", "Word"),
-        (b"PK\3\4", "ZIP"),
-        (b"\0\0\1\0", "icon"),
-        (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
-        (b"\0\0\0\x18ftypcrx ", "raw"),
-    ],
-)
-def test_another_kind_of_file_is_named(start, what):
-    with pytest.raises(ImageError, match=f"got .*{what}.*; "):
-        load_image(start, name="photo.jpg")
-
-
 def test_comments_of_a_image_in_text_mean_nothing():
     plain, told = b"P3 2 1 255\n255 0 0 0 0 255\n", b"P3 # RGB\n2 #\r1\n255\n255 0 # red\n0 0 0 2#\n55"
     assert list(load_image(told).get_flattened_data()) == list(load_image(plain).get_flattened_data())
@@ -259,21 +213,11 @@ def test_orientations_that_are_none(format):
         b"Exif\0\0II*\0\x08\0\0\0\1\0" + struct.pack("<HHII", 0x0112, 2, 2**31, 0) + bytes(4),
         b"Exif\0\0II*\0\x08\0\0\0\1\0" + entry + struct.pack("<I", 8),
         b"Exif\0\0MM\0*" + b"\xff" * 60,
+        b"Exif\0\0garbage",
+        *(exif_of(11, struct.pack("<f", value)) for value in (np.inf, -np.inf, np.nan, 6.0)),
     ):
         data = encoded(draw_image(8, 6), format, exif=exif)
         assert load_image(data).size == image_size(data) == (8, 6)
-
-
-@pytest.mark.filterwarnings("ignore")  # of Pillow's, about what is missing
-def test_every_truncation_is_refused_or_loads(monkeypatch):
-    """Never another exception, at any length."""
-    for format in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF", "JPEG2000"):
-        data = encoded(draw_image(20, 16), format)
-        for end in range(0, len(data), max(1, len(data) // 60)):
-            try:
-                load_image(data[:end])
-            except ImageError as error:
-                assert "\n" not in str(error)
 
 
 # ---------------------------------------------------------------------------- directories and orientations
@@ -351,13 +295,6 @@ def exif_of(kind: int, value: bytes) -> bytes:
     return b"Exif\0\0II*\0\x08\0\0\0\1\0" + struct.pack("<HHI4s", 0x0112, kind, 1, value) + bytes(4)
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 6.0])
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
-def test_an_orientation_that_is_a_float_is_none(format, value):
-    data = encoded(draw_image(8, 6), format, exif=exif_of(11, struct.pack("<f", value)))
-    assert load_image(data).size == image_size(data) == (8, 6)
-
-
 def test_measuring_decodes_nothing():
     """Also not to look for EXIF behind the pixels, which are broken here."""
     data = encoded(draw_image(40, 30), "PNG")
@@ -372,12 +309,12 @@ def test_measuring_decodes_nothing():
 @pytest.mark.parametrize("function", [image_size, load_image])
 def test_pixels_that_cost_more_than_they_count(function):
     limits = ImageLimits(max_pixels=1_000_000)
-    with pytest.raises(ImageError, match="got 1,440,000 in tiles of 1200 x 1200"):
+    with pytest.raises(ImageError, match="1200 x 1200"):
         function(tiled(16, 1200), limits)
     assert load_image(tiled(16, 640), limits).size == (16, 16)
-    with pytest.raises(ImageError, match=r"at most 16,000,000 pixels in JPEG 2000, got 4100 x 4000"):
+    with pytest.raises(ImageError, match="JPEG 2000"):
         small = encoded(Image.new("L", (8, 8)), "JPEG2000")
         function(small.replace(struct.pack(">II", 8, 8), struct.pack(">II", 4000, 4100), 1))
     few = encoded(Image.new("L", (4000, 4000)), "JPEG", progressive=True)
-    with pytest.raises(ImageError, match="at most 75 scans of 16,000,000 pixels, got 96"):
+    with pytest.raises(ImageError, match="at most 75 scans"):
         function(scanned(few, 90))

@@ -310,8 +310,14 @@ def test_refused_conversations(tmp_path):
                 [{"type": "text", "text": None}])  # fmt: skip
     for messages, field in (
         *(([{"role": "user", "content": content}], "conversation") for content in contents),
-        *(([], "conversation"), ([[]], "message"), ("how many?", "str"), ({1, 2}, "set"), (None, "NoneType")),
-        *(([{"role": "user"}], "content"), ([{"role": "robot", "content": "x"}], "robot")),
+        *(
+            ([], "conversation"),
+            ([[]], "message"),
+            ("how many?", "list of"),
+            ({1, 2}, "set"),
+            (None, "NoneType"),
+        ),
+        *(([{"role": "user"}], "content"), ([{"role": "<image>", "content": "x"}], "role")),
         *(
             ([{"role": "assistant", "content": "x"}], "question"),
             ([[user], [user | {"content": ""}]], "tion 1"),

@@ -55,13 +55,11 @@ MANY = {"id": "x", "ids": [1] * 30_000, "tokens": ["x"] * 30_000}
 # name → what a tokenizer.json has in place of a good one's, or what is done to its model.
 REFUSED: dict[str, dict] = {
     "twenty doublings": normalizers(*[replace("e", "ee")] * 20),
-    "ten doublings": normalizers(*[replace("e", "ee")] * 10),
     "a long replacement": normalizers(replace("e", "e" * 5000)),
     "a long prefix, often": normalizers(*[{"type": "Prepend", "prepend": "e" * 60}] * 5),
     "compatibility, put in again": normalizers(*[{"type": "NFKD"}, replace("\u0635", "\ufdfa")] * 4),
     "letters of bytes, often": normalizers(*[{"type": "ByteLevel"}] * 12),
     "a mapping of noise": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
-    "thousands of splits": {"pre_tokenizer": sequence("pretokenizers", [BYTES] * 5000)},
     "sixteen splits": {"pre_tokenizer": sequence("pretokenizers", [BYTES] * 16)},
     "deep": {"pre_tokenizer": reduce(lambda part, _: sequence("pretokenizers", [part]), range(50), BYTES)},
     "a text many times": {"post_processor": text_twice(50)},
@@ -131,17 +129,17 @@ def test_refused_whatever_opens_it(with_spec):
             Processor.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_patterns_that_may_take_for_ever_are_refused(pattern):
-    for section in ({"pre_tokenizer": split(pattern)}, {"normalizer": replace(pattern, "x", True)}):
-        with pytest.raises(ValueError, match="pattern"):
-            check_tokenizer({"model": {"vocab": {}}} | section)
+def test_patterns_that_may_take_for_ever_are_refused():
+    for pattern in PATTERNS:
+        for section in ({"pre_tokenizer": split(pattern)}, {"normalizer": replace(pattern, "x", True)}):
+            with pytest.raises(ValueError, match="pattern"):
+                check_tokenizer({"model": {"vocab": {}}} | section)
 
 
-@pytest.mark.parametrize("pattern", PUBLISHED)
-def test_published_patterns_are_taken(pattern):
-    spec = {"model": {"vocab": {}}, "pre_tokenizer": sequence("pretokenizers", [split(pattern), BYTES])}
-    assert check_tokenizer(spec) >= 20_000
+def test_published_patterns_are_taken():
+    for pattern in PUBLISHED:
+        spec = {"model": {"vocab": {}}, "pre_tokenizer": sequence("pretokenizers", [split(pattern), BYTES])}
+        assert check_tokenizer(spec) >= 20_000, pattern
 
 
 def test_published_normalizers_are_taken():

@@ -29,7 +29,9 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ("checkpoints", "images", "processor", "rows")
@@ -43,34 +45,28 @@ class Wrong(Exception):
     """An input was taken, and what came of it is not what was promised."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """kind: "accepted", "refused" or "finding". name: for counting. detail: of a finding."""
 
     kind: str
     name: str
     detail: str = ""
-    seconds: float = 0.0
 
 
 @dataclass
 class Report:
-    """What became of the inputs: how many of each name, and one number for each kind of finding."""
+    """What became of the inputs: how many of each name, and a number and detail for each kind of finding."""
 
     inputs: int = 0
     accepted: Counter = field(default_factory=Counter)
     refused: Counter = field(default_factory=Counter)
-    findings: dict[str, int] = field(default_factory=dict)
-    details: dict[str, str] = field(default_factory=dict)
-    slowest: float = 0.0
+    findings: dict[str, tuple[int, str]] = field(default_factory=dict)
     peak_bytes: int = 0
 
     def note(self, number: int, outcome: Outcome) -> None:
         self.inputs += 1
-        self.slowest = max(self.slowest, outcome.seconds)
         if outcome.kind == "finding":
-            self.findings.setdefault(outcome.name, number)
-            self.details.setdefault(outcome.name, outcome.detail)
+            self.findings.setdefault(outcome.name, (number, outcome.detail))
         else:
             (self.accepted if outcome.kind == "accepted" else self.refused)[outcome.name] += 1
 
@@ -91,11 +87,11 @@ def judge(run: Callable[[Any], str], value: Any, refusals: tuple[type[Exception]
     except refusals as error:
         outcome = _refused(error)
     except BaseException as error:
-        outcome = Outcome("finding", _signature(error), _trace(error))
+        return Outcome("finding", _signature(error), _trace(error))
     seconds = time.process_time() - began
     if seconds > MOST_SECONDS and outcome.kind != "finding":
-        outcome = Outcome("finding", "slow", f"{seconds:.1f} s of processor time: {outcome.name}")
-    return Outcome(outcome.kind, outcome.name, outcome.detail, seconds)
+        return Outcome("finding", "slow", f"{seconds:.1f} s of processor time: {outcome.name}")
+    return outcome
 
 
 def _refused(error: Exception) -> Outcome:
@@ -124,19 +120,16 @@ def _trace(error: BaseException) -> str:
 # ------------------------------------------------------------------------------------------------ the worker
 def work(connection: Connection, name: str, folder: str, numbers: range, log: str) -> None:
     """Run the inputs of these numbers; before each its number is sent, after it (outcome, peak bytes)."""
-    silent = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        os.dup2(silent, stream)
+        os.dup2(os.open(os.devnull, os.O_RDWR), stream)
     faulthandler.enable(os.open(log, os.O_WRONLY | os.O_CREAT))
     warnings.simplefilter("ignore")
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: waiting threads would count as computing
     os.environ["HF_HUB_OFFLINE"] = "1"
     module = target(name)
     run = module.opened(Path(folder))
-    size, resident = (
-        int(n) * resource.getpagesize() for n in Path("/proc/self/statm").read_text().split()[:2]
-    )
-    resource.setrlimit(resource.RLIMIT_AS, (size + MOST_BYTES - resident,) * 2)
+    memory = psutil.Process().memory_info()
+    resource.setrlimit(resource.RLIMIT_AS, (memory.vms + MOST_BYTES - memory.rss,) * 2)
     for number in numbers:
         value = module.make(random.Random(number))
         connection.send(number)
@@ -192,10 +185,9 @@ def _one_worker(report: Report, name: str, folder: str, numbers: range, seconds:
 def cpu_seconds(pid: int) -> float:
     """Processor time of a process so far; 0 where it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        return sum(psutil.Process(pid).cpu_times()[:2])
+    except psutil.Error:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main(arguments: list[str] | None = None) -> None:

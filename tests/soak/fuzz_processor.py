@@ -1,7 +1,6 @@
 """Conversations with images of any size and texts of any kind, through processors of every sort.
 
-What is taken must have a placeholder for each feature, no special token that somebody typed, masks that fit,
-and must decode.
+What is taken must have a placeholder for each feature, masks that fit, finite pixels, and must decode.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any
 from PIL import Image
 
 from data.errors import ImageError, PromptError
-from data.processor import ModelInputs, Processor
 from tests.processors import processor
 from tests.soak.changes import ODD_SOURCES, encoded_image, mostly, scalar, size, text
 from tests.soak.fuzz import Wrong
@@ -33,9 +31,8 @@ def source(rng: random.Random) -> Any:
 def part(rng: random.Random) -> Any:
     if rng.randrange(3):
         return mostly(rng, {"type": "text", "text": mostly(rng, text(rng))})
-    return mostly(
-        rng, {"type": "image", rng.choice(("image", "image", "url", "path", "base64")): source(rng)}
-    )
+    key = rng.choice(("image", "image", "url", "path", "base64"))
+    return mostly(rng, {"type": "image", key: source(rng)})
 
 
 def message(rng: random.Random) -> Any:
@@ -48,54 +45,34 @@ def conversation(rng: random.Random) -> Any:
     return mostly(rng, [message(rng) for _ in range(rng.randrange(5))])
 
 
-def make(rng: random.Random) -> dict[str, Any]:
+def make(rng: random.Random) -> tuple[str, str, tuple]:
+    """A kind of processor, one of its methods, and that one's arguments."""
     kind = rng.choice(KINDS)
     if rng.randrange(2):
         images = rng.choice((None, source(rng), [source(rng) for _ in range(rng.randrange(4))]))
-        system = rng.choice((None, text(rng)))
-        return {
-            "kind": kind,
-            "images": images,
-            "question": mostly(rng, text(rng), scalar(rng)),
-            "system": system,
-        }
+        return kind, "ask", (images, mostly(rng, text(rng), scalar(rng)), rng.choice((None, text(rng))))
     several = [conversation(rng) for _ in range(rng.randrange(3))] if rng.randrange(2) else conversation(rng)
-    side = rng.choice(("left", "right"))
-    return {
-        "kind": kind,
-        "conversations": mostly(rng, several),
-        "generation": rng.random() < 0.5,
-        "side": side,
-    }
+    return kind, "prepare", (mostly(rng, several), rng.random() < 0.5, rng.choice(("left", "right")), True)
 
 
 def opened(folder: Path):
-    def run(value: dict[str, Any]) -> str:
-        own = processor(value["kind"])
-        if "question" in value:
-            inputs = own.ask(value["images"], value["question"], value["system"])
-        else:
-            inputs = own.prepare(
-                value["conversations"], value["generation"], value["side"], return_assistant_mask=True
-            )
-        check(own, inputs)
-        return value["kind"]
-
     return run
 
 
-def check(own: Processor, inputs: ModelInputs) -> None:
+def run(value: tuple[str, str, tuple]) -> str:
+    kind, method, arguments = value
+    p = processor(kind)
+    inputs = getattr(p, method)(*arguments)
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     if ids.shape != mask.shape or not mask.any(1).all():
         raise Wrong(f"ids {tuple(ids.shape)}, mask {tuple(mask.shape)} with an empty row")
-    said = inputs.get("assistant_mask")
-    if said is not None and (said & ~mask.bool()).any():
+    if "assistant_mask" in inputs and (inputs["assistant_mask"] & ~mask.bool()).any():
         raise Wrong("the assistant speaks in the padding")
-    if own.image_token_id is not None:
-        places = ((ids == own.image_token_id) & mask.bool()).sum(1).tolist()
+    if p.image_token_id is not None:
+        places = ((ids == p.image_token_id) & mask.bool()).sum(1).tolist()
         if places != inputs.image_tokens:
             raise Wrong(f"{places} placeholders for {inputs.image_tokens} features")
-    pixels = inputs.get("pixel_values")
-    if pixels is not None and not pixels.isfinite().all():
+    if "pixel_values" in inputs and not inputs["pixel_values"].isfinite().all():
         raise Wrong("pixels that are not finite")
-    own.decode(ids[0])
+    p.decode(ids[0])
+    return kind
