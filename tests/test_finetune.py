@@ -31,7 +31,7 @@ MACHINE = ["--device", "cpu", "--threads", "1", "--workers", "0", "--no-activati
 def lines_of_the_page() -> tuple[list[str], list[list[str]]]:
     """The four commands, and the flags that make each of the first two small."""
     text = (ROOT / "docs/train.md").read_text(encoding="utf-8")
-    section = text[text.index("## Rows of your own") :]
+    section = text[text.index("## Your own rows") :]
     block = section[section.index("```bash\n") + 8 :].split("```")[0]
     (small,) = re.findall(r"`(--init-from [^`]+)`", section)
     rates = re.findall(r"`(--lr [^`]+)`", section)
