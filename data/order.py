@@ -135,7 +135,7 @@ class StreamReader:
     def restore(self, state: Sequence[int]) -> None:
         """`start` is where the block begins: [epoch, files read in it, row in the next file]."""
         *self.start, self.taken = state
-        self._blocks = self._read_blocks(*self.start)
+        self._blocks = self._read_blocks(self.start)
         self._rows: list[RowRead] | None = None  # of the block; None before it is read
 
     def next(self) -> RowRead | None:
@@ -150,9 +150,8 @@ class StreamReader:
         self.taken += 1
         return self._rows[shuffled(self.taken - 1, len(self._rows), key)]
 
-    def _read_blocks(self, epoch: int, file_index: int, row: int) -> Iterator[tuple[RowPosition, list[RowRead]]]:
+    def _read_blocks(self, start: RowPosition) -> Iterator[tuple[RowPosition, list[RowRead]]]:
         """Where each block begins, and its rows, from a position on."""
-        start = [epoch, file_index, row]
         while self.epochs is None or start[0] < self.epochs:
             rows = self._rest_of_epoch(*start)
             while block := list(islice(rows, self.block)):

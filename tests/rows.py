@@ -59,7 +59,7 @@ def loader(
     """A loader of rows, of a mixture, or of a stream."""
     mixed = data if isinstance(data, Mixture) else mixture(data)
     settings = LoaderConfig(
-        **{"batch_size": 4, "sequence_length": 128, "packing_buffer_size": 8, "shards": 4} | config
+        **{"batch_size": 4, "sequence_length": 128, "packing_buffer_size": 8} | config
     )
     return Loader(mixed, processor or embedded(), settings, rank, world_size)
 
