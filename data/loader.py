@@ -298,8 +298,9 @@ def steps_per_run(mixture: Mixture, processor: Processor, config: LoaderConfig) 
     if rows is None or config.epochs is None:
         raise DatasetError("steps: a stream has no known length; set --steps")
     if rows * config.epochs > _COUNTED:
-        whole = replace(config, epochs=1, shards=1, batch_size=1)
-        read, sequences = Shard(0, mixture, processor, whole).count(_ESTIMATED_FROM)
+        one = Shard(0, mixture, processor, config)
+        one.reader = ShardReader(mixture, 0, 1, config.seed, epochs=1)  # so that it reads all rows
+        read, sequences = one.count(_ESTIMATED_FROM)
         return max(1, math.ceil(rows * config.epochs * sequences / max(read, 1) / config.batch_size))
     last = 0  # number of the last row
     for shard in range(shards):

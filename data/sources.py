@@ -245,7 +245,7 @@ def _open_saved(path: str, split: str, streaming: bool) -> Any:
         rows = rows[name]
     if name != split:
         rows = rows.select(range(len(rows))[_part(split, len(rows), path)])
-    _leave_undecoded(rows.features)
+    _leave_undecoded(rows.info.features)
     return LibraryStream(rows.to_iterable_dataset()) if streaming else rows
 
 
@@ -288,7 +288,7 @@ def _load(builder: str, path: str, subset: str | None, split: str, streaming: bo
         if "data_files" not in options:
             _builder(builder, subset, **options)
         rows = _library().load_dataset(builder, subset, split=split or TRAIN, streaming=streaming, **options)
-        _leave_undecoded(rows.features)
+        _leave_undecoded(rows.info.features)
     return LibraryStream(rows) if streaming else rows
 
 
