@@ -132,8 +132,8 @@ def test_an_epoch_may_be_resumed_after_any_step(config):
     """Towards its end, too, where shards have ended and whole batches are padding."""
     data = mixture(rows(45, longest=6))
     whole = steps(ranks(data, 1, epochs=1, **config), 100)
-    assert len(whole) >= 10 and any(not all(step) for step in whole)
-    for stop in range(1, len(whole)):
+    assert len(whole) >= 7 and any(not all(step) for step in whole)
+    for stop in (*range(1, len(whole), 2), len(whole) - 1):
         first = ranks(data, 1, epochs=1, **config)
         done = steps(first, stop)
         assert done + steps(ranks(data, 1, saved(first), epochs=1, **config), 100) == whole, stop
@@ -145,7 +145,7 @@ def test_a_state_may_be_returned_to():
     for batch in one:
         whole.append(batch.sample_ids)
         states.append(one.state)
-    for number, state in enumerate(states):
+    for number, state in [*enumerate(states)][::3]:
         one.state = state
         assert [batch.sample_ids for batch in one] == whole[number:], number
 
@@ -244,14 +244,14 @@ def test_no_good_row_at_all_is_no_endless_search(rows, config, expected):
 def test_a_stream_of_fewer_rows_than_shards_is_trained_on(packing):
     """Whole steps without end, which can be resumed; with a number of epochs, each row so often."""
     few, config = ListStream(DATA[:6], DATA[6:10]), {"packing": packing}
-    uninterrupted = steps(ranks(few, 1, **config), 20)
+    uninterrupted = steps(ranks(few, 1, **config), 12)
     assert all(row for step in uninterrupted for row in step)  # none is padding
     numbers = {i for step in uninterrupted for row in step for _, i in row}
     assert numbers == {*range(0, 12, 2), *range(1, 8, 2)}
-    for before in (1, 3, 14):
+    for before in (1, 7):
         half = ranks(few, 2, **config)
         assert steps(half, before) == uninterrupted[:before]
-        assert steps(ranks(few, 1, saved(half), **config), 20 - before) == uninterrupted[before:]
+        assert steps(ranks(few, 1, saved(half), **config), 12 - before) == uninterrupted[before:]
     once = Counter(flat(loader(few, epochs=2, **config)))
     assert set(once.values()) == {2} and len(once) == 10
 
