@@ -25,14 +25,14 @@ def script(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def pid_of_rank(rank: int, port: str) -> int:
-    """The process that torchrun started as that rank, by its environment."""
+def pid_of_rank(rank: int, job: str) -> int:
+    """The process that torchrun started as that rank of a job, by its environment."""
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = entry.read_bytes().split(b"\0")
         except OSError:
             continue
-        if f"RANK={rank}".encode() in variables and f"MASTER_PORT={port}".encode() in variables:
+        if {f"RANK={rank}".encode(), f"TORCHELASTIC_RUN_ID={job}".encode()} <= set(variables):
             return int(entry.parent.name)
     raise AssertionError(f"no process of rank {rank}")
 
@@ -49,14 +49,13 @@ def test_slurm_and_a_rank_that_dies(tmp_path):
     (tmp_path / "long.yaml").write_text(yaml.safe_dump(recipe))
     port = str(free_port())
     env = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_PORT": port, "SLURM_JOB_NODELIST": "here"}
-    env |= {"SLURM_JOB_ID": "1", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}
+    env |= {"SLURM_JOB_ID": port, "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}
     env["PATH"] = f"{tmp_path / 'bin'}:{env['PATH']}"
     begin = time.monotonic()
     process = subprocess.Popen(
         ["bash", str(ROOT / "configs/launch/slurm.sh"), "long.yaml", "--parallel", "fsdp"],
         cwd=tmp_path,
         env=env,
-        start_new_session=True,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -67,11 +66,12 @@ def test_slurm_and_a_rank_that_dies(tmp_path):
             assert time.monotonic() < begin + 2 * PATIENCE
             time.sleep(0.05)
         start_up = time.monotonic() - begin
-        os.kill(pid_of_rank(1, port), signal.SIGKILL)
+        os.kill(pid_of_rank(1, job=port), signal.SIGKILL)
         said, _ = process.communicate(timeout=max(LEFT_WITHIN, 3 * start_up))
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.terminate()  # which ends the ranks, too
+            process.communicate()
     assert process.returncode != 0
     assert "on 2 x cpu" in said and "train.py: error: rank 0 of 2: another rank has left" in said
     cause = said[said.index("Root Cause") :]
