@@ -197,7 +197,7 @@ class StreamReader:
         wanted: dict[tuple[int, int], set[int]] = {}
         for epoch, file_index, number in positions:
             wanted.setdefault((epoch, file_index), set()).add(number)
-        found = {}
+        found: dict[tuple[int, ...], RowRead] = {}
         for (epoch, file_index), numbers in wanted.items():
             file, first = self._file_order(epoch)[file_index], min(numbers)
             for number, row in zip(range(first, max(numbers) + 1), self.stream.open(file, first)):
