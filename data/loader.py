@@ -22,7 +22,6 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from errno import ENOSPC
@@ -37,17 +36,15 @@ from data.errors import BadRow, DatasetError, one_line
 from data.order import RowPosition, RowRead, ShardReader
 from data.packing import Batch, PackedSequence, Sample, SampleEncoder, collate, pack, pack_indices
 from data.processor import Processor
-from data.sources import Mixture
+from data.sources import Mixture, reading
 
 logger = logging.getLogger(__name__)
 _SHARDS = 16  # at least so many, so that as many workers can help, however small the batch
+_READING = "reading the data failed"
 _PATIENCE = 50  # bad or filtered rows after which a shard reports them although it has no sequence to give
 _ALL_FILTERED = 100_000  # rows in succession below the minimum ratings after which a shard gives up
 _ESTIMATED_FROM, _COUNTED = 200, 2_000  # rows of an estimate of an epoch's length; the most that are counted
-_SHARED_MEMORY = (
-    "that shared memory (/dev/shm) is full: use fewer workers, or provide more (docker run --shm-size or "
-    "--ipc=host)"
-)
+_SHARED_MEMORY = "shared memory (/dev/shm) is full: use fewer workers, or give more (docker run --ipc=host)"
 
 
 @dataclass(frozen=True)
@@ -62,12 +59,10 @@ class LoaderConfig:
         packing: put several samples into a row; if not, each has its own, padded to its batch's longest.
         packing_buffer_size: samples of each shard to choose from when a row is packed.
         shuffle_buffer: rows of a stream that are shuffled together, in each shard.
-        shards: number of shards that the rows are dealt to, a multiple of batch_size; by default the first
-            multiple from 16 up. It is part of what decides the order.
         seed: of the order.
         epochs: number of passes over the data; None never ends.
         workers: processes that read and decode on this rank; with 0, this process does.
-        max_drop_rate: share of bad rows that stops the run; see `DropCount`.
+        max_drop_rate: share of bad rows that stops the run, from 0 to 1; see `DropCount`.
     """
 
     batch_size: int = 8
@@ -77,23 +72,15 @@ class LoaderConfig:
     packing: bool = True
     packing_buffer_size: int = 64
     shuffle_buffer: int = 256
-    shards: int | None = None
     seed: int = 0
     epochs: int | None = None
     workers: int = 0
     max_drop_rate: float = 0.05
 
-    def __post_init__(self):
-        if not 0 <= self.max_drop_rate <= 1:
-            raise DatasetError(f"max_drop_rate: expected a share from 0 to 1, got {self.max_drop_rate}")
-        if self.shards is not None and self.shards % self.batch_size:
-            raise DatasetError(
-                f"shards: expected a multiple of batch_size {self.batch_size}, got {self.shards}"
-            )
-
     @property
     def num_shards(self) -> int:
-        return self.shards or self.batch_size * math.ceil(_SHARDS / self.batch_size)
+        """The first multiple of `batch_size` from 16 up. It is part of what decides the order."""
+        return self.batch_size * math.ceil(_SHARDS / self.batch_size)
 
 
 # -------------------------------------------------------------------------------------------- left-out rows
@@ -172,18 +159,6 @@ class ShardItem:
     ended: bool = False
 
 
-@contextmanager
-def _reading() -> Iterator[None]:
-    """Files, networks and libraries may raise anything."""
-    try:
-        yield
-    except DatasetError:
-        raise
-    except Exception as error:
-        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-        raise DatasetError(f"reading the data failed: {kind}{error}") from error
-
-
 class Shard:
     """Iterate for `ShardItem`, up to and including one that has `ended`.
 
@@ -210,10 +185,10 @@ class Shard:
         self._dropped: list[Dropped] = []
         if state is not None:
             self.reader.restore(state["reader"])
-            with _reading():
-                again = self.reader.reread([(source, place) for source, *place in state["waiting"]])
+            with reading(_READING):
+                again = self.reader.reread(state["waiting"])
             for read in again:
-                self._wait(read, self._sample_again(read))
+                self._buffer.append(([read.source, *read.position], self._sample_again(read)))
 
     def __iter__(self) -> Iterator[ShardItem]:
         ended = False
@@ -242,7 +217,7 @@ class Shard:
 
     def _take(self) -> bool:
         """Read one row into the buffer, or leave it out; False at the end."""
-        with _reading():
+        with reading(_READING):
             read = self.reader.next()
         if read is None:
             return False
@@ -255,21 +230,17 @@ class Shard:
             return True
         if sample is not None:
             self._filtered_since_good[read.source] = 0
-            self._wait(read, sample)
+            self._buffer.append(([read.source, *read.position], sample))
             return True
         self._filtered += 1
         self._filtered_since_good[read.source] += 1
-        if (count := self._filtered_since_good[read.source]) > min(
-            source.num_rows or _ALL_FILTERED, _ALL_FILTERED
-        ):
+        count = self._filtered_since_good[read.source]
+        if count > min(source.num_rows or _ALL_FILTERED, _ALL_FILTERED):
             raise DatasetError(
                 f"{source.name}: {count} rows in succession are below min_ratings "
                 f"{source.schema.min_ratings}; lower them"
             )
         return True
-
-    def _wait(self, read: RowRead, sample: Sample) -> None:
-        self._buffer.append(([read.source, *read.position], sample))
 
     def _sample(self, read: RowRead) -> Sample | None:
         """None if the row's ratings are too low."""
@@ -281,14 +252,14 @@ class Shard:
 
     def _sample_again(self, read: RowRead) -> Sample:
         """The sample of a row that made one before."""
-        problem = "its ratings are below the minimum"
         try:
-            if (sample := self._sample(read)) is not None:
-                return sample
+            sample, problem = self._sample(read), "its ratings are below the minimum"
         except BadRow as error:
-            problem = str(error)
-        name = self.mixture.sources[read.source].name
-        raise DatasetError(f"{name}, row {read.number}: was good when the run was saved, but now: {problem}")
+            sample, problem = None, str(error)
+        if sample is None:
+            name = self.mixture.sources[read.source].name
+            raise DatasetError(f"{name}, row {read.number}: was good when the run was saved; now: {problem}")
+        return sample
 
     def _next_samples(self) -> list[Sample]:
         """Take the samples of the next sequence off the buffer."""
@@ -296,10 +267,7 @@ class Shard:
         if self.config.packing:
             tokens, tiles = zip(*((sample.tokens, sample.tiles) for _, sample in self._buffer))
             chosen = pack_indices(tokens, tiles, self.encoder.max_tokens, self.encoder.max_tiles)
-        samples = [self._buffer[index][1] for index in chosen]
-        for index in reversed(chosen):
-            del self._buffer[index]
-        return samples
+        return [self._buffer.pop(index)[1] for index in reversed(chosen)][::-1]
 
     def _pack(self, samples: list[Sample]) -> PackedSequence | None:
         """Decode their images and join those that are whole; None if none is."""
@@ -329,8 +297,9 @@ def steps_per_run(mixture: Mixture, processor: Processor, config: LoaderConfig) 
     if rows is None or config.epochs is None:
         raise DatasetError("steps: a stream has no known length; set --steps")
     if rows * config.epochs > _COUNTED:
-        whole = replace(config, epochs=1, shards=1, batch_size=1)
-        read, sequences = Shard(0, mixture, processor, whole).count(_ESTIMATED_FROM)
+        one = Shard(0, mixture, processor, config)
+        one.reader = ShardReader(mixture, 0, 1, config.seed, epochs=1)  # so that it reads all rows
+        read, sequences = one.count(_ESTIMATED_FROM)
         return max(1, math.ceil(rows * config.epochs * sequences / max(read, 1) / config.batch_size))
     last = 0  # number of the last row
     for shard in range(shards):
@@ -356,11 +325,7 @@ class LoaderState:
 
 class Loader:
     """Iterate for `Batch`. Each iteration continues after the last batch, at `state`, which may be set back
-    to one that the loader had before.
-
-    Args:
-        rank, world_size: of this process; each rank gets its own rows of each step.
-    """
+    to one that the loader had before. Each rank gets its own rows of each step."""
 
     def __init__(
         self, mixture: Mixture, processor: Processor, config: LoaderConfig, rank: int = 0, world_size: int = 1
@@ -429,8 +394,8 @@ class Loader:
                 if not str(error).startswith("DataLoader worker (pid"):
                     raise
                 raise DatasetError(
-                    f"a data worker has died ({one_line(str(error))}); if it was killed, memory was short; "
-                    f"a bus error means {_SHARED_MEMORY}"
+                    f"a data worker has died ({one_line(str(error))}): memory was short or, if it is a bus "
+                    f"error, {_SHARED_MEMORY}"
                 ) from error
             if isinstance(item, DatasetError):
                 raise item
@@ -445,18 +410,23 @@ class Loader:
     def _open_shards(self) -> dict[int, Iterator[ShardItem | DatasetError]]:
         """What gives each shard's items: the shard itself, or the worker process that it shares."""
         active = [shard for shard in self.shards if shard not in self.state.ended]
+        make = {
+            shard: partial(
+                Shard, shard, self.mixture, self.processor, self.config, self.state.shard_states.get(shard)
+            )
+            for shard in active
+        }
         if not self.config.workers:
-            return {shard: iter(Shard(*self._arguments(shard))) for shard in active}
+            return {shard: iter(make[shard]()) for shard in active}
+        # One DataLoader for each worker: one of several workers would take their items in turn, whatever the
+        # number of shards. A worker visits its shards in the order in which their rows are needed.
+        first = self.shards[self.state.rows % len(self.shards)]
         items: dict[int, Iterator[ShardItem | DatasetError]] = {}
         for worker in range(min(self.config.workers, len(active))):
-            # One DataLoader for each worker: one of several workers would take their items in turn, whatever
-            # the number of shards. A worker visits its shards in the order in which their rows are needed.
-            share = active[worker :: self.config.workers]
-            first = self.shards[self.state.rows % len(self.shards)]
-            share = [shard for shard in share if shard >= first] + [shard for shard in share if shard < first]
+            share = sorted(active[worker :: self.config.workers], key=lambda shard: (shard < first, shard))
             try:
                 loader = DataLoader(
-                    _WorkerShards([self._arguments(shard) for shard in share]),
+                    _WorkerShards([make[shard] for shard in share]),
                     batch_size=None,
                     num_workers=1,
                     prefetch_factor=2,
@@ -466,20 +436,13 @@ class Loader:
             except OSError as error:
                 if error.errno != ENOSPC:
                     raise
-                raise DatasetError(f"no worker can be started, which means {_SHARED_MEMORY}") from error
+                raise DatasetError(f"no worker can be started: {_SHARED_MEMORY}") from error
         return items
-
-    def _arguments(self, shard: int) -> tuple:
-        return shard, self.mixture, self.processor, self.config, self.state.shard_states.get(shard)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of where the data stand: plain numbers, some kilobytes. Call it between steps."""
         state = self.state
-        if state.rows % self.rows_per_step:
-            raise RuntimeError(
-                f"the data can be saved between steps, of {self.rows_per_step} rows on this rank; "
-                f"got {state.rows} rows"
-            )
+        assert state.rows % self.rows_per_step == 0, f"{state.rows} rows are no whole number of steps"
         return {
             "order": self._order(),
             "rows": state.rows * self.world_size,
@@ -500,9 +463,6 @@ class Loader:
                 f"the saved run is {state['rows']} rows in, which is not a multiple of batch_size "
                 f"{self.config.batch_size}"
             )
-        missing = [n for n in self.shards if state["rows"] > n and str(n) not in state["lanes"]]
-        if missing:
-            raise DatasetError(f"the state lacks shard {missing[0]}: merge the states of all ranks")
         shards = {n: state["lanes"][str(n)] for n in self.shards if str(n) in state["lanes"]}
         drops = DropCount(self.config.max_drop_rate)
         if self.rank == 0:  # the first rank continues the counts of all
@@ -535,8 +495,6 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged["read"] = sum(state["read"] for state in states)
     merged["filtered"] = sum(state["filtered"] for state in states)
     merged["dropped"] = dict(sum((Counter(state["dropped"]) for state in states), Counter()))
-    if any(state["rows"] != merged["rows"] for state in states):
-        raise DatasetError(f"states of several steps: {sorted({state['rows'] for state in states})} rows in")
     return merged
 
 
@@ -545,12 +503,12 @@ class _WorkerShards(IterableDataset):
     """The shards of one worker process, a turn each, until each has ended. A DatasetError is an item, because
     raised it would arrive with a traceback in its message."""
 
-    def __init__(self, arguments: Sequence[tuple]):
-        self.arguments = arguments
+    def __init__(self, make: Sequence[Callable[[], Shard]]):
+        self.make = make
 
     def __iter__(self) -> Iterator[ShardItem | DatasetError]:
         try:
-            shards = [iter(Shard(*arguments)) for arguments in self.arguments]
+            shards = [iter(make()) for make in self.make]
             while shards:
                 for shard in list(shards):
                     for item in shard:

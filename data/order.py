@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from data.errors import DatasetError
-from data.sources import Mixture, Rows, Stream
+from data.sources import Mixture, Stream
 
 _MASK = (1 << 64) - 1
 RowPosition = list[int]
@@ -34,7 +34,7 @@ def shuffled(index: int, length: int, key: int) -> int:
     """Where `index` goes in the permutation of `range(length)` that `key` names.
 
     A Feistel network on the next even number of bits, repeated until it lands inside `length`: it needs no
-    table, however many rows there are, and is the same on every machine and version.
+    table, and is the same on every machine and version.
     """
     half = max(1, ((length - 1).bit_length() + 1) // 2)
     low = (1 << half) - 1
@@ -68,20 +68,18 @@ class RowRead:
 class MapReader:
     """A shard's rows of a dataset that can be indexed; all its rows are shuffled anew in each epoch.
 
-    Args:
-        key: see `key_of`.
-        epochs: number of epochs; None never ends.
+    `epochs` None never ends.
     """
 
-    def __init__(self, rows: Rows, key: int, shard: int, num_shards: int, epochs: int | None):
+    def __init__(self, rows: Sequence[Any], key: int, shard: int, num_shards: int, epochs: int | None):
         self.rows, self.key, self.shard, self.num_shards = rows, key, shard, num_shards
-        self.end = None if epochs is None else epochs * len(rows)
+        self.end = math.inf if epochs is None else epochs * len(rows)
         self.taken = 0
 
     def next(self) -> RowRead | None:
         """The next row; None at the end."""
         position = self.taken * self.num_shards + self.shard
-        if self.end is not None and position >= self.end:
+        if position >= self.end:
             return None
         self.taken += 1
         return self._read(position)
@@ -102,7 +100,7 @@ class MapReader:
 
 
 class StreamReader:
-    """A shard's rows of a stream, read in blocks, each block shuffled in memory.
+    """A shard's rows of a stream, read in blocks of at most `block` rows, each block shuffled in memory.
 
     Files are dealt to the shards as evenly as possible and read in an order shuffled anew in each epoch. If
     there are more shards than groups of files, several shards read the same files and take turns by row. A
@@ -111,10 +109,6 @@ class StreamReader:
 
     A stream may have fewer rows than shards. A shard without a row of its own then borrows another shard's, a
     different one in each epoch. With `epochs` it reads nothing, so that every row is read equally often.
-
-    Args:
-        block: number of rows that are shuffled together in memory.
-        name: what messages call the stream.
     """
 
     def __init__(
@@ -133,40 +127,54 @@ class StreamReader:
         # This shard reads every `stride`th row, from row `turn` on, of the files of its group.
         self.group, self.stride, self.turn = shard % groups, num_shards // groups, shard // groups
         self.files = range(self.group, stream.num_files, groups)
-        self._begin([0, 0, 0], 0)
+        self.restore([0, 0, 0, 0])
 
-    def _begin(self, start: RowPosition, taken: int) -> None:
-        """Stand in the block that begins at `start`: [epoch, files read in it, row in the next file]."""
-        self.start, self.taken = list(start), taken
-        self._rows = self._read_from(*start)
-        self._shuffling: list[RowRead] | None = None
-        self._at_end = False
+    def state(self) -> list[int]:
+        return [*self.start, self.taken]
 
-    def _order(self, epoch: int) -> list[int]:
-        key = key_of(self.key, epoch, self.group)
-        return [self.files[shuffled(i, len(self.files), key)] for i in range(len(self.files))]
+    def restore(self, state: Sequence[int]) -> None:
+        """`start` is where the block begins: [epoch, files read in it, row in the next file]."""
+        *self.start, self.taken = state
+        self._blocks = self._read_blocks(self.start)
+        self._rows: list[RowRead] | None = None  # of the block; None before it is read
 
-    def _read_from(self, epoch: int, file_index: int, start: int) -> Iterator[RowRead | None]:
-        """This shard's rows from a position on, with None at each end of an epoch."""
-        while self.epochs is None or epoch < self.epochs:
-            # After a row that it has read, a shard continues with the turn of that row, own or borrowed.
-            turn, found = (start - 1) % self.stride if start else self.turn, bool(start)
-            for row in self._of_epoch(epoch, file_index, start, turn):
-                found = True
-                yield row
-            if not found and self.epochs is None:
-                yield from self._of_epoch(epoch, 0, 0, self._borrowed_turn(epoch))
-            yield None
-            epoch, file_index, start = epoch + 1, 0, 0
+    def next(self) -> RowRead | None:
+        """The next row; None at the end."""
+        while self._rows is None or self.taken >= len(self._rows):
+            if (block := next(self._blocks, None)) is None:
+                return None
+            if self._rows is not None:
+                self.taken = 0
+            self.start, self._rows = block
+        key = key_of(self.key, *self.start, self.turn)
+        self.taken += 1
+        return self._rows[shuffled(self.taken - 1, len(self._rows), key)]
 
-    def _of_epoch(self, epoch: int, file_index: int, start: int, turn: int) -> Iterator[RowRead]:
-        """The rest of an epoch from a position on: every `stride`th row of each file."""
-        for index, file in enumerate(self._order(epoch)[file_index:], file_index):
-            first = start + (turn - start) % self.stride
-            rows = islice(self.stream.open(file, first), 0, None, self.stride)
-            for number, row in zip(range(first, 1 << 62, self.stride), rows):
-                yield RowRead([epoch, index, number], number * self.stream.num_files + file, row)
-            start = 0
+    def _read_blocks(self, start: RowPosition) -> Iterator[tuple[RowPosition, list[RowRead]]]:
+        """Where each block begins, and its rows, from a position on."""
+        while self.epochs is None or start[0] < self.epochs:
+            rows = self._rest_of_epoch(*start)
+            while block := list(islice(rows, self.block)):
+                yield start, block
+                epoch, file_index, row = block[-1].position
+                start = [epoch, file_index, row + 1]
+            start = [start[0] + 1, 0, 0]
+
+    def _rest_of_epoch(self, epoch: int, file_index: int, row: int) -> Iterator[RowRead]:
+        # After a row that it has read, a shard continues with the turn of that row, own or borrowed.
+        turn, found = (row - 1) % self.stride if row else self.turn, row > 0
+        for read in self._every_stride(epoch, file_index, row, turn):
+            found = True
+            yield read
+        if not found and self.epochs is None:
+            yield from self._every_stride(epoch, 0, 0, self._borrowed_turn(epoch))
+
+    def _every_stride(self, epoch: int, file_index: int, row: int, turn: int) -> Iterator[RowRead]:
+        for index, file in enumerate(self._file_order(epoch)[file_index:], file_index):
+            first = row + (turn - row) % self.stride
+            for steps, held in enumerate(islice(self.stream.open(file, first), 0, None, self.stride)):
+                yield self._read([epoch, index, first + steps * self.stride], file, held)
+            row = 0
 
     def _borrowed_turn(self, epoch: int) -> int:
         most = max(sum(1 for _ in islice(self.stream.open(file, 0), self.turn)) for file in self.files)
@@ -177,66 +185,32 @@ class StreamReader:
             )
         return (self.turn + epoch) % most
 
-    def next(self) -> RowRead | None:
-        """The next row; None at the end."""
-        while self._shuffling is None or self.taken == len(self._shuffling):
-            if self._shuffling is not None:
-                self._advance(self._shuffling)
-            if self.epochs is not None and self.start[0] >= self.epochs:
-                return None
-            self._shuffling = self._read_block()
-        key = key_of(self.key, *self.start, self.turn)
-        self.taken += 1
-        return self._shuffling[shuffled(self.taken - 1, len(self._shuffling), key)]
+    def _file_order(self, epoch: int) -> list[int]:
+        key = key_of(self.key, epoch, self.group)
+        return [self.files[shuffled(i, len(self.files), key)] for i in range(len(self.files))]
 
-    def _read_block(self) -> list[RowRead]:
-        """At most `block` rows, up to the end of their epoch: none if the block begins there."""
-        block: list[RowRead] = []
-        for row in islice(self._rows, self.block):
-            if row is None:
-                self._at_end = True
-                break
-            block.append(row)
-        return block
-
-    def _advance(self, block: list[RowRead]) -> None:
-        """The next block begins after the last row of this one, or with the next epoch."""
-        if self._at_end:
-            self.start, self.taken, self._at_end = [self.start[0] + 1, 0, 0], 0, False
-        else:
-            epoch, file_index, number = block[-1].position
-            self.start, self.taken = [epoch, file_index, number + 1], 0
+    def _read(self, position: RowPosition, file: int, row: Any) -> RowRead:
+        return RowRead(position, position[-1] * self.stream.num_files + file, row)
 
     def reread(self, positions: Sequence[RowPosition]) -> list[RowRead]:
         """Reads each of their files once, from front to back."""
         wanted: dict[tuple[int, int], set[int]] = {}
         for epoch, file_index, number in positions:
             wanted.setdefault((epoch, file_index), set()).add(number)
-        found = {}
+        found: dict[tuple[int, ...], RowRead] = {}
         for (epoch, file_index), numbers in wanted.items():
-            file, first = self._order(epoch)[file_index], min(numbers)
+            file, first = self._file_order(epoch)[file_index], min(numbers)
             for number, row in zip(range(first, max(numbers) + 1), self.stream.open(file, first)):
                 if number in numbers:
-                    position = [epoch, file_index, number]
-                    found[*position] = RowRead(position, number * self.stream.num_files + file, row)
+                    found[epoch, file_index, number] = self._read([epoch, file_index, number], file, row)
         return [found[*position] for position in positions]
-
-    def state(self) -> list[int]:
-        return [*self.start, self.taken]
-
-    def restore(self, state: Sequence[int]) -> None:
-        *start, taken = state
-        self._begin(start, taken)
 
 
 class ShardReader:
     """One shard's rows of all datasets, in an order that the seed decides.
 
     Each row comes from the dataset that is furthest behind its share, and each shard starts at another point
-    of that cycle: the shares hold exactly, after any number of rows.
-
-    Args:
-        block: number of rows of a stream that are shuffled together.
+    of that cycle: the shares hold exactly, after any number of rows. `block` is for `StreamReader`.
     """
 
     def __init__(
@@ -266,7 +240,7 @@ class ShardReader:
         while not all(self._ended):
             total = sum(self.counts) + 1
             behind = [
-                float("-inf") if ended else lead + share * total - count
+                -math.inf if ended else lead + share * total - count
                 for ended, lead, share, count in zip(self._ended, self._lead, self.shares, self.counts)
             ]
             source = behind.index(max(behind))
@@ -276,13 +250,13 @@ class ShardReader:
             self._ended[source] = True
         return None
 
-    def reread(self, positions: Sequence[tuple[int, RowPosition]]) -> list[RowRead]:
-        """Rows that were read before, by (source, position), in the order of the arguments."""
+    def reread(self, positions: Sequence[RowPosition]) -> list[RowRead]:
+        """Rows that were read before, by [source, *position], in the order of the arguments."""
         found: dict[tuple, RowRead] = {}
         for source, reader in enumerate(self.readers):
-            for read in reader.reread([position for which, position in positions if which == source]):
+            for read in reader.reread([position for which, *position in positions if which == source]):
                 found[source, *read.position] = replace(read, source=source)
-        return [found[source, *position] for source, position in positions]
+        return [found[*position] for position in positions]
 
     def state(self) -> dict[str, list]:
         return {"counts": list(self.counts), "readers": [reader.state() for reader in self.readers]}

@@ -55,11 +55,7 @@ class RowSchema:
     allow_outside: bool = False
 
     def conversation(self, row: Any) -> list[dict[str, Any]] | None:
-        """A row's messages, each with a list of parts; None if its ratings are too low.
-
-        Raises:
-            BadRow: the row cannot be used.
-        """
+        """A row's messages, each with a list of parts; None if its ratings are too low. Raises BadRow."""
         if not isinstance(row, Mapping):  # a line that could not be read
             raise BadRow(BAD_CONVERSATION, f"expected an object with columns, got {str(row)[:200]}")
         if (kept := self._turns_kept(row)) is None:
@@ -115,26 +111,22 @@ class RowSchema:
         if not isinstance(value, str | os.PathLike):
             return value
         text = os.fspath(value)
-        if text.startswith(("http://", "https://")):
-            if not self.allow_urls:
-                raise BadRow(BROKEN_IMAGE, f"{text[:200]!r}: images are not downloaded; set allow_urls")
+        shown = repr(text[:200])
+        is_url = text.startswith(("http://", "https://"))
+        if text.startswith("data:") or (is_url and self.allow_urls):
             return text
-        if text.startswith("data:"):
-            return text
+        if is_url:
+            raise BadRow(BROKEN_IMAGE, f"{shown}: images are not downloaded; set allow_urls")
         if self.folder is None:
-            raise BadRow(BROKEN_IMAGE, f"{text[:200]!r}: expected the image itself, got a path")
+            raise BadRow(BROKEN_IMAGE, f"{shown}: expected the image itself, got a path")
         try:
             path = (self.folder / text).resolve()
         except (OSError, ValueError, RuntimeError) as error:  # a NUL in it, or links in a circle
-            problem = f"expected a path, got {type(error).__name__}"
-            raise BadRow(BROKEN_IMAGE, f"{text[:200]!r}: {problem}") from error
+            raise BadRow(BROKEN_IMAGE, f"{shown}: expected a path") from error
         # Rows are often downloaded, and what a path names is shown to a model and kept in reports.
         if not (self.allow_outside or path.is_relative_to(_own_folder(self.folder))):
-            raise BadRow(
-                OUTSIDE,
-                f"{text[:200]!r} is outside of the dataset's folder: move the image into it, or set "
-                "allow_outside if you trust these rows",
-            )
+            advice = "move the image into it, or set allow_outside if you trust these rows"
+            raise BadRow(OUTSIDE, f"{shown} is outside of the dataset's folder: {advice}")
         return path
 
     def _messages(self, row: Mapping[str, Any], images: list[Any]) -> list[dict[str, Any]]:
@@ -199,13 +191,6 @@ def find_schema(columns: Sequence[str], renamed: Mapping[str, str], name: str) -
     )
 
 
-def check_ratings(columns: Sequence[str], min_ratings: Mapping[str, float], name: str) -> None:
-    if absent := sorted(set(min_ratings) - set(columns)):
-        raise DatasetError(
-            f"{name}: no rating column {', '.join(absent)}; it has {', '.join(columns)}: correct min_ratings"
-        )
-
-
 def find_images(
     rows: Iterable[Any],
     images_of: Callable[[Any], Sequence[Any] | None],
@@ -214,51 +199,46 @@ def find_images(
     how: str,
 ) -> bool:
     """Whether one of the first rows has an image. True, too, if none of them can be used for another reason,
-    which is counted and reported elsewhere.
+    which is counted and reported elsewhere. DatasetError if none has one, and a column that is not read looks
+    like images or all images are refused.
 
     Args:
         images_of: a row -> its images, None if its ratings are too low; may raise BadRow.
         how: see `no_images`.
-
-    Raises:
-        DatasetError: none has, and a column that is not read looks like images, or all images are refused.
     """
     read = {schema.columns.get(column, column) for column in (*schema.text_columns, "images", "image")}
-    usable, refused = 0, ""
+    usable, refused = False, ""
     columns, alike = dict[str, None](), dict[str, None]()
     for row in rows:
         if not isinstance(row, Mapping):  # a line that could not be read
             continue
+        images = None
         try:
-            images = images_of(row)
+            if images := images_of(row):
+                return True
         except BadRow as error:
             if error.reason in (BROKEN_IMAGE, OUTSIDE, PLACEHOLDERS):
                 refused = refused or str(error)
-            images = None
-        if images:
-            return True
-        usable += images is not None
+        usable = usable or images is not None
         columns |= dict.fromkeys(row)
         alike |= {key: None for key, value in row.items() if key not in read and looks_like_image(value)}
     if alike:
-        raise no_images(name, columns, how, alike)
+        raise no_images(name, columns, how, list(alike))
     if refused:
         raise DatasetError(f"{name}: none of the first rows has an image that can be used: {refused}")
     return not usable
 
 
-def no_images(name: str, columns: Iterable[str], how: str, alike: Iterable[str] = ()) -> DatasetError:
-    """The error about first rows without an image.
+def no_images(name: str, columns: Iterable[str], how: str, alike: Sequence[str] = ()) -> DatasetError:
+    """The error about first rows without an image; columns that are `alike` may be images.
 
     Args:
         how: how to name a column, with COLUMN for its name, or to allow text alone.
-        alike: columns that look like images.
     """
-    seen = list(alike)
-    looks = f" ({' and '.join(seen)} may hold images)" if seen else ""
+    looks = f" ({' and '.join(alike)} may hold images)" if alike else ""
     return DatasetError(
         f"{name}: the first rows have no image in a column image or images; their columns are "
-        f"{', '.join(columns)}{looks}: write {how.replace('COLUMN', (seen or ['COLUMN'])[0])}"
+        f"{', '.join(columns)}{looks}: write {how.replace('COLUMN', (*alike, 'COLUMN')[0])}"
     )
 
 
@@ -316,10 +296,10 @@ def _check_texts(messages: list[dict[str, Any]]) -> None:
 def _with_images_first(messages: list[dict[str, Any]], images: list[Any]) -> list[dict[str, Any]]:
     """All images stand before the first text of the user."""
     first = next((message for message in messages if message["role"] == "user"), None)
-    if images and first is None:
-        raise BadRow(PLACEHOLDERS, f"{len(images)} images and no message of a user to show them in")
-    if images and first is not None:
+    if first is not None:
         first["content"] = [*({"type": "image", "image": image} for image in images), *first["content"]]
+    elif images:
+        raise BadRow(PLACEHOLDERS, f"{len(images)} images and no message of a user to show them in")
     return messages
 
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -28,7 +28,7 @@ import numpy as np
 
 from data.errors import DatasetError, one_line
 from data.files import check_rows_path
-from data.row_schemas import RowSchema, check_ratings, find_images, find_schema, no_images
+from data.row_schemas import RowSchema, find_images, find_schema, no_images
 
 TRAIN = "train"
 _METADATA = "metadata.jsonl"  # of an image folder; no other file beside it counts
@@ -48,15 +48,18 @@ def _library():
     return datasets
 
 
+@contextmanager
+def reading(failed: str) -> Iterator[None]:
+    """Files, networks and libraries may raise anything: all of it becomes a DatasetError."""
+    try:
+        yield
+    except DatasetError:
+        raise
+    except Exception as error:
+        raise DatasetError(f"{failed} ({type(error).__name__}: {one_line(error, 300)})") from error
+
+
 # ---------------------------------------------------------------------------------------- kinds of rows
-class Rows(Protocol):
-    """Rows that can be read in any order."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
 @runtime_checkable
 class Stream(Protocol):
     """Rows that can only be read one after another, in `num_files` files."""
@@ -67,12 +70,7 @@ class Stream(Protocol):
         """The rows of a file from number `start` on."""
 
 
-@runtime_checkable
-class _HasColumns(Protocol):
-    column_names: list[str] | None
-
-
-class JsonLines:
+class JsonLines(Sequence):
     """The objects of JSON-lines files, each read when it is indexed.
 
     A line that is not JSON is a string that says so; the loader counts it with the other bad rows.
@@ -80,7 +78,7 @@ class JsonLines:
 
     def __init__(self, paths: Sequence[Path]):
         starts = [np.fromiter(_line_starts(path), np.int64) for path in paths]
-        self.paths = list(paths)
+        self.paths = paths
         self._files = np.repeat(np.arange(len(starts)), [len(of_file) for of_file in starts])
         self._starts = np.concatenate(starts)  # of each line, in its file
 
@@ -90,7 +88,7 @@ class JsonLines:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         path = self.paths[self._files[index]]
         with path.open("rb") as file:
             file.seek(int(self._starts[index]))
@@ -101,8 +99,7 @@ class JsonLinesStream:
     """JSON-lines files read from front to back, without looking up their lines first."""
 
     def __init__(self, paths: Sequence[Path]):
-        self.paths = list(paths)
-        self.num_files = len(self.paths)
+        self.paths, self.num_files = paths, len(paths)
 
     def open(self, file: int, start: int) -> Iterator[Any]:
         path = self.paths[file]
@@ -141,7 +138,7 @@ class LibraryStream:
         return iter(one.skip(start) if start else one)
 
 
-def first_rows(rows: Rows | Stream) -> Iterator[Any]:
+def first_rows(rows: Sequence[Any] | Stream) -> Iterator[Any]:
     """Some rows that show what all are like."""
     if isinstance(rows, Stream):
         all_files = (row for file in range(rows.num_files) for row in rows.open(file, 0))
@@ -149,17 +146,14 @@ def first_rows(rows: Rows | Stream) -> Iterator[Any]:
     return (rows[i] for i in range(min(len(rows), _LOOKED_AT)))
 
 
-def columns_of(rows: Rows | Stream, name: str) -> list[str]:
+def columns_of(rows: Sequence[Any] | Stream, name: str) -> list[str]:
     """Names of the columns; [] if there is no row."""
-    if isinstance(rows, _HasColumns) and rows.column_names:
-        return list(rows.column_names)
-    columns: dict[str, None] = {}
-    unread = ""
-    for row in first_rows(rows):
-        columns |= dict.fromkeys(row if isinstance(row, Mapping) else ())
-        unread = unread or (row if isinstance(row, str) else "")
-    if unread and not columns:
-        raise DatasetError(f"{name}: no row can be read: {unread}")
+    if known := getattr(rows, "column_names", None):
+        return list(known)
+    first = list(first_rows(rows))
+    columns = {column: None for row in first if isinstance(row, Mapping) for column in row}
+    if first and not columns and isinstance(first[0], str):
+        raise DatasetError(f"{name}: no row can be read: {first[0]}")
     return list(columns)
 
 
@@ -178,8 +172,8 @@ def open_rows(
             for anything else, it is train.
 
     Returns:
-        (rows, folder): a `Rows` or a `Stream`, and the folder that relative image paths start from, None for
-        a dataset on the Hub.
+        (rows, folder): a sequence or a `Stream`, and the folder that relative image paths start from, None
+        for a dataset on the Hub.
     """
     local = Path(path).expanduser()
     if local.is_dir():
@@ -192,21 +186,20 @@ def open_rows(
 
 def count_rows(path: str, subset: str | None, split: str) -> int | None:
     """Number of rows of a local dataset, read from the footers for Parquet; None for one on the Hub."""
-    local, name = Path(path).expanduser(), _name_of(split) or TRAIN
-    files: Sequence[Any] = _local_files(path) if name == TRAIN else ()
+    local, files = Path(path).expanduser(), list(map(str, _local_files(path)))
     if local.is_dir() and not _is_saved(local) and any(local.rglob("*.parquet")):
-        with _opening(path):
-            builder = _library().load_dataset_builder(str(local), subset)
-            _check_data_files(builder, path)
-            files = (builder.config.data_files or {}).get(name) or () if builder.name == "parquet" else ()
-    elif not local.is_dir() and not _local_files(path):
+        with reading(f"{path}: cannot be opened"):
+            builder = _builder(str(local), subset)
+        if builder.name == "parquet":
+            files = list(map(str, builder.config.data_files.get(_name_of(split)) or ()))
+    elif not files and not local.is_dir():
         return None
-    if not files or not all(str(file).endswith(".parquet") for file in files):
+    if not files or not all(file.endswith(".parquet") for file in files):
         return len(open_rows(path, subset, split, streaming=False)[0])
     from pyarrow.parquet import read_metadata
 
-    with _opening(path):
-        rows = sum(read_metadata(str(file)).num_rows for file in files)
+    with reading(f"{path}: cannot be opened"):
+        rows = sum(read_metadata(file).num_rows for file in files)
     return len(range(rows)[_part(split, rows, path)])
 
 
@@ -216,37 +209,43 @@ def _local_files(path: str) -> list[Path]:
 
 
 def _open_folder(folder: Path, subset: str | None, split: str, streaming: bool) -> tuple[Any, Path]:
+    name = str(folder)
     if _is_saved(folder):
-        return _open_saved(folder, split or TRAIN, streaming), folder
-    with _opening(str(folder)):
-        by_split = _json_lines_by_split(folder, _name_of(split))
+        return _open_saved(name, split or TRAIN, streaming), folder
+    wanted = _name_of(split)
+    with reading(f"{folder}: cannot be opened"):
+        by_split = _json_lines_by_split(folder, wanted)
     files = sorted({file for of_split in by_split.values() for file in of_split})
     is_image_folder = any(file.name == _METADATA for file in files)
     if not files or (not is_image_folder and any(folder.rglob("*.parquet"))):
-        return _load(str(folder), str(folder), subset, split, streaming), folder
+        return _load(name, name, subset, split, streaming), folder
     if split or len({file.parent for file in files}) > 1:
-        wanted = _name_of(split) or TRAIN
+        wanted = wanted or TRAIN
         known = next((name for name, words in _SPLIT_WORDS.items() if wanted in words), wanted)
         if not (files := by_split.get(wanted) or by_split.get(known) or []):
-            raise DatasetError(f"{folder}: no split {wanted!r}; it has {', '.join(by_split)}")
-    return _json_lines(files, str(folder), split, streaming), _image_root(files, folder)
+            raise _no_split(name, wanted, by_split)
+    return _json_lines(files, name, split, streaming), _image_root(files, folder)
+
+
+def _no_split(path: str, split: str, splits: Iterable[str]) -> DatasetError:
+    return DatasetError(f"{path}: no split {split!r}; it has {', '.join(splits)}")
 
 
 def _is_saved(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _SAVED)
 
 
-def _open_saved(folder: Path, split: str, streaming: bool) -> Any:
+def _open_saved(path: str, split: str, streaming: bool) -> Any:
     name = _name_of(split)
-    with _opening(str(folder)):
-        rows = _library().load_from_disk(str(folder))
+    with reading(f"{path}: cannot be opened"):
+        rows = _library().load_from_disk(path)
     if isinstance(rows, _library().DatasetDict):
         if name not in rows:
-            raise DatasetError(f"{folder}: no split {name!r}; it has {', '.join(rows)}")
+            raise _no_split(path, name, rows)
         rows = rows[name]
     if name != split:
-        rows = rows.select(range(len(rows))[_part(split, len(rows), str(folder))])
-    rows = _undecoded(rows)
+        rows = rows.select(range(len(rows))[_part(split, len(rows), path)])
+    _leave_undecoded(rows.info.features)
     return LibraryStream(rows.to_iterable_dataset()) if streaming else rows
 
 
@@ -254,29 +253,26 @@ def _open_files(files: list[Path], path: str, split: str, streaming: bool) -> An
     endings = {file.suffix for file in files}
     if endings <= {".jsonl", ".json"}:
         if _name_of(split) not in ("", TRAIN):
-            raise DatasetError(
-                f"{path}: no split {_name_of(split)!r}; files that are named themselves are all train: name "
-                "the file whose rows you want, or a folder with a file for each split"
-            )
+            raise _no_split(path, _name_of(split), [f"{TRAIN}, as all files that are named themselves"])
         if endings == {".json"} and len(files) == 1 and (rows := _json_list(files[0], path)) is not None:
             return rows[_part(split, len(rows), path)]
         return _json_lines(files, path, split, streaming)
-    if len(endings) == 1 and (builder := _BUILDERS.get(files[0].suffix)):
-        return _load(builder, path, None, split, streaming, data_files=[str(file) for file in files])
-    known = f".jsonl, {', '.join(_BUILDERS)}"
-    raise DatasetError(f"{path}: expected files that end in one of {known}, got {', '.join(sorted(endings))}")
+    if len(endings) > 1 or not (builder := _BUILDERS.get(files[0].suffix)):
+        known, got = ", ".join([".jsonl", *_BUILDERS]), ", ".join(sorted(endings))
+        raise DatasetError(f"{path}: expected files that end in one of {known}, got {got}")
+    return _load(builder, path, None, split, streaming, data_files=[str(file) for file in files])
 
 
 def _json_list(path: Path, name: str) -> list[Any] | None:
     """The rows of a file that is one list, None if it is not."""
-    with path.open("rb") as file, _opening(name):
+    with path.open("rb") as file, reading(f"{name}: cannot be opened"):
         if file.read(2**16).lstrip()[:1] != b"[":
             return None
         file.seek(0)
         return json.load(file)
 
 
-def _json_lines(files: list[Path], path: str, split: str, streaming: bool) -> Rows | Stream:
+def _json_lines(files: list[Path], path: str, split: str, streaming: bool) -> Sequence[Any] | Stream:
     if streaming and "[" in split:
         raise DatasetError(f"{path}: split {split!r}: a stream has no known length; leave the slice out")
     if streaming:
@@ -288,59 +284,36 @@ def _json_lines(files: list[Path], path: str, split: str, streaming: bool) -> Ro
 
 def _load(builder: str, path: str, subset: str | None, split: str, streaming: bool, **options) -> Any:
     """Open what the library knows: a builder by its name, a folder, or a dataset on the Hub."""
-    with _opening(path):
+    with reading(f"{path}: cannot be opened"):
         if "data_files" not in options:
-            _check_data_files(_library().load_dataset_builder(builder, subset, **options), path)
+            _builder(builder, subset, **options)
         rows = _library().load_dataset(builder, subset, split=split or TRAIN, streaming=streaming, **options)
-        rows = _undecoded(rows)
+        _leave_undecoded(rows.info.features)
     return LibraryStream(rows) if streaming else rows
 
 
-@contextmanager
-def _opening(path: str) -> Iterator[None]:
-    """The library, the network and damaged files may raise anything."""
-    try:
-        yield
-    except DatasetError:
-        raise
-    except Exception as error:
-        problem = f"{type(error).__name__}: {one_line(error, 300)}"
-        raise DatasetError(f"{path}: cannot be opened ({problem})") from error
+def _builder(path: str, subset: str | None, **options) -> Any:
+    """The library's builder of a folder or of a dataset on the Hub. A downloaded folder's README may name any
+    file of this machine as the dataset's: that is refused."""
+    builder, folder = _library().load_dataset_builder(path, subset, **options), os.path.abspath(path)
+    for file in (str(file) for files in (builder.config.data_files or {}).values() for file in files):
+        local = file.split("::")[-1].removeprefix("file://")  # the archive that a file lies in
+        if "://" not in local and not Path(os.path.abspath(local)).is_relative_to(folder):
+            raise DatasetError(
+                f"{path}: its README names a data file outside of it, {local!r}: copy the file into the "
+                "folder, or name it as a dataset of its own"
+            )
+    return builder
 
 
-def _check_data_files(builder: Any, path: str) -> None:
-    """A downloaded folder's README may name any file of this machine as the dataset's: refuse that."""
-    folder = os.path.abspath(Path(path).expanduser())
-    for files in (builder.config.data_files or {}).values():
-        for file in map(str, files):
-            local = file.split("::")[-1].removeprefix("file://")  # the archive that a file lies in
-            if "://" not in local and not Path(os.path.abspath(local)).is_relative_to(folder):
-                raise DatasetError(
-                    f"{path}: its README names a data file outside of it, {local!r}: copy the file into the "
-                    "folder, or name it as a dataset of its own"
-                )
-
-
-def _undecoded(rows: Any) -> Any:
-    """The same rows with images left as bytes or paths."""
-    for name, feature in (rows.features or {}).items():
-        plain = _without_decoding(feature)
-        if plain != feature:
-            rows = rows.cast_column(name, plain)
-    return rows
-
-
-def _without_decoding(feature: Any) -> Any:
-    library = _library()
-    if isinstance(feature, library.Image):
-        return library.Image(decode=False)
-    if isinstance(feature, library.List):
-        return library.List(_without_decoding(feature.feature), length=feature.length)
-    if isinstance(feature, library.LargeList):
-        return library.LargeList(_without_decoding(feature.feature))
-    if isinstance(feature, dict):
-        return {name: _without_decoding(inner) for name, inner in feature.items()}
-    return feature
+def _leave_undecoded(feature: Any) -> None:
+    """Have the library give images as bytes or paths."""
+    if isinstance(feature, _library().Image):
+        feature.decode = False
+    elif isinstance(feature, _library().List | _library().LargeList):
+        _leave_undecoded(feature.feature)
+    for inner in feature.values() if isinstance(feature, dict) else ():
+        _leave_undecoded(inner)
 
 
 # ------------------------------------------------------------------------------------------------ splits
@@ -354,16 +327,20 @@ def _json_lines_by_split(folder: Path, wanted: str) -> dict[str, list[Path]]:
     Files whose names say nothing belong to no split if another file is train: they may be held out. A folder
     whose very name is wanted for is that split.
     """
+    by_name: dict[str, list[Path]] = {}
+    by_folder: dict[str, list[Path]] = {}
+    for path in _lines_in(folder):
+        for split in _splits_of(path.name) or [""]:
+            by_name.setdefault(split, []).append(path)
     with os.scandir(folder) as entries:  # unlike Path.iterdir, no look at each of a million images
         folders = sorted(Path(entry) for entry in entries if entry.is_dir())
-    by_folder = _grouped(((path.name, _lines_in(path)) for path in folders), wanted)
-    by_folder.pop("", None)
+    for path in folders:
+        for split in _splits_of(path.name):
+            by_folder.setdefault(split, []).extend(_lines_in(path))
     if wanted and (files := _lines_in(folder / wanted)):
         by_folder[wanted] = files
-    by_name = _grouped((path.name, [path]) for path in _lines_in(folder))
     unnamed = by_name.pop("", [])
-    has_metadata = bool(unnamed) and unnamed[0].name == _METADATA
-    if has_metadata and len(by_folder) > 1 and not any(by_folder.values()):
+    if (folder / _METADATA) in unnamed and len(by_folder) > 1 and not any(by_folder.values()):
         raise DatasetError(
             f"{folder}: {_METADATA} does not say which of its images are {' and which '.join(by_folder)}; "
             "put one such file into each of their folders"
@@ -372,15 +349,9 @@ def _json_lines_by_split(folder: Path, wanted: str) -> dict[str, list[Path]]:
     return {TRAIN: unnamed} | found if unnamed else found
 
 
-def _grouped(named: Iterable[tuple[str, list[Path]]], wanted: str = "") -> dict[str, list[Path]]:
-    """Split -> files, by the words in the names that they go by; "" -> those that name no split."""
-    groups: dict[str, list[Path]] = {}
-    for name, files in named:
-        words = set(re.split(r"[-._ 0-9]+", name.lower()))
-        splits = [split for split, known in _SPLIT_WORDS.items() if words & known]
-        for split in [wanted] if name == wanted else splits or [""]:
-            groups[split] = groups.get(split, []) + files
-    return groups
+def _splits_of(name: str) -> list[str]:
+    words = set(re.split(r"[-._ 0-9]+", name.lower()))
+    return [split for split, known in _SPLIT_WORDS.items() if words & known]
 
 
 def _lines_in(folder: Path) -> list[Path]:
@@ -409,22 +380,18 @@ def _image_root(files: list[Path], folder: Path) -> Path:
     in the folder that has the splits."""
     inside = _common_folder(files, str(folder))
     if inside != folder and files[0].name != _METADATA:
-        for text in _texts(list(first_rows(JsonLinesStream(files[:1])))):
-            try:
-                if not (inside / text).is_file() and (folder / text).is_file():
-                    return folder
-            except (OSError, ValueError):  # not a path
-                continue
+        texts = _texts(list(first_rows(JsonLinesStream(files[:1]))))
+        if any(os.path.isfile(folder / text) and not os.path.isfile(inside / text) for text in texts):
+            return folder
     return inside
 
 
-def _texts(value: Any, depth: int = 4) -> Iterator[str]:
-    """Texts in rows that are short enough to be paths."""
-    if isinstance(value, str) and 0 < len(value) < 1_000:
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
         yield value
-    elif isinstance(value, list | dict) and depth:
+    elif isinstance(value, list | dict):
         for one in value.values() if isinstance(value, dict) else value:
-            yield from _texts(one, depth - 1)
+            yield from _texts(one)
 
 
 def _common_folder(files: list[Path], path: str) -> Path:
@@ -438,24 +405,27 @@ def _common_folder(files: list[Path], path: str) -> Path:
 
 
 # ---------------------------------------------------------------------------------------------- mixtures
-def _maps_to(kind: Any, value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(key, str) and isinstance(held, kind) for key, held in value.items()
-    )
-
-
-# What a DatasetConfig's fields hold, by their annotation: in words, and as a test.
-_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "str": ("text", lambda value: isinstance(value, str)),
-    "str | None": ("text", lambda value: isinstance(value, str | None)),
-    "bool": ("true or false", lambda value: isinstance(value, bool)),
-    "float | None": (
-        "a positive number",
-        lambda value: value is None or (type(value) in (int, float) and 0 < value < float("inf")),
-    ),
-    "Mapping[str, str]": ("our column names and the dataset's", partial(_maps_to, str)),
-    "Mapping[str, float]": ("rating columns and numbers", partial(_maps_to, int | float)),
+_KINDS = {  # what a recipe's values are, by the annotations of a DatasetConfig
+    "str": "text",
+    "str | None": "text",
+    "bool": "true or false",
+    "float | None": "a positive number",
+    "Mapping[str, str]": "our column names and the dataset's",
+    "Mapping[str, float]": "rating columns and numbers",
 }
+
+
+def _fits(value: Any, kind: str) -> bool:
+    if value is None:
+        return kind.endswith("None")
+    if kind.startswith("Mapping"):
+        held = str if kind.endswith("str]") else int | float
+        return isinstance(value, Mapping) and all(
+            isinstance(key, str) and isinstance(inner, held) for key, inner in value.items()
+        )
+    if kind.startswith("float"):
+        return type(value) in (int, float) and 0 < value < math.inf
+    return isinstance(value, bool if kind == "bool" else str)
 
 
 @dataclass(frozen=True)
@@ -493,9 +463,8 @@ class DatasetConfig:
 
     def __post_init__(self):
         for item in fields(self):
-            expected, fits = _KINDS[str(item.type)]
-            if not fits(value := getattr(self, item.name)):
-                raise DatasetError(f"dataset: {item.name}: expected {expected}, got {value!r}")
+            if not _fits(value := getattr(self, item.name), str(item.type)):
+                raise DatasetError(f"dataset: {item.name}: expected {_KINDS[str(item.type)]}, got {value!r}")
         if not self.path:
             raise DatasetError("dataset: expected a path or Hub id, got none")
         if not self.name:
@@ -505,16 +474,16 @@ class DatasetConfig:
     def from_dict(cls, entry: Mapping[str, Any]) -> DatasetConfig:
         """A recipe's entry."""
         known = [item.name for item in fields(cls)]
-        unknown = sorted(set(entry) - set(known))
-        if unknown or "path" not in entry:
-            problem = f"unknown key {', '.join(unknown)}" if unknown else "no path"
+        if "path" not in entry or not set(entry) <= set(known):
+            wrong = ", ".join(sorted(set(entry) - set(known)))
+            problem = f"unknown key {wrong}" if wrong else "no path"
             raise DatasetError(f"dataset: {problem}; its keys are {', '.join(known)}")
         return cls(**entry)
 
 
 @dataclass(frozen=True)
 class Source:
-    """An open dataset; `rows` is a `Rows` or a `Stream`."""
+    """An open dataset; `rows` is a sequence or a `Stream`."""
 
     name: str
     rows: Any
@@ -567,7 +536,7 @@ def open_datasets(entries: Sequence[DatasetConfig | Mapping[str, Any]]) -> Mixtu
 
 
 def open_source(rows: Any, config: DatasetConfig, folder: Path | None = None, alone: bool = True) -> Source:
-    """A source of rows that are already open: a list of dicts, or any `Rows` or `Stream`.
+    """A source of rows that are already open: a list of dicts, or any other sequence or `Stream`.
 
     Args:
         folder: where relative image paths start; None refuses paths.
@@ -586,7 +555,10 @@ def open_source(rows: Any, config: DatasetConfig, folder: Path | None = None, al
         allow_urls=config.allow_urls,
         allow_outside=config.allow_outside,
     )
-    check_ratings(columns, config.min_ratings, config.name)
+    if absent := sorted(set(config.min_ratings) - set(columns)):
+        raise DatasetError(
+            f"{config.name}: min_ratings: no column {', '.join(absent)}; it has {', '.join(columns)}"
+        )
     weight = config.weight
     if weight is None and isinstance(rows, Stream) and not alone:
         raise DatasetError(f"{config.name}: a stream among other datasets needs a weight")

@@ -58,15 +58,8 @@ def loader(
 ) -> Loader:
     """A loader of rows, of a mixture, or of a stream."""
     mixed = data if isinstance(data, Mixture) else mixture(data)
-    settings = LoaderConfig(
-        **{"batch_size": 4, "sequence_length": 128, "packing_buffer_size": 8, "shards": 4} | config
-    )
+    settings = LoaderConfig(**{"batch_size": 4, "sequence_length": 128, "packing_buffer_size": 3} | config)
     return Loader(mixed, processor or embedded(), settings, rank, world_size)
-
-
-def ids_of(batch) -> list:
-    """The sample ids of each row of a batch."""
-    return list(batch.sample_ids)
 
 
 def flat(batches) -> list:

@@ -19,9 +19,9 @@ from eval.__main__ import main as evaluate
 from inference.checkpoint import RequestError
 from inference.locks import only_writer
 from tests.evaluations import FORK, answered, exits_of_ranks, write_rows
-from tests.kills import last_step
 from tests.runs import SETTINGS, curve, flags, start, tiny_checkpoint
 from tests.runs import write_rows as write_training_rows
+from tests.soak.kills import last_step
 from tests.waiting import PATIENCE
 from training.metrics import Metrics
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.errors import BadRow, DatasetError
+from data.errors import BadRow
 from data.images import image_size, load_image
 from data.packing import IGNORE_INDEX, SampleEncoder
 from data.processor import Processor
@@ -19,7 +19,6 @@ from data.row_schemas import (
     TOO_LONG,
     TOO_MANY_TILES,
     RowSchema,
-    find_schema,
 )
 from tests.processors import KINDS, draw_image, processor
 from tests.rows import png
@@ -84,17 +83,14 @@ def test_every_schema_is_one_conversation(schema, row):
     "number, written", [(3, "3"), (0, "0"), (10**400, str(10**400)), (3.5, "3.5"), (-2.0, "-2.0")]
 )
 def test_numbers_as_answers_are_written_out(number, written):
+    """As are those of rows without images."""
     expected = [said("user", text("how many?")), said("assistant", text(written))]
     assert PLAIN.conversation({"question": "how many?", "answer": number}) == expected
     assert PLAIN.conversation({"question": "how many?", "answer": [number, 1]}) == expected
-    assert TURNS.conversation({"texts": [{"user": "how many?", "assistant": number}]}) == expected
+    assert (
+        TURNS.conversation({"images": [], "texts": [{"user": "how many?", "assistant": number}]}) == expected
+    )
     assert PAIR.conversation({"prompt": "how many?", "completion": number}) == expected
-
-
-def test_rows_without_images():
-    turn = {"user": "a", "assistant": "b"}
-    assert len(TURNS.conversation({"images": None, "texts": [turn] * 3})) == 6
-    assert len(TURNS.conversation({"images": [], "texts": [turn]})) == 2
 
 
 def asked(image) -> dict:
@@ -155,19 +151,6 @@ def test_ratings_leave_out_turns_and_rows():
     assert by_row.conversation({"question": "a", "answer": "b", "score": 0.5})
 
 
-@pytest.mark.parametrize(
-    "columns, renamed, named",
-    [
-        (["picture", "caption"], {}, r"picture, caption"),
-        (["question", "answer"], {"question": "query"}, r"query.* question, answer"),
-        (["question", "answer"], {"text": "question"}, r"text"),
-    ],
-)
-def test_unknown_columns_name_those_there_are(columns, renamed, named):
-    with pytest.raises(DatasetError, match=named):
-        find_schema(columns, renamed, "toy")
-
-
 # ------------------------------------------------------------------------------------------------ samples
 def conversation(question: str, answer: str, *more: str, images: int = 1) -> list[dict]:
     """Turns, with images in front of the first."""
@@ -201,20 +184,6 @@ def test_labels_are_the_answers_with_their_end_of_turn(kind):
         assert part.removesuffix(stop).strip() == answer
     assert [i for i, label in zip(sample.input_ids, sample.labels) if label not in (i, IGNORE_INDEX)] == []
     assert len(sample.labels) == len(sample.input_ids) == sample.tokens - sample.front
-
-
-@pytest.mark.parametrize("kind", ["embedded", "llama", "nanovlm-current", "unigram"])
-def test_typed_special_tokens_are_text_on_both_sides(kind):
-    p = processor(kind)
-    specials = [t.content for t in p.tokenizer.added_tokens_decoder.values() if t.content.strip()]
-    typed = " and ".join(specials[:8])
-    alone = SampleEncoder(p, 4000).encode(conversation("how many?", "two"), ("toy", 0))
-    sample = SampleEncoder(p, 4000).encode(conversation(typed, typed), ("toy", 0))
-    known = set(p.tokenizer.convert_tokens_to_ids(specials)) - {p.tokenizer.unk_token_id}
-    assert [i for i in sample.input_ids if i in known] == [i for i in alone.input_ids if i in known]
-    if kind != "unigram":  # whose letters outside its corpus are unknown
-        (part,) = labelled(p, sample)
-        assert typed in part
 
 
 @pytest.mark.parametrize("kind", ["embedded", "nanovlm-current", "nanovlm-v0.1"])

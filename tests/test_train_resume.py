@@ -16,8 +16,8 @@ import pytest
 
 import train
 import training.export
-from tests.kills import STYLES, kill_and_compare
 from tests.runs import curve, flags, prepared, settings_in, start
+from tests.soak.kills import STYLES, kill_training
 from tests.waiting import PATIENCE, wait_for
 from training.metrics import read_metrics
 from training.state import FOLDER, RunState, states
@@ -46,8 +46,8 @@ def no_file_beyond(room: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_killed_at_random_moments(folder, style):
-    """`python -m tests.kills` does it oftener."""
-    outcome = kill_and_compare(folder, style, kills=2)
+    """`python -m tests.soak.kills` does it oftener."""
+    outcome = kill_training(folder, kills=2, style=style)
     assert outcome.killed == 2 and outcome.as_never_killed, outcome
 
 

@@ -3,13 +3,14 @@
     python -m tests.soak.kills                 # 100 kills, some minutes
     python -m tests.soak.kills --parts batch --kills 50
 
-`training` is `tests/kills.py`: map-style and streaming data and a changing number of ranks, compared to the
-bit with a run that was never killed. `evaluation` (`python -m eval`) and `batch` (`generate.py --batch`) must
-hold every question exactly once in the end, with the answers of a run that was never killed. `saving` writes
-two checkpoints in turns over one folder, which must hold one of them whole after every kill.
+`map`, `streaming` and `ranks` are training runs: on rows that can be indexed, on a stream, and on a number of
+ranks that changes from one start to the next. Loss curve, samples and weights must be those of a run that was
+never killed, to the bit; with `ranks`, samples exactly and losses within 1e-5. `evaluation` (`python -m
+eval`) and `batch` (`generate.py --batch`) must hold every question exactly once, with the answers of a run
+that was never killed. `saving` writes two checkpoints in turns over one folder, which must hold one of them.
 
-What ends before its kills are used up is begun anew elsewhere. The exit status is 1 where anything is not as
-it should be, or fewer kills came about than were asked for.
+What ends before its kills are used up is begun anew elsewhere. The exit status is 1 if anything is not as it
+should be, or fewer kills came about than were planned.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -33,15 +34,18 @@ import torch
 import generate
 from eval.__main__ import main as evaluate
 from models.vision_language_model import VisionLanguageModel
+from tests import runs
 from tests.evaluations import FORK, answered, write_rows
-from tests.kills import MORE_ROUNDS, kill_and_compare
 from tests.processors import embedded
-from tests.runs import tiny_checkpoint
+from tests.runs import curve, settings_in, tiny_checkpoint
 from tests.waiting import PATIENCE
+from training.metrics import METRICS
+from training.state import FOLDER
 
-SHARES = {"training": 0.5, "evaluation": 0.15, "batch": 0.2, "saving": 0.15}  # of all kills
-STYLES = {"map": 0.4, "streaming": 0.4, "ranks": 0.2}  # of those in training
+STYLES = ("map", "streaming", "ranks")  # of training
 EACH = 6  # questions about an image, for evaluation and batch
+MORE_ROUNDS = 5  # than kills, of work that ended before its kills were used up
+Start = Callable[[int], list]  # number of the start -> its processes
 
 
 @dataclass(frozen=True)
@@ -54,85 +58,51 @@ class Outcome:
     as_never_killed: bool
 
 
-def kill_evaluation(folder: Path, kills: int, seed: int = 0, images: int = 30) -> Outcome:
-    """`python -m eval` on rows of images; progress is the lines of samples.jsonl."""
-    rows = write_rows(folder, images, EACH)
-    whole = folder / "eval-whole"
+# ------------------------------------------------------------------------------------------------- kills
+def kill_again_and_again(
+    start: Start,
+    progress: Callable[[], int],
+    kills: int,
+    rng: random.Random,
+    span: int = 12,
+    saves: Callable[[], set] | None = None,
+) -> list[int]:
+    """Start processes and kill them, `kills` times or until they have ended: how far they were at each.
 
-    def start(output: Path) -> Callable[[], object]:
-        arguments = ["--data", str(rows), "--output", str(output), "--compile", "off"]
-        return lambda: evaluate([*arguments, "--batch-size", "4"])
-
-    killed, reached = kill_rounds(
-        folder / "eval-killed", start, lambda output: lines(output / "samples.jsonl"), kills, seed
-    )
-    to_the_end(start(whole))
-    expected = answered(whole)
-    same = len(expected) == images * EACH and all(answered(output) == expected for output in killed)
-    return Outcome("evaluation", len(reached), reached, same)
-
-
-def kill_batch(folder: Path, kills: int, seed: int = 0, images: int = 30) -> Outcome:
-    """`generate.py --batch` on the same questions; progress is the lines of its results."""
-    write_rows(folder, images, EACH)
-    whole = folder / "whole.jsonl"
-
-    def start(out: Path) -> Callable[[], object]:
-        paths = ["--batch", str(folder / "rows.jsonl"), "--out", str(out), "--compile", "off"]
-        return lambda: generate.main([*paths, "--max-new-tokens", "32", "--batch-size", "4"])
-
-    killed, reached = kill_rounds(folder / "killed.jsonl", start, lines, kills, seed)
-    to_the_end(start(whole))
-    expected = sorted(whole.read_text().splitlines())
-    same = sorted(json.loads(line)["line"] for line in expected) == list(range(1, images * EACH + 1))
-    same &= all(sorted(out.read_text().splitlines()) == expected for out in killed)
-    return Outcome("batch", len(reached), reached, same)
-
-
-def kill_saving(folder: Path, kills: int, seed: int = 0) -> Outcome:
-    """Two models saved in turns over one folder; progress is how often that was seen to change hands."""
-    target, versions, whole, reached = folder / "saved", [], True, []
-    first = VisionLanguageModel.from_pretrained(tiny_checkpoint(folder / "first"))
-    second = VisionLanguageModel(first.config)
-    second.init_weights(torch.Generator().manual_seed(1))
-    for number, model in enumerate((first, second)):
-        model.save_pretrained(folder / f"version-{number}", embedded())
-        versions.append(contents(folder / f"version-{number}"))
-
-    def saving():
-        for number in count():
-            (first, second)[number % 2].save_pretrained(target, embedded())
-
-    rng, progress = random.Random(seed), Changes(target / "config.json")
-    for _ in range(kills):
-        reached += kill_again_and_again(saving, progress, 1, rng, span=3)
-        whole &= not target.exists() or contents(target) in versions
-    first.save_pretrained(target, embedded())
-    whole &= contents(target) == versions[0] and not list(folder.glob(".saved*"))
-    return Outcome("saving", len(reached), reached, whole)
-
-
-class Changes:
-    """How often calls have found another file in a path's place, or other content in it: a file system may
-    give the number of a file that is gone to a new one."""
-
-    def __init__(self, path: Path):
-        self.path, self.seen, self._last = path, 0, None
-
-    def __call__(self) -> int:
-        with suppress(OSError):
-            status = self.path.stat()
-            now = (status.st_ino, status.st_mtime_ns)
-            self.seen, self._last = self.seen + (now != self._last), now
-        return self.seen
+    A moment is some milliseconds after a number of steps of `progress` from where the processes began, `span`
+    at most: with none, while they open their files. With `saves`, every second one is in a save that these
+    processes have begun. RuntimeError if they fail, or nothing comes of them for `PATIENCE` seconds.
+    """
+    reached: list[int] = []
+    for number in range(kills):
+        steps, before = rng.randint(0, span), saves() if saves and number % 2 == 0 else None
+        goal, until, there = progress() + steps, time.monotonic() + PATIENCE, False
+        processes = start(number)
+        while not there and processes[0].exitcode is None and time.monotonic() < until:
+            there = progress() >= goal and (before is None or bool(saves() - before))
+            time.sleep(0.001)
+        late = not there and processes[0].exitcode is None
+        time.sleep(rng.uniform(0, 0.02) if steps or before is not None else rng.uniform(0, 1))
+        ended = [process.exitcode for process in processes]
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+        if late or any(ended):
+            raise RuntimeError(f"expected {steps} steps of progress, got status {ended} (None: too slow)")
+        if 0 in ended:
+            break
+        reached.append(progress())
+    return reached
 
 
 def kill_rounds(
     output: Path,
-    start: Callable[[Path], Callable[[], object]],
+    start: Callable[[Path], Start],
     progress: Callable[[Path], int],
     kills: int,
-    seed: int,
+    seed: str,
+    **more,
 ) -> tuple[list[Path], list[int]]:
     """Kill `start(output)` until that was done `kills` times, each time it has ended with a new output, and
     let the last one end: the outputs, and how far it was at each kill."""
@@ -140,60 +110,33 @@ def kill_rounds(
     while len(reached) < kills and len(outputs) < kills + MORE_ROUNDS:
         now = output.with_name(f"{len(outputs)}-{output.name}")
         outputs.append(now)
-        reached += kill_again_and_again(start(now), partial(progress, now), kills - len(reached), rng)
+        moments = {name: partial(value, now) for name, value in more.items()}
+        left = kills - len(reached)
+        reached += kill_again_and_again(start(now), partial(progress, now), left, rng, **moments)
         to_the_end(start(now))
     return outputs, reached
 
 
-def kill_again_and_again(
-    work: Callable[[], object], progress: Callable[[], int], kills: int, rng: random.Random, span: int = 12
-) -> list[int]:
-    """Do `work` in a process that is killed, and again, `kills` times or until it has ended: how far it was
-    at each.
+def to_the_end(start: Start) -> None:
+    processes = start(1)
+    for process in processes:
+        process.join(600)
+    if any(process.exitcode != 0 for process in processes):
+        raise RuntimeError("expected the last start to end with status 0")
 
-    A moment is some milliseconds after a number of steps of `progress` from where the process began, `span`
-    at most: with none, while it opens its files.
 
-    Raises:
-        RuntimeError: it failed, or nothing came of it for `PATIENCE` seconds.
-    """
-    reached: list[int] = []
-    for _ in range(kills):
-        process = FORK.Process(target=silenced, args=(work,))
-        begin, goal, until = progress(), rng.randint(0, span), time.monotonic() + PATIENCE
+def forked(work: Callable[[], object]) -> Start:
+    def run() -> None:
+        torch.set_num_threads(1)  # threads do not survive a fork
+        status = work()
+        sys.exit(status if isinstance(status, int) else 0)
+
+    def start(number: int) -> list:
+        process = FORK.Process(target=run)
         process.start()
-        while process.exitcode is None and progress() < begin + goal and time.monotonic() < until:
-            time.sleep(0.001)
-        late = process.exitcode is None and progress() < begin + goal
-        time.sleep(rng.uniform(0, 0.02) if goal else rng.uniform(0, 1))
-        ended = process.exitcode
-        process.kill()
-        process.join()
-        if late:
-            raise RuntimeError(f"expected {goal} steps of progress in {PATIENCE} seconds, got fewer")
-        if ended == 0:
-            break
-        if ended is not None:
-            raise RuntimeError(f"expected work that goes on or ends with status 0, got {ended}")
-        reached.append(progress())
-    return reached
+        return [process]
 
-
-def to_the_end(work: Callable[[], object]) -> None:
-    process = FORK.Process(target=silenced, args=(work,))
-    process.start()
-    process.join(600)
-    if process.exitcode != 0:
-        raise RuntimeError(f"expected the last start to end with status 0, got {process.exitcode}")
-
-
-def silenced(work: Callable[[], object]) -> None:
-    silent = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(silent, stream)
-    torch.set_num_threads(1)
-    status = work()
-    sys.exit(status if isinstance(status, int) else 0)
+    return start
 
 
 def lines(path: Path) -> int:
@@ -203,57 +146,146 @@ def lines(path: Path) -> int:
         return 0
 
 
+# ------------------------------------------------------------------------------------------------- parts
+def kill_training(folder: Path, kills: int, seed: int = 0, style: str = "map") -> Outcome:
+    """train.py, saving every second step; progress is the steps of metrics.jsonl."""
+    if not (folder / "tiny").exists():
+        runs.prepared(folder)
+    more = {"save_every": 2, "ema": 0.9, "shuffle_buffer": 5, "micro_batch_size": 2, "steps": 12 + 8 * kills}
+    more["muon"] = "none" if style == "ranks" else "language"
+
+    def start(output: Path) -> Start:
+        settings = settings_in(folder, output.name, streaming=style == "streaming", **more)
+        return lambda number: runs.start((2, 1)[number % 2] if style == "ranks" else 1, **settings)
+
+    killed, reached = kill_rounds(
+        folder / f"killed-{style}", start, last_step, kills, f"{style}:{seed}", saves=begun_saves
+    )
+    whole, same = folder / f"whole-{style}", True
+    to_the_end(start(whole))
+    for output in killed:
+        for (step, loss, samples), (its_step, its_loss, its_samples) in zip(
+            curve(output), curve(whole), strict=True
+        ):
+            same &= (step, samples) == (its_step, its_samples)
+            same &= abs(loss - its_loss) <= (1e-5 if style == "ranks" else 0)
+        weights = [(run / "model.safetensors").read_bytes() for run in (output, whole)]
+        same &= style == "ranks" or weights[0] == weights[1]
+    return Outcome(style, len(reached), reached, same)
+
+
+def begun_saves(output: Path) -> set[tuple]:
+    """What a save has begun and not ended: folders under their temporary names, and their times."""
+    found = set()
+    for path in [*(output / FOLDER).glob(".writing-*"), *output.parent.glob(f".{output.name}.saving")]:
+        with suppress(OSError):
+            found.add((path, path.stat().st_mtime_ns))
+    return found
+
+
+def last_step(output: Path) -> int:
+    """The step of the last whole line of metrics.jsonl; 0 before there is one."""
+    try:
+        written = (output / METRICS).read_text(encoding="utf-8").split("\n")[:-1]
+    except OSError:
+        return 0
+    return max((json.loads(line)["step"] for line in written[-1:]), default=0)
+
+
+def kill_evaluation(folder: Path, kills: int, seed: int = 0, images: int = 30) -> Outcome:
+    """`python -m eval` on rows of images; progress is the lines of samples.jsonl."""
+    rows, whole = write_rows(folder, images, EACH), folder / "eval-whole"
+
+    def start(output: Path) -> Start:
+        arguments = ["--data", str(rows), "--output", str(output), "--compile", "off"]
+        return forked(lambda: evaluate([*arguments, "--batch-size", "4"]))
+
+    def progress(output: Path) -> int:
+        return lines(output / "samples.jsonl")
+
+    killed, reached = kill_rounds(folder / "eval-killed", start, progress, kills, f"{seed}")
+    to_the_end(start(whole))
+    expected = answered(whole)
+    same = len(expected) == images * EACH and all(answered(output) == expected for output in killed)
+    return Outcome("evaluation", len(reached), reached, same)
+
+
+def kill_batch(folder: Path, kills: int, seed: int = 0, images: int = 30) -> Outcome:
+    """`generate.py --batch` on the same questions; progress is the lines of its results."""
+    rows, whole = write_rows(folder, images, EACH), folder / "whole.jsonl"
+
+    def start(out: Path) -> Start:
+        arguments = ["--batch", str(rows), "--out", str(out), "--compile", "off", "--max-new-tokens", "32"]
+        return forked(lambda: generate.main([*arguments, "--batch-size", "4"]))
+
+    killed, reached = kill_rounds(folder / "killed.jsonl", start, lines, kills, f"{seed}")
+    to_the_end(start(whole))
+    expected = sorted(whole.read_text().splitlines())
+    same = sorted(json.loads(line)["line"] for line in expected) == list(range(1, images * EACH + 1))
+    same &= all(sorted(out.read_text().splitlines()) == expected for out in killed)
+    return Outcome("batch", len(reached), reached, same)
+
+
+def kill_saving(folder: Path, kills: int, seed: int = 0) -> Outcome:
+    """Two models saved in turns over one folder; progress is how often one was."""
+    target, log, versions, whole, reached = folder / "saved", folder / "log", [], True, []
+    first = VisionLanguageModel.from_pretrained(tiny_checkpoint(folder / "first"))
+    second = VisionLanguageModel(first.config)
+    second.init_weights(torch.Generator().manual_seed(1))
+    for number, model in enumerate((first, second)):
+        model.save_pretrained(folder / f"version-{number}", embedded())
+        versions.append(contents(folder / f"version-{number}"))
+
+    def save_in_turns() -> None:
+        for number in count():
+            (first, second)[number % 2].save_pretrained(target, embedded())
+            with log.open("a") as file:
+                file.write("saved\n")
+
+    rng = random.Random(seed)
+    for _ in range(kills):
+        reached += kill_again_and_again(forked(save_in_turns), partial(lines, log), 1, rng, span=3)
+        whole &= not target.exists() or contents(target) in versions
+    first.save_pretrained(target, embedded())
+    whole &= contents(target) == versions[0] and not list(folder.glob(".saved*"))
+    return Outcome("saving", len(reached), reached, whole)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def kill_training(folder: Path, kills: int, seed: int = 0) -> list[Outcome]:
-    made = []
-    for style, share in apportioned(kills, STYLES).items():
-        if share:
-            outcome = kill_and_compare(folder, style, share, seed)
-            made.append(Outcome(f"training, {style}", outcome.killed, outcome.steps, outcome.as_never_killed))
-    return made
-
-
-def apportioned(kills: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """Each one's part of so many kills; their sum is `kills`."""
-    made: dict[str, int] = {}
-    for name, upto in zip(shares, accumulate(shares.values())):
-        made[name] = round(kills * upto / sum(shares.values())) - sum(made.values())
-    return made
+PARTS: dict[str, tuple[float, Callable[[Path, int, int], Outcome]]] = {  # name -> share of all kills, and how
+    "map": (0.2, kill_training),
+    "streaming": (0.2, partial(kill_training, style="streaming")),
+    "ranks": (0.1, partial(kill_training, style="ranks")),
+    "evaluation": (0.15, kill_evaluation),
+    "batch": (0.2, kill_batch),
+    "saving": (0.15, kill_saving),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.kills", description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=100, help="of all parts together (default 100)")
-    parser.add_argument("--parts", nargs="+", choices=tuple(SHARES), default=tuple(SHARES))
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    asked = parser.parse_args(arguments)
+    parser.add_argument("--kills", type=int, default=100, help="kills of all parts together (default 100)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=tuple(PARTS))
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
+    options = parser.parse_args(arguments)
     report = os.fdopen(os.dup(1), "w", buffering=1)
-    killed, bad = 0, 0
-    torch.set_num_threads(1)  # threads do not survive a fork
     silent = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # progress bars of some dozen runs
         os.dup2(silent, stream)
-    for part, kills in apportioned(asked.kills, {part: SHARES[part] for part in asked.parts}).items():
-        if not kills:
-            continue
+    torch.set_num_threads(1)  # threads do not survive a fork
+    shares, bad = sum(PARTS[part][0] for part in options.parts), 0
+    for part in options.parts:
+        share, kill = PARTS[part]
+        kills = max(1, round(options.kills * share / shares))
         with tempfile.TemporaryDirectory() as folder:
-            made = PARTS[part](Path(folder), kills, asked.seed)
-        for outcome in made if isinstance(made, list) else [made]:
-            killed, bad = killed + outcome.killed, bad + (not outcome.as_never_killed)
-            report.write(json.dumps(asdict(outcome)) + "\n")
-    report.write(json.dumps({"asked": asked.kills, "killed": killed, "not_as_never_killed": bad}) + "\n")
-    return int(bad > 0 or killed < asked.kills)
+            outcome = kill(Path(folder), kills, options.seed)
+        bad += not outcome.as_never_killed or outcome.killed < kills
+        report.write(json.dumps(asdict(outcome)) + "\n")
+    return int(bad > 0)
 
-
-PARTS: dict[str, Callable[[Path, int, int], Outcome | list[Outcome]]] = {
-    "training": kill_training,
-    "evaluation": kill_evaluation,
-    "batch": kill_batch,
-    "saving": kill_saving,
-}
 
 if __name__ == "__main__":
     sys.exit(main())
