@@ -52,8 +52,8 @@ def export(
         CheckpointError: the folder cannot be written; what it held is unchanged.
     """
     # Model and adapter are replaced together.
-    beside = partial(save_adapter, tensors, config) if config.lora_rank else None
-    plain_model(model, tensors, config).save_pretrained(folder, processor, card=card, beside=beside)
+    extra = partial(save_adapter, tensors, config) if config.lora_rank else None
+    plain_model(model, tensors, config).save_pretrained(folder, processor, card=card, extra_files=extra)
 
 
 def plain_model(
