@@ -46,7 +46,7 @@ from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig
 from training.config import PlanOptions, TrainConfig, flag
 from training.distributed import Ranks
 from training.flops import Amounts, amounts_of, training_flops
-from training.plan import AverageRow, choose_device, make_plan, stored_network
+from training.plan import AverageRow, choose_device, line, make_plan, stored_network
 from training.task import Question, Task
 
 EVALUATION_SEED = 1_000_003  # of the images for `evaluate`: held-out digits, seeds that training never uses
@@ -211,12 +211,8 @@ class FactHead(nn.Module):
         self._hidden = output if torch.is_grad_enabled() else None
 
     def loss(self, targets: Tensor, count: Tensor | None = None) -> Tensor:
-        """Mean distance over the facts that are known.
-
-        Args:
-            targets: (B, T, 4), NaN where they are not known.
-            count: what to divide by, where other ranks know facts as well; by default, how many these are.
-        """
+        """Mean distance over the facts that are known: `targets` (B, T, 4) that are not NaN. `count` is what
+        to divide by where other ranks know facts as well."""
         assert self._hidden is not None, "the model runs first, with gradients"
         known = ~targets.isnan()
         hidden, self._hidden = self._hidden, None
@@ -438,9 +434,9 @@ def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
         hours = flops / (options.plan_mfu * device.peak * options.plan_ranks) / 3600
         lines += [
             "before it, the vision tower alone",
-            f"  {'steps':<22}{alone:>16,}",
-            f"  {'images a step':<22}{config.vision_batch_size:>16,}",
-            f"  {'model FLOPs':<22}{flops:>16.3e}",
-            f"  {'hours':<22}{hours:>16,.1f}",
+            line("steps", f"{alone:,}"),
+            line("images a step", f"{config.vision_batch_size:,}"),
+            line("model FLOPs", f"{flops:.3e}"),
+            line("hours", f"{hours:,.1f}"),
         ]
     return "\n".join([*lines, f"assumed: {device.name} (--plan-device, --plan-tflops)"])

@@ -110,11 +110,7 @@ class Task:
         raise NotImplementedError
 
     def check_rows(self) -> None:
-        """Called by all ranks at the end of a run.
-
-        Raises:
-            DatasetError: too many of its rows were unusable; on all ranks.
-        """
+        """Raises DatasetError, on all ranks, at the end of a run of which too many rows were unusable."""
 
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
         """Scores on held-out data; all ranks call it."""
