@@ -32,10 +32,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from data.errors import DatasetError, ProcessorError, one_line
+from data.errors import DatasetError, one_line
 from data.packing import Batch
 from eval.in_run import HeldOutQuestions
-from inference.checkpoint import RequestError, pick_device
+from inference.checkpoint import pick_device
 from inference.cli import log_if_slow
 from inference.locks import only_writer
 from models.checkpoints.folder import check_replaceable
@@ -54,18 +54,14 @@ from training.distributed import (
     wrap,
 )
 from training.evaluation import Evaluation
-from training.export import push, save_model
+from training.export import export, push, run_card, whole_tensors
 from training.lora import ADAPTER, add_adapters
-from training.metrics import Metrics, Throughput, TrackerError
+from training.metrics import Metrics, Throughput
 from training.optim import build_optimizers, freeze, rates, schedule, set_rates, update_average
 from training.plan import describe_plan
 from training.rows import RowsTask
-from training.state import FOLDER, RunState, StateError, StopSignal, states
+from training.state import FOLDER, RunState, StopSignal, states
 from training.task import Task
-
-REFUSALS = (
-    RequestError, CheckpointError, ProcessorError, DatasetError, StateError, TrackerError, ValueError, OSError
-)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOptions] | None = None) -> None:
@@ -85,10 +81,10 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
                 run.train()
             finally:
                 run.metrics.close()  # what is printed next begins a line
-    except (*REFUSALS, RuntimeError, MemoryError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         if is_out_of_memory(error) and ranks is not None:
             error = MemoryError(out_of_memory(config, ranks.device))
-        elif not isinstance(error, REFUSALS):
+        elif not isinstance(error, ValueError | OSError):
             raise
         reason = one_line(error) if ranks is None else ranks.reason(error)
         print(f"train.py: error: {reason}", file=sys.stderr)
@@ -317,9 +313,16 @@ class Run:
         self.saved_at = self.done
 
     def _save_model(self) -> None:
-        self.lost = save_model(
-            self.config, self.ranks, self.task, self.average, self.done, self.scores, self.metrics.say
-        )
+        """Into the output folder. On the first rank, `lost` says why it could not be written, if so."""
+        tensors, task, self.lost = whole_tensors(self.task.model, self.average, self.ranks), self.task, ""
+        if not self.ranks.is_first:
+            return
+        try:
+            card = run_card(task, self.config, self.done, self.scores)
+            export(task.model, tensors, task.processor, self.config, card, self.output)
+        except (CheckpointError, OSError) as error:
+            self.metrics.say(f"step {self.done}: the model could not be saved, the run goes on: {error}")
+            self.lost = one_line(error)
 
     def _end(self) -> None:
         """Wait for what is still being written, and report what went wrong, or upload the model."""

@@ -9,6 +9,7 @@ Answers are greedy and nothing is kept of the model, so a run learns the same wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -76,7 +77,7 @@ class HeldOutQuestions:
                 question=question.text,
                 prompt=question.text,
                 targets=(question.target,),
-                images=lambda question=question: question.images,
+                images=partial(getattr, question, "images"),
                 group=str(number),
                 max_new_tokens=SAMPLE_TOKENS,
                 system=question.system,

@@ -28,7 +28,6 @@ from data.loader import outliving_signals
 from data.packing import Batch, dense_mask
 from data.processor import Processor, make_processor
 from data.tokenizer import build_tokenizer
-from models.checkpoints.hub import snapshot
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from shapes import (
@@ -47,6 +46,7 @@ from training.config import PlanOptions, TrainConfig, flag
 from training.distributed import Ranks
 from training.flops import Amounts, amounts_of, training_flops
 from training.plan import AverageRow, choose_device, line, make_plan, stored_network
+from training.rows import open_model
 from training.task import Question, Task
 
 EVALUATION_SEED = 1_000_003  # of the images for `evaluate`: held-out digits, seeds that training never uses
@@ -298,15 +298,15 @@ class ShapesTask(Task):
                 raise ValueError(f"{flag(name)}: expected a multiple of {ranks.world_size} ranks")
         self.steps, self.second_stage, device = total_steps(config), vision_steps(config), ranks.device
         if config.init_from:
-            self.model = VisionLanguageModel.from_pretrained(
-                config.init_from, dtype=torch.float32, device=device
-            )
-            self.model.train()
-            self.processor = Processor.from_pretrained(snapshot(config.init_from), config=self.model.config)
+            self.model, self.processor = open_model(config, device)
         else:
             self.processor = build_processor(config)
             self.model = build_model(config, self.processor.tokenizer)
-        self._check_fit()
+        self.check_context()
+        vision = self.model.config.vision
+        for name, taken in (("image_size", vision.image_size), ("patch_size", vision.patch_size)):
+            if (drawn := getattr(config, name)) != taken:
+                raise ValueError(f"{flag(name)}: expected {taken}, as the model has it, got {drawn}")
         self.module = ShapesLoss(self.model, config).to(device)
         stream = stream_config(config)
         heldout = replace(
@@ -323,18 +323,6 @@ class ShapesTask(Task):
             stream, self.processor.tokenizer, pieces, rank=ranks.rank, world_size=ranks.world_size
         )
         self.heldout = ShapesStream(heldout, self.processor.tokenizer, pieces)
-
-    def _check_fit(self) -> None:
-        """Whether what is drawn suits the model, which may have been trained before."""
-        vision, context = self.model.config.vision, self.model.config.text.max_position_embeddings
-        for name, taken in (("image_size", vision.image_size), ("patch_size", vision.patch_size)):
-            if (drawn := getattr(self.config, name)) != taken:
-                raise ValueError(f"{flag(name)}: expected {taken}, as the model has it, got {drawn}")
-        if self.config.sequence_length > context:
-            raise ValueError(
-                f"--sequence-length: expected at most {context}, the model's context, "
-                f"got {self.config.sequence_length}"
-            )
 
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 import pytest
 
 import train
-import training.export
 from tests.kills import STYLES, kill_and_compare
 from tests.runs import curve, ended, flags, metrics, prepared, refused, settings_in, start
 from tests.waiting import wait_for
@@ -187,7 +186,7 @@ def test_a_model_that_was_not_saved_is_saved_by_the_next_start(folder, capsys, m
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.export, "export", full)
+        patch.setattr(train, "export", full)
         assert "the latest model is not saved: " in refused(capsys, made)
     assert not (folder / "unsaved/model.safetensors").exists()
     assert states(folder / "unsaved" / FOLDER)[-1].name == "step-00000003"

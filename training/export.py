@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from data.errors import one_line
 from data.processor import Processor
-from models.checkpoints.hub import CheckpointError
 from models.checkpoints.load import meta_init
 from models.checkpoints.save import model_card
 from models.vision_language_model import VisionLanguageModel
@@ -79,28 +76,6 @@ def run_card(task: Task, config: TrainConfig, step: int, scores: dict[str, float
         evaluation=rows or None,
         **extra,
     )
-
-
-def save_model(
-    config: TrainConfig,
-    ranks: Ranks,
-    task: Task,
-    average: dict[str, Tensor],
-    step: int,
-    scores: dict[str, float],
-    say: Callable[[str], None],
-) -> str:
-    """Save the model after `step` steps in the output folder; all ranks call it. Returns why it could not be
-    written, on the first rank; empty if it was."""
-    tensors = whole_tensors(task.model, average, ranks)
-    if ranks.is_first:
-        try:
-            card = run_card(task, config, step, scores)
-            export(task.model, tensors, task.processor, config, card, Path(config.output))
-        except (CheckpointError, OSError) as error:
-            say(f"step {step}: the model could not be saved, the run goes on: {error}")
-            return one_line(error)
-    return ""
 
 
 def push(config: TrainConfig) -> None:

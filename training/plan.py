@@ -10,6 +10,7 @@ the formulas with what autograd keeps and what torch's counter counts.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -224,13 +225,11 @@ def memory(
 
 def _gathered(parameters: dict[str, nn.Parameter]) -> int:
     """Weights that FSDP holds whole at a time: the largest block, the next one, and what is in no block."""
-    blocks: dict[str, int] = {}
+    blocks: Counter[str] = Counter()
     for name, parameter in parameters.items():
         head, found, rest = name.partition(".layers.")
-        key = f"{head}.{rest.split('.')[0]}" if found else ""
-        blocks[key] = blocks.get(key, 0) + parameter.numel()
-    outside = blocks.pop("", 0)
-    return outside + 2 * max(blocks.values(), default=0)
+        blocks[f"{head}.{rest.split('.')[0]}" if found else ""] += parameter.numel()
+    return blocks.pop("") + 2 * max(blocks.values())
 
 
 def _cast(config: TrainConfig, shape: VLMConfig, parameters: dict[str, nn.Parameter]) -> int:
@@ -341,6 +340,7 @@ def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
 
 
 def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
+    """The plan of a run on rows, as `--plan` prints it."""
     plan, assumed = plan_of(config, options)
     return f"{plan.table()}\n{assumed}"
 

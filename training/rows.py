@@ -69,12 +69,7 @@ class RowsTask(Task):
         self.mixture = open_datasets(dataset_entries(config.data))
         self.held_out = open_datasets(dataset_entries(config.eval_data)) if config.eval_data else None
         self.model, self.processor = open_model(config, ranks.device)
-        context = self.model.config.text.max_position_embeddings
-        if config.sequence_length > context:
-            raise DatasetError(
-                f"--sequence-length: expected at most {context}, the model's context, "
-                f"got {config.sequence_length}"
-            )
+        self.check_context()
         transformers_processor(self.processor)  # raises now what saving would raise after the training
         per_rank = max(1, config.batch_size // ranks.world_size)
         self.loader_config = LoaderConfig(

@@ -79,8 +79,8 @@ class RunState:
         optimizers: Sequence[Optimizer],
         average: dict[str, Tensor],
         ranks: Ranks,
-        keep: int = 1,
-        background: bool = False,
+        keep: int,
+        background: bool,
     ):
         self.folder, self.modules, self.optimizers = output / FOLDER, modules, list(optimizers)
         self.average, self.ranks, self.keep = average, ranks, keep
