@@ -32,10 +32,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from data.errors import DatasetError, ProcessorError, one_line
+from data.errors import DatasetError, one_line
 from data.packing import Batch
 from eval.in_run import HeldOutQuestions
-from inference.checkpoint import RequestError, pick_device
+from inference.checkpoint import pick_device
 from inference.cli import log_if_slow
 from inference.locks import only_writer
 from models.checkpoints.folder import check_replaceable
@@ -54,18 +54,14 @@ from training.distributed import (
     wrap,
 )
 from training.evaluation import Evaluation
-from training.export import push, save_model
+from training.export import export, push, run_card, whole_tensors
 from training.lora import ADAPTER, add_adapters
-from training.metrics import Metrics, Throughput, TrackerError
+from training.metrics import Metrics, Throughput
 from training.optim import build_optimizers, freeze, rates, schedule, set_rates, update_average
 from training.plan import describe_plan
 from training.rows import RowsTask
-from training.state import FOLDER, RunState, StateError, StopSignal, states
+from training.state import FOLDER, RunState, StopSignal, states
 from training.task import Task
-
-REFUSALS = (
-    RequestError, CheckpointError, ProcessorError, DatasetError, StateError, TrackerError, ValueError, OSError
-)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOptions] | None = None) -> None:
@@ -85,10 +81,10 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
                 run.train()
             finally:
                 run.metrics.close()  # what is printed next begins a line
-    except (*REFUSALS, RuntimeError, MemoryError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         if is_out_of_memory(error) and ranks is not None:
-            error = MemoryError(out_of_memory(config, ranks.device, ranks.world_size))
-        elif not isinstance(error, REFUSALS):
+            error = MemoryError(out_of_memory(config, ranks.device))
+        elif not isinstance(error, ValueError | OSError):
             raise
         reason = one_line(error) if ranks is None else ranks.reason(error)
         print(f"train.py: error: {reason}", file=sys.stderr)
@@ -101,10 +97,6 @@ def main(arguments: list[str] | None = None, command: tuple[TrainConfig, PlanOpt
             ranks.close()
 
 
-def open_task(config: TrainConfig, ranks: Ranks) -> Task:
-    return ShapesTask(config, ranks) if config.is_shapes else RowsTask(config, ranks)
-
-
 class Run:
     """A training run on this rank: everything that it needs, and the loop over its steps."""
 
@@ -115,7 +107,8 @@ class Run:
         torch.manual_seed(config.seed)
         loaded = config.init_from or config.text_from
         with log_if_slow("train.py", loaded) if loaded and ranks.is_first else nullcontext():
-            self.task = task = open_task(config, ranks)
+            self.task: Task = (ShapesTask if config.is_shapes else RowsTask)(config, ranks)
+        task = self.task
         self.held_out = HeldOutQuestions(config, task, ranks)
         # Weights and optimizers are float32 in any case.
         auto = "bfloat16" if ranks.device.type == "cuda" else "float32"
@@ -137,7 +130,7 @@ class Run:
         self.state = RunState(
             output, task.module, self.optimizers, self.average, ranks, config.keep, config.async_save
         )
-        saved = self.state.load(config, report) if config.resume else None
+        saved = self.state.load(config) if config.resume else None
         self.first = saved["step"] if saved else 0  # the step that this run resumes from
         if saved:
             task.load_state_dict(saved["data"], self.first)
@@ -194,9 +187,6 @@ class Run:
         agree on when to stop: after the last step, when the data of all has ended, or when one is told to.
 
         A rank that cannot read its data stops all: `stop.failed` says why, and the step is as if not begun.
-
-        Raises:
-            DatasetError: a new run has no data on any rank.
         """
         task, ranks, stop = self.task, self.ranks, self.stop
         data = task.batches()
@@ -259,11 +249,7 @@ class Run:
         return total, logged
 
     def _skip(self, step: int, norm: Tensor, batches: list[Batch]) -> None:
-        """Report a gradient that is not finite.
-
-        Raises:
-            ValueError: it has happened too often; names the samples.
-        """
+        """Report a gradient that is not finite; raises ValueError if that happens too often."""
         self.skipped += 1
         gathered = self.ranks.gather(sample_ids(batches))
         named = ", ".join(f"{name} {number}" for rows in gathered for row in rows for name, number in row)
@@ -319,7 +305,7 @@ class Run:
             problem = self.state.wait()  # the folder is replaced as a whole: nothing may be writing into it
             self._save_model()
             self.state.model_saved = not self.lost
-            saved = self.state.save(self.done, self.task.state_dict(), self.config.to_dict())
+            saved = self.state.save(self.done, self.task.state_dict(), self.config)
             if (problem := saved or problem) is not None:
                 kept = "the one before is kept, " if states(self.state.folder) else ""
                 lost = f"step {self.done}: the training state could not be saved"
@@ -327,9 +313,16 @@ class Run:
         self.saved_at = self.done
 
     def _save_model(self) -> None:
-        self.lost = save_model(
-            self.config, self.ranks, self.task, self.average, self.done, self.scores, self.metrics.say
-        )
+        """Into the output folder. On the first rank, `lost` says why it could not be written, if so."""
+        tensors, task, self.lost = whole_tensors(self.task.model, self.average, self.ranks), self.task, ""
+        if not self.ranks.is_first:
+            return
+        try:
+            card = run_card(task, self.config, self.done, self.scores)
+            export(task.model, tensors, task.processor, self.config, card, self.output)
+        except (CheckpointError, OSError) as error:
+            self.metrics.say(f"step {self.done}: the model could not be saved, the run goes on: {error}")
+            self.lost = one_line(error)
 
     def _end(self) -> None:
         """Wait for what is still being written, and report what went wrong, or upload the model."""
@@ -362,10 +355,6 @@ class Trained(NamedTuple):
 
 def sample_ids(batches: list[Batch]) -> list[list]:
     return [[list(sample) for sample in row] for batch in batches for row in batch.sample_ids]
-
-
-def report(text: str) -> None:
-    print(f"train.py: {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

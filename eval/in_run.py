@@ -9,6 +9,7 @@ Answers are greedy and nothing is kept of the model, so a run learns the same wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -32,11 +33,7 @@ SAMPLE_TOKENS = 64  # of an answer that is kept
 
 class HeldOutQuestions:
     """Questions whose answers are scored, shared among all ranks, and a few whose answers are kept, on the
-    first rank.
-
-    Raises:
-        DatasetError, MetricError, TaskError: rows or a metric that cannot be used.
-    """
+    first rank."""
 
     def __init__(self, config: TrainConfig, task: TrainingTask, ranks: Ranks):
         self.ranks, self.processor = ranks, task.processor
@@ -74,7 +71,19 @@ class HeldOutQuestions:
 
     def _answered(self, checkpoint: Checkpoint) -> list[Answered]:
         """In the order of the questions, without those that do not fit into the model's context."""
-        samples = [_sample(number, question) for number, question in enumerate(self.questions)]
+        samples = [
+            EvalSample(
+                id=str(number),
+                question=question.text,
+                prompt=question.text,
+                targets=(question.target,),
+                images=partial(getattr, question, "images"),
+                group=str(number),
+                max_new_tokens=SAMPLE_TOKENS,
+                system=question.system,
+            )
+            for number, question in enumerate(self.questions)
+        ]
         found = dict(answers(checkpoint, samples, SLOTS)) if samples else {}
         return [
             Answered(question, found[number].text.strip())
@@ -83,43 +92,22 @@ class HeldOutQuestions:
         ]
 
 
-def _sample(number: int, question: Question) -> EvalSample:
-    return EvalSample(
-        id=str(number),
-        question=question.text,
-        prompt=question.text,
-        targets=(question.target,),
-        images=lambda: question.images,
-        group=str(number),
-        max_new_tokens=SAMPLE_TOKENS,
-        system=question.system,
-    )
-
-
 def scored_tasks(config: TrainConfig) -> list[EvalTask]:
     """Held-out questions about shapes, or held-out rows if there is a metric."""
     if not config.eval_questions:
         return []
     if config.is_shapes:
         return [shapes_task(config.eval_questions, SEED)]
-    if not config.eval_metric or not config.eval_data:
+    if not config.eval_metric:
         return []
     entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.eval_data)]
     tasks = []
     for entry in entries:
         if entry.streaming:
             raise DatasetError(f"{entry.name}: --eval-metric: expected rows on this machine, got a stream")
-        rows = DataConfig(
-            entry.path,
-            subset=entry.subset,
-            split=entry.split,
-            revision=entry.revision,
-            columns=entry.columns,
-            limit=max(1, config.eval_questions // len(entries)),
-            allow_urls=entry.allow_urls,
-            allow_outside=entry.allow_outside,
-            allow_text_only=entry.allow_text_only,
-        )
+        same = ("subset", "split", "revision", "columns", "allow_urls", "allow_outside", "allow_text_only")
+        options = {name: getattr(entry, name) for name in same}
+        rows = DataConfig(entry.path, limit=max(1, config.eval_questions // len(entries)), **options)
         tasks.append(data_task(rows, find_metric(config.eval_metric)))
         tasks[-1].check()
     return tasks

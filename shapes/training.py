@@ -28,7 +28,6 @@ from data.loader import outliving_signals
 from data.packing import Batch, dense_mask
 from data.processor import Processor, make_processor
 from data.tokenizer import build_tokenizer
-from models.checkpoints.hub import snapshot
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from shapes import (
@@ -46,7 +45,8 @@ from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig
 from training.config import PlanOptions, TrainConfig, flag
 from training.distributed import Ranks
 from training.flops import Amounts, amounts_of, training_flops
-from training.plan import AverageRow, choose_device, make_plan, stored_network
+from training.plan import AverageRow, choose_device, line, make_plan, stored_network
+from training.rows import open_model
 from training.task import Question, Task
 
 EVALUATION_SEED = 1_000_003  # of the images for `evaluate`: held-out digits, seeds that training never uses
@@ -211,12 +211,8 @@ class FactHead(nn.Module):
         self._hidden = output if torch.is_grad_enabled() else None
 
     def loss(self, targets: Tensor, count: Tensor | None = None) -> Tensor:
-        """Mean distance over the facts that are known.
-
-        Args:
-            targets: (B, T, 4), NaN where they are not known.
-            count: what to divide by, where other ranks know facts as well; by default, how many these are.
-        """
+        """Mean distance over the facts that are known: `targets` (B, T, 4) that are not NaN. `count` is what
+        to divide by where other ranks know facts as well."""
         assert self._hidden is not None, "the model runs first, with gradients"
         known = ~targets.isnan()
         hidden, self._hidden = self._hidden, None
@@ -302,15 +298,15 @@ class ShapesTask(Task):
                 raise ValueError(f"{flag(name)}: expected a multiple of {ranks.world_size} ranks")
         self.steps, self.second_stage, device = total_steps(config), vision_steps(config), ranks.device
         if config.init_from:
-            self.model = VisionLanguageModel.from_pretrained(
-                config.init_from, dtype=torch.float32, device=device
-            )
-            self.model.train()
-            self.processor = Processor.from_pretrained(snapshot(config.init_from), config=self.model.config)
+            self.model, self.processor = open_model(config, device)
         else:
             self.processor = build_processor(config)
             self.model = build_model(config, self.processor.tokenizer)
-        self._check_fit()
+        self.check_context()
+        vision = self.model.config.vision
+        for name, taken in (("image_size", vision.image_size), ("patch_size", vision.patch_size)):
+            if (drawn := getattr(config, name)) != taken:
+                raise ValueError(f"{flag(name)}: expected {taken}, as the model has it, got {drawn}")
         self.module = ShapesLoss(self.model, config).to(device)
         stream = stream_config(config)
         heldout = replace(
@@ -327,18 +323,6 @@ class ShapesTask(Task):
             stream, self.processor.tokenizer, pieces, rank=ranks.rank, world_size=ranks.world_size
         )
         self.heldout = ShapesStream(heldout, self.processor.tokenizer, pieces)
-
-    def _check_fit(self) -> None:
-        """Whether what is drawn suits the model, which may have been trained before."""
-        vision, context = self.model.config.vision, self.model.config.text.max_position_embeddings
-        for name, taken in (("image_size", vision.image_size), ("patch_size", vision.patch_size)):
-            if (drawn := getattr(self.config, name)) != taken:
-                raise ValueError(f"{flag(name)}: expected {taken}, as the model has it, got {drawn}")
-        if self.config.sequence_length > context:
-            raise ValueError(
-                f"--sequence-length: expected at most {context}, the model's context, "
-                f"got {self.config.sequence_length}"
-            )
 
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:
@@ -438,9 +422,9 @@ def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
         hours = flops / (options.plan_mfu * device.peak * options.plan_ranks) / 3600
         lines += [
             "before it, the vision tower alone",
-            f"  {'steps':<22}{alone:>16,}",
-            f"  {'images a step':<22}{config.vision_batch_size:>16,}",
-            f"  {'model FLOPs':<22}{flops:>16.3e}",
-            f"  {'hours':<22}{hours:>16,.1f}",
+            line("steps", f"{alone:,}"),
+            line("images a step", f"{config.vision_batch_size:,}"),
+            line("model FLOPs", f"{flops:.3e}"),
+            line("hours", f"{hours:,.1f}"),
         ]
     return "\n".join([*lines, f"assumed: {device.name} (--plan-device, --plan-tflops)"])

@@ -10,6 +10,7 @@ import random
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 
 import train
@@ -98,10 +99,10 @@ def named(rows: Path, **more) -> list[dict]:
     return [{"path": str(rows), "name": rows.stem, **more}]
 
 
-def prepared(folder: Path) -> Path:
+def prepared(folder: Path, rows: int = 60) -> Path:
     """The folder, with a checkpoint and rows for `settings_in`."""
     tiny_checkpoint(folder / "tiny")
-    write_rows(folder / "rows.jsonl")
+    write_rows(folder / "rows.jsonl", rows)
     return folder
 
 
@@ -143,13 +144,32 @@ def _rank(rank: int, ranks: int, port: str, arguments: list[str]) -> None:
 
 def run(ranks: int = 1, **settings) -> None:
     """Train to the end."""
-    processes = start(ranks, **settings)
+    assert ended(start(ranks, **settings)) == [0] * ranks
+
+
+def ended(processes: list) -> list[int]:
+    """Their exit codes, when they have ended."""
     for process in processes:
         process.join(PATIENCE)
-    assert [process.exitcode for process in processes] == [0] * ranks
+    return [process.exitcode for process in processes]
+
+
+def refused(capsys, arguments: list[str], act=train.main) -> str:
+    """The one sentence with which train.py leaves."""
+    with pytest.raises(SystemExit) as left:
+        act(arguments)
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and "Traceback" not in said
+    (sentence,) = [line for line in said.splitlines() if line.startswith("train.py: error:")]
+    return sentence
+
+
+def metrics(folder: Path, key: str = "step") -> list[dict]:
+    """The lines of metrics.jsonl that have this key."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if key in row]
 
 
 def curve(folder: Path) -> list[tuple]:
     """(step, loss, samples in any order) of each step."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], row["loss"], row["samples"]) for row in rows if "loss" in row]
+    return [(row["step"], row["loss"], row["samples"]) for row in metrics(folder, "loss")]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from training.config import TrainConfig, parse_config
+from training.distributed import clip
 from training.optim import build_optimizers, rates, schedule, set_rates
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -43,18 +44,44 @@ def test_a_second_stage_warms_up_once_more(decay):
     assert shares(12, 10, decay, second=8)[3] == shares(12, 10, decay, second=8)[9] == 1.0
 
 
-def test_metrics_name_the_rate_of_each_part():
-    model = torch.nn.ModuleDict(
-        {
-            "language_model": torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2)])}),
-            "vision_model": torch.nn.Linear(2, 2),
-        }
+@pytest.fixture
+def model():
+    block = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
+    language = torch.nn.ModuleDict(
+        {"layers": torch.nn.ModuleList([block]), "embed": torch.nn.Embedding(3, 2)}
     )
+    return torch.nn.ModuleDict({"language_model": language, "vision_model": torch.nn.Linear(2, 2)})
+
+
+def test_metrics_name_the_rate_of_each_part(model):
     config = TrainConfig(lr=2e-3, vision_lr=1e-3, matrix_lr=4e-3, muon="language")
     optimizers = build_optimizers(model, config.rates, config)
     set_rates(optimizers, 0.5)
     expected = {"lr_language_model": 1e-3, "lr_vision_model": 5e-4, "matrix_lr_language_model": 2e-3}
     assert rates(optimizers) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("muon", ["none", "all"])
+def test_norms_and_biases_do_not_decay(model, muon):
+    """Without a gradient to follow, a step shrinks matrices and tables, and them alone."""
+    config = TrainConfig(weight_decay=0.5, muon=muon)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for optimizer in build_optimizers(model, config.rates, config):
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        rate = config.matrix_lr if muon == "all" and ".layers." in name else config.lr
+        left = 1 - 0.5 * rate if parameter.dim() == 2 else 1.0
+        torch.testing.assert_close(parameter.detach(), left * before[name], msg=name)
+
+
+def test_gradients_are_clipped():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    for limit, left in ((0.0, 5.0), (10.0, 5.0), (1.0, 1.0)):
+        parameter.grad = torch.tensor([3.0, 4.0])
+        assert clip([parameter], limit) == 5.0  # the norm that they had
+        assert parameter.grad.norm().item() == pytest.approx(left, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import train
 from models import VisionLanguageModel
 from tests.hub_server import HubServer, point_client_at
 from tests.rows import png
-from tests.runs import SETTINGS, curve, flags, tiny_checkpoint, write_rows
+from tests.runs import curve, flags, prepared, refused, settings_in
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,15 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hub")
-    tiny_checkpoint(folder / "tiny")
-    write_rows(folder / "rows.jsonl", 12)
-    return folder
+    return prepared(tmp_path_factory.mktemp("hub"), rows=12)
 
 
 def settings(base, output: Path, **more) -> list[str]:
-    made = {"init_from": str(base / "tiny"), "data": str(base / "rows.jsonl"), "output": str(output)}
-    return flags(**(SETTINGS | made | {"batch_size": 4, "steps": 2} | more))
+    return flags(**(settings_in(base, str(output), batch_size=4, steps=2) | more))
 
 
 def test_a_finished_run_is_pushed(base, tmp_path, monkeypatch, capsys):
@@ -54,10 +49,8 @@ def test_a_push_that_is_refused(base, tmp_path, monkeypatch, capsys):
     """One sentence; the model is where it was written."""
     with HubServer({}) as hub:
         point_client_at(monkeypatch, hub.url, tmp_path / "cache")
-        with pytest.raises(SystemExit):
-            train.main(settings(base, tmp_path / "run", push_to_hub="me/tiny"))
-    said = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
-    assert len(said) == 1 and "the upload of me/tiny failed" in said[0]
+        said = refused(capsys, settings(base, tmp_path / "run", push_to_hub="me/tiny"))
+    assert "the upload of me/tiny failed" in said
     VisionLanguageModel.from_pretrained(tmp_path / "run")
 
 
@@ -88,4 +81,3 @@ def test_a_dataset_by_its_hub_id(base, tmp_path):
     assert done.returncode == 0, done.stderr
     seen = {name for _, _, rows in curve(tmp_path / "run") for row in rows for name, _ in row}
     assert seen == {"owner/rows", "streamed"}
-    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 2

@@ -23,7 +23,7 @@ from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from shapes.settings import total_steps, vision_steps
 from shapes.training import build_model, build_processor, describe_plan
 from tests.hub_server import HubServer, point_client_at
-from tests.runs import tiny_checkpoint
+from tests.runs import refused, tiny_checkpoint
 from training.config import PlanOptions, TrainConfig, parse_arguments
 from training.flops import PARTS, amounts_of, known_peak, linear_sizes, measured_peak
 from training.optim import Muon, is_muon_matrix, part_of
@@ -90,15 +90,12 @@ def tiny_plan(frozen=(), samples=1, precision="float32", **more):
 
 
 # --------------------------------------------------------------------------------- parameters and memory
-@pytest.mark.parametrize(
-    ("shape", "total"),
-    [("SmolVLM-256M", 256_484_928), ("SmolVLM-500M", 507_482_304), ("SmolVLM-2.2B", 2_246_272_880)],
-)
-def test_parameters_are_the_published_ones(shape, total):
-    plan = plan_with(SHAPES[shape])
-    assert sum(plan.parameters.values()) == sum(plan.trainable.values()) == total
-    tied = plan_with(replace(SHAPES[shape], tie_word_embeddings=True))
-    assert tied.parameters["head"] == 0 and tied.memory["weights"] == plan.memory["weights"]
+def test_parameters_are_the_published_ones():
+    for shape, total in (("SmolVLM-256M", 256_484_928), ("SmolVLM-2.2B", 2_246_272_880)):
+        plan = plan_with(SHAPES[shape])
+        assert sum(plan.parameters.values()) == sum(plan.trainable.values()) == total
+        tied = plan_with(replace(SHAPES[shape], tie_word_embeddings=True))
+        assert tied.parameters["head"] == 0 and tied.memory["weights"] == plan.memory["weights"]
 
 
 def test_adapters_are_counted_as_peft_makes_them():
@@ -112,8 +109,10 @@ def test_adapters_are_counted_as_peft_makes_them():
     assert plan.memory["optimizer state"] == 8 * made and plan.memory["gradients"] == 4 * made
 
 
-@pytest.mark.parametrize("frozen", [(), ("vision_model",), ("vision_model", "language_model")], ids=str)
-@pytest.mark.parametrize("muon", ["none", "language"])
+@pytest.mark.parametrize(
+    "muon, frozen",
+    [("none", ()), ("language", ("vision_model",)), ("language", ("vision_model", "language_model"))],
+)
 def test_weights_gradients_and_state_are_those_of_a_real_step(muon, frozen):
     model = model_of(TINY, frozen)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -158,9 +157,16 @@ def loss_of(model, batch):
     return model.summed_loss(hidden, batch["labels"])[0]
 
 
-@pytest.mark.parametrize("frozen", [(), ("vision_model",), ("language_model",)], ids=str)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("segments", [1, 4])
+@pytest.mark.parametrize(
+    "precision, frozen, segments",
+    [
+        ("float32", (), 4),
+        ("float32", ("language_model",), 1),
+        ("bfloat16", (), 1),
+        ("bfloat16", ("vision_model",), 4),
+        ("bfloat16", ("language_model",), 1),
+    ],
+)
 def test_activations_are_what_autograd_keeps(precision, frozen, segments):
     model, autocast = model_of(TINY, frozen), precision == "bfloat16"
     plan = tiny_plan(frozen, segments, precision)
@@ -210,13 +216,6 @@ def test_flops_are_those_of_torchs_counter(frozen):
     assert tiny_plan(frozen).flops == pytest.approx(counter.get_total_flops(), rel=0.03)
 
 
-def test_packed_samples_pair_with_their_own_alone():
-    tokens = 4096
-    attention = 12 * SMOLVLM.text.num_hidden_layers * 9 * 64 * tokens
-    plan, packed = (plan_with(SMOLVLM, row=AverageRow(0, n, 1.0, 1.0)) for n in (1, 4))
-    assert plan.flops - packed.flops == pytest.approx(tokens * attention * 0.75, rel=0.01)
-
-
 def test_amounts_of_a_batch():
     """Two segments of 3 and 2 positions, and a prefix of 2 that two branches of 1 and 3 see."""
     segments = torch.tensor([[1, 1, 1, 2, 2, -1], [0, 0, 1, 2, 2, 2]])
@@ -248,17 +247,9 @@ def test_peaks():
 
 # ------------------------------------------------------------------------------------------- the recipes
 def llama(width: int, inner: int, layers: int, heads: int, key_heads: int, vocabulary: int = 49152) -> dict:
-    return {
-        "model_type": "llama",
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-    }
+    sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": key_heads, "vocab_size": vocabulary}
+    return sizes | {"model_type": "llama", "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 
 
 SIGLIP = {"model_type": "siglip_vision_model"}
@@ -327,13 +318,15 @@ def test_recipes(hub, recipe, parameters, capsys):
     assert plan_for(str(path), "--plan-rows", "800").steps
     # The memory in the recipe's comment is the plan's.
     ranks = "8" if "460m" in recipe else "1"
-    size = plan_for(str(path), "--plan-tflops", "100", "--plan-ranks", ranks).memory_bytes / 2**30
+    planned = plan_for(str(path), "--plan-tflops", "100", "--plan-ranks", ranks)
+    size = sum(planned.memory.values()) / 2**30
     assert f"{size:.2f} GiB" in path.read_text() or f"{size:.1f} GiB" in path.read_text(), size
 
 
-def test_the_page_shows_what_is_printed(hub):
-    page = (CONFIGS.parent / "docs/train.md").read_text(encoding="utf-8")
-    assert plan_for(str(CONFIGS / "nanovlm-460m.yaml"), *H100, "--plan-ranks", "8").table() in page
+def test_ranks(hub):
+    plan = plan_for(str(CONFIGS / "nanovlm-460m.yaml"), *H100, "--plan-ranks", "8")
+    assert "each of 8 ranks (ddp)" in plan.heading and plan.rate == "40% of 8 x 989.4 TFLOP/s"
+    assert plan.table() in (CONFIGS.parent / "docs/train.md").read_text(encoding="utf-8")
 
 
 def test_shapes_are_the_model_that_is_built():
@@ -372,10 +365,9 @@ def test_a_local_folder(tmp_path):
     assert limited.step["tiles"] == 13 * TrainConfig().batch_size  # 4 x 3, and the whole image
 
 
-def test_ranks_adapters_and_frozen_parts(hub):
+def test_adapters_and_frozen_parts(hub):
     recipe = str(CONFIGS / "smolvlm-256m-lora.yaml")
-    plan = plan_for(recipe, *H100, "--plan-ranks", "4")
-    assert "each of 4 ranks (ddp)" in plan.heading and plan.rate == "40% of 4 x 989.4 TFLOP/s"
+    plan = plan_for(recipe, *H100)
     assert plan.trainable == {"adapters": plan.parameters["adapters"]}
     fewer = plan_for(recipe, *H100, "--lora-targets", "q_proj,v_proj")
     assert fewer.parameters["adapters"] == 30 * 16 * (576 + 576 + 576 + 192)
@@ -393,7 +385,4 @@ def test_ranks_adapters_and_frozen_parts(hub):
     ],
 )
 def test_what_cannot_be_planned(hub, recipe, arguments, named, capsys):
-    with pytest.raises(SystemExit) as left:
-        train.main([str(CONFIGS / f"{recipe}.yaml"), *arguments.split(), "--plan"])
-    said = capsys.readouterr().err
-    assert left.value.code == 2 and named in said[said.index("train.py: error: ") :]
+    assert named in refused(capsys, [str(CONFIGS / f"{recipe}.yaml"), *arguments.split(), "--plan"])

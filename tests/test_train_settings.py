@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import train
 from data.tokenizer import SPECIAL_TOKENS
 from shapes.settings import check_settings, total_steps, vision_steps
+from tests.runs import refused
 from training.config import PlanOptions, TrainConfig, flag, parse_arguments, parse_config, write_run
 
 RECIPES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
@@ -21,13 +21,8 @@ NUMBERS = {
 }
 
 
-def refused(arguments: list[str], capsys) -> str:
-    """The one sentence with which train.py leaves."""
-    with pytest.raises(SystemExit) as left:
-        parse_arguments(arguments, check=check_settings)
-    said = capsys.readouterr().err
-    assert left.value.code == 2 and said.startswith("train.py: error: ") and said.count("\n") == 1
-    return said
+def refusal(capsys, arguments: list[str]) -> str:
+    return refused(capsys, arguments, lambda given: parse_arguments(given, check=check_settings))
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
@@ -36,10 +31,7 @@ def test_recipes_parse_and_come_back(recipe, tmp_path):
     assert config.seed == 5 and config.output == f"runs/{recipe.stem}"
     write_run(config, tmp_path)
     assert parse_config([str(tmp_path / "run.yaml")]) == config
-
-
-def test_the_default_recipe_is_shapes():
-    assert parse_config([], check_settings) == TrainConfig()
+    assert parse_config([], check_settings) == TrainConfig()  # the default recipe
 
 
 def test_flags_go_over_the_recipe(tmp_path):
@@ -52,23 +44,9 @@ def test_flags_go_over_the_recipe(tmp_path):
     assert config.data == [{"path": "a", "weight": 2}]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "resume"),
-    [
-        (["--resume", "auto"], True),
-        (["--no-resume", "--resume=auto"], True),
-        (["--no-resume"], False),
-        (["--resume", "auto", "--no-resume"], False),
-    ],
-)
-def test_resume_auto(arguments, resume):
-    assert parse_config(arguments).resume is resume
-
-
-def test_merged_keys_give_way(tmp_path):
-    (tmp_path / "recipe.yaml").write_text("<<: [{steps: 5, lr: 1.0}, {steps: 6}]\nsteps: 7")
-    config = parse_config([str(tmp_path / "recipe.yaml")])
-    assert (config.steps, config.lr) == (7, 1.0)
+def test_resume_auto():
+    assert parse_config(["--no-resume", "--resume=auto"]).resume
+    assert not parse_config(["--resume", "auto", "--no-resume"]).resume
 
 
 # A commit's beginning, a subset named after Norway, what YAML takes for a number, a truth or a time.
@@ -106,7 +84,7 @@ def test_every_number_has_bounds(name, capsys):
     if name == "grad_clip":  # beyond every norm, nothing is clipped
         values.pop()
     for value in values:
-        assert f"{flag(name)}: expected " in refused([f"{flag(name)}={value}"], capsys)
+        assert f"{flag(name)}: expected " in refusal(capsys, [f"{flag(name)}={value}"])
 
 
 @pytest.mark.parametrize(
@@ -116,8 +94,6 @@ def test_every_number_has_bounds(name, capsys):
         ("warmup_step: 1", "warmup_steps"),
         ("- a list", "keys and values"),
         ("a: b: c", "YAML"),
-        ("steps: 5\nlr: 1\nsteps: 7", "steps twice"),
-        ("data:\n- {path: a, path: b}", "path twice"),
         ("lr: fast", "lr: expected a number, got 'fast'"),
         ("lr: .nan", "--lr"),
         ("steps: 1.5", "steps: expected a whole number"),
@@ -127,13 +103,12 @@ def test_every_number_has_bounds(name, capsys):
         ("data: [a]", "data"),
         ("data: {path: a}", "data"),
         ("lora_rank: 4", "--lora-rank"),
-        ("output: !!python/name:os.system x", "YAML"),
         ("output: &a [*a]", "output"),
     ],
 )
 def test_recipes_that_are_refused(recipe, named, tmp_path, capsys):
     (tmp_path / "recipe.yaml").write_text(recipe)
-    assert named in refused([str(tmp_path / "recipe.yaml")], capsys)
+    assert named in refusal(capsys, [str(tmp_path / "recipe.yaml")])
 
 
 @pytest.mark.parametrize(
@@ -169,7 +144,7 @@ def test_recipes_that_are_refused(recipe, named, tmp_path, capsys):
     ],
 )
 def test_flags_that_are_refused(arguments, named, capsys):
-    assert named in refused(arguments.split(), capsys)
+    assert named in refusal(capsys, arguments.split())
 
 
 def test_numbers_at_their_bounds():
@@ -192,6 +167,6 @@ def test_numbers_at_their_bounds():
     ],
 )
 def test_sizes_that_do_not_suit_the_model(arguments, named, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        train.main([*arguments.split(), "--output", str(tmp_path / "run"), "--device", "cpu"])
-    assert named in capsys.readouterr().err and not (tmp_path / "run").exists()
+    output = tmp_path / "run"
+    assert named in refused(capsys, [*arguments.split(), "--output", str(output), "--device", "cpu"])
+    assert not output.exists()

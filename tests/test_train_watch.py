@@ -19,7 +19,7 @@ import train
 from models import losses
 from models.vision_language_model import IGNORE_INDEX
 from tests.prompts import ImageBlock, inputs_of, tiny_vlm, words
-from tests.runs import SETTINGS, curve, flags, named, run, tiny_checkpoint, write_rows
+from tests.runs import curve, flags, metrics, named, prepared, refused, run, settings_in
 from training import plot
 from training.config import TrainConfig
 from training.metrics import Metrics, TrackerError, open_tracker, read_metrics
@@ -30,24 +30,11 @@ from training.task import Answered, Question
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("watch")
-    tiny_checkpoint(folder / "tiny")
-    write_rows(folder / "rows.jsonl", 24)
-    return folder
+    return prepared(tmp_path_factory.mktemp("watch"), rows=24)
 
 
 def settings(base, output: str, **more) -> list[str]:
-    made = {"init_from": str(base / "tiny"), "data": str(base / "rows.jsonl"), "output": str(base / output)}
-    return flags(**(SETTINGS | made | {"batch_size": 4, "steps": 4, "save_every": 2} | more))
-
-
-def refused(arguments: list[str], capsys) -> str:
-    with pytest.raises(SystemExit) as left:
-        train.main(arguments)
-    assert left.value.code == 2
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py: error:")]
-    assert len(said) == 1
-    return said[0]
+    return flags(**(settings_in(base, output, batch_size=4, steps=4, save_every=2) | more))
 
 
 # ------------------------------------------------------------------------------------------ the whole run
@@ -60,7 +47,7 @@ def watched(base):
 
 
 def test_metrics_tell_speed_and_time_left(watched):
-    rows = [row for row in read_metrics(watched / "metrics.jsonl") if "loss" in row]
+    rows = metrics(watched, "loss")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for row in rows:
         assert row["tokens_per_second"] > 0 and 0 <= row["mfu"] < 1 and row["seconds_left"] >= 0
@@ -78,7 +65,7 @@ def test_sample_answers_have_their_images(watched):
         assert named and {path.name for path in folder.glob("*.png")} == set(named)
         for name in named:
             assert max(Image.open(folder / name).size) <= 512
-    scores = [row for row in read_metrics(watched / "metrics.jsonl") if "eval_loss" in row]
+    scores = metrics(watched, "eval_loss")
     assert [row["eval_exact_match"] for row in scores] == [
         sum(json.loads(line)["right"] for line in path.read_text().splitlines()) / 5
         for path in sorted((watched / "samples").glob("*/answers.jsonl"))
@@ -94,7 +81,7 @@ def test_the_plot_is_drawn(watched):
 
 def test_the_best_model_is_kept(watched):
     score = json.loads((watched / "best" / "best.json").read_text())
-    rows = [row for row in read_metrics(watched / "metrics.jsonl") if "eval_loss" in row]
+    rows = metrics(watched, "eval_loss")
     seen = {row["step"]: row["eval_loss"] for row in rows}
     assert score["name"] == "eval_loss" and score["value"] == min(seen.values()) == seen[score["step"]]
     AutoModelForImageTextToText.from_pretrained(watched / "best")
@@ -107,7 +94,7 @@ def test_a_worse_model_is_not_the_best(base, watched):
     train.main(arguments)
     before = (base / "ruined" / "best" / "model.safetensors").read_bytes()
     train.main([*arguments, "--steps", "4", "--lr", "3.0", "--grad-clip", "0"])
-    rows = [row for row in read_metrics(base / "ruined" / "metrics.jsonl") if "eval_loss" in row]
+    rows = metrics(base / "ruined", "eval_loss")
     assert [row["step"] for row in rows] == [2, 4] and rows[1]["eval_loss"] > rows[0]["eval_loss"]
     assert (base / "ruined" / "best" / "model.safetensors").read_bytes() == before
     assert json.loads((base / "ruined" / "best" / "best.json").read_text())["step"] == 2
@@ -127,12 +114,11 @@ def test_answers_and_scores_change_nothing(base, watched):
 def test_two_ranks_are_looked_at_as_one_is(base, parallel):
     """The same losses, scores, answers and best model, whether the first rank has the weights or a share."""
     rows = named(base / "rows.jsonl")
-    more = {"init_from": str(base / "tiny"), "data": rows, "batch_size": 4, "steps": 4}
-    more |= {"eval_data": rows, "eval_every": 2, "eval_samples": 5, "save_every": 2}
-    more["ema"] = 0.9
-    train.main(flags(**(SETTINGS | more | {"output": str(base / f"{parallel}1")})))
+    more = settings_in(base, f"{parallel}1", batch_size=4, steps=4, save_every=2, ema=0.9)
+    more |= {"eval_data": rows, "eval_every": 2, "eval_samples": 5}
+    train.main(flags(**more))
     watched = base / f"{parallel}1"
-    run(2, **more, output=str(base / parallel), parallel=parallel)
+    run(2, **(more | {"output": str(base / parallel), "parallel": parallel}))
     for name in ("step-00000002", "step-00000004"):
         path = Path("samples") / name / "answers.jsonl"
         assert (base / parallel / path).read_text() == (watched / path).read_text()
@@ -145,21 +131,18 @@ def test_two_ranks_are_looked_at_as_one_is(base, parallel):
     AutoModelForImageTextToText.from_pretrained(base / parallel / "best")
 
 
-def test_bfloat16_and_adapters_are_looked_at_too(base):
-    more = {"precision": "bfloat16", "lora_rank": 2, "activation_checkpointing": True}
-    train.main(settings(base, "lora", eval_data=str(base / "rows.jsonl"), eval_every=4, **more))
-    assert (base / "lora" / "samples" / "step-00000004" / "answers.jsonl").exists()
-    assert (base / "lora" / "best" / "adapter" / "adapter_model.safetensors").exists()
-
-
 # -------------------------------------------------------------------------------------------- broken states
 @pytest.mark.parametrize("file", ["run.pt", ".metadata", "*.distcp"])
 def test_a_broken_state_is_passed_over(base, capsys, file):
+    """With adapters and in bfloat16, whose evaluations and best model are made once more, too."""
     name = f"broken-{file.strip('*.')}"
-    arguments = settings(base, name, steps=6)
+    more = {"precision": "bfloat16", "lora_rank": 2, "activation_checkpointing": True, "eval_every": 6}
+    arguments = settings(base, name, steps=6, eval_data=named(base / "rows.jsonl"), **more)
     train.main(arguments)
     expected = curve(base / name)
-    weights = (base / name / "model.safetensors").read_bytes()
+    paths = [base / name / part / "adapter" / "adapter_model.safetensors" for part in ("", "best")]
+    paths.append(base / name / "model.safetensors")
+    weights = [path.read_bytes() for path in paths]
     before, newest = states(base / name / FOLDER)
     (path,) = newest.glob(file)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -170,14 +153,14 @@ def test_a_broken_state_is_passed_over(base, capsys, file):
     assert f"{newest} cannot be read and is skipped" in said
     assert "the state after step 7 was not written completely" in said
     assert curve(base / name) == expected and states(base / name / FOLDER) == [before, newest]
-    assert (base / name / "model.safetensors").read_bytes() == weights
+    assert [path.read_bytes() for path in paths] == weights
 
 
 def test_no_state_can_be_read(base, capsys):
     train.main(settings(base, "lost", steps=2))
     (state,) = states(base / "lost" / FOLDER)
     (state / "run.pt").write_bytes(b"")
-    assert "holds no state that can be read (1 tried)" in refused(settings(base, "lost", steps=2), capsys)
+    assert "holds no state that can be read (1 tried)" in refused(capsys, settings(base, "lost", steps=2))
     assert states(base / "lost" / FOLDER) == [state]
 
 
@@ -215,10 +198,10 @@ def wandb(tmp_path, monkeypatch) -> tuple[Wandb, Metrics]:
 
 
 def test_a_tracker_gets_numbers_and_images(wandb, tmp_path):
-    module, metrics = wandb
-    metrics.write({"step": 1, "loss": 2.0, "samples": [["rows", 1]]})
-    metrics.write_samples(1, ANSWERED)
-    metrics.close()
+    module, log = wandb
+    log.write({"step": 1, "loss": 2.0, "samples": [["rows", 1]]})
+    log.write_samples(1, ANSWERED)
+    log.close()
     assert module.settings["project"] == "ocelli" and module.settings["name"] == tmp_path.name
     assert module.logged[0] == ({"loss": 2.0}, 1) and module.finished
     shown = module.logged[1][0]["sample_0"]
@@ -227,13 +210,13 @@ def test_a_tracker_gets_numbers_and_images(wandb, tmp_path):
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(wandb, monkeypatch, capsys):
-    module, metrics = wandb
+    module, log = wandb
     monkeypatch.setattr(module, "log", lambda *_, **__: 1 / 0)
-    metrics.write({"step": 1, "loss": 2.0})
-    metrics.write({"step": 2, "loss": 1.0})
-    metrics.close()
+    log.write({"step": 1, "loss": 2.0})
+    log.write({"step": 2, "loss": 1.0})
+    log.close()
     assert capsys.readouterr().out.count("division by zero") == 1
-    assert [row["step"] for row in read_metrics(metrics.path)] == [1, 2]
+    assert [row["step"] for row in read_metrics(log.path)] == [1, 2]
 
 
 def test_a_tracker_without_login_or_package(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -30,24 +30,20 @@ SHAPES = "shapes"  # `data` of the built-in synthetic shapes
 DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shapes.yaml"
 RUN_FILE = "run.yaml"
 _MANY = 10**9
+_BELOW_1 = 1 - 1e-9
 
 
-def _about(help_text: str, *bounds: float) -> dict[str, Any]:
-    return {"help": help_text, "bounds": bounds}
-
-
-def _field(default, help_text: str, *bounds: float):
-    """A setting with its help text and, for a number, the least and the most that it may be."""
-    return field(default=default, metadata=_about(help_text, *bounds))
+def _field(default, help_text: str, *allowed) -> Any:
+    """A setting and its help text, with a number's least and most value or the words that a text may be."""
+    return field(default=default, metadata={"help": help_text, "allowed": allowed})
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Everything that `python train.py` can be told. The defaults train the embedded model from scratch.
 
-    Raises:
-        ValueError: one sentence that names the flag, what was expected and what was got. The settings for
-            shapes alone are checked by `shapes.settings.check_settings`.
+    A ValueError names the flag that is wrong. The settings for shapes alone are checked by
+    `shapes.settings.check_settings`.
     """
 
     output: str = _field("runs/shapes", "folder for the checkpoint, the metrics and the training state")
@@ -64,13 +60,10 @@ class TrainConfig:
     workers: int = _field(1, "processes per rank that read and decode, or draw, images", 0, 128)
 
     # data
-    data: Data = field(
-        default=SHAPES,
-        metadata=_about("training rows: shapes (drawn), a file, folder or Hub id, or a list of datasets"),
+    data: Data = _field(  # noqa: RUF009
+        SHAPES, "training rows: shapes (drawn), a file, folder or Hub id, or a list of datasets"
     )
-    eval_data: Data = field(
-        default="", metadata=_about("held-out rows, given like --data; shapes has its own")
-    )
+    eval_data: Data = _field("", "held-out rows, like --data; shapes has its own")  # noqa: RUF009
     batch_size: int = _field(16, "rows (for shapes: images) per step, over all ranks", 1, 65_536)
     micro_batch_size: int = _field(0, "rows that a rank computes at a time; 0: its whole share", 0, 65_536)
     sequence_length: int = _field(256, "positions per row", 1, 1_048_576)
@@ -94,34 +87,48 @@ class TrainConfig:
 
     # optimisation
     lr: float = _field(2e-3, "peak AdamW learning rate of the language model; 0 freezes it", 0, 100)
-    vision_lr: float = _field(-1.0, "the same for the vision tower; 0 freezes it, -1: as --lr")
-    projector_lr: float = _field(-1.0, "the same for the projector; 0 freezes it, -1: as --lr")
-    muon: str = _field("all", "matrices that Muon updates: all (in blocks and projector), language, none")
+    vision_lr: float = _field(-1.0, "the same for the vision tower; 0 freezes it, -1: as --lr", -1, 100)
+    projector_lr: float = _field(-1.0, "the same for the projector; 0 freezes it, -1: as --lr", -1, 100)
+    muon: str = _field(
+        "all",
+        "matrices that Muon updates: all (in blocks and projector), language, none",
+        "all", "language", "none",
+    )  # fmt: skip
     matrix_lr: float = _field(3e-3, "peak learning rate of Muon", 0, 100)
     vision_matrix_lr: float = _field(1e-2, "shapes: the same for the vision tower alone", 0, 100)
     weight_decay: float = _field(0.1, "decoupled weight decay of matrices (not of norms, biases)", 0, 100)
-    beta2: float = _field(0.98, "AdamW's decay of the second moment")
+    beta2: float = _field(0.98, "AdamW's decay of the second moment", 0, _BELOW_1)
     warmup_steps: int = _field(100, "steps of linear warm-up, at most half of a stage", 0, _MANY)
-    schedule: str = _field("wsd", "wsd: warm-up, plateau, decay; cosine: warm-up, then decay")
-    decay_fraction: float = _field(0.35, "wsd: last share of the run, in which the rate decays")
+    schedule: str = _field(
+        "wsd", "wsd: warm-up, plateau, decay; cosine: warm-up, then decay", "wsd", "cosine"
+    )
+    decay_fraction: float = _field(0.35, "wsd: last share of the run, in which the rate decays", 1e-9, 1)
     lr_floor: float = _field(0.0, "share of its peak at which every rate ends", 0, 1)
     dense_weight: float = _field(0.3, "shapes: weight of the dense vision loss in the second stage", 0, 1_000)
     fact_weight: float = _field(0.5, "shapes: weight of the losses on what nouns mean", 0, 1_000)
     grad_clip: float = _field(1.0, "maximum gradient norm; 0: no clipping", 0, math.inf)
     max_skipped: int = _field(0, "steps with a non-finite gradient to skip before the run stops", 0, _MANY)
-    ema: float = _field(0.998, "decay of the weight average that is evaluated and saved; 0: no average")
+    ema: float = _field(
+        0.998, "decay of the weight average that is evaluated and saved; 0: no average", 0, _BELOW_1
+    )
 
     # low-rank adapters, through peft
     lora_rank: int = _field(0, "rank of LoRA adapters, trained in place of the weights; 0: none", 0, 1_024)
     lora_alpha: float = _field(16.0, "LoRA: adapters are scaled by alpha / rank", 1e-6, 1e6)
-    lora_dropout: float = _field(0.0, "LoRA: dropout on the adapters' input")
+    lora_dropout: float = _field(0.0, "LoRA: dropout on the adapters' input", 0, _BELOW_1)
     lora_targets: str = _field(
         "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj", "LoRA: layers of the language model"
     )
 
     # the machine
-    parallel: str = _field("ddp", "ddp: every rank holds the model; fsdp: every rank holds a shard")
-    precision: str = _field("auto", "compute in float32 or bfloat16 (weights stay float32); auto: by device")
+    parallel: str = _field(
+        "ddp", "ddp: every rank holds the model; fsdp: every rank holds a shard", "ddp", "fsdp"
+    )
+    precision: str = _field(
+        "auto",
+        "compute in float32 or bfloat16 (weights stay float32); auto: by device",
+        "auto", "float32", "bfloat16",
+    )  # fmt: skip
     activation_checkpointing: bool = _field(False, "recompute activations in backward to save memory")
     compile: bool = _field(False, "torch.compile the transformer blocks")
     async_save: bool = _field(False, "under torchrun: write the training state in the background")
@@ -155,24 +162,15 @@ class TrainConfig:
     save_every: int = _field(500, "steps between checkpoints", 1, _MANY)
     keep: int = _field(2, "number of training states to keep, in case the newest is broken", 1, _MANY)
     keep_best: bool = _field(True, "keep the model with the best evaluation, in best/")
-    tracker: str = _field("none", "tracker to log to as well: none, trackio (local), wandb or tensorboard")
+    tracker: str = _field(
+        "none",
+        "tracker to log to as well: none, trackio (local), wandb or tensorboard",
+        "none", "trackio", "wandb", "tensorboard",
+    )  # fmt: skip
     push_to_hub: str = _field("", "repository to upload the model to when the run ends")
 
     def __post_init__(self):
-        check_bounds(self)
-        self._check_choice("muon", "all", "language", "none")
-        self._check_choice("schedule", "wsd", "cosine")
-        self._check_choice("parallel", "ddp", "fsdp")
-        self._check_choice("precision", "auto", "float32", "bfloat16")
-        self._check_choice("tracker", "none", "trackio", "wandb", "tensorboard")
-        for name in ("vision_lr", "projector_lr"):
-            if (value := getattr(self, name)) != -1 and not 0 <= value <= 100:
-                raise ValueError(f"{flag(name)}: expected from 0 to 100, or -1 for --lr's, got {value}")
-        if not 0 < self.decay_fraction <= 1:
-            raise ValueError(f"--decay-fraction: expected more than 0, at most 1, got {self.decay_fraction}")
-        for name in ("beta2", "ema", "lora_dropout"):
-            if not 0 <= (value := getattr(self, name)) < 1:
-                raise ValueError(f"{flag(name)}: expected 0 or more, less than 1, got {value}")
+        check_allowed(self)
         if bool(self.vision_from) != bool(self.text_from):
             raise ValueError("--vision-from and --text-from: expected both or neither")
         if self.init_from and self.vision_from:
@@ -190,10 +188,6 @@ class TrainConfig:
         if self.push_to_hub:
             check_repo_id(self.push_to_hub)
 
-    def _check_choice(self, name: str, *choices: str) -> None:
-        if getattr(self, name) not in choices:
-            raise ValueError(f"{flag(name)}: expected {', '.join(choices)}, got {getattr(self, name)!r}")
-
     @property
     def is_shapes(self) -> bool:
         return self.data == SHAPES
@@ -203,12 +197,9 @@ class TrainConfig:
         """Peak rate of AdamW by part of the model; 0 is frozen."""
         return {
             "language_model": self.lr,
-            "vision_model": self.lr if self.vision_lr == -1 else self.vision_lr,
-            "projector": self.lr if self.projector_lr == -1 else self.projector_lr,
+            "vision_model": self.lr if self.vision_lr < 0 else self.vision_lr,
+            "projector": self.lr if self.projector_lr < 0 else self.projector_lr,
         }
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 # What data sheets say of each GPU: FLOP/s of dense bfloat16 products with float32 sums, and of float32
@@ -240,32 +231,30 @@ class PlanOptions:
     plan_device: str = _field("auto", f"plan: cpu, {', '.join(PEAKS)}; auto: this machine's GPU, else H100")
     plan_tflops: float = _field(0.0, "plan: peak TFLOP/s of a device; 0: looked up by its name", 0, 1e6)
     plan_mfu: float = _field(0.4, "plan: share of the peak that the model's FLOPs reach", 1e-9, 1)
-    plan_tiles: float = _field(-1.0, "plan: tiles per sample; -1: those of one 4:3 image")
+    plan_tiles: float = _field(-1.0, "plan: tiles per sample; -1: those of one 4:3 image", -1, 65_536)
     plan_text: int = _field(100, "plan: text tokens per sample", 1, 1_000_000)
     plan_labelled: float = _field(0.4, "plan: share of the text tokens that are answers", 1e-9, 1)
     plan_rows: int = _field(0, "plan: number of rows in the data; 0: counted if the data is local", 0, 10**12)
 
     def __post_init__(self):
-        check_bounds(self)
-        devices = {name.lower(): name for name in ("auto", "cpu", *PEAKS)}
-        if self.plan_device.lower() not in devices:
-            known = ", ".join(devices.values())
+        check_allowed(self)
+        if self.plan_device.lower() not in ("auto", "cpu", *map(str.lower, PEAKS)):
             raise ValueError(
-                f"--plan-device: expected {known}, got {self.plan_device!r}; for others, give --plan-tflops"
-            )
-        object.__setattr__(self, "plan_device", devices[self.plan_device.lower()])
-        if self.plan_tiles != -1 and not 0 <= self.plan_tiles <= 65_536:
-            raise ValueError(
-                f"--plan-tiles: expected from 0 to 65536, or -1 for a 4:3 image, got {self.plan_tiles}"
+                f"--plan-device: expected auto, cpu, {', '.join(PEAKS)}, got {self.plan_device!r}; for "
+                "others, give --plan-tflops"
             )
 
 
-def check_bounds(settings: Any) -> None:
-    """Raises ValueError for the first number that is out of its field's bounds, or NaN."""
+def check_allowed(settings: TrainConfig | PlanOptions) -> None:
+    """Raises ValueError for the first value that its field does not allow, NaN for one."""
     for item in fields(settings):
-        value, bounds = getattr(settings, item.name), item.metadata["bounds"]
-        if bounds and not bounds[0] <= value <= bounds[1]:
-            raise ValueError(f"{flag(item.name)}: expected from {bounds[0]} to {bounds[1]}, got {value}")
+        value, allowed = getattr(settings, item.name), item.metadata["allowed"]
+        if allowed and isinstance(value, str):
+            right, expected = value in allowed, ", ".join(allowed)
+        elif allowed:
+            right, expected = allowed[0] <= value <= allowed[1], f"from {allowed[0]} to {allowed[1]}"
+        if allowed and not right:
+            raise ValueError(f"{flag(item.name)}: expected {expected}, got {value!r}")
 
 
 def flag(name: str) -> str:
@@ -285,7 +274,6 @@ Check = Callable[[TrainConfig], None]
 
 
 def parse_config(arguments: list[str] | None = None, check: Check | None = None) -> TrainConfig:
-    """The run's configuration alone; see `parse_arguments`."""
     return parse_arguments(arguments, check=check)[0]
 
 
@@ -294,16 +282,34 @@ def parse_arguments(
 ) -> tuple[TrainConfig, PlanOptions]:
     """The recipe named first (configs/shapes.yaml by default) with the flags put over it, and --plan's flags.
 
-    Exits with status 2 and one sentence for a recipe that is missing or not YAML, an unknown key or flag, a
-    value of the wrong type or out of range, or a ValueError of `check`.
+    Exits with status 2 and one sentence for what is wrong in them, or what `check` raises.
     """
     arguments = _without_auto(list(sys.argv[1:] if arguments is None else arguments))
     recipe = DEFAULT_RECIPE
     if arguments and not arguments[0].startswith("-"):
         recipe = Path(arguments.pop(0))
-    given = vars(_Parser(description).parse_args(arguments))
+    parser = _Parser(
+        prog="train.py", usage="train.py [RECIPE.yaml] [flags]", description=description,
+        allow_abbrev=False, argument_default=argparse.SUPPRESS,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"train.py (Ocelli) {__version__}")
+    for name, item in _FIELDS.items():
+        shown = item.default if item.default != "" else "none"
+        options: dict[str, Any] = {"help": f"{item.metadata['help']} (default: {shown})"}
+        if _KINDS[name] is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options["metavar"] = getattr(_KINDS[name], "__name__", "str or list").upper()
+        parser.add_argument(flag(name), **options)
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        name = unknown[0].split("=")[0]
+        near = did_you_mean(name, map(flag, _FIELDS))
+        leave(f"unknown argument {name}{near}; --help lists the flags")
     try:
-        settings = read_recipe(recipe) | given
+        settings = read_recipe(recipe)
+        for name, value in vars(given).items():
+            settings[name] = value if isinstance(value, bool) else _value(name, value, flag(name))
         plan = PlanOptions(**{name: settings.pop(name) for name in list(settings) if name.startswith("plan")})
         config = TrainConfig(**settings)
         if check is not None:
@@ -349,34 +355,8 @@ def leave(error: Exception | str) -> typing.NoReturn:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A flag for each field. Only what was given is in the result: the rest is the recipe's."""
-
-    def __init__(self, description: str):
-        super().__init__(
-            prog="train.py", usage="train.py [RECIPE.yaml] [flags]", description=description,
-            allow_abbrev=False, argument_default=argparse.SUPPRESS,
-        )  # fmt: skip
-        self.add_argument("--version", action="version", version=f"train.py (Ocelli) {__version__}")
-        for name, item in _FIELDS.items():
-            shown = item.default if item.default != "" else "none"
-            options: dict[str, Any] = {"help": f"{item.metadata['help']} (default: {shown})"}
-            if _KINDS[name] is bool:
-                options["action"] = argparse.BooleanOptionalAction
-            else:
-                kind = getattr(_KINDS[name], "__name__", "str or list").upper()
-                options |= {"type": _converter(name), "metavar": kind}
-            self.add_argument(flag(name), **options)
-
-    def parse_known_args(self, args=None, namespace=None):
-        for argument in args or ():
-            name = argument.split("=")[0]
-            if name.startswith("--") and name not in self._option_string_actions:
-                near = did_you_mean(name, self._option_string_actions)
-                leave(f"unknown flag {name}{near}; --help lists them all")
-        return super().parse_known_args(args, namespace)
-
     def error(self, message: str) -> typing.NoReturn:
-        leave(message.removeprefix("argument "))
+        leave(message)
 
 
 def _without_auto(arguments: list[str]) -> list[str]:
@@ -385,62 +365,12 @@ def _without_auto(arguments: list[str]) -> list[str]:
     return [one for before, one in zip(["", *plain], plain) if (before, one) != ("--resume", "auto")]
 
 
-def _converter(name: str) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        try:
-            return value_of(name, text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
-
-
-def value_of(name: str, given: Any) -> Any:
-    """A field's value from what a recipe or a flag says: text, or for datasets lists and mappings of texts.
-
-    Raises:
-        ValueError: what was expected and what was got.
-    """
-    kind = _KINDS[name]
-    if kind == Data:
-        return _datasets(given)
-    if not isinstance(given, str):
-        raise ValueError(f"expected one value, got a {type(given).__name__}")
-    if kind is str:
-        return given
-    if (name, given) == ("resume", "auto"):
-        return True
-    value = _plain(given)
-    if kind is float and type(value) is int:
-        value = float(value) if abs(value) < 1e300 else math.inf
-    if type(value) is not kind:
-        expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-        raise ValueError(f"expected {expected}, got {given!r}")
-    return value
-
-
 # ---------------------------------------------------------------------------------------- the recipe
+# YAML's loader leaves every value as the text that was written, because what it means depends on its field.
+# YAML itself would take the commit 7e8 for a number, the subset `no` for false, and the rate 1e-3 for text.
 _TEXT_KEYS = {"path", "name", "subset", "split", "revision", "columns"}  # of a dataset, whose values are text
-
-
-class _Loader(yaml.SafeLoader):
-    """Every value is the text that was written; what it means depends on its field. YAML itself would take
-    the commit 7e8 for a number, the subset `no` for false, and the rate 1e-3 for text."""
-
-    yaml_implicit_resolvers: ClassVar = {
-        "<": yaml.SafeLoader.yaml_implicit_resolvers["<"]
-    }  # `<<` merges, still
-    yaml_constructors: ClassVar = {
-        tag: yaml.SafeLoader.yaml_constructors[tag]
-        for tag in (None, *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")))
-    }
-
-    def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := [key for key in keys if keys.count(key) > 1]:  # YAML would take the last
-            line = node.start_mark.line + 1
-            raise yaml.YAMLError(f"expected each key once, got {twice[0]} twice in line {line} and after it")
-        return super().construct_mapping(node, deep)
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
@@ -450,47 +380,53 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         ValueError: no such file, not YAML, an unknown key, or a value of the wrong type.
     """
     try:
-        recipe = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader) or {}
+        recipe = yaml.load(Path(path).read_text(encoding="utf-8"), yaml.BaseLoader) or {}
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"recipe {path} cannot be read: {error}{nearest_file(path)}") from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
     known = [item.name for item in fields(TrainConfig)]
-    if unknown := sorted(str(key) for key in recipe if key not in known):
+    if unknown := [str(key) for key in recipe if key not in known]:
         near = did_you_mean(unknown[0], known)
-        raise ValueError(
-            f"recipe {path}: unknown key {', '.join(unknown)}{near}; train.py --help lists them all"
-        )
-    settings = {}
-    for key, given in recipe.items():
-        try:
-            settings[key] = value_of(key, given)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"recipe {path}: {key}: {error}") from None
-    return settings
+        raise ValueError(f"recipe {path}: unknown key {unknown[0]}{near}; train.py --help lists them all")
+    return {key: _value(key, given, f"recipe {path}: {key}") for key, given in recipe.items()}
 
 
-def _datasets(given: Any) -> Data:
+def _value(name: str, given: Any, where: str) -> Any:
+    """A field's value from what a recipe or a flag says: text, or for datasets lists of mappings."""
+    kind = _KINDS[name]
+    if kind == Data:
+        return _datasets(given, where)
+    try:
+        if kind is bool:
+            return (name, given) == ("resume", "auto") or _TRUTHS[given.lower()]
+        if kind is float:
+            return _float(given)
+        if not isinstance(given, str):
+            raise TypeError
+        return kind(given)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        expected = _EXPECTED.get(kind, "text")
+        raise ValueError(f"{where}: expected {expected}, got {given!r:.80}") from None
+
+
+def _datasets(given: Any, where: str) -> Data:
     """A path, or a list of datasets; the command line writes the list in YAML or JSON."""
     if isinstance(given, str):
         try:
-            read = yaml.load(given, _Loader) if given.lstrip().startswith("[") else None
-        except (yaml.YAMLError, RecursionError):
+            read = yaml.load(given, yaml.BaseLoader) if given.lstrip().startswith("[") else None
+        except yaml.YAMLError:
             return given  # a pattern of paths, as [ab].jsonl
         if not (isinstance(read, list) and all(isinstance(entry, dict) for entry in read)):
             return given
         given = read
     if not (isinstance(given, list) and all(isinstance(entry, dict) for entry in given)):
-        raise ValueError(f"expected a path, or a list of datasets with keys and values, got {given!r:.80}")
-    for entry in given:
-        for key in _TEXT_KEYS & entry.keys():
-            if not isinstance(entry[key], dict if key == "columns" else str):
-                raise ValueError(f"{key}: expected {'keys and values' if key == 'columns' else 'text'}")
+        raise ValueError(f"{where}: expected a path, or a list of datasets, got {given!r:.80}")
     return [
         {
-            key: value if key in _TEXT_KEYS else _values(value)
+            key: value if key in _TEXT_KEYS else _plain(value)
             for key, value in entry.items()
             if value not in ("null", "~", "")  # left to its default
         }
@@ -498,27 +434,28 @@ def _datasets(given: Any) -> Data:
     ]
 
 
-def _values(given: Any) -> Any:
+def _plain(given: Any) -> Any:
+    """With the numbers and truths that texts stand for."""
     if isinstance(given, dict):
-        return {key: _values(value) for key, value in given.items()}
-    return [_values(value) for value in given] if isinstance(given, list) else _plain(given)
-
-
-def _plain(text: str) -> Any:
-    """The number or truth that a text stands for, else the text."""
-    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
+        return {key: _plain(value) for key, value in given.items()}
+    if isinstance(given, list):
+        return [_plain(value) for value in given]
+    if given.lower() in _TRUTHS:
+        return _TRUTHS[given.lower()]
+    for kind in (int, _float):
         try:
-            return kind(text.replace(".inf", "inf").replace(".nan", "nan").replace(".Inf", "inf"))
+            return kind(given)
         except ValueError:
             continue
-    return text
+    return None if given == "null" else given
+
+
+def _float(text: str) -> float:
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))  # as YAML writes them
 
 
 def write_run(config: TrainConfig, folder: Path) -> None:
     """The resolved configuration as a recipe, run.yaml."""
     with replacing(folder / RUN_FILE) as temporary:
-        text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
         temporary.write_text(text, encoding="utf-8")

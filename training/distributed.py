@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,7 @@ _FAILED_EXCHANGE = re.compile(r"gloo|nccl|connection (closed|reset|refused)", re
 _HUNG_UP = re.compile(
     r"connection( was likely)? (closed|reset)|failed to (recv|send)|broken pipe", re.IGNORECASE
 )
-_LETTING_GO = 20  # times that Python's lock is left to other threads
 _FOUND_OUT_SECONDS = 5.0  # in which torchrun sees which rank ended first
-
-
-def _first_line(error: RuntimeError) -> str:
-    """Without where in C++ it was raised."""
-    return one_line(str(error).split("\n")[0])
 
 
 class LostRankError(ConnectionError):
@@ -47,12 +41,7 @@ class LostRankError(ConnectionError):
 
 
 class Ranks:
-    """This process among the others; alone without torchrun.
-
-    Raises:
-        LostRankError: another rank was there and has left before all had met.
-        ConnectionError: the ranks cannot meet, or not over this device.
-    """
+    """This process among the others; alone without torchrun. ConnectionError where they cannot meet."""
 
     def __init__(self, device: torch.device):
         self.rank = int(os.environ.get("RANK", "0"))
@@ -73,11 +62,10 @@ class Ranks:
             dist.init_process_group(backend)
         except RuntimeError as error:
             if _HUNG_UP.search(str(error)):  # by one that was done here first
-                lost = self._lost(error)
-                raise LostRankError(self.reason(lost)) from error
+                raise LostRankError(self.reason(self._lost(error))) from error
             place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-            failed = ConnectionError(f"the ranks cannot meet at {place} ({backend}): {_first_line(error)}")
-            raise ConnectionError(self.reason(failed)) from error
+            failed = f"the ranks cannot meet at {place} ({backend}): {_first_line(error)}"
+            raise ConnectionError(self.reason(ConnectionError(failed))) from error
 
     @property
     def is_first(self) -> bool:
@@ -135,9 +123,14 @@ class Ranks:
         if self.together and dist.is_initialized():
             # A thread of gloo's lets go of the last exchange's tensors, for which it needs Python's lock. A
             # group that ends before would wait for that thread with the lock held: for ever.
-            for _ in range(_LETTING_GO):
+            for _ in range(20):
                 time.sleep(0.01)
             dist.destroy_process_group()
+
+
+def _first_line(error: RuntimeError) -> str:
+    """Without where in C++ it was raised."""
+    return one_line(str(error).split("\n")[0])
 
 
 def blocks_of(model: VisionLanguageModel) -> list[nn.Module]:
@@ -149,33 +142,27 @@ def prepare_blocks(model: VisionLanguageModel, recompute: bool, compiled: bool) 
     """Activation checkpointing and torch.compile, block by block and in place: names stay as they are."""
     for block in blocks_of(model):
         if recompute:
-            block.forward = _Recomputed(block.forward)
+            block.forward = _recomputed(block.forward)
         if compiled:
             block.compile()
 
 
-class _Recomputed:
+def _recomputed(forward: Callable) -> Callable:
     """A block's forward whose activations are computed once more in the backward pass, not kept."""
 
-    def __init__(self, forward):
-        self.forward = forward
-
-    def __call__(self, *inputs):
+    def again(*inputs):
         if not torch.is_grad_enabled():
-            return self.forward(*inputs)
-        return checkpoint(self.forward, *inputs, use_reentrant=False)
+            return forward(*inputs)
+        return checkpoint(forward, *inputs, use_reentrant=False)
+
+    return again
 
 
 def wrap(
     module: nn.Module, model: VisionLanguageModel, ranks: Ranks, parallel: str, dtype: torch.dtype
 ) -> nn.Module:
-    """The module as all ranks train it.
-
-    Args:
-        module: computes the loss; what the engine calls.
-        model: the vision-language model in it.
-        parallel: ddp, or fsdp, for which weights become sharded DTensors, in place.
-        dtype: what fsdp computes in; gradients are reduced in float32 either way.
+    """The module that computes the loss, as all ranks train it. With fsdp, its weights and those of the model
+    inside become sharded DTensors in place; gradients are reduced in float32, whatever `dtype` is.
     """
     if not ranks.together:
         return module
@@ -245,25 +232,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(said in str(error).lower() for said in _OUT_OF_MEMORY)
 
 
-def out_of_memory(config: TrainConfig, device: torch.device, world_size: int) -> str:
+def out_of_memory(config: TrainConfig, device: torch.device) -> str:
     """What to lower or to set, cheapest first."""
+    ways = "lower --micro-batch-size, --sequence-length or --max-tiles, set --activation-checkpointing, "
+    ways += "shard the weights of several ranks (--parallel fsdp), or train adapters (--lora-rank)"
     if config.is_shapes:
-        ways = [
-            f"--vision-batch-size ({config.vision_batch_size}) or --batch-size ({config.batch_size})",
-            "the sizes of the network",
-        ]
-    else:
-        rows = config.micro_batch_size or max(1, config.batch_size // world_size)
-        ways = [f"--micro-batch-size (a rank computes {rows} rows at a time)"] if rows > 1 else []
-        ways += [f"--sequence-length ({config.sequence_length})", "--max-tiles"]
-    if not config.activation_checkpointing:
-        ways.append("set --activation-checkpointing")
-    if world_size > 1 and config.parallel == "ddp":
-        ways.append("set --parallel fsdp")
-    if not (config.is_shapes or config.lora_rank):
-        ways.append("train adapters (--lora-rank)")
+        ways = "lower --vision-batch-size, --batch-size or the sizes of the network"
     where = "the GPU" if device.type == "cuda" else "this machine"
     return (
-        f"{where} is out of memory: lower {', or '.join(ways)}; --plan shows what a run needs, and what was "
-        f"saved last is in {config.output}"
+        f"{where} is out of memory: {ways}; --plan shows what a run needs, and what was saved last is in "
+        f"{config.output}"
     )

@@ -41,13 +41,8 @@ class HeldOut(Protocol):
 
 
 class Evaluation:
-    """All ranks make one, and call `run` together.
-
-    Args:
-        average: name → averaged parameter; if there are any, the average is what is evaluated.
-        dtype: to compute in.
-        first: step that the run resumes from.
-    """
+    """All ranks make one, and call `run` together. `average` is what is evaluated, if it has parameters;
+    `first` is the step that the run resumes from."""
 
     def __init__(
         self,
@@ -78,11 +73,7 @@ class Evaluation:
             return None
 
     def run(self, wrapped: nn.Module, step: int) -> dict[str, float]:
-        """Evaluate the model after `step` steps.
-
-        Returns:
-            The scores; on ranks but the first, those that all ranks know.
-        """
+        """Evaluate the model after `step` steps. Ranks but the first get the scores that all know."""
         autocast = torch.autocast(self.ranks.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with averaged(self.task.module, self.average):
             with autocast:

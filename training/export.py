@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from data.errors import one_line
 from data.processor import Processor
-from models.checkpoints.hub import CheckpointError
 from models.checkpoints.load import meta_init
 from models.checkpoints.save import model_card
 from models.vision_language_model import VisionLanguageModel
@@ -25,11 +22,8 @@ def whole_tensors(
     model: nn.Module, average: dict[str, Tensor], ranks: Ranks, everywhere: bool = False
 ) -> dict[str, Tensor]:
     """Every parameter by its name, averaged where there is an average, gathered from all ranks. All call it;
-    the first gets them, or `everywhere` all do.
-
-    Args:
-        average: under the names that parameters have in the module around the model (`model.…`).
-    """
+    the first gets them, or `everywhere` all do. The average has the names of the module around the model
+    (`model.…`)."""
     tensors = {}
     for name, parameter in model.named_parameters():
         value = whole(average.get(f"model.{name}", parameter))
@@ -46,11 +40,7 @@ def export(
     card: str,
     folder: Path,
 ) -> None:
-    """Write the model with these tensors to a folder, with adapters merged and saved beside it.
-
-    Raises:
-        CheckpointError: the folder cannot be written; what it held is unchanged.
-    """
+    """Write the model with these tensors to a folder, with adapters merged and saved beside it."""
     # Model and adapter are replaced together.
     extra = partial(save_adapter, tensors, config) if config.lora_rank else None
     plain_model(model, tensors, config).save_pretrained(folder, processor, card=card, extra_files=extra)
@@ -65,9 +55,9 @@ def plain_model(
     with meta_init():
         new = VisionLanguageModel(model.config)
     tied = model.config.tie_word_embeddings
-    missing, unexpected = new.load_state_dict(tensors, strict=False, assign=True)
-    expected_missing = {"language_model.lm_head.weight"} if tied else set()
-    assert set(missing) <= expected_missing and not unexpected, f"lacks {missing}, has {unexpected}"
+    if tied:
+        tensors = tensors | {"language_model.lm_head.weight": tensors["language_model.embed_tokens.weight"]}
+    new.load_state_dict(tensors, assign=True)
     if tied:
         new.language_model.lm_head.weight = new.language_model.embed_tokens.weight
     new.generation_config = model.generation_config
@@ -86,28 +76,6 @@ def run_card(task: Task, config: TrainConfig, step: int, scores: dict[str, float
         evaluation=rows or None,
         **extra,
     )
-
-
-def save_model(
-    config: TrainConfig,
-    ranks: Ranks,
-    task: Task,
-    average: dict[str, Tensor],
-    step: int,
-    scores: dict[str, float],
-    say: Callable[[str], None],
-) -> str:
-    """Save the model after `step` steps in the output folder; all ranks call it. Returns why it could not be
-    written, on the first rank; empty if it was."""
-    tensors = whole_tensors(task.model, average, ranks)
-    if ranks.is_first:
-        try:
-            card = run_card(task, config, step, scores)
-            export(task.model, tensors, task.processor, config, card, Path(config.output))
-        except (CheckpointError, OSError) as error:
-            say(f"step {step}: the model could not be saved, the run goes on: {error}")
-            return one_line(error)
-    return ""
 
 
 def push(config: TrainConfig) -> None:

@@ -22,7 +22,6 @@ from training.config import PEAKS
 from training.optim import part_of
 
 PARTS = ("vision_model", "projector", "language_model")
-_SIDES = {"cpu": 1024, "cuda": 8192, "mps": 2048}  # of the matrices that are multiplied to measure a device
 
 
 @dataclass(frozen=True)
@@ -76,16 +75,12 @@ def training_flops(
     adapters: int = 0,
     recompute: bool = False,
 ) -> float:
-    """FLOPs of forward and backward.
+    """FLOPs of forward and backward. `learns` says which parts do; `adapters` is the number of weights that
+    LoRA trains in their place; `recompute` counts the second forward pass of activation checkpointing.
 
     Backward repeats a product once for its input, where something in front of it learns, and once for its
     weight, where that learns: three times forward where everything learns. Attention's two activations both
     get a gradient.
-
-    Args:
-        learns: which of `PARTS` do; with LoRA, the language model's adapters do in its place.
-        adapters: weights of these.
-        recompute: count the second forward pass of the blocks that activation checkpointing makes.
     """
     vision, text = config.vision, config.text
     patches, width = vision.num_patches, vision.hidden_size
@@ -109,9 +104,8 @@ def training_flops(
     label = head * (1 + speaks + into_blocks)
     if recompute:
         tile, position, pair = tile + tower * sees, position + products, pair + attention
-    return (
-        tile * amounts.tiles + position * amounts.positions + pair * amounts.pairs + label * amounts.labelled
-    )
+    through_blocks = position * amounts.positions + pair * amounts.pairs
+    return tile * amounts.tiles + through_blocks + label * amounts.labelled
 
 
 def what_learns(model: nn.Module) -> tuple[frozenset[str], int]:
@@ -132,14 +126,15 @@ def known_peak(name: str, dtype: torch.dtype) -> float | None:
 
 def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s that a product of two large matrices reaches here: the best of several, half a second in all."""
-    side = _SIDES.get(device.type, 1024)
+    side = {"cuda": 8192, "mps": 2048}.get(device.type, 1024)
+    wait = torch.accelerator.synchronize if device.type != "cpu" else lambda device: None
     a = torch.ones(side, side, device=device, dtype=dtype)  # no random numbers: those are the run's
     seconds: list[float] = []
     while len(seconds) < 3 or (sum(seconds) < 0.4 and len(seconds) < 50):
-        _wait_for(device)
+        wait(device)
         start = time.perf_counter()
         a @ a
-        _wait_for(device)
+        wait(device)
         seconds.append(time.perf_counter() - start)
     return 2 * side**3 / min(seconds)
 
@@ -151,8 +146,3 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
         if (peak := known_peak(name, dtype)) is not None:
             return peak, name
     return measured_peak(device, dtype), "measured with a product of large matrices"
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

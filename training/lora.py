@@ -37,11 +37,7 @@ def lora_config(config: TrainConfig, inside: str):
 
 
 def add_adapters(model: nn.Module, config: TrainConfig) -> None:
-    """Put adapters in. From then on they alone train.
-
-    Raises:
-        ValueError: no layer of that name.
-    """
+    """Put adapters in. From then on they alone train."""
     from peft import inject_adapter_in_model  # start-up: peft takes seconds to import
 
     generator = torch.Generator().manual_seed(config.seed)
@@ -69,14 +65,7 @@ def merged(tensors: Mapping[str, Tensor], config: TrainConfig) -> dict[str, Tens
 
 
 def save_adapter(tensors: Mapping[str, Tensor], config: TrainConfig, output: Path) -> None:
-    """Write adapter_model.safetensors and adapter_config.json, under transformers' names.
-
-    Args:
-        output: a folder without an adapter, as the model is being written to it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write adapter_model.safetensors and adapter_config.json, under transformers' names, to a new folder."""
     named = {}
     for name, value in tensors.items():
         if match := _FACTOR.fullmatch(name):

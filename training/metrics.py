@@ -7,7 +7,8 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +43,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics.jsonl, without a line that was cut off."""
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+        with suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 class Metrics:
     """Lines of metrics.jsonl, one bar, one tracker. On all ranks but the first, nothing.
 
     A resumed run repeats the steps after the one it resumes from, so their lines are removed.
-
-    Raises:
-        TrackerError: the tracker is not installed, or wants a login.
     """
 
     def __init__(self, config: TrainConfig, steps: int, first: int, active: bool):
@@ -88,14 +82,35 @@ class Metrics:
         self._track(lambda tracker: tracker.log(numbers, row["step"]))
 
     def write_samples(self, step: int, answered: Sequence[Answered]) -> None:
-        """Answers with their images, into the run's folder and to the tracker."""
+        """Answers with their images, to the tracker and into the run's folder, there whole or not at all:
+
+        output/samples/step-00000500/answers.jsonl     # {"pictures": ["00.png"], "question": …}
+                                     00.png
+        """
         if not (self.active and answered):
             return
         try:
-            write_samples(self.path.parent, step, answered)
+            self._save_samples(step, answered)
         except OSError as error:
             self.say(f"step {step}: sample answers could not be written, the run goes on: {error}")
         self._track(lambda tracker: tracker.log_samples(answered, step))
+
+    def _save_samples(self, step: int, answered: Sequence[Answered]) -> None:
+        folder = self.path.parent / SAMPLES / f"step-{step:08d}"
+        writing = folder.with_name(f".{folder.name}")
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
+        with (writing / ANSWERS).open("w", encoding="utf-8") as file:
+            for number, one in enumerate(answered):
+                names = []
+                for place, image in enumerate(one.question.images):
+                    names.append(f"{number:02d}.png" if place == 0 else f"{number:02d}-{place + 1}.png")
+                    small(image).save(writing / names[-1])
+                row: dict[str, Any] = {"pictures": names, "question": one.question.text}
+                row |= {"target": one.question.target, "answer": one.answer, "right": one.right}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
+        writing.rename(folder)
 
     def _track(self, act: Callable[[Any], None]) -> None:
         """Log. A tracker that fails is given up with one message, and the run goes on."""
@@ -118,12 +133,8 @@ class Metrics:
 
 # ------------------------------------------------------------------------------------------------- speed
 class Throughput:
-    """Tokens and images per second and MFU since the last row, without evaluations and saves; all ranks add
-    theirs.
-
-    Args:
-        first: step that the run resumes from.
-    """
+    """Tokens and images per second and MFU since the last row, without evaluations and saves. All ranks add
+    theirs; `first` is the step that the run resumes from."""
 
     def __init__(self, task: Task, ranks: Ranks, dtype: torch.dtype, first: int):
         self.task, self.ranks = task, ranks
@@ -168,31 +179,6 @@ class Throughput:
         return row | {"seconds_left": round(each * (self.task.steps - done))}
 
 
-# ----------------------------------------------------------------------------------------------- samples
-def write_samples(output: Path, step: int, answered: Sequence[Answered]) -> Path:
-    """Write the answers after `step` steps with their images, whole or not at all:
-
-    output/samples/step-00000500/answers.jsonl     # {"pictures": ["00.png"], "question": …}
-                                 00.png
-    """
-    folder = output / SAMPLES / f"step-{step:08d}"
-    writing = folder.with_name(f".{folder.name}")
-    shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir(parents=True)
-    with (writing / ANSWERS).open("w", encoding="utf-8") as file:
-        for number, one in enumerate(answered):
-            names = []
-            for place, image in enumerate(one.question.images):
-                names.append(f"{number:02d}.png" if place == 0 else f"{number:02d}-{place + 1}.png")
-                small(image).save(writing / names[-1])
-            row: dict[str, Any] = {"pictures": names, "question": one.question.text}
-            row |= {"target": one.question.target, "answer": one.answer, "right": one.right}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
-    writing.rename(folder)
-    return folder
-
-
 def small(image: Image.Image) -> Image.Image:
     copy = image.convert("RGB")
     copy.thumbnail((_LONGEST, _LONGEST))
@@ -212,7 +198,7 @@ class _Wandb:
         # A resumed run is the same run in trackio; in wandb it is one of a group.
         resume = "allow" if config.resume else "never"
         more = {"resume": resume} if name == "trackio" else {"group": run}
-        self.module.init(project=PROJECT, name=run, config=config.to_dict(), **more)
+        self.module.init(project=PROJECT, name=run, config=asdict(config), **more)
 
     def log(self, numbers: dict[str, float], step: int) -> None:
         self.module.log(numbers, step=step)
@@ -250,15 +236,9 @@ class _TensorBoard:
 
 
 def open_tracker(config: TrainConfig) -> _Wandb | _TensorBoard | None:
-    """The tracker that the config names, None for none.
-
-    Raises:
-        TrackerError: it is not installed, or wants a login.
-    """
-    name = config.tracker
+    name, otherwise = config.tracker, "use none: metrics.jsonl is written in any case"
     if name == "none":
         return None
-    otherwise = "use none: metrics.jsonl is written in any case"
     try:
         return _TensorBoard(config) if name == "tensorboard" else _Wandb(name, config)
     except ImportError:

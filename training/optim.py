@@ -103,14 +103,8 @@ def is_muon_matrix(name: str, parameter: nn.Parameter, muon: str) -> bool:
 
 
 def build_optimizers(modules: nn.Module, rates: dict[str, float], config: TrainConfig) -> list[Optimizer]:
-    """AdamW, and Muon for matrices where the config asks for it; one group for each part of the model.
-
-    Each group has its `peak` rate and its `part`. Norms and biases never decay. The last optimizer is Muon if
-    there is one.
-
-    Args:
-        rates: peak rate of AdamW by part.
-    """
+    """AdamW, and last Muon for matrices where the config asks for it; one group for each part of the model.
+    `rates` are AdamW's peaks by part. Norms and biases never decay."""
     tables: dict[str, list] = {}
     vectors: dict[str, list] = {}
     matrices: dict[str, list] = {}

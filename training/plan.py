@@ -10,6 +10,7 @@ the formulas with what autograd keeps and what torch's counter counts.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,10 +62,9 @@ class AverageRow:
 class Plan:
     """What `make_plan` computes. A step is that of all ranks together.
 
-    `parameters` and `trainable` count weights by module; `memory` is bytes on each rank. It does not include
-    the libraries' own (about half a GiB on CUDA), what the allocator cannot use, and short-lived buffers.
-    `run_flops` counts the blocks that activation checkpointing runs again; MFU does not. `steps` and `hours`
-    are None where the data's length is not known.
+    `memory` is bytes on each rank, without the libraries' own (about half a GiB on CUDA), what the allocator
+    cannot use, and short-lived buffers. `run_flops` counts the blocks that activation checkpointing runs
+    again; MFU does not. `steps` and `hours` are None where the data's length is not known.
     """
 
     heading: str
@@ -78,39 +78,43 @@ class Plan:
     hours: float | None
     rate: str
 
-    @property
-    def memory_bytes(self) -> int:
-        return sum(self.memory.values())
-
     def table(self) -> str:
         lines = ["parameters"]
         for name, size in self.parameters.items():
             learns = self.trainable.get(name, 0)
             note = "" if learns == size else "frozen" if not learns else f"{learns:,} learn"
-            lines.append(f"  {name:<22}{size:>16,}  {note}".rstrip())
-        lines += [f"  {'all':<22}{sum(self.parameters.values()):>16,}", self.heading]
-        for name, size in [*self.memory.items(), ("all", self.memory_bytes)]:
-            lines.append(f"  {name:<22}{size / 2**30:>16,.2f} GiB")
+            lines.append(f"{line(name, f'{size:,}')}  {note}".rstrip())
+        lines += [line("all", f"{sum(self.parameters.values()):,}"), self.heading]
+        memory = self.memory | {"all": sum(self.memory.values())}
+        lines += [line(name, f"{size / 2**30:,.2f}") + " GiB" for name, size in memory.items()]
         lines.append("a step, all ranks")
-        lines += [f"  {name:<22}{round(value):>16,}" for name, value in self.step.items()]
-        lines.append(f"  {'model FLOPs':<22}{self.flops:>16.3e}")
+        lines += [line(name, f"{round(value):,}") for name, value in self.step.items()]
+        lines.append(line("model FLOPs", f"{self.flops:.3e}"))
         if self.run_flops != self.flops:
-            lines.append(f"  {'FLOPs run':<22}{self.run_flops:>16.3e}")
+            lines.append(line("FLOPs run", f"{self.run_flops:.3e}"))
         lines.append("the run")
         if self.steps is None:
             return "\n".join([*lines, "  unknown length: give the number of rows (--plan-rows), or --steps"])
-        lines.append(f"  {'steps':<22}{self.steps:>16,}")
-        lines.append(f"  {'model FLOPs':<22}{self.steps * self.flops:>16.3e}")
-        return "\n".join([*lines, f"  {'hours':<22}{self.hours:>16,.1f}  at {self.rate}"])
+        lines.append(line("steps", f"{self.steps:,}"))
+        lines.append(line("model FLOPs", f"{self.steps * self.flops:.3e}"))
+        return "\n".join([*lines, line("hours", f"{self.hours:,.1f}") + f"  at {self.rate}"])
+
+
+def line(name: str, value: str) -> str:
+    return f"  {name:<22}{value:>16}"
 
 
 def make_plan(
     config: TrainConfig, options: PlanOptions, device: Device, shape: VLMConfig, row: AverageRow
 ) -> Plan:
-    """Raises ValueError where the ranks do not divide the batch, or for layers that adapters cannot be on."""
-    ranks, text = options.plan_ranks, shape.text
-    micro, _ = micro_batches(config, ranks)
-    learns = learning(config)
+    ranks, learns = options.plan_ranks, learning(config)
+    per_rank, left = divmod(config.batch_size, ranks)
+    micro = config.micro_batch_size or max(1, per_rank)
+    if left or per_rank % micro:
+        raise ValueError(
+            f"--batch-size {config.batch_size}: expected a multiple of ranks x --micro-batch-size, "
+            f"{ranks} x {micro}"
+        )
     with meta_init():
         parameters = dict(VisionLanguageModel(shape).named_parameters())
     shown = dict.fromkeys(TABLE_PARTS, 0)  # a tied head stays 0: its weights are the embeddings'
@@ -119,7 +123,7 @@ def make_plan(
         shown[module_of(name)] += parameter.numel()
         if part_of(name) in learns:
             trainable[module_of(name)] = trainable.get(module_of(name), 0) + parameter.numel()
-    if adapters := adapter_weights(config, text):
+    if adapters := adapter_weights(config, shape.text):
         shown["adapters"] = trainable["adapters"] = adapters
 
     positions = config.batch_size * config.sequence_length
@@ -135,9 +139,8 @@ def make_plan(
     steps = None if row.total_samples is None else math.ceil(row.total_samples / samples)
     where = "1 rank" if ranks == 1 else f"each of {ranks} ranks ({config.parallel})"
     optimizer = {"none": "adamw", "language": "muon", "all": "muon-all"}[config.muon]
-    precision = str(device.dtype).removeprefix("torch.")
     return Plan(
-        heading=f"memory of {where}, {precision}, {optimizer}",
+        heading=f"memory of {where}, {str(device.dtype).removeprefix('torch.')}, {optimizer}",
         parameters=shown,
         trainable=trainable,
         memory=memory(config, ranks, device, shape, row, parameters, micro),
@@ -160,18 +163,6 @@ def make_plan(
 def learning(config: TrainConfig) -> frozenset[str]:
     """Parts whose own weights learn; with LoRA, the adapters do in their place."""
     return frozenset(part for part in PARTS if config.rates[part] and not config.lora_rank)
-
-
-def micro_batches(config: TrainConfig, ranks: int) -> tuple[int, int]:
-    """Rows that a rank computes at a time, and how many times in a step."""
-    per_rank, left = divmod(config.batch_size, ranks)
-    micro = config.micro_batch_size or per_rank
-    if left or per_rank % micro:
-        raise ValueError(
-            f"--batch-size {config.batch_size}: expected a multiple of ranks x --micro-batch-size, "
-            f"{ranks} x {max(micro, 1)}"
-        )
-    return micro, per_rank // micro
 
 
 def adapter_weights(config: TrainConfig, text: TextConfig) -> int:
@@ -234,13 +225,11 @@ def memory(
 
 def _gathered(parameters: dict[str, nn.Parameter]) -> int:
     """Weights that FSDP holds whole at a time: the largest block, the next one, and what is in no block."""
-    blocks: dict[str, int] = {}
+    blocks: Counter[str] = Counter()
     for name, parameter in parameters.items():
         head, found, rest = name.partition(".layers.")
-        key = f"{head}.{rest.split('.')[0]}" if found else ""
-        blocks[key] = blocks.get(key, 0) + parameter.numel()
-    outside = blocks.pop("", 0)
-    return outside + 2 * max(blocks.values(), default=0)
+        blocks[f"{head}.{rest.split('.')[0]}" if found else ""] += parameter.numel()
+    return blocks.pop("") + 2 * max(blocks.values())
 
 
 def _cast(config: TrainConfig, shape: VLMConfig, parameters: dict[str, nn.Parameter]) -> int:
@@ -300,7 +289,7 @@ def activation_bytes(
 # ----------------------------------------------------------------------------------- from a recipe
 def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
     """What the run is planned for. By default, shapes and --device cpu mean this machine's CPU."""
-    wanted, here = options.plan_device, torch.cuda.is_available()
+    wanted, here = options.plan_device.lower(), torch.cuda.is_available()
     if wanted == "auto" and (config.device == "cpu" or (config.is_shapes and not here)):
         wanted = "cpu"
     kind = "cpu" if wanted == "cpu" else "cuda"
@@ -308,11 +297,9 @@ def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
     dtype = getattr(torch, auto if config.precision == "auto" else config.precision)
     if options.plan_tflops:
         return Device(kind, dtype, options.plan_tflops * 1e12, f"{options.plan_tflops:g} TFLOP/s")
-    if wanted == "cpu":
-        return Device(kind, dtype, peak_flops(torch.device("cpu"), dtype)[0], "this CPU, measured")
-    if wanted == "auto" and here:
-        return Device(kind, dtype, *peak_flops(torch.device("cuda"), dtype))
-    name = "H100" if wanted == "auto" else wanted
+    if wanted == "cpu" or (wanted == "auto" and here):
+        return Device(kind, dtype, *peak_flops(torch.device(kind), dtype))
+    name = "H100" if wanted == "auto" else options.plan_device
     listed = known_peak(name, dtype)
     assert listed is not None, "both precisions are in the table"
     return Device(kind, dtype, listed, f"{name}, data sheet")
@@ -353,6 +340,7 @@ def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
 
 
 def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
+    """The plan of a run on rows, as `--plan` prints it."""
     plan, assumed = plan_of(config, options)
     return f"{plan.table()}\n{assumed}"
 

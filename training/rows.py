@@ -52,16 +52,13 @@ class RowsLoss(nn.Module):
         x = self.model.embed(input_ids, pixel_values)  # (B, T, D)
         if pixel_values is None and self.blank:
             # Before the language model, because sharded ranks gather weights in one order.
-            x = x + 0.0 * self.model.encode_images(self._blank_tile()).sum()
+            vision = self.model.config.vision
+            shape = (1, vision.num_channels, vision.image_size, vision.image_size)
+            blank = torch.ones(shape, device=self.model.device, dtype=self.model.dtype)
+            x = x + 0.0 * self.model.encode_images(blank).sum()
         mask = segment_mask(segment_ids)  # (B, T, T), or blocks on CUDA
         hidden, _ = self.model.language_model(x, mask, position_ids=position_ids)
-        total, _ = self.model.summed_loss(hidden, labels)
-        return total, {}
-
-    def _blank_tile(self) -> Tensor:
-        vision = self.model.config.vision
-        shape = (1, vision.num_channels, vision.image_size, vision.image_size)
-        return torch.ones(shape, device=self.model.device, dtype=self.model.dtype)
+        return self.model.summed_loss(hidden, labels)[0], {}
 
 
 class RowsTask(Task):
@@ -72,7 +69,8 @@ class RowsTask(Task):
         self.mixture = open_datasets(dataset_entries(config.data))
         self.held_out = open_datasets(dataset_entries(config.eval_data)) if config.eval_data else None
         self.model, self.processor = open_model(config, ranks.device)
-        self._check_fit()
+        self.check_context()
+        transformers_processor(self.processor)  # raises now what saving would raise after the training
         per_rank = max(1, config.batch_size // ranks.world_size)
         self.loader_config = LoaderConfig(
             batch_size=config.batch_size,
@@ -95,15 +93,6 @@ class RowsTask(Task):
         self.module = RowsLoss(self.model, blank=trains or config.parallel == "fsdp")
         starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
         self.summary = f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
-
-    def _check_fit(self) -> None:
-        context = self.model.config.text.max_position_embeddings
-        if self.config.sequence_length > context:
-            raise DatasetError(
-                f"--sequence-length: expected at most {context}, the model's context, "
-                f"got {self.config.sequence_length}"
-            )
-        transformers_processor(self.processor)  # raises now what saving would raise after the training
 
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:
@@ -132,15 +121,14 @@ class RowsTask(Task):
 
     def check_rows(self) -> None:
         state = self.loader.state
-        told = self.ranks.gather((state.drops, len(state.ended) == len(self.loader.shards)))
+        ended = self.ranks.gather(len(state.ended) == len(self.loader.shards))
         drops = DropCount(self.config.max_drop_rate)
-        for of_rank, _ in told:
+        for of_rank in self.ranks.gather(state.drops):
             drops.read += of_rank.read
             drops.filtered += of_rank.filtered
             drops.dropped += of_rank.dropped
         known = sum(source.num_rows or math.inf for source in self.mixture.sources)
-        everything = drops.read >= known or all(ended for _, ended in told)
-        if everything and (wrong := drops.exceeded()):
+        if (drops.read >= known or all(ended)) and (wrong := drops.exceeded()):
             raise DatasetError(f"{wrong}; {self.config.output} holds a model trained without them")
 
     # --------------------------------------------------------------------------------------- to look at
@@ -168,11 +156,8 @@ class RowsTask(Task):
 
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
-        """Mean loss per labelled token of held-out rows, if there are any; all ranks take part.
-
-        Raises:
-            DatasetError: no held-out row is usable, or reading them failed; on all ranks.
-        """
+        """Mean loss per labelled token of held-out rows, if there are any. All ranks raise a DatasetError if
+        no row is usable or reading them failed."""
         if self.held_out is None or not self.config.eval_pictures:
             return {}
         self.model.eval()
@@ -212,32 +197,16 @@ def grouped(loader: Loader) -> Iterator[list[Batch]]:
 def first_question(messages: list[dict[str, Any]], processor: Processor) -> Question:
     """What a conversation asks before its first answer, with its images loaded."""
     end = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    parts = [part for message in messages[:end] for part in message["content"]]
-    return Question(
-        images=tuple(
-            load_image(part["image"], processor.limits) for part in parts if part["type"] == "image"
-        ),
-        text=_words([message for message in messages[:end] if message["role"] != "system"]),
-        target=_words(messages[end : end + 1]),
-        system=_words([message for message in messages[:end] if message["role"] == "system"]),
-    )
-
-
-def _words(messages: list[dict[str, Any]]) -> str:
-    parts = (part for message in messages for part in message["content"])
-    return " ".join(str(part["text"]).strip() for part in parts if part["type"] == "text")
-
-
-def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
-    """The model to start from, float32 and in training mode, and its processor."""
-    if config.init_from:
-        model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
-        assert model.origin is not None, "a loaded model knows where it came from"
-        processor = Processor.from_pretrained(
-            snapshot(config.init_from, model.origin.commit), config=model.config
-        )
-        return model.train(), processor
-    return _from_backbones(config, device)
+    texts: dict[str, list[str]] = {"user": [], "system": [], "assistant": []}
+    images = []
+    for message in messages[: end + 1]:
+        for part in message["content"]:
+            if part["type"] == "text":
+                texts.get(message["role"], texts["user"]).append(str(part["text"]).strip())
+            elif part["type"] == "image":
+                images.append(load_image(part["image"], processor.limits))
+    said = {role: " ".join(parts) for role, parts in texts.items()}
+    return Question(tuple(images), said["user"], said["assistant"], system=said["system"])
 
 
 def new_tokenizer(folder: Path):
@@ -250,7 +219,13 @@ def new_tokenizer(folder: Path):
     return tokenizer
 
 
-def _from_backbones(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
+def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
+    """The model to start from, float32 and in training mode, and its processor."""
+    if config.init_from:
+        model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
+        assert model.origin is not None, "a loaded model knows where it came from"
+        folder = snapshot(config.init_from, model.origin.commit)
+        return model.train(), Processor.from_pretrained(folder, config=model.config)
     text = locate(config.text_from)
     tokenizer = new_tokenizer(snapshot(config.text_from))
     model = VisionLanguageModel.from_backbones(

@@ -9,15 +9,17 @@ before is kept until then. Any number of ranks, with DDP or FSDP, reads what any
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import io
 import os
 import random
 import re
 import shutil
 import signal
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,7 @@ class StateError(ValueError):
 
 
 class RunState:
-    """Saves and loads in `output/state`; parameter names key everything.
+    """Saves and loads in `output/state`; parameter names key everything. All ranks call its methods together.
 
     Args:
         average: name → averaged parameter; empty where there is none.
@@ -77,101 +79,103 @@ class RunState:
         optimizers: Sequence[Optimizer],
         average: dict[str, Tensor],
         ranks: Ranks,
-        keep: int = 1,
-        background: bool = False,
+        keep: int,
+        background: bool,
     ):
         self.folder, self.modules, self.optimizers = output / FOLDER, modules, list(optimizers)
         self.average, self.ranks, self.keep = average, ranks, keep
         self.model_saved = True  # whether the model was written, too, with the latest state
-        self._pending: tuple[Any, Path, Path] | None = None
+        self._pending: tuple[Any, int] | None = None  # what a background save returns, and its step
         # A background save talks to the other ranks while steps do. Without a group of its own, one would
         # receive what was meant for the other, and all would wait for ever.
         apart = background and ranks.together
         self._group = dist.new_group(backend="gloo") if apart else None
 
     # --------------------------------------------------------------------------------------------- save
-    def save(self, step: int, data: dict[str, Any], config: dict[str, Any]) -> str | None:
-        """Write the state after `step` steps, with this rank's data state; all ranks call it.
+    def save(self, step: int, data: dict[str, Any], config: TrainConfig) -> str | None:
+        """Write the state after `step` steps, with this rank's data state.
 
         Returns:
             None, or why it could not be written (a full disk, say): the states before are unharmed.
         """
         problem = self.wait()
-        writing, whole = self.folder / f".writing-{step:08d}", self.folder / f"step-{step:08d}"
         run = {
             "step": step,
-            "config": config,
+            "config": asdict(config),
             "data": self.ranks.gather(data),
             "random": self.ranks.gather(random_state(self.ranks.device)),
             "model_saved": self.ranks.gather(self.model_saved)[0],
         }
-        if (found := self._everywhere(lambda: self._begin(writing, run))) is not None:
-            self._clear()
-            return found
-        tensors = self._tensors()
-        writer = _Writer(writing, sync_files=True)
+        if (failed := self._together(lambda: self._begin(step, run))) is not None:
+            return failed
+        tensors, writer = self._tensors(), _Writer(self._writing(step), sync_files=True)
         if self._group is not None:
-            future = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
-            self._pending = (future, writing, whole)
+            self._pending = (
+                dcp.async_save(tensors, storage_writer=writer, process_group=self._group),
+                step,
+            )
             return problem
-        alone = not self.ranks.together
 
         def write() -> None:
-            with quiet():
-                dcp.save(tensors, storage_writer=writer, no_dist=alone)
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # one process saves alone
+                dcp.save(tensors, storage_writer=writer, no_dist=not self.ranks.together)
 
-        return self._end(write, writing, whole) or problem
+        return self._end(write, step) or problem
 
     def wait(self) -> str | None:
         """Wait for a background save; returns why it could not be written."""
         if self._pending is None:
             return None
-        (future, writing, whole), self._pending = self._pending, None
-        return self._end(future.result, writing, whole)
+        (future, step), self._pending = self._pending, None
+        return self._end(future.result, step)
 
-    def _end(self, write: Callable[[], Any], writing: Path, whole: Path) -> str | None:
-        """Finish writing and give the state its name; returns why it could not be."""
-        found = self._everywhere(write) or self._everywhere(lambda: self._finish(writing, whole))
-        if found is not None:
-            self._clear()
-        return found
+    def _end(self, write: Callable[[], Any], step: int) -> str | None:
+        return self._together(write) or self._together(lambda: self._finish(step))
 
-    def _everywhere(
-        self, act: Callable[[], Any], may: tuple = (OSError, CheckpointException, RuntimeError)
-    ) -> str | None:
-        """Do it, and agree on whether it worked. Returns the first rank's error among those of `may`; a
-        `StateError` goes through."""
+    def _together(self, act: Callable[[], Any]) -> str | None:
+        """Do it, and agree on whether it worked. Returns the first rank's error; a `StateError` goes through.
+
+        What was not finished is removed then: it may have filled the disk.
+        """
         problem = None
         try:
             act()
         except StateError:
             raise
-        except may as error:
+        except (Exception, CheckpointException) as error:  # unpickling what is broken raises anything
             problem = _sentence(error)
-        return next((said for said in self.ranks.gather(problem) if said is not None), None)
+        problem = next((said for said in self.ranks.gather(problem) if said is not None), None)
+        if problem is not None:
+            self._clear()
+        return problem
+
+    def _writing(self, step: int) -> Path:
+        return self.folder / f".writing-{step:08d}"
 
     def _clear(self) -> None:
-        """Remove what was not finished, which may have filled the disk."""
         for left in self.folder.glob(".*") if self.ranks.is_first else ():
             shutil.rmtree(left, ignore_errors=True)
 
-    def _begin(self, writing: Path, run: dict[str, Any]) -> None:
+    def _begin(self, step: int, run: dict[str, Any]) -> None:
         if not self.ranks.is_first:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         self._clear()  # what a crash left
-        writing.mkdir()
-        with (writing / RUN).open("wb") as file:
-            torch.save(run, file)
+        self._writing(step).mkdir()
+        packed = io.BytesIO()  # torch.save hides the system's errors behind its own
+        torch.save(run, packed)
+        with (self._writing(step) / RUN).open("wb") as file:
+            file.write(packed.getbuffer())
             file.flush()
             os.fsync(file.fileno())
 
-    def _finish(self, writing: Path, whole: Path) -> None:
+    def _finish(self, step: int) -> None:
         if not self.ranks.is_first:
             return
+        whole = self.folder / f"step-{step:08d}"
         if whole.exists():  # a step that is done again
             shutil.rmtree(whole)
-        writing.rename(whole)
+        self._writing(step).rename(whole)
         handle = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -180,7 +184,6 @@ class RunState:
         self._drop(states(self.folder)[: -self.keep])
 
     def _drop(self, folders: Sequence[Path]) -> None:
-        """Remove states; the first rank does."""
         for folder in folders if self.ranks.is_first else ():
             # Renamed first: half of a folder is never taken for a whole one.
             doomed = folder.with_name(f".old-{folder.name}")
@@ -202,82 +205,70 @@ class RunState:
         return dict(self.modules.named_parameters())
 
     # --------------------------------------------------------------------------------------------- load
-    def load(self, config: TrainConfig, say: Callable[[str], None] = print) -> dict[str, Any] | None:
+    def load(self, config: TrainConfig) -> dict[str, Any] | None:
         """Restore the newest whole state in place and return what `save` wrote with it, `data` of all ranks.
         A broken state is skipped with a message; changed settings are listed.
 
         Raises:
             StateError: the state is of another model or of other optimizers, or all states are broken.
         """
+        for cut in sorted(self.folder.glob(".writing-*")):
+            step = int(cut.name.removeprefix(".writing-"))
+            self._say(f"the state after step {step} was not written completely and is skipped")
         found = states(self.folder)
-        if self.ranks.is_first:
-            for cut in sorted(self.folder.glob(".writing-*")):
-                step = cut.name.removeprefix(".writing-")
-                say(f"the state after step {int(step)} was not written completely and is skipped")
-        for number, folder in enumerate(reversed(found)):
+        for folder in reversed(found):
             run: dict[str, Any] = {}
-            problem = self._attempt(folder, run, config)
+            stored: dict[str, Any] = {}
+            # Agreed on first: a rank that cannot read must not leave the others waiting in `dcp.load`.
+            problem = self._together(lambda: self._read(folder, config, run, stored))  # noqa: B023
+            problem = problem or self._together(lambda: self._load_tensors(folder, stored))  # noqa: B023
             if problem is None:
                 restore_random(run["random"], self.ranks)
                 self.model_saved = run.get("model_saved", True)
-                self._drop(found[len(found) - number :])
-                changed = in_words(differences(run["config"], config))
-                if changed and self.ranks.is_first:
-                    say(f"resuming from step {run['step']} with changed settings: {changed}")
+                self._drop(found[found.index(folder) + 1 :])
+                if changed := changes(settings_of(run["config"]), config):
+                    self._say(f"resuming from step {run['step']} with changed settings: {in_words(changed)}")
                 return run
-            if self.ranks.is_first:
-                say(f"{folder} cannot be read and is skipped: {problem}")
+            self._say(f"{folder} cannot be read and is skipped: {problem}")
         if found:
             raise StateError(f"{self.folder} holds no state that can be read ({len(found)} tried): {_AWAY}")
         return None
 
-    def _attempt(self, folder: Path, run: dict[str, Any], config: TrainConfig) -> str | None:
-        """Load one state into `run` and in place; returns why it cannot be read."""
-        stored: dict[str, Any] = {}
+    def _say(self, text: str) -> None:
+        if self.ranks.is_first:
+            print(f"train.py: {text}", file=sys.stderr)
 
-        def read() -> None:
-            run.update(torch.load(folder / RUN, map_location="cpu", weights_only=True))
-            stored.update(FileSystemReader(folder).read_metadata().state_dict_metadata)
-            if fixed := in_words(fixed_differences(run["config"], config)):
-                raise StateError(
-                    f"{folder} cannot be resumed, because these settings have changed: {fixed}; set them "
-                    f"back, or {_AWAY} (with --init-from {self.folder.parent} to start from its weights)"
-                )
-
-        may = (Exception, CheckpointException)  # unpickling what is broken raises anything
-        # Agreed on first: a rank that cannot read must not leave the others waiting in `dcp.load`.
-        return self._everywhere(read, may) or self._everywhere(
-            lambda: self._load_tensors(folder, stored), may
-        )
+    def _read(self, folder: Path, config: TrainConfig, run: dict[str, Any], stored: dict[str, Any]) -> None:
+        run.update(torch.load(folder / RUN, map_location="cpu", weights_only=True))
+        stored.update(FileSystemReader(folder).read_metadata().state_dict_metadata)
+        before = settings_of(run["config"])
+        was, now = fixed(before), fixed(config)
+        if differing := {k: v for k, v in changes(before, config).items() if was.get(k) != now.get(k)}:
+            raise StateError(
+                f"{folder} cannot be resumed, because these settings have changed: {in_words(differing)}; "
+                f"set them back, or {_AWAY} (with --init-from {self.folder.parent} to start from its weights)"
+            )
 
     def _load_tensors(self, folder: Path, stored: dict[str, Any]) -> None:
-        parameters = self._parameters()
-        wanted = {f"weights/{name}" for name in parameters} | {f"average/{name}" for name in self.average}
-        lacking = sorted(name for name in wanted if name not in stored)
-        surplus = sorted(n for n in stored if n.split("/")[0] in ("weights", "average") and n not in wanted)
-        if lacking or surplus:
-            name = (lacking or surplus)[0]
+        parameters, target = self._parameters(), self._tensors()
+        model = {n: tuple(value.shape) for n, value in target.items() if not n.startswith("optimizer/")}
+        others = {n: tuple(value.size) for n, value in stored.items() if not n.startswith("optimizer/")}
+        if differing := sorted(n for n in model | others if model.get(n) != others.get(n)):
+            name, count = differing[0], len(differing)
             raise StateError(
-                f"{folder} is the state of another model ({len(lacking)} tensors are missing and "
-                f"{len(surplus)} too many, {name} for one): {_AWAY}"
+                f"{folder} is the state of another model ({count} tensors differ; {name}: expected "
+                f"{model.get(name, 'none')}, got {others.get(name, 'none')}): {_AWAY}"
             )
-        target = self._tensors()
         owners = {
             p: optimizer for optimizer in self.optimizers for g in optimizer.param_groups for p in g["params"]
         }
         for name, described in stored.items():
             if name.startswith("optimizer/"):
                 _, owner, key = name.split("/")
-                parameter = parameters.get(owner)
-                if parameter is None or parameter not in owners:
-                    continue
-                owners[parameter].state[parameter][key] = target[name] = _like(described, parameter)
-            elif tuple(target[name].shape) != tuple(described.size):
-                raise StateError(
-                    f"{folder} is the state of another model ({name}: expected {tuple(target[name].shape)}, "
-                    f"got {tuple(described.size)}): {_AWAY}"
-                )
-        with torch.no_grad(), quiet():
+                parameter = parameters[owner]
+                if parameter in owners:
+                    owners[parameter].state[parameter][key] = target[name] = _like(described, parameter)
+        with torch.no_grad(), warnings.catch_warnings(action="ignore", category=UserWarning):
             dcp.load(target, storage_reader=FileSystemReader(folder), no_dist=not self.ranks.together)
 
 
@@ -287,14 +278,6 @@ def _like(described: TensorStorageMetadata, parameter: nn.Parameter) -> Tensor:
     if described.size == parameter.shape:
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
     return torch.zeros(described.size, dtype=dtype, device=parameter.device)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without the warning that one process saves alone, which is intended."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*single process.*", category=UserWarning)
-        yield
 
 
 def states(folder: Path) -> list[Path]:
@@ -319,44 +302,34 @@ def restore_random(saved: Sequence[dict[str, Any]], ranks: Ranks) -> None:
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     if ranks.device.type == "cuda" and "cuda" in state:
-        with contextlib.suppress(RuntimeError):  # a state of another kind of device
+        with suppress(RuntimeError):  # a state of another kind of device
             torch.cuda.set_rng_state(state["cuda"], ranks.device)
 
 
 class _Writer(FileSystemWriter):
-    """Says why a file cannot be written."""
+    """Raises the system's error (a full disk, say), which torch.save hides behind one of its own; between
+    ranks that would be lost."""
 
     def write_data(self, plan, planner):
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
-            raise _cause(error) from error
-
-
-def _cause(error: BaseException) -> BaseException:
-    """The system's error (a full disk, say) behind one of torch.save's own that does not mention it; without
-    one, the error itself."""
-    at: BaseException | None = error
-    while at is not None and not isinstance(at, OSError):
-        at = at.__cause__ or at.__context__
-    return at or error
+            at: BaseException | None = error
+            while at is not None and not isinstance(at, OSError):
+                at = at.__cause__ or at.__context__
+            raise at or error from error
 
 
 def _sentence(error: BaseException) -> str:
     """The cause inside what torch.distributed.checkpoint raises, on one line."""
     if isinstance(error, CheckpointException):
-        causes = [failure[0] for failure in error.failures.values()]
-        error = next((cause for cause in causes if isinstance(cause, Exception)), error)
-    error = _cause(error)
+        error = next((cause for cause, _ in error.failures.values()), error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 # ------------------------------------------------------------------------------------------- settings
-# A state's weights, averages and momenta belong to this model and these optimizers. The loader refuses other
-# data itself: it knows what decides the order of rows.
 _SOURCES = ("init_from", "vision_from", "text_from")
 _FIXED = (
-    *_SOURCES,
     *("lora_rank", "lora_targets", "muon"),
     *("vision_width", "vision_layers", "vision_heads", "image_size", "patch_size", "scale_factor"),
     *("text_width", "text_layers", "text_heads", "text_kv_heads", "text_inner", "vocab_size", "longest_edge"),
@@ -364,44 +337,43 @@ _FIXED = (
 Changes = dict[str, tuple[Any, Any]]  # setting -> what it was, what it is
 
 
-def differences(saved: Mapping[str, Any], config: TrainConfig) -> Changes:
-    """Settings that differ from the saved ones; what was not saved had its default."""
-    defaults = {item.name: item.default for item in dataclasses.fields(TrainConfig)}
-    was, now = defaults | dict(saved), config.to_dict()
+def settings_of(saved: Mapping[str, Any]) -> TrainConfig:
+    """The saved settings. What was not saved had its default; what is none any more is left out."""
+    known = {item.name for item in fields(TrainConfig)}
+    return TrainConfig(**{name: value for name, value in saved.items() if name in known})
+
+
+def changes(before: TrainConfig, config: TrainConfig) -> Changes:
+    was, now = asdict(before), asdict(config)
     return {
         name: (was[name], now[name])
-        for name in defaults
-        if name not in ("output", "resume") and not _same(name, was[name], now[name])
+        for name in was
+        if name not in ("output", "resume") and _real(name, was[name]) != _real(name, now[name])
     }
 
 
-def _same(name: str, was: Any, now: Any) -> bool:
-    if name in _SOURCES and was and now:  # one folder may have several names
-        return os.path.realpath(was) == os.path.realpath(now)
-    return was == now
+def _real(name: str, value: Any) -> Any:
+    """One folder may have several names."""
+    return os.path.realpath(value) if name in _SOURCES and value else value
 
 
-def fixed_differences(saved: Mapping[str, Any], config: TrainConfig) -> Changes:
-    """Those with which a saved state cannot be resumed."""
-    changed = differences(saved, config)
-    fixed = {name: change for name, change in changed.items() if name in _FIXED}
-    if "ema" in changed and 0 in changed["ema"]:
-        fixed["ema"] = changed["ema"]
-    known = {item.name for item in dataclasses.fields(TrainConfig)}
-    before = TrainConfig(**{name: value for name, value in saved.items() if name in known})
-    if before.is_shapes != config.is_shapes:
-        fixed["data"] = changed["data"]
-    flags = {"language_model": "lr", "vision_model": "vision_lr", "projector": "projector_lr"}
-    for part, name in flags.items():
-        if bool(before.rates[part]) != bool(config.rates[part]):
-            fixed[name] = (before.rates[part], config.rates[part])
-    return fixed
+def fixed(config: TrainConfig) -> dict[str, Any]:
+    """What a state's weights, averages and momenta depend on, by setting. The loader refuses other data
+    itself: it knows what decides the order of rows."""
+    learns = {part: rate > 0 for part, rate in config.rates.items()}
+    return {name: _real(name, getattr(config, name)) for name in (*_SOURCES, *_FIXED)} | {
+        "ema": config.ema > 0,
+        "data": config.is_shapes,
+        "lr": learns["language_model"],
+        "vision_lr": learns["vision_model"],
+        "projector_lr": learns["projector"],
+    }
 
 
-def in_words(changes: Changes) -> str:
+def in_words(changed: Changes) -> str:
     """ "--lr 0.1 -> 0.2, --data": without values that are too long to show."""
     shown = []
-    for name, (was, now) in changes.items():
+    for name, (was, now) in changed.items():
         values = f"{was!r} -> {now!r}" if isinstance(was, str) else f"{was} -> {now}"
         shown.append(f"{flag(name)} {values}" if len(values) <= 60 else flag(name))
     return ", ".join(shown)

@@ -74,6 +74,13 @@ class Task:
     def __init__(self, config: TrainConfig, ranks: Ranks):
         self.config, self.ranks = config, ranks
 
+    def check_context(self) -> None:
+        context, length = self.model.config.text.max_position_embeddings, self.config.sequence_length
+        if length > context:
+            raise ValueError(
+                f"--sequence-length: expected at most {context}, the model's context, got {length}"
+            )
+
     def batches(self) -> Iterator[list[Batch]]:
         """This rank's micro-batches of each step, from where the state stands to the end of its data."""
         raise NotImplementedError
@@ -110,11 +117,7 @@ class Task:
         raise NotImplementedError
 
     def check_rows(self) -> None:
-        """Called by all ranks at the end of a run.
-
-        Raises:
-            DatasetError: too many of its rows were unusable; on all ranks.
-        """
+        """Raises DatasetError, on all ranks, at the end of a run of which too many rows were unusable."""
 
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
         """Scores on held-out data; all ranks call it."""
