@@ -210,7 +210,7 @@ def test_a_mistake_is_one_sentence_and_the_chat_continues(talk, one, photo, line
 
 
 def test_an_answer_that_fails_is_not_kept(talk, one, photo, monkeypatch):
-    expected, choose, calls = one(photo, "-q", "how many?"), Sampler.choose, []
+    expected, choose, calls = one(photo, "-q", "how many?"), Sampler.sample, []
 
     def broken(self, logits):
         calls.append(1)
@@ -218,7 +218,7 @@ def test_an_answer_that_fails_is_not_kept(talk, one, photo, monkeypatch):
             raise NotFiniteError(2) if len(calls) == 3 else MemoryError
         return choose(self, logits)
 
-    monkeypatch.setattr(Sampler, "choose", broken)
+    monkeypatch.setattr(Sampler, "sample", broken)
     lines = ("why?", "how many?", "/undo", "/undo", "/undo")
     status, out, err = talk(*lines, arguments=(photo,))
     assert status == 2 and len(err) == 4 and "not finite" in err[0]
@@ -231,7 +231,7 @@ def test_ctrl_c_ends_what_comes_from_a_pipe(talk, monkeypatch):
     def interrupted(self, logits):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Sampler, "choose", interrupted)
+    monkeypatch.setattr(Sampler, "sample", interrupted)
     status, _, err = talk("how many?", "why?")
     assert status == 130 and err[-1] == "generate.py: interrupted"
 

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import generate
-from generation.decoding import Sampler
+from generation.sampling import Sampler
 from inference.checkpoint import RequestError, pick_device
 from inference.cli import is_question
 from tests.hub_server import HubServer, point_client_at
@@ -351,7 +351,7 @@ def test_out_of_memory(complaint, monkeypatch):
             "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has\nmore. See ..."
         )
 
-    monkeypatch.setattr(Sampler, "choose", greedy)
+    monkeypatch.setattr(Sampler, "sample", greedy)
     err = complaint("--json")
     assert "error: CUDA out of memory. Tried to allocate 20.00 GiB: try a smaller --num-answers, or" in err
 
@@ -379,7 +379,7 @@ def test_a_bug_is_not_hidden_and_ctrl_c_is_no_bug(cli, monkeypatch):
         def choose(self, logits):
             raise error
 
-        monkeypatch.setattr(Sampler, "choose", choose)
+        monkeypatch.setattr(Sampler, "sample", choose)
         return cli("--max-new-tokens", 2)
 
     with pytest.raises(ValueError, match="a bug"):

@@ -153,7 +153,7 @@ def test_iterating_may_be_continued(conversation):
 @pytest.mark.parametrize("tokens", [0, 3])
 def test_ctrl_c(conversation, monkeypatch, tokens):
     """In the middle of an answer it stays as far as it went; before its first token nothing was answered."""
-    choose, calls = Sampler.choose, []
+    choose, calls = Sampler.sample, []
 
     def interrupted(self, logits):
         calls.append(1)
@@ -162,7 +162,7 @@ def test_ctrl_c(conversation, monkeypatch, tokens):
         return choose(self, logits)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sampler, "choose", interrupted)
+        patch.setattr(Sampler, "sample", interrupted)
         reply = conversation.send("how many?", [WIDE], SHORT)
         with pytest.raises(KeyboardInterrupt):
             list(reply)
@@ -199,7 +199,7 @@ def test_errors_leave_the_history_as_it_was(conversation, tmp_path, monkeypatch)
         raise NotFiniteError(2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sampler, "choose", broken)
+        patch.setattr(Sampler, "sample", broken)
         reply = conversation.send("why?", options=SHORT)
         with pytest.raises(NotFiniteError):
             reply.finish()
