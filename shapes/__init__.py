@@ -8,46 +8,28 @@ randomness comes from the `random.Random` that is passed in.
     python -m shapes --out /tmp/shapes --n 8      # write images, print questions
 """
 
-from shapes.drawing import object_map, render, render_with_map
-from shapes.glyphs import digit_images
-from shapes.lists import ask_list
-from shapes.questions import ask, describe, sample_questions
+from shapes.drawing import digit_images, object_map, render, render_with_map
+from shapes.questions import ask, ask_list, describe, sample_questions
 from shapes.sampling import example_scene, sample_scene
 from shapes.scoring import heldout_questions, majority_answers, score
 from shapes.world import (
-    BIG,
     COLOURS,
-    DIGITS,
     FAMILIES,
-    HELDOUT_SEED,
-    KIND_CLASS,
-    KINDS,
     MAX_THINGS,
     NUM_KINDS,
     QA,
     RGB,
-    SHAPES,
-    WORDS,
-    Background,
     Scene,
     Thing,
 )
 
 __all__ = [
-    "BIG",
     "COLOURS",
-    "DIGITS",
     "FAMILIES",
-    "HELDOUT_SEED",
-    "KINDS",
-    "KIND_CLASS",
     "MAX_THINGS",
     "NUM_KINDS",
     "QA",
     "RGB",
-    "SHAPES",
-    "WORDS",
-    "Background",
     "Scene",
     "Thing",
     "ask",

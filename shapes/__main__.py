@@ -12,10 +12,10 @@ from shapes import render, sample_questions, sample_scene
 def main():
     parser = argparse.ArgumentParser(description="Write sample images and print their questions.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the images")
-    parser.add_argument("--n", type=int, default=8, help="how many scenes")
-    parser.add_argument("--size", type=int, default=256, help="side of the images in pixels")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--difficulty", type=float, default=1.0)
+    parser.add_argument("--n", type=int, default=8, help="number of scenes (default 8)")
+    parser.add_argument("--size", type=int, default=256, help="side of the images in pixels (default 256)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first scene (default 0)")
+    parser.add_argument("--difficulty", type=float, default=1.0, help="0 (few, large, apart) to 1 (default)")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for i in range(args.n):

@@ -1,4 +1,7 @@
-"""Scenes to images, and to dense targets for each patch."""
+"""Scenes to images, and to dense targets for each patch.
+
+The handwritten digits are real ones, of UCI, and split before anything is drawn.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,59 @@ from functools import cache, lru_cache
 from operator import attrgetter
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
-from shapes.glyphs import ink_of
 from shapes.world import COLOURS, KIND_CLASS
+
+
+@cache
+def digit_images(split):
+    """(images uint8 (n, 8, 8) 0..255, labels (n,)) of the UCI digits, 80% train, 20% heldout."""
+    if split not in ("train", "heldout"):
+        raise ValueError(f"expected split 'train' or 'heldout', got {split!r}")
+    from sklearn.datasets import load_digits  # slow to import, so only when digits are drawn
+
+    images, labels = load_digits(return_X_y=True)
+    images = np.round(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    order = np.random.RandomState(0).permutation(len(labels))
+    chosen = []
+    for digit in range(10):
+        of_class = order[labels[order] == digit]
+        cut = round(len(of_class) * 0.2)
+        chosen.append(of_class[:cut] if split == "heldout" else of_class[cut:])
+    chosen = np.sort(np.concatenate(chosen))
+    return images[chosen], labels[chosen]
+
+
+@lru_cache(maxsize=4096)
+def digit_mask(split, index):
+    """Ink of one digit: (alpha with a border of one empty pixel, ink width, ink height)."""
+    image = digit_images(split)[0][index]
+    rows, columns = np.nonzero(image.max(1) > 60)[0], np.nonzero(image.max(0) > 60)[0]
+    ink = image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    ink = np.minimum(ink.astype(np.int32) * 5 // 4, 255).astype(np.uint8)
+    return Image.fromarray(np.pad(ink, 1)), ink.shape[1], ink.shape[0]
+
+
+@cache
+def _font():
+    return ImageFont.load_default(96)
+
+
+@cache
+def word_mask(text):
+    """Ink of a printed word as an alpha image cropped to it."""
+    mask = Image.new("L", (700, 180))
+    ImageDraw.Draw(mask).text((20, 20), text, font=_font(), fill=255, stroke_width=2, stroke_fill=255)
+    return mask.crop(mask.getbbox())
+
+
+def ink_of(thing, split):
+    """(alpha image, width, height) to draw a word or digit with, in fractions of the side."""
+    if thing.kind == "word":
+        return word_mask(thing.name.upper() if thing.upper else thing.name), thing.width, thing.height
+    mask, w, h = digit_mask(split, thing.digit_index)
+    return mask, thing.width * (w + 2) / w, thing.height * (h + 2) / h
 
 
 @cache
@@ -39,37 +91,20 @@ def _paint_background(background, side):
     return mask.convert("RGB")
 
 
-def _star():
-    return [
-        (
-            (0.56 if i % 2 == 0 else 0.25) * math.sin(i * math.pi / 5),
-            -(0.56 if i % 2 == 0 else 0.25) * math.cos(i * math.pi / 5),
-        )
-        for i in range(10)
-    ]
-
-
 _A, _B = 0.17, 0.5  # half the width and half the length of the cross's arms
 OUTLINES = {  # corners around the centre, in diameters
     "square": [(-0.43, -0.43), (0.43, -0.43), (0.43, 0.43), (-0.43, 0.43)],
     "triangle": [(0.0, -0.49), (0.52, 0.43), (-0.52, 0.43)],
     "diamond": [(0.0, -0.56), (0.42, 0.0), (0.0, 0.56), (-0.42, 0.0)],
-    "star": _star(),
-    "cross": [
-        (-_A, -_B),
-        (_A, -_B),
-        (_A, -_A),
-        (_B, -_A),
-        (_B, _A),
-        (_A, _A),
-        (_A, _B),
-        (-_A, _B),
-        (-_A, _A),
-        (-_B, _A),
-        (-_B, -_A),
-        (-_A, -_A),
+    "star": [
+        (radius * math.sin(i * math.pi / 5), -radius * math.cos(i * math.pi / 5))
+        for i, radius in enumerate((0.56, 0.25) * 5)
     ],
-}
+    "cross": [
+        (-_A, -_B), (_A, -_B), (_A, -_A), (_B, -_A), (_B, _A), (_A, _A),
+        (_A, _B), (-_A, _B), (-_A, _A), (-_B, _A), (-_B, -_A), (-_A, -_A),
+    ],
+}  # fmt: skip
 
 
 def _draw_shape(draw, thing, side, fill):

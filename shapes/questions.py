@@ -1,11 +1,135 @@
-"""Questions about a scene, each in several wordings, with their answers."""
+"""Questions about a scene, each in several wordings, with their answers; and what their nouns mean.
+
+`ask` asks one of the scored FAMILIES. `ask_list` is for training alone: a one-word answer teaches a language
+model little, and a list looks up thing after thing. `mentions` and `facts` are a training target for a
+question's nouns: a language model that has looked its nouns up can compare them.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
+from dataclasses import dataclass
 
-from shapes.wordings import ARTICLE, NUMBER_WORDS, OPPOSITE, PHRASE, REGIONS, TEMPLATES
-from shapes.world import BIG, COLOURS, FAMILIES, QA, SHAPES
+from shapes.world import BIG, COLOURS, FAMILIES, QA, SHAPES, Scene
+
+TEMPLATES = {
+    "count": (
+        "How many {t} are there?",
+        "How many {t} can you see?",
+        "Count the {t}.",
+        "What is the number of {t}?",
+        "How many {t} does the picture show?",
+        "Tell me how many {t} you see.",
+    ),
+    "colour": (
+        "What colour is the {t}?",
+        "What color is the {t}?",
+        "Which colour is the {t}?",
+        "Tell me the color of the {t}.",
+        "Name the colour of the {t}.",
+        "The {t} is what color?",
+    ),
+    "shape": (
+        "What shape is {t}?",
+        "Which shape is {t}?",
+        "What kind of shape is {t}?",
+        "Name the shape that is {t}.",
+        "Tell me which shape is {t}.",
+    ),
+    "exists": (
+        "Is there {t}?",
+        "Is there {t} in the picture?",
+        "Can you see {t}?",
+        "Does the picture show {t}?",
+        "Do you see {t} here?",
+        "Does the image contain {t}?",
+    ),
+    "position": (
+        "Is the {a} {r} the {b}?",
+        "Is the {a} {r} the {b} in this picture?",
+        "Does the {a} lie {r} the {b}?",
+        "Would you say the {a} is {r} the {b}?",
+        "Can you see the {a} {r} the {b}?",
+    ),
+    "where": (
+        "Where is the {a} relative to the {b}?",
+        "Where is the {a} compared with the {b}?",
+        "In which direction is the {a} from the {b}?",
+        "Seen from the {b}, where is the {a}?",
+        "Where does the {a} lie, seen from the {b}?",
+    ),
+    "side": (
+        "Is the {a} {r} the {b}?",
+        "Would you say the {a} is {r} the {b}?",
+        "Does the {a} lie {r} the {b}?",
+    ),
+    "size": (
+        "Is the {a} {r} than the {b}?",
+        "Would you say the {a} is {r} than the {b}?",
+        "Does the {a} look {r} than the {b}?",
+    ),
+    "which": (
+        "Which is {r}, the {a} or the {b}?",
+        "Which one is {r}, the {a} or the {b}?",
+        "What is {r}, the {a} or the {b}?",
+    ),
+    "word": (
+        "What does the word say?",
+        "Which word is written here?",
+        "Read the word.",
+        "What is the printed word?",
+        "What word do you see?",
+        "Which word is in the picture?",
+    ),
+    "digit": (
+        "What is the digit?",
+        "Which digit is written here?",
+        "Read the handwritten digit.",
+        "What digit do you see?",
+        "Which number is handwritten in the picture?",
+    ),
+    "more": (
+        "Are there more {a} than {b}?",
+        "Does the picture show more {a} than {b}?",
+        "Can you see more {a} than {b}?",
+        "Do you see more {a} than {b}?",
+    ),
+    "either": (
+        "Are there more {a} or {b}?",
+        "Which are there more of, {a} or {b}?",
+        "Do you see more {a} or {b}?",
+    ),
+    "equal": (
+        "Are there as many {a} as {b}?",
+        "Is the number of {a} equal to the number of {b}?",
+        "Does the picture show as many {a} as {b}?",
+    ),
+    "describe": (
+        "Describe the picture.",
+        "Describe the image.",
+        "What is in the picture?",
+        "What do you see?",
+        "List everything in the picture.",
+        "Tell me what the picture shows.",
+    ),
+}
+NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+PHRASE = {"left": "left of", "right": "right of", "above": "above", "below": "below"}
+OPPOSITE = {
+    "left": "right",
+    "right": "left",
+    "above": "below",
+    "below": "above",
+    "bigger": "smaller",
+    "smaller": "bigger",
+}
+REGIONS = (  # by row and column of thirds
+    ("top left", "top", "top right"),
+    ("left", "middle", "right"),
+    ("bottom left", "bottom", "bottom right"),
+)
 
 
 def ask(scene, rng, family):
@@ -41,14 +165,15 @@ def _plural(name):
     return name + ("es" if name == "cross" else "s")
 
 
+def _a(colour):
+    return f"{'an' if colour == 'orange' else 'a'} {colour}"
+
+
 def _tally(scene):
     """Counts of shapes by name, by colour and by (colour, name)."""
     shapes = scene.shapes()
-    return (
-        Counter(t.name for t in shapes),
-        Counter(t.colour for t in shapes),
-        Counter((t.colour, t.name) for t in shapes),
-    )
+    names, colours = Counter(t.name for t in shapes), Counter(t.colour for t in shapes)
+    return names, colours, Counter((t.colour, t.name) for t in shapes)
 
 
 def unique_phrases(scene):
@@ -107,7 +232,7 @@ def _absent(rng, names, colours, pairs):
         return f"a {name}", _plural(name)
     if form == "colour" and gone_colours:
         colour = rng.choice(gone_colours)
-        return f"{ARTICLE.get(colour, 'a')} {colour} shape", f"{colour} shapes"
+        return f"{_a(colour)} shape", f"{colour} shapes"
     near = [(c, n) for c in (colours or COLOURS) for n in (names or SHAPES) if (c, n) not in pairs]
     half = (
         [(c, n) for c in COLOURS for n in SHAPES if (c in colours) != (n in names)]
@@ -115,7 +240,7 @@ def _absent(rng, names, colours, pairs):
         else near
     )
     colour, name = rng.choice(half or near)
-    return f"{ARTICLE.get(colour, 'a')} {colour} {name}", f"{colour} {_plural(name)}"
+    return f"{_a(colour)} {name}", f"{colour} {_plural(name)}"
 
 
 def _ask_colour(scene, rng):
@@ -160,10 +285,7 @@ def _ask_exists(scene, rng):
         text = _absent(rng, names, colours, pairs)[0]
     else:
         colour, name = rng.choice(list(pairs))
-        text = rng.choice(
-            (f"{ARTICLE.get(colour, 'a')} {colour} {name}",) * 2
-            + (f"a {name}", f"{ARTICLE.get(colour, 'a')} {colour} shape")
-        )
+        text = rng.choice((f"{_a(colour)} {name}",) * 2 + (f"a {name}", f"{_a(colour)} shape"))
     return _qa(rng, "exists", "exists", answer, t=text)
 
 
@@ -229,6 +351,7 @@ def _ask_compare(scene, rng):
         return None
     by_name = rng.random() < 0.5
     counts, everything = (names, SHAPES) if by_name else (colours, COLOURS)
+    noun = _plural if by_name else "{} shapes".format
     kinds = list(counts)
     ties = [(a, b) for a in kinds for b in kinds if a != b and counts[a] == counts[b]]
     unequal = [(a, b) for a in kinds for b in kinds if counts[a] > counts[b]]
@@ -242,9 +365,8 @@ def _ask_compare(scene, rng):
     a, b = (more, fewer) if rng.random() < 0.5 else (fewer, more)
     form = rng.random()
     if form < 0.35:
-        slots = {"a": _plural(a), "b": _plural(b)} if by_name else {"a": f"{a} shapes", "b": f"{b} shapes"}
         answer, accept = (_plural(more), (more,)) if by_name else (more, (f"{more} shapes",))
-        return _qa(rng, "compare", "either", answer, accept, **slots)
+        return _qa(rng, "compare", "either", answer, accept, a=noun(a), b=noun(b))
     template, answer = "more", "yes" if a == more else "no"
     if form < 0.6 and ties:
         template, answer = "equal", rng.choice(("yes", "no"))
@@ -252,28 +374,32 @@ def _ask_compare(scene, rng):
             a, b = rng.choice(ties)
     elif answer == "no" and ties and rng.random() < 0.3:
         a, b = rng.choice(ties)
-    slots = {"a": _plural(a), "b": _plural(b)} if by_name else {"a": f"{a} shapes", "b": f"{b} shapes"}
-    return _qa(rng, "compare", template, answer, **slots)
+    return _qa(rng, "compare", template, answer, a=noun(a), b=noun(b))
+
+
+def _row(thing):
+    return min(2, int(thing.y * 3))
+
+
+def _region(thing):
+    return REGIONS[_row(thing)][min(2, int(thing.x * 3))]
+
+
+def _name(thing):
+    return f"{thing.colour} {thing.name}" if thing.kind == "shape" else f"{thing.kind} {thing.name}"
+
+
+def _reading_order(things):
+    return sorted(things, key=lambda t: (_row(t), t.x))
 
 
 def describe(scene):
     """The canonical description: one item a thing, row by row, then from left to right."""
-
-    def row(t):
-        return min(2, int(t.y * 3))
-
     items = []
-    for t in sorted(scene.things, key=lambda t: (row(t), t.x)):
-        region = REGIONS[row(t)][min(2, int(t.x * 3))]
-        if t.kind == "shape":
-            items.append(f"{'big' if t.size >= BIG else 'small'} {t.colour} {t.name} {region}")
-        else:
-            items.append(f"{t.kind} {t.name} {region}")
+    for t in _reading_order(scene.things):
+        size = ("big " if t.size >= BIG else "small ") if t.kind == "shape" else ""
+        items.append(f"{size}{_name(t)} {_region(t)}")
     return ", ".join(items)
-
-
-def _ask_describe(scene, rng):
-    return _qa(rng, "describe", "describe", describe(scene))
 
 
 _ASKERS = {
@@ -286,5 +412,129 @@ _ASKERS = {
     "word": _ask_word,
     "digit": _ask_digit,
     "compare": _ask_compare,
-    "describe": _ask_describe,
+    "describe": lambda scene, rng: _qa(rng, "describe", "describe", describe(scene)),
 }
+
+
+# ---------------------------------------------------------------------------------- lists, for training
+def _by(key, names):
+    """Counts of the shapes by an attribute, in the order of the world's names."""
+
+    def items(scene):
+        counts = Counter(getattr(t, key) for t in scene.shapes())
+        return [f"{name} {counts[name]}" for name in names if counts[name]]
+
+    return items
+
+
+# The shape's name stands first where its place is asked for, so that the place is looked up by it.
+_LISTS = {
+    "colours": (
+        ("Name the colour of each shape.", "Which colour is each shape?"),
+        lambda scene: [f"{t.name} {t.colour}" for t in _reading_order(scene.shapes())],
+    ),
+    "places": (
+        ("Where is each shape?", "Tell me where each thing is."),
+        lambda scene: [f"{t.name} {t.colour} {_region(t)}" for t in _reading_order(scene.shapes())],
+    ),
+    "across": (
+        ("Name all from left to right.", "What do you see from left to right?"),
+        lambda scene: [_name(t) for t in sorted(scene.things, key=lambda t: t.x)],
+    ),
+    "down": (
+        ("Name all from above to below.", "What do you see from top to bottom?"),
+        lambda scene: [_name(t) for t in sorted(scene.things, key=lambda t: t.y)],
+    ),
+    "sizes": (
+        ("Name the shapes from the biggest to the smallest.", "Which shapes are there, biggest first?"),
+        lambda scene: [_name(t) for t in sorted(scene.shapes(), key=lambda t: -t.size)],
+    ),
+    "by_shape": (("How many are there of each shape?", "Count each shape."), _by("name", SHAPES)),
+    "by_colour": (
+        ("How many shapes are there of each colour?", "Count each colour."),
+        _by("colour", COLOURS),
+    ),
+}
+_AROUND = ("Where is each thing relative to the {b}?", "Seen from the {b}, where is each thing?")
+_BESIDE = ("Is each shape bigger or smaller than the {b}?", "Tell me which shapes are bigger than the {b}.")
+_RELATIONS = 0.4  # share of the lists that relate everything to one thing
+
+
+def ask_list(scene, rng) -> QA | None:
+    """A question whose answer goes through the whole scene; None where there is nothing of its kind."""
+    if rng.random() < _RELATIONS:
+        return _ask_relations(scene, rng)
+    wordings, items_of = _LISTS[rng.choice(tuple(_LISTS))]
+    items = items_of(scene)
+    return QA("list", rng.choice(wordings), ", ".join(items)) if items else None
+
+
+def _ask_relations(scene, rng) -> QA | None:
+    """Where all lies seen from one thing, or how large it is beside it; doubtful pairs are left out."""
+    anchors = unique_phrases(scene)
+    if not anchors:
+        return None
+    anchor, phrases = rng.choice(anchors)
+    phrase = rng.choice(phrases)
+    if anchor.kind == "shape" and rng.random() < 0.4:
+        ratios = [(t, t.size / anchor.size) for t in _reading_order(scene.shapes()) if t is not anchor]
+        items = [f"{_name(t)} {'bigger' if r > 1 else 'smaller'}" for t, r in ratios if not 0.8 < r < 1.25]
+        wordings = _BESIDE
+    else:
+        others = [t for t in _reading_order(scene.things) if t is not anchor]
+        items = [f"{_name(t)} {way}" for t in others if (way := _direction(anchor, t))]
+        wordings = _AROUND
+    return QA("list", rng.choice(wordings).format(b=phrase), ", ".join(items)) if items else None
+
+
+def _direction(anchor, thing) -> str | None:
+    """left, right, above or below, by the clearly larger difference; None where neither is."""
+    across, down = thing.x - anchor.x, thing.y - anchor.y
+    if max(abs(across), abs(down)) < 0.12 or 0.7 < abs(across) / (abs(down) + 1e-9) < 1.4:
+        return None
+    if abs(across) > abs(down):
+        return "left" if across < 0 else "right"
+    return "above" if down < 0 else "below"
+
+
+# -------------------------------------------------------------------------------------- what nouns mean
+_NAMES = {_plural(name): name for name in SHAPES} | {"shapes": None}
+_COLOUR = f"(?:({'|'.join(COLOURS)}) )?"
+_MANY = re.compile(rf"\b{_COLOUR}({'|'.join(_NAMES)})\b")
+_ONE = re.compile(rf"\b[Tt]he {_COLOUR}({'|'.join(SHAPES)}|word|digit)\b")
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A noun in a text: its last character, the colour in front of it, what it names (None: any shape) and
+    whether it asks for all of them."""
+
+    end: int
+    colour: str | None
+    name: str | None
+    plural: bool
+
+
+def mentions(text: str) -> list[Mention]:
+    """The nouns of a question that mean something in the image, in no particular order."""
+    many = [Mention(m.end() - 1, m[1], _NAMES[m[2]], True) for m in _MANY.finditer(text)]
+    return many + [Mention(m.end() - 1, m[1], m[2], False) for m in _ONE.finditer(text)]
+
+
+def facts(scene: Scene, mention: Mention) -> tuple[float, float, float, float]:
+    """(x, y, log size, how many) in steps of about one; NaN where the noun does not say, or fits several.
+
+    x and y run from -2 to 2, log size is shifted by 1.3, counts are halved.
+    """
+    found = [
+        t
+        for t in (scene.shapes() if mention.plural else scene.things)
+        if mention.name in (None, t.name if t.kind == "shape" else t.kind)
+        and mention.colour in (None, t.colour)
+    ]
+    if mention.plural:
+        return (math.nan, math.nan, math.nan, len(found) / 2)
+    if len(found) != 1:
+        return (math.nan,) * 4
+    thing = found[0]
+    return (4 * thing.x - 2, 4 * thing.y - 2, math.log(thing.size) + 1.3, math.nan)

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from shapes.glyphs import digit_images, digit_mask, word_mask
+from shapes.drawing import digit_images, digit_mask, word_mask
 from shapes.world import (
     COLOURS,
     MAX_COVER,
@@ -42,13 +42,8 @@ def sample_scene(rng, split="train", difficulty=1.0):
         name, colour = rng.choice(shapes), rng.choice(colours)
         angle = rng.uniform(-12, 12) if name in ("square", "triangle", "star") else 0.0
         rgb = _jitter(rng, colour)
-        _place(
-            rng,
-            placed,
-            cover,
-            difficulty,
-            partial(_random_shape, rng, name, colour, (max(0.16, 0.8 * low), size), angle, rgb),
-        )
+        draw = partial(_random_shape, rng, name, colour, (max(0.16, 0.8 * low), size), angle, rgb)
+        _place(rng, placed, cover, difficulty, draw)
     rng.shuffle(placed)
     return Scene(tuple(placed), _random_background(rng, [t.rgb for t in placed]), split)
 
@@ -83,16 +78,8 @@ def _random_shape(rng, name, colour, sizes, angle, rgb, shrink):
     """sizes: (the smallest allowed, the one wished for)."""
     size = max(sizes[0], sizes[1] * shrink)
     margin = REACH * size + 0.01
-    return Thing(
-        "shape",
-        name,
-        colour,
-        rng.uniform(margin, 1 - margin),
-        rng.uniform(margin, 1 - margin),
-        size,
-        angle,
-        rgb,
-    )
+    x, y = rng.uniform(margin, 1 - margin), rng.uniform(margin, 1 - margin)
+    return Thing("shape", name, colour, x, y, size, angle, rgb)
 
 
 def _random_word(rng, n, shrink):
@@ -103,19 +90,9 @@ def _random_word(rng, n, shrink):
     high = max(low + 0.02, min(0.9, 0.36 * aspect) * shrink if n <= 4 else low + 0.1)
     width = rng.uniform(low, high)
     height = width / aspect
-    return Thing(
-        "word",
-        name,
-        colour,
-        rng.uniform(width / 2 + 0.02, 0.98 - width / 2),
-        rng.uniform(height / 2 + 0.03, 0.97 - height / 2),
-        width,
-        0.0,
-        _jitter(rng, colour),
-        width,
-        height,
-        upper,
-    )
+    x = rng.uniform(width / 2 + 0.02, 0.98 - width / 2)
+    y = rng.uniform(height / 2 + 0.03, 0.97 - height / 2)
+    return Thing("word", name, colour, x, y, width, 0.0, _jitter(rng, colour), width, height, upper)
 
 
 def _random_digit(rng, n, shrink, split):
@@ -125,20 +102,9 @@ def _random_digit(rng, n, shrink, split):
     _, w, h = digit_mask(split, index)
     width, height = w * size / 8, h * size / 8
     x_margin, y_margin = width / 2 + 0.03, height / 2 + 0.03
-    return Thing(
-        "digit",
-        str(labels[index]),
-        colour,
-        rng.uniform(x_margin, 1 - x_margin),
-        rng.uniform(y_margin, 1 - y_margin),
-        size,
-        0.0,
-        _jitter(rng, colour),
-        width,
-        height,
-        False,
-        index,
-    )
+    x, y = rng.uniform(x_margin, 1 - x_margin), rng.uniform(y_margin, 1 - y_margin)
+    rgb, name = _jitter(rng, colour), str(labels[index])
+    return Thing("digit", name, colour, x, y, size, 0.0, rgb, width, height, digit_index=index)
 
 
 def _place(rng, placed, cover, difficulty, draw):
@@ -237,6 +203,7 @@ def example_scene():
     mask = word_mask("tree")
     index = int(np.nonzero(digit_images("heldout")[1] == 7)[0][0])
     _, w, h = digit_mask("heldout", index)
+    word_height, ink = 0.54 * mask.height / mask.width, (w * 0.34 / 8, h * 0.34 / 8)
 
     def shape(name, colour, x, y, size, angle=0.0):
         return Thing("shape", name, colour, x, y, size, angle, RGB[colour])
@@ -246,32 +213,8 @@ def example_scene():
             shape("circle", "red", 0.20, 0.20, 0.32),
             shape("star", "blue", 0.52, 0.19, 0.22, 8.0),
             shape("square", "green", 0.82, 0.21, 0.26, -6.0),
-            Thing(
-                "word",
-                "tree",
-                "black",
-                0.34,
-                0.53,
-                0.54,
-                0.0,
-                RGB["black"],
-                0.54,
-                0.54 * mask.height / mask.width,
-            ),
-            Thing(
-                "digit",
-                "7",
-                "purple",
-                0.82,
-                0.55,
-                0.34,
-                0.0,
-                RGB["purple"],
-                w * 0.34 / 8,
-                h * 0.34 / 8,
-                False,
-                index,
-            ),
+            Thing("word", "tree", "black", 0.34, 0.53, 0.54, 0.0, RGB["black"], 0.54, word_height),
+            Thing("digit", "7", "purple", 0.82, 0.55, 0.34, 0.0, RGB["purple"], *ink, digit_index=index),
             shape("triangle", "orange", 0.24, 0.82, 0.28),
             shape("diamond", "pink", 0.62, 0.83, 0.24),
         ),

@@ -23,7 +23,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from data.samples import IGNORE_INDEX
 from shapes import FAMILIES, ask, ask_list, render_with_map, sample_questions, sample_scene
-from shapes.mentions import Mention, facts, mentions
+from shapes.questions import Mention, facts, mentions
 
 # Images are drawn at one of these sizes and reduced, so that the model sees every softness of edge.
 _RENDER_SIZES, _RENDER_WEIGHTS = (96, 128, 192, 256), (0.5, 0.35, 0.1, 0.05)
@@ -48,7 +48,7 @@ class ShapesStreamConfig:
     vision_steps: int = 0  # batches for the vision tower alone at the start; the curriculum begins anew after
     vision_batch_size: int = 64  # images in one of these
     describe_probability: float = 0.3  # images with a full description among their questions
-    list_probability: float = 0.7  # images with a list (see shapes/lists.py)
+    list_probability: float = 0.7  # images with a list (see `questions.ask_list`)
     full_questions: bool = True  # False leaves the text out: images and dense targets only
 
     @property
@@ -128,7 +128,7 @@ class ShapesStream(IterableDataset):
         size = rng.choices(_RENDER_SIZES, _RENDER_WEIGHTS)[0]
         image, dense = render_with_map(scene, size, config.image_size // config.patch_size)
         image = image.resize((config.image_size, config.image_size), Image.Resampling.LANCZOS)
-        row = {
+        row: dict[str, np.ndarray] = {
             "pixel_values": np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)),
             "dense": np.asarray(dense, dtype=np.float32),
         }
@@ -140,7 +140,7 @@ class ShapesStream(IterableDataset):
         """Branches until the row is full; a branch that does not fit is left out, never cut."""
         config, pieces = self.config, self.pieces
         length, start = config.sequence_length, len(pieces.prefix)
-        row = {
+        row: dict[str, np.ndarray] = {
             "input_ids": np.full(length, pieces.pad, np.int64),
             "labels": np.full(length, IGNORE_INDEX, np.int64),
             "position_ids": np.zeros(length, np.int64),

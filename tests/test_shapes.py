@@ -9,7 +9,7 @@ import pytest
 import shapes as S
 from shapes.questions import unique_phrases
 from shapes.sampling import _contrast
-from shapes.world import MIN_CENTRES
+from shapes.world import KIND_CLASS, KINDS, MIN_CENTRES, WORDS
 
 
 def scenes(n, **kwargs):
@@ -77,7 +77,7 @@ def test_dense_targets_by_hand():
     scene = S.Scene((shape("square", "red", 0.25, 0.25, 0.25), shape("star", "blue", 0.80, 0.70, 0.3)))
     image, dense = S.render_with_map(scene, 64, 4)
     assert image.size == (64, 64) and dense.shape == (16, 9) and dense.dtype == np.float32
-    assert 1 + 6 + 10 + len(S.WORDS) == S.NUM_KINDS
+    assert 1 + 6 + 10 + len(WORDS) == S.NUM_KINDS
     assert dense[3].tolist() == [0, -1, 0, 0, 0, 0, 0, 0, 0]  # background
     centre = dense[5]  # row 1, column 1
     assert centre[:2].tolist() == [2, 0] and centre[5] == 1
@@ -97,7 +97,7 @@ def test_dense_counts_by_hand():
     )
     dense = S.render_with_map(S.Scene(things), 64, 8)[1]
     counts = {(row[0], row[1]): row[6:].tolist() for row in dense.astype(int) if row[0]}
-    circle, star = S.KIND_CLASS["circle"], S.KIND_CLASS["star"]
+    circle, star = KIND_CLASS["circle"], KIND_CLASS["star"]
     assert counts == {(circle, 0): [3, 3, 2], (circle, 4): [3, 1, 1], (star, 0): [1, 3, 1]}
     assert (dense[dense[:, 0] == 0, 6:] == 0).all()
 
@@ -112,7 +112,7 @@ def test_dense_offsets_point_at_centres(grid):
         for row, px, py in zip(dense[patch], x, y):
             thing = min(s.things, key=lambda t: np.hypot(t.x - px, t.y - py))
             assert np.hypot(thing.x - px, thing.y - py) < 1e-5
-            assert S.KINDS[int(row[0])] == thing.name and S.COLOURS[int(row[1])] == thing.colour
+            assert KINDS[int(row[0])] == thing.name and S.COLOURS[int(row[1])] == thing.colour
         homes = {int(t.y * grid) * grid + int(t.x * grid) for t in s.things}
         assert set(np.nonzero(dense[:, 5])[0]) == homes
 
@@ -221,11 +221,6 @@ def test_score():
     assert S.score("describe", "big red circle left", "red circle, red circle") == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="expected a family"):
         S.score("mood", "a", "a")
-
-
-def test_majority_answers():
-    qas = [S.QA("count", "", "1"), S.QA("count", "", "2"), S.QA("count", "", "2"), S.QA("word", "", "cat")]
-    assert S.majority_answers(qas) == {"count": "2", "word": "cat"}
 
 
 def test_heldout_questions():

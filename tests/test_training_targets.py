@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shapes import RGB, Scene, Thing, ask, sample_scene
-from shapes.mentions import facts, mentions
+from shapes.questions import facts, mentions
 from shapes.stream import ShapesStream, ShapesStreamConfig
 from shapes.training import FactHead, build_processor, chat_pieces
 from training.config import TrainConfig

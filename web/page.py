@@ -1,19 +1,26 @@
-"""The page: its tabs, its looks, and the server behind it.
+"""The page: its tabs, and the server that Gradio puts in front of it.
 
-desk = Desk(models, thread, visitors, limits)
-page = build(desk)
-serve(page, desk, host="127.0.0.1", port=7860)     # its URL; nothing is asked of any other host
+    service = Service(Models(["checkpoints/ocelli-shapes"]))
+    page = build(service)
+    serve(page, service, host="127.0.0.1", port=7860)     # its URL; no other host is asked for anything
+
+The chat is laid out here, and not by `gr.ChatInterface`, from the same parts: a box that takes dropped and
+pasted images, and a chat with copy, edit, retry and undo. `ChatInterface` shows what people and models
+write as HTML, does not give a question back after an error or a stop, and has no place for the queue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from html import escape, unescape
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import gradio as gr
@@ -21,11 +28,10 @@ from gradio.routes import App
 from gradio.tunneling import CURRENT_TUNNELS
 from gradio.utils import get_upload_folder
 
-from web.ask_tab import AskTab
-from web.asking import Desk
-from web.attribution_tab import WhereTab
-from web.guard import Guard, Hosts
-from web.uploads import Uploads
+from web.attribution_tab import AttributionTab
+from web.guard import Guard, Hosts, Uploads
+from web.parts import EXAMPLES, message_box, model_choice, notice, visitor_of
+from web.service import AskRequest, Exchange, Service, View, Visitor
 
 CSS, JS = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "js"))
 # The theme's own colours are too light on white: text has to differ from its ground by 4.5 to 1.
@@ -42,59 +48,278 @@ SESSIONS = 100  # whose components' values Gradio keeps
 LOOK_EVERY = 600  # seconds, for uploads that are old
 # Gradio counts events for a dashboard that is switched off here: a few are enough, and no summary of them.
 SETTINGS = {"GRADIO_ANALYTICS_MAX_EVENTS": "100", "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000"}
+_ENDED = {
+    "length": "stopped at the maximum number of new tokens",
+    "context": "stopped where the model's context is full",
+    "stopped": "stopped",
+}
 
 
-def build(desk: Desk, remember: bool = False) -> gr.Blocks:
-    """The page for a desk. `remember` as for `AskTab`."""
+def build(service: Service, remember: bool = False) -> gr.Blocks:
+    """The page of a service. `remember`: earlier questions stand before the next one, as the page opens."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     with gr.Blocks(title="Ocelli", analytics_enabled=False, fill_width=True) as page:
         gr.Markdown("# Ocelli\nAsk small vision-language models about images.", elem_id="title")
         with gr.Tabs():
             with gr.Tab("Ask"):
-                AskTab(desk, remember)
-            with gr.Tab("Where did it look"):
-                WhereTab(desk)
+                AskTab(service, remember)
+            with gr.Tab("Attribution"):
+                AttributionTab(service)
 
-        def closed(request: gr.Request) -> None:
-            desk.visitors.remove(request.session_hash or "")
+        async def closed(request: gr.Request) -> None:
+            service.leave(request.session_hash or "")
 
         page.unload(closed)
     page.queue(max_size=WAITING, default_concurrency_limit=None)
     return page
 
 
+class AskTab:
+    """The tab where images are asked about, laid out where it is made."""
+
+    def __init__(self, service: Service, remember: bool):
+        self.service = service
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=7, min_width=300):
+                self.chat = gr.Chatbot(
+                    label="Answers",
+                    height=440,
+                    render_markdown=False,  # but HTML, which `_messages` escapes
+                    layout="bubble",
+                    buttons=["copy"],
+                    editable="user",
+                    group_consecutive_messages=False,
+                    allow_file_downloads=False,
+                    feedback_options=None,
+                    placeholder="Drop or paste images below, and type a question.",
+                    elem_id="chat",
+                )
+                self.message = message_box(service, "message")
+                self.notice = gr.HTML("", elem_id="notice")
+                with gr.Row():
+                    self.undo = gr.Button("Undo", size="sm", min_width=80, elem_id="undo")
+                    self.clear = gr.Button("Clear", size="sm", min_width=80, elem_id="clear")
+            with gr.Column(scale=4, min_width=300):
+                self.model = model_choice(service, "model")
+                self.settings = self._lay_out_settings(remember)
+                self.stats = gr.HTML(_stats(None), elem_id="figures")
+                gr.Examples(
+                    [[example] for example in EXAMPLES],
+                    inputs=[self.message],
+                    label="Examples",
+                    cache_examples=False,
+                    preload=False,
+                    elem_id="examples",
+                )
+        self._connect()
+
+    def _lay_out_settings(self, remember: bool) -> list[gr.components.Component]:
+        limits = self.service.limits
+        with gr.Accordion("Settings", open=False, elem_id="sampling"):
+            return [
+                gr.Slider(1, limits.max_answers, 1, step=1, label="Number of answers"),
+                gr.Slider(0, 2, 0, step=0.05, label="Temperature", info="0 takes the likeliest token"),
+                gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", info="samples from this much probability"),
+                gr.Slider(0, 200, 0, step=1, label="Top-k", info="samples from this many tokens; 0 is off"),
+                gr.Slider(
+                    0, 1, 0, step=0.01, label="Min-p",
+                    info="samples from tokens with at least this share of the likeliest one's probability",
+                ),
+                gr.Slider(1, limits.max_new_tokens, 256, step=1, label="Maximum number of new tokens"),
+                gr.Number(-1, label="Seed", precision=0, minimum=-1, info="-1 draws a new one each time"),
+                gr.Checkbox(
+                    remember,
+                    label="Remember the conversation",
+                    info="earlier questions and answers stand before the next one",
+                ),
+            ]  # fmt: skip
+
+    def _connect(self) -> None:
+        shown = [self.chat, self.stats, self.notice, self.message]
+        settings = [self.model, *self.settings]
+        more: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": None}
+        gr.on([self.message.submit], self._ask, [self.message, *settings], shown, api_name="ask", **more)
+        gr.on([self.chat.retry], self._retry, settings, shown, api_name="retry", **more)
+        gr.on([self.chat.edit], self._edit, settings, shown, api_name="edit", **more)
+        more["queue"] = False  # who wants less does not wait for those who want more
+        gr.on([self.message.stop], self._stop, None, None, api_name="stop", **more)
+        gr.on([self.undo.click, self.chat.undo], self._undo, None, shown, api_name="undo", **more)
+        gr.on([self.clear.click], self._clear, None, shown, api_name="clear", **more)
+
+    # ------------------------------------------------------------------------------------------- events
+
+    async def _ask(
+        self, message: dict, model, answers, temperature, top_p, top_k, min_p, max_new_tokens, seed, remember,
+        request: gr.Request,
+    ) -> AsyncGenerator[dict, None]:  # fmt: skip
+        """Answer a question about its images, or about those of the question before."""
+        visitor = visitor_of(self.service, request)
+        files = tuple(message.get("files") or ())
+        asked = _request(
+            files or visitor.images, message.get("text") or "", model, answers, temperature, top_p, top_k,
+            min_p, max_new_tokens, seed, remember,
+        )  # fmt: skip
+        async for changes in self._answer(visitor, asked, files):
+            yield changes
+
+    async def _retry(self, request: gr.Request, *settings) -> AsyncGenerator[dict, None]:
+        """Answer the last question again, with the settings as they are now."""
+        visitor = visitor_of(self.service, request)
+        taken = (await self.service.undo(visitor)).returned
+        if taken is not None:
+            asked = _request(taken.images, taken.question, *settings)
+            async for changes in self._answer(visitor, asked, taken.images):
+                yield changes
+
+    async def _edit(self, request: gr.Request, edited: gr.EditData, *settings) -> AsyncGenerator[dict, None]:
+        """Take everything back from a question on, and ask it anew."""
+        visitor = visitor_of(self.service, request)
+        message = edited.index[0] if isinstance(edited.index, list | tuple) else edited.index
+        number = [n for n, exchange in enumerate(visitor.log) for _ in _messages([exchange])][message]
+        images = visitor.log[number].request.images
+        while len(visitor.log) > number:
+            await self.service.undo(visitor)
+        asked = _request(images, unescape(str(edited.value)), *settings)
+        async for changes in self._answer(visitor, asked, images):
+            yield changes
+
+    async def _answer(
+        self, visitor: Visitor, asked: AskRequest, files: tuple[str, ...]
+    ) -> AsyncGenerator[dict, None]:
+        """The question leaves its box when it appears in the chat, and comes back if it has no answer."""
+        taken = False
+        async with aclosing(self.service.ask(visitor, asked)) as views:
+            async for now in views:
+                changes = self._changes(now)
+                if now.busy and not taken and now.log and now.log[-1].request is asked:
+                    taken, changes[self.message]["value"] = True, {"text": "", "files": []}
+                if now.returned is not None:
+                    changes[self.message]["value"] = {"text": asked.question, "files": list(files)}
+                yield changes
+
+    async def _stop(self, request: gr.Request) -> None:
+        """Stop the answer."""
+        visitor_of(self.service, request).cancel()
+
+    async def _undo(self, request: gr.Request) -> dict:
+        """Take the last question back, with its images where the question before had others."""
+        visitor = visitor_of(self.service, request)
+        now = await self.service.undo(visitor)
+        changes = self._changes(now)
+        if now.returned is not None:
+            new = now.returned.images if now.returned.images != visitor.images else ()
+            changes[self.message]["value"] = {"text": now.returned.question, "files": list(new)}
+        return changes
+
+    async def _clear(self, request: gr.Request) -> dict:
+        """Forget the conversation."""
+        return self._changes(await self.service.clear(visitor_of(self.service, request)))
+
+    def _changes(self, now: View) -> dict[Any, Any]:
+        return {
+            self.chat: _messages(now.log),
+            self.stats: _stats(now.stats),
+            self.notice: notice(now.notice, now.failed),
+            self.message: gr.update(submit_btn=not now.busy, stop_btn=now.busy),
+        }
+
+
+def _request(
+    images: tuple[str, ...], question: str, model, answers, temperature, top_p, top_k, min_p, max_new_tokens,
+    seed, remember,
+) -> AskRequest:  # fmt: skip
+    return AskRequest(
+        images=images,
+        question=question,
+        model=model or "",
+        answers=_whole(answers),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=_whole(top_k),
+        min_p=min_p,
+        max_new_tokens=_whole(max_new_tokens),
+        seed=None if seed in (None, -1) else _whole(seed),
+        remember=bool(remember),
+    )
+
+
+def _whole(value: Any) -> Any:
+    """A slider's number as an int where it is one. `AskRequest.options` refuses everything else."""
+    return int(value) if isinstance(value, float) and math.isfinite(value) and value == int(value) else value
+
+
+# ---------------------------------------------------------------------------------- values of components
+def _messages(log: Sequence[Exchange]) -> list[dict[str, Any]]:
+    """Questions and answers for `gr.Chatbot`, which takes text for HTML: escaped, so that visitors read what
+    was typed and generated."""
+    shown: list[dict[str, Any]] = []
+    for exchange in log:
+        shown += [
+            {"role": "user", "content": {"path": image, "alt_text": "image"}} for image in exchange.images
+        ]
+        shown.append({"role": "user", "content": escape(exchange.request.question, quote=False)})
+        for number, answer in enumerate(exchange.answers):
+            reason = exchange.stop_reasons[number] if exchange.stop_reasons else None
+            if reason is None:
+                text = answer or "…"
+            else:
+                text = answer.rstrip() or "(no words)"
+                text += f" [{_ENDED[reason]}]" if reason in _ENDED else ""
+            shown.append({"role": "assistant", "content": escape(text, quote=False)})
+    return shown
+
+
+def _stats(stats: dict[str, Any] | None) -> str:
+    """HTML of what an answer took. Before there is one, the table is empty, so that nothing moves later."""
+    stats = stats or {}
+    seconds, speed = stats.get("first_words"), stats.get("decode_tokens_per_second")
+    cache, reused = stats.get("kv_cache_bytes"), stats.get("reused_tokens")
+    rows = {
+        "first words": "–" if seconds is None else f"{seconds:.2f} s",
+        "tokens a second": "–" if speed is None else f"{speed:,.0f}",
+        "cache": "–" if cache is None else f"{cache / 2**20:,.1f} MiB",
+        "tokens reused": "–" if reused is None else f"{reused:,} of {stats.get('prompt_tokens'):,}",
+    }
+    cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in rows.items())
+    below = ""
+    if "device" in stats:
+        tokens = sum(len(ids) for ids in stats["token_ids"])
+        seed = f", seed {stats['seed']}" if stats["sampled"] else ""
+        below = f"{tokens:,} new tokens, {stats['dtype']} on {stats['device']}, {stats['decode_step']}{seed}"
+    return f'<dl class="figures">{cells}</dl><p class="below">{escape(below)}</p>'
+
+
+# --------------------------------------------------------------------------------------------- the server
 def serve(
     page: gr.Blocks,
-    desk: Desk,
+    service: Service,
     host: str,
     port: int,
     share: bool = False,
     browser: bool = False,
     allowed_hosts: Sequence[str] = (),
 ) -> str:
-    """Start serving in threads of its own: the page's URL.
+    """Start the server in threads of its own, and return its URL.
 
     Args:
+        share: make it public through Gradio's tunnel.
+        browser: open one on the page.
         allowed_hosts: names of the page besides those of this machine, see `Hosts`.
-        share: through Gradio's tunnel, for everyone on the internet who knows its URL.
-        browser: open one.
 
     Raises:
         OSError: the port is taken, or the server took more than five seconds to begin.
     """
-    limits = desk.limits
+    limits = service.limits
     space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name
     hosts = Hosts(host, [*allowed_hosts, *([space] if space else [])])
     uploads = Uploads(get_upload_folder(), limits.max_uploaded_bytes, limits.max_uploaded_files)
 
     @asynccontextmanager
     async def guarded(app: App) -> AsyncIterator[None]:
-        """In front of all that Gradio puts in front of its routes, before the first request comes."""
+        """Put the guard in front of all that Gradio has there, before the first request comes."""
         largest = limits.max_images * (limits.max_file_bytes + 2**16)
-        app.middleware_stack = Guard(
-            app.middleware_stack, hosts, uploads, desk.visitors.connected, max_upload=largest
-        )
+        app.middleware_stack = Guard(app.middleware_stack, hosts, uploads, service.connected, largest)
         looking = asyncio.create_task(_look_again(uploads))
         yield
         looking.cancel()
@@ -132,8 +357,8 @@ def serve(
 
 
 def close(page: gr.Blocks, seconds: float = 1.0) -> None:
-    """End a page, within so many seconds: open connections are broken off, without a word about each of them,
-    and what is still at work in a thread is left to end with the process."""
+    """End a page within so many seconds. Open connections are broken off, and what is still at work in a
+    thread ends with the process."""
     for tunnel in CURRENT_TUNNELS:
         tunnel.kill()
     page.server.config.timeout_graceful_shutdown = 0
@@ -151,11 +376,10 @@ async def _look_again(uploads: Uploads) -> None:
 
 @contextmanager
 def no_proxy_to(*hosts: str) -> Iterator[None]:
-    """Inside, this process asks these hosts itself, where the environment names a proxy for all others."""
+    """Inside, this process connects to these hosts directly, whatever proxy the environment names."""
     names = ("no_proxy", "NO_PROXY")
     before = {name: os.environ[name] for name in names if name in os.environ}
-    direct = ",".join([*before.values(), *hosts])
-    os.environ.update(dict.fromkeys(names, direct))
+    os.environ.update(dict.fromkeys(names, ",".join([*before.values(), *hosts])))
     try:
         yield
     finally:

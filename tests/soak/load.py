@@ -162,8 +162,7 @@ class Visitor(threading.Thread):
         upload = self.web.post(self.api + "upload", files={"files": ("picture.png", question.image)})
         upload.raise_for_status()
         file = {"path": upload.json()[0], "meta": {"_type": "gradio.FileData"}}
-        images = [{"image": file, "caption": None}]
-        data = [images, question.text, EMBEDDED, 1, 0, 1, 0, 0, 64, -1, False]
+        data = [{"text": question.text, "files": [file]}, EMBEDDED, 1, 0, 1, 0, 0, 64, -1, False]
         body = {"data": data, "fn_index": self.ask_id, "session_hash": session}
         self.web.post(self.api + "queue/join", json=body).raise_for_status()
         with self.web.stream("GET", self.api + f"queue/data?session_hash={session}") as stream:
