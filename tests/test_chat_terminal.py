@@ -108,8 +108,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_session(terminal, endless, tmp_path
     """Nor does a history that cannot be kept end it."""
     (tmp_path / "state").write_text("a file where a folder should be")
     talk = terminal("--model", endless, "--no-image", "--max-new-tokens", 300_000, "--compile", "off")
-    talk.expect("the history of this session is not saved")
     talk.expect("/help lists the commands, Ctrl-D leaves")
+    talk.expect("the history of this session is not saved")
     talk.expect(PROMPT)
     talk.type(CTRL_C)
     talk.expect("Ctrl-D or /quit leaves")

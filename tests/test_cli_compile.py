@@ -84,7 +84,8 @@ def test_without_a_compiler_the_eager_step_answers_and_says_so_once(cli, photo, 
     for how, expected in (("on", said), ("auto", "")):  # so few tokens would not be compiled for anyway
         status, out, err = cli(*ask, "--compile", how)
         assert status == 0 and out and err == expected
-    monkeypatch.setattr(choose_step, "break_even_steps", lambda language_model: 8)
+    for module in (choose_step, checkpoint_module):
+        monkeypatch.setattr(module, "break_even_steps", lambda language_model: 8)
     assert cli(*ask)[2] == said
 
 
@@ -98,5 +99,5 @@ def test_int8_weights(as_json, photo, compiler):
 
 def test_int8_is_for_a_cpu(monkeypatch, model_folder):
     monkeypatch.setattr(checkpoint_module, "pick_device", lambda name: torch.device("cuda"))
-    with pytest.raises(RequestError, match="int8: expected device cpu, got cuda"):
+    with pytest.raises(RequestError, match="int8"):
         checkpoint_module.open_checkpoint(model_folder, dtype="int8")
