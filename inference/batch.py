@@ -1,7 +1,7 @@
 """A batch of questions, several at a time. Each result is appended at once; at the end they are sorted.
 
-    files = BatchFiles(Path("questions.jsonl"), Path("answers.jsonl"), name, options)
-    print(run_batch(files, open_checkpoint(name), GenerationOptions()))
+    files = BatchFiles(Path("questions.jsonl"), Path("answers.jsonl"), name, {})
+    print(run_batch(files, open_checkpoint(name), GenerationOptions(), system=None, batch_size=8, log=print))
 
 Questions about the same images follow one another, wherever they stand in the file, so that each image is
 encoded and prefilled once. If a run is killed, the next one answers what is left.
@@ -43,10 +43,9 @@ def run_batch(
     files: BatchFiles,
     checkpoint: Checkpoint,
     options: GenerationOptions,
-    system: str | None = None,
-    batch_size: int = 8,
-    progress: bool = True,
-    log: Callable[[str], None] = lambda text: None,
+    system: str | None,
+    batch_size: int,
+    log: Callable[[str], None],
 ) -> Summary:
     """Answer the questions that have no answer yet, `batch_size` answers at a time.
 
@@ -58,7 +57,7 @@ def run_batch(
         raise RequestError(f"{error} (--batch-size)") from None
     log(str(scheduler.budget))
     summary = Summary(skipped=files.total - files.remaining)
-    bar = tqdm(total=files.total, initial=summary.skipped, unit="question", disable=not progress)
+    bar = tqdm(total=files.total, initial=summary.skipped, unit="question")
     with bar, files.results.appending() as write:
         for done in scheduler.run(_requests(files, checkpoint, options, system)):
             question, answer = done.key
