@@ -255,8 +255,8 @@ class TurnReply:
         self._conversation._pending = None
         self.kept = all(self._ids)
         if self.kept:
-            answer, ids = answer_text(checkpoint, self._ids[0]), tuple(self._ids[0])
-            self.turn = replace(self.turn, answer=answer, answer_ids=ids, ended=endings[0])
+            answer, first_ids = answer_text(checkpoint, self._ids[0]), tuple(self._ids[0])
+            self.turn = replace(self.turn, answer=answer, answer_ids=first_ids, ended=endings[0])
             self._conversation.turns.append(self.turn)
 
 

@@ -65,6 +65,7 @@ class ForcedAnswer:
         config = self.checkpoint.model.config
         if config.image_placement == "prefix":
             return torch.arange(config.tokens_per_tile, device=self._input_ids.device)
+        assert config.image_token_id is not None, "placeholders have an id"
         return (self._input_ids[0] == config.image_token_id).nonzero()[:, 0]
 
     @torch.no_grad()
