@@ -1,7 +1,7 @@
 """A batch of questions, several at a time. Each result is appended at once; at the end they are sorted.
 
-    files = BatchFiles(Path("questions.jsonl"), Path("answers.jsonl"), name, options)
-    print(run_batch(files, open_checkpoint(name), GenerationOptions()))
+    files = BatchFiles(Path("questions.jsonl"), Path("answers.jsonl"), name, {})
+    print(run_batch(files, open_checkpoint(name), GenerationOptions(), system=None, batch_size=8, log=print))
 
 Questions about the same images follow one another, wherever they stand in the file, so that each image is
 encoded and prefilled once. If a run is killed, the next one answers what is left.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from tqdm import tqdm
@@ -19,7 +18,7 @@ from tqdm import tqdm
 from data.errors import one_line
 from data.processor import EncodedConversation
 from generation.decoding import GenerationOptions
-from generation.scheduler import LazyRequest, Request, RequestOutput, Scheduler
+from generation.scheduler import LazyRequest, Request, Scheduler
 from inference.answer import answers_of, encode, requests_for
 from inference.batch_files import BatchFiles, Line, passed_on, read_object, read_question
 from inference.checkpoint import Checkpoint, RequestError
@@ -44,10 +43,9 @@ def run_batch(
     files: BatchFiles,
     checkpoint: Checkpoint,
     options: GenerationOptions,
-    system: str | None = None,
-    batch_size: int = 8,
-    progress: bool = True,
-    log: Callable[[str], None] = lambda text: None,
+    system: str | None,
+    batch_size: int,
+    log: Callable[[str], None],
 ) -> Summary:
     """Answer the questions that have no answer yet, `batch_size` answers at a time.
 
@@ -58,19 +56,19 @@ def run_batch(
     except ValueError as error:
         raise RequestError(f"{error} (--batch-size)") from None
     log(str(scheduler.budget))
-    summary = Summary(skipped=len(files.answered))
-    bar = tqdm(total=files.total, initial=summary.skipped, unit="question", disable=not progress)
+    summary = Summary(skipped=files.total - files.remaining)
+    bar = tqdm(total=files.total, initial=summary.skipped, unit="question")
     with bar, files.results.appending() as write:
         for done in scheduler.run(_requests(files, checkpoint, options, system)):
-            question: Question = done.key[0]
-            if not question.take(done):
+            question, answer = done.key
+            question.error = question.error or done.error
+            question.ids[answer] = done.token_ids
+            if len(question.ids) < options.num_return_sequences:
                 continue
             write(question.record())
-            if question.error is None:
-                summary.answered += 1
-                summary.unused_keys.update(passed_on(question.value).get("other", ()))
-            else:
-                summary.failed += 1
+            summary.answered += question.error is None
+            summary.failed += question.error is not None
+            summary.unused_keys.update(passed_on(question.value).get("other", ()))
             bar.update()
     files.results.compact(errors=True, ordered=True)
     summary.new_tokens, summary.seconds = scheduler.stats.new_tokens, scheduler.stats.seconds
@@ -82,74 +80,59 @@ def _requests(
 ) -> Iterator[LazyRequest]:
     """A request for each answer. Its question is read when the scheduler has room for it."""
     with files.questions.open("rb") as file:
-        for number, place in files.by_images():
+        for number, place in files.missing:
             file.seek(place)
-            question = Question(files, checkpoint, options, system, number, file.readline())
+            question = Question(number, file.readline(), files, checkpoint, options, system)
             for answer in range(options.num_return_sequences):
-                yield LazyRequest((question, answer), partial(question.request, answer))
+                yield LazyRequest((question, answer), question.next_request)
 
 
+@dataclass(eq=False)
 class Question:
-    """Line `number` of a batch, on its way to its answers. `error` is why it has none."""
+    """Line `number` of a batch, on its way to its answers.
 
-    def __init__(
-        self,
-        files: BatchFiles,
-        checkpoint: Checkpoint,
-        options: GenerationOptions,
-        system: str | None,
-        number: int,
-        raw: bytes,
-    ):
-        self.files, self.checkpoint, self.options, self.system = files, checkpoint, options, system
-        self.number, self._raw = number, raw
-        self.value: dict[str, Any] = {}
-        self.line: Line | None = None
-        self.error: Exception | None = None
-        self._row: EncodedConversation | None = None
-        self._requests: list[Request | None] = []
-        self._ids: list[list[int]] = [[] for _ in range(options.num_return_sequences)]
-        self._missing = options.num_return_sequences
+    value: its JSON object.
+    requests: for its answers. Each is given away once, so that its tiles are not kept.
+    ids: the answers so far, by their number. error: why there are none.
+    """
 
-    def request(self, answer: int) -> Request:
-        """The request for one of the answers. Each is given away once, so that its tiles are not kept."""
+    number: int
+    raw: bytes
+    files: BatchFiles
+    checkpoint: Checkpoint
+    options: GenerationOptions
+    system: str | None
+    value: dict[str, Any] = field(default_factory=dict)
+    line: Line | None = None
+    row: EncodedConversation | None = None
+    requests: list[Request] = field(default_factory=list)
+    ids: dict[int, list[int]] = field(default_factory=dict)
+    error: Exception | None = None
+
+    def next_request(self) -> Request:
         if self.error is not None:
             raise self.error
-        if self._row is None:
+        if self.row is None:
             self._prepare()
-        request, self._requests[answer] = self._requests[answer], None
-        assert request is not None, "each request is made once"
-        return request
+        return self.requests.pop(0)
 
     def _prepare(self) -> None:
-        self.value = read_object(self._raw)
+        self.value = read_object(self.raw)
         self.line = line = read_question(self.value)
-        limit = self.options.max_new_tokens
-        if line.max_new_tokens is not None:
-            try:
-                limit = replace(self.options, max_new_tokens=line.max_new_tokens).max_new_tokens
-            except ValueError as error:
-                raise RequestError(str(error)) from None
+        own = {"system": self.system, "max_new_tokens": self.options.max_new_tokens} | line.options
+        limit = replace(self.options, max_new_tokens=own["max_new_tokens"]).max_new_tokens
         self.checkpoint.check_images(len(line.images))
         images = [self.files.image_path(image) for image in line.images]
-        system = self.system if line.system is None else line.system
-        row = encode(self.checkpoint, images, line.question, system)
-        self._requests = [*requests_for(self.checkpoint, row, limit, self.options)]
-        self._row = replace(row, tiles=None)
-
-    def take(self, done: RequestOutput) -> bool:
-        """Record one of the answers; returns whether it was the last one missing."""
-        self._ids[done.key[1]] = done.token_ids
-        self.error = self.error or done.error
-        self._missing -= 1
-        return self._missing == 0
+        row = encode(self.checkpoint, images, line.question, own["system"])
+        self.requests = requests_for(self.checkpoint, row, limit, self.options)
+        self.row = replace(row, tiles=None)
 
     def record(self) -> dict[str, Any]:
         """The result."""
         result = {"line": self.number, **passed_on(self.value)}
         if self.error is not None:
             return result | {"error": one_line(self.error)}
-        assert self.line is not None and self._row is not None, "without an error there is a question"
-        request = {"model": self.files.model, "images": self.line.images, "question": self.line.question}
-        answers = answers_of(self.checkpoint, self._row, self._ids)
-        return result | request | answers | {"options": self.files.options_of(self.line)}
+        assert self.line is not None and self.row is not None, "without an error there is a question"
+        result |= {"model": self.files.model, "images": self.line.images, "question": self.line.question}
+        answers = answers_of(self.checkpoint, self.row, [self.ids[number] for number in sorted(self.ids)])
+        return result | answers | {"options": self.files.options_of(self.line)}

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
 from inference.checkpoint import Checkpoint, RequestError
 from inference.cli import check_image_name, stats_table
-from inference.conversation import Conversation, Turn, TurnReply
+from inference.conversation import Conversation, TurnReply
 from inference.errors import user_errors, user_message
 from inference.results import to_json
 
@@ -46,10 +45,7 @@ COMMANDS = {
     "/help": ("", "this list"),
     "/quit": ("", "leave, as Ctrl-D does"),
 }
-REMEMBERS = "the model sees earlier questions and answers"
 FORGETS = "each question is asked alone, about the last images; /memory on changes that"
-KEYS = "Ctrl-C stops an answer, Tab completes, arrows and Ctrl-R find earlier lines."
-MORE_MEMORY = "/reset frees the conversation's memory, --device cpu may have more"
 # Control characters in an answer could do anything to a terminal; line breaks and tabs are text.
 CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
@@ -77,16 +73,7 @@ class Chat:
         self.at_terminal = is_at_terminal()
         self.images: list[TiledImage] = []  # to show with the next question
         self.failed = self._sent = 0  # lines that failed, questions that were sent
-        self._result: dict[str, Any] | None = None
-        self._commands: dict[str, Callable[[str], None]] = {
-            "/image": self._image,
-            "/undo": self._undo,
-            "/reset": self._reset,
-            "/memory": self._memory,
-            "/save": self._save,
-            "/stats": self._stats,
-            "/help": self._help,
-        }
+        self._result: dict[str, Any] | None = None  # of the last answer, unless it was taken back
 
     def show(self, image: Any, name: str) -> None:
         """Show an image (anything that `load_image` takes) with the next question. Raises ImageError."""
@@ -113,49 +100,40 @@ class Chat:
     def take(self, line: str) -> None:
         """Do one line. What is wrong with it is logged in one sentence."""
         try:
-            self._do(line)
+            if line.startswith("/"):
+                self._command(line.strip())
+            elif line.strip():
+                self._send(line.strip())
+            else:
+                log("type a question, or /help")
         except BrokenPipeError:
             raise
         except user_errors() as error:
             if self.debug:
                 traceback.print_exc()
             self.failed += 1
-            log("error: " + user_message(error, MORE_MEMORY))
+            memory = "/reset frees the conversation's memory, --device cpu may have more"
+            log("error: " + user_message(error, memory))
         except KeyboardInterrupt:
             if not self.at_terminal:
                 raise
             log("stopped")
 
-    def _do(self, line: str) -> None:
-        if not line.strip():
-            log("type a question, or /help")
-        elif line.startswith("/"):
-            name, _, argument = line.strip().partition(" ")
-            if name not in COMMANDS:
-                raise RequestError(f"{name}: no such command{did_you_mean(name, COMMANDS)}; /help lists them")
-            takes, _ = COMMANDS[name]
-            if bool(argument.strip()) != bool(takes):
-                raise RequestError(f"expected {f'{name} {takes}'.strip()}, got {line.strip()!r}")
-            self._commands[name](argument.strip())
-        else:
-            self._send(line.strip())
-
     def _send(self, question: str) -> None:
-        options = self.options
+        options, conversation, images = self.options, self.conversation, self.images
         if options.seed is not None:
             options = replace(options, seed=(options.seed + self._sent) % MAX_SEED)
         self._sent += 1
-        reply, conversation, images = None, self.conversation, self.images
         if not (images or conversation.remember) and conversation.turns:
             images = list(conversation.turns[-1].images)  # the last ones are still being talked about
-        try:
-            with stoppable(self.at_terminal) as begun:
-                reply = conversation.send(question, images, options)
-                self._print(reply, begun)
-        except KeyboardInterrupt:
-            if reply is None or not self.at_terminal:
-                raise
+        with conversation.send(question, images, options) as reply:
+            try:
+                self._print(reply)
+            except KeyboardInterrupt:
+                if not self.at_terminal:
+                    raise
         result = reply.finish()
+        (ended,) = result["stop_reasons"]
         if not reply.kept:
             log("stopped before the first word: the question is not kept")
             return
@@ -163,34 +141,42 @@ class Chat:
         self._result = result
         endings = {
             "stopped": "stopped; /undo takes the question back",
-            "length": f"cut after {self.options.max_new_tokens} tokens: --max-new-tokens allows more",
+            "length": f"cut after {options.max_new_tokens} tokens: --max-new-tokens allows more",
             "context": "the context is full: /undo takes questions back, /reset starts again",
         }
-        if self.at_terminal and result["stop_reasons"][0] in endings:
-            log(endings[result["stop_reasons"][0]])
+        if self.at_terminal and ended in endings:
+            log(endings[ended])
         if self.stats:
             self._stats()
 
-    def _print(self, reply: TurnReply, begun: Callable[[TurnReply], None]) -> None:
+    def _print(self, reply: TurnReply) -> None:
         shown = False
         try:
             for _, piece in reply:
-                if not shown:
-                    begun(reply)
-                shown = True
                 print(piece.translate(CONTROL) if self.at_terminal else piece, end="", flush=True)
+                shown = True
         finally:
             if shown or reply.kept:
                 print(flush=True)
 
     # -------------------------------------------------------------------------------------- commands
+    def _command(self, line: str) -> None:
+        name, _, argument = line.partition(" ")
+        if name not in COMMANDS:
+            raise RequestError(f"{name}: no such command{did_you_mean(name, COMMANDS)}; /help lists them")
+        takes, _ = COMMANDS[name]
+        if bool(argument) != bool(takes):
+            raise RequestError(f"expected {f'{name} {takes}'.strip()}, got {line!r}")
+        method = getattr(self, f"_{name[1:]}")
+        method(argument.strip()) if takes else method()
+
     def _image(self, argument: str) -> None:
         path = path_of(argument)
         check_image_name(path)
         self.show(path, path)
         log(f"{path} is shown with the next question")
 
-    def _undo(self, _: str) -> None:
+    def _undo(self) -> None:
         if self.images:
             log(f"took back {self.images.pop().name}")
             return
@@ -201,7 +187,7 @@ class Chat:
         shown = f"; {names} is shown with the next one, unless taken back too" if names else ""
         log(f"took back {turn.question!r}{shown}")
 
-    def _reset(self, _: str) -> None:
+    def _reset(self) -> None:
         self.conversation.reset()
         self.images.clear()
         self._result = None
@@ -211,25 +197,25 @@ class Chat:
         if argument not in ("on", "off"):
             raise RequestError(f"expected /memory on or /memory off, got {argument!r}")
         self.conversation.remember = argument == "on"
-        log(REMEMBERS if argument == "on" else FORGETS)
+        log("the model sees earlier questions and answers" if argument == "on" else FORGETS)
 
     def _save(self, argument: str) -> None:
         path = Path(expanded(path_of(argument)))
         save_transcript(self.conversation, path)
         log(f"saved to {path}")
 
-    def _stats(self, _: str = "") -> None:
+    def _stats(self) -> None:
         if self._result is None:
             raise RequestError("there is no answer yet, or it was taken back")
         checkpoint = self.conversation.checkpoint
         used = self._result["prompt_tokens"] + len(self._result["token_ids"][0])
         log(stats_table(self._result, checkpoint.name, context=f"{used} of {checkpoint.context} tokens"))
 
-    def _help(self, _: str) -> None:
+    def _help(self) -> None:
         for name, (takes, what) in COMMANDS.items():
             log(f"{name + ' ' + takes:12}  {what}")
         log("Everything else is a question. Put a space before one that begins with a slash.")
-        log(KEYS)
+        log("Ctrl-C stops an answer, Tab completes, arrows and Ctrl-R find earlier lines.")
 
 
 def log(text: str) -> None:
@@ -245,25 +231,6 @@ def path_of(argument: str) -> str:
     except ValueError:  # an apostrophe
         return argument
     return words[0] if len(words) == 1 else argument
-
-
-@contextmanager
-def stoppable(enabled: bool) -> Iterator[Callable[[TurnReply], None]]:
-    """Gives a function to call when an answer has begun. After that, Ctrl-C lets the answer end at its next
-    token, so that the session stays whole. Before, and a second time, Ctrl-C interrupts at once."""
-    begun: list[TurnReply] = []
-
-    def interrupt(*_) -> None:
-        if not begun:
-            raise KeyboardInterrupt
-        begun.pop().stop()
-
-    before = signal.signal(signal.SIGINT, interrupt) if enabled else None
-    try:
-        yield begun.append
-    finally:
-        if enabled:
-            signal.signal(signal.SIGINT, before)
 
 
 # ------------------------------------------------------------------------------------------ the terminal
@@ -294,26 +261,20 @@ def terminal_lines() -> Iterator[str]:
 class CommandCompleter(Completer):
     """Completes commands, and paths after those that take one."""
 
-    def __init__(self):
-        suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
-
-        def shows(path: str) -> bool:
-            return os.path.isdir(path) or Path(path).suffix.lower() in suffixes
-
-        self._paths = {
-            "/image": PathCompleter(file_filter=shows, expanduser=True),
-            "/save": PathCompleter(expanduser=True),
-        }
-
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
         text = document.text_before_cursor
         command, space, argument = text.partition(" ")
-        if space and command in self._paths:
-            yield from self._paths[command].get_completions(Document(argument), event)
+        if command in ("/image", "/save") and space:
+            paths = PathCompleter(file_filter=_is_shown if command == "/image" else None, expanduser=True)
+            yield from paths.get_completions(Document(argument), event)
         elif text.startswith("/") and not space:
-            for name in sorted(COMMANDS):
+            for name in COMMANDS:
                 if name.startswith(text):
-                    yield Completion(name + " " * (name in self._paths), start_position=-len(text))
+                    yield Completion(name + " " * (name in ("/image", "/save")), start_position=-len(text))
+
+
+def _is_shown(path: str) -> bool:
+    return os.path.isdir(path) or Image.registered_extensions().get(Path(path).suffix.lower()) in FORMATS
 
 
 class KeptHistory(FileHistory):
@@ -330,7 +291,7 @@ def open_history() -> History:
     path = state / "ocelli" / "chat_history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))
+        path.touch(mode=0o600)
     except OSError as error:
         log(f"the history of this session is not saved: {path}: {error.strerror}")
         return InMemoryHistory()
@@ -339,12 +300,8 @@ def open_history() -> History:
 
 # ---------------------------------------------------------------------------------------- the transcript
 def save_transcript(conversation: Conversation, path: Path) -> None:
-    """Write the turns so far to a new file that ends in .md or .jsonl.
-
-    Raises:
-        RequestError: another ending, a file that exists, or nothing to save.
-        OSError: the file cannot be written; nothing is left of it.
-    """
+    """Write the turns so far to a new file that ends in .md or .jsonl; nothing is left of one that cannot be
+    written. Raises RequestError, OSError."""
     formats = {".md": as_markdown, ".jsonl": as_json_lines}
     if path.suffix not in formats:
         raise RequestError(f"{path}: expected a name that ends in .md or .jsonl, got {path.suffix or 'none'}")
@@ -354,10 +311,8 @@ def save_transcript(conversation: Conversation, path: Path) -> None:
     content = formats[path.suffix](conversation).encode("utf-8", "backslashreplace")
     try:
         file = path.open("xb")
-    except FileExistsError as error:
-        raise RequestError(f"{path}: the file exists, nothing was saved; choose another name") from error
-    except ValueError as error:  # a NUL
-        raise RequestError(f"{str(path)!r}: expected the name of a file, got one with {error}") from error
+    except (FileExistsError, ValueError) as error:  # a NUL in the name
+        raise RequestError(f"{str(path)!r}: expected the name of a new file; nothing was saved") from error
     try:
         with naming(path), file:
             file.write(content)
@@ -368,32 +323,31 @@ def save_transcript(conversation: Conversation, path: Path) -> None:
 
 def as_json_lines(conversation: Conversation) -> str:
     """A row of `train.py --data` for each stretch of turns that the model saw together, with its name."""
-    rows: list[tuple[list[dict[str, Any]], list[str]]] = []
-    for number, turn in enumerate(conversation.turns):
-        if turn.alone or number == 0:
+    rows: list[dict[str, Any]] = []
+    for turn in conversation.turns:
+        if turn.alone:
             system = [{"type": "text", "text": conversation.system}]
-            rows.append(([{"role": "system", "content": system}] if conversation.system else [], []))
-        messages, images = rows[-1]
-        images += map(place, turn.images)
+            messages = [{"role": "system", "content": system}] if conversation.system else []
+            rows.append({"messages": messages, "images": [], "model": conversation.checkpoint.name})
+        rows[-1]["images"] += map(place, turn.images)
         parts = [{"type": "image"} for _ in turn.images] + [{"type": "text", "text": turn.question}]
-        messages.append({"role": "user", "content": parts})
-        messages.append({"role": "assistant", "content": [{"type": "text", "text": turn.answer.text}]})
-    model = conversation.checkpoint.name
-    return "".join(to_json({"messages": m, "images": i, "model": model}) + "\n" for m, i in rows)
+        rows[-1]["messages"] += [
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": [{"type": "text", "text": turn.answer}]},
+        ]
+    return "".join(to_json(row) + "\n" for row in rows)
 
 
 def as_markdown(conversation: Conversation) -> str:
     """Questions with their images, and answers, with a note on those that were cut off."""
-
-    def blocks(turn: Turn) -> Iterator[str]:
-        yield from (f"![{Path(image.name).name}](<{place(image)}>)" for image in turn.images)
-        cut = "" if turn.answer.ended == "stop" else f" _(ended by: {turn.answer.ended})_"
-        yield f"**You:** {turn.question}"
-        yield f"**Model:** {turn.answer.text}{cut}"
-
-    head = [f"# A conversation with {conversation.checkpoint.name}"]
-    system = [f"**System:** {conversation.system}"] if conversation.system else []
-    return "\n\n".join(head + system + [b for turn in conversation.turns for b in blocks(turn)]) + "\n"
+    blocks = [f"# A conversation with {conversation.checkpoint.name}"]
+    if conversation.system:
+        blocks.append(f"**System:** {conversation.system}")
+    for turn in conversation.turns:
+        cut = "" if turn.ended == "stop" else f" _(ended by: {turn.ended})_"
+        blocks += [f"![{Path(image.name).name}](<{place(image)}>)" for image in turn.images]
+        blocks += [f"**You:** {turn.question}", f"**Model:** {turn.answer}{cut}"]
+    return "\n\n".join(blocks) + "\n"
 
 
 def place(image: TiledImage) -> str:

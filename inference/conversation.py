@@ -19,7 +19,6 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from data.images import TiledImage
@@ -40,63 +39,40 @@ class ContextFullError(RequestError):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """token_ids: as generated, with the stop token.
-    ended: "stop", "length" (max_new_tokens), "context" (no room left) or "stopped" (by the user).
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    ended: str
-
-
-@dataclass(frozen=True)
 class Turn:
-    """A question and its answers; the conversation continues from the chosen one.
+    """A question and its answer, the first one if there are several.
 
-    prompt_tail: the last tokens before the answers.
+    prompt_tail: the last tokens before the answer.
     alone: no earlier turn stood in the prompt.
+    answer_ids: as generated, with the stop token.
+    ended: "stop", "length" (max_new_tokens), "context" (no room left) or "stopped" (by the user).
     """
 
     question: str
     images: tuple[TiledImage, ...]
-    answers: tuple[Answer, ...]
     prompt_tail: tuple[int, ...]
-    chosen: int = 0
     alone: bool = False
-
-    @property
-    def answer(self) -> Answer:
-        return self.answers[self.chosen]
+    answer: str = ""
+    answer_ids: tuple[int, ...] = ()
+    ended: str = ""
 
 
 class Conversation:
-    """See the module's docstring. Only `TurnReply.stop` may be called from another thread.
+    """See the module's docstring.
 
     Args:
         system: message before everything; may be changed between turns.
         session: of the checkpoint's model, used by nobody else; None makes one.
 
-    `remember` says whether earlier turns stand before the next question; it may be changed between turns.
+    turns: those so far, without an answer that is still being made.
+    remember: whether earlier turns stand before the next question; may be changed between turns.
     """
 
     def __init__(self, checkpoint: Checkpoint, system: str | None = None, session: Session | None = None):
         self.checkpoint, self.system, self.remember = checkpoint, system, True
         self.session = session or Session(checkpoint.model, FeatureCache(checkpoint.model, FEATURE_BYTES))
-        self._turns: list[Turn] = []
+        self.turns: list[Turn] = []
         self._pending: TurnReply | None = None
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The turns so far, without an answer that is still being made."""
-        return tuple(self._turns)
-
-    @property
-    def remembered(self) -> list[Turn]:
-        """The turns that stand before the next question."""
-        if not self.remember:
-            return []
-        return self._turns[max((place for place, turn in enumerate(self._turns) if turn.alone), default=0) :]
 
     def image(self, source: Any) -> TiledImage:
         """An image (anything that `load_image` takes) opened and tiled. Raises ImageError."""
@@ -110,8 +86,7 @@ class Conversation:
         """Send the next question, about the images so far and new ones.
 
         An answer that is still being made is stopped first. If the context has room for fewer tokens than
-        `max_new_tokens`, the answer gets those. Of several answers (num_return_sequences) the conversation
-        continues from the first, or the one that `choose` names.
+        `max_new_tokens`, the answer gets those.
 
         Raises:
             PromptError, ImageError: the question or an image cannot be used.
@@ -124,31 +99,29 @@ class Conversation:
         options = GenerationOptions() if options is None else options
         if not options.use_cache:
             raise RequestError("a conversation needs the cache: expected use_cache=True, got False")
-        tiled, before = tuple(self.image(image) for image in images), self.remembered
-        self.checkpoint.check_images(len(tiled) + sum(len(turn.images) for turn in before))
-        processor, stops = self.checkpoint.processor, self.checkpoint.stop_token_ids
-        row = encode_next(processor, stops, self.system, before, tiled, question)
-        context, prompt = self.checkpoint.context, prompt_tokens(self.checkpoint, row)
-        if prompt >= context:
+        checkpoint, tiled, before = self.checkpoint, tuple(map(self.image, images)), self._remembered()
+        checkpoint.check_images(len(tiled) + sum(len(turn.images) for turn in before))
+        row = encode_next(
+            checkpoint.processor, checkpoint.stop_token_ids, self.system, before, tiled, question
+        )
+        prompt = prompt_tokens(checkpoint, row)
+        room = checkpoint.context - prompt
+        if room <= 0:
             advice = "undo some turns, or reset" if before else "shorten the question, or show less"
             raise ContextFullError(
-                f"context full: expected fewer than {context} tokens, got {prompt} of conversation and "
-                f"question ({row.image_tokens} of them image); {advice}"
+                f"context full: expected fewer than {checkpoint.context} tokens, got {prompt} of conversation"
+                f" and question ({row.image_tokens} are image tokens); {advice}"
             )
-        room = context - prompt
         options = replace(options, max_new_tokens=min(options.max_new_tokens, room))
-        turn = Turn(question, tiled, (), tuple(row.input_ids[-TAIL:]), alone=not before)
-        self._pending = TurnReply(self, turn, row, options, fills_context=options.max_new_tokens == room)
-        self._pending.prepare = time.perf_counter() - began
+        turn = Turn(question, tiled, tuple(row.input_ids[-TAIL:]), alone=not before)
+        limit = "context" if options.max_new_tokens == room else "length"
+        self._pending = TurnReply(self, turn, row, options, limit, began)
         return self._pending
 
-    def choose(self, number: int) -> None:
-        """Continue from another one of the last turn's answers. Raises RequestError if there is none."""
-        self._end_pending()
-        count = len(self._turns[-1].answers) if self._turns else 0
-        if not 0 <= number < count:
-            raise RequestError(f"answer: expected a number from 0 to below {count}, got {number}")
-        self._turns[-1] = replace(self._turns[-1], chosen=number)
+    def _remembered(self) -> list[Turn]:
+        if not self.remember:
+            return []
+        return self.turns[max((place for place, turn in enumerate(self.turns) if turn.alone), default=0) :]
 
     def undo(self) -> Turn:
         """Remove and return the last turn. An answer that is being made is stopped, and its turn removed even
@@ -156,26 +129,20 @@ class Conversation:
         pending = self._pending
         self._end_pending()
         if pending is not None and not pending.kept:
-            return pending.turn()
-        if not self._turns:
+            return pending.turn
+        if not self.turns:
             raise RequestError("nothing to undo: the conversation is empty")
-        return self._turns.pop()
+        return self.turns.pop()
 
     def reset(self) -> None:
         """Forget all turns and free the cache's memory. The system message stays."""
         self._end_pending()
-        self._turns.clear()
+        self.turns.clear()
         self.session.reset()
 
     def _end_pending(self) -> None:
         if self._pending is not None:
             self._pending.close()
-
-    def _settle(self, turn: Turn | None) -> None:
-        """The pending answer has ended; its turn is kept unless None."""
-        self._pending = None
-        if turn is not None:
-            self._turns.append(turn)
 
 
 class TurnReply:
@@ -183,7 +150,7 @@ class TurnReply:
 
     Iterating may be interrupted and continued; `finish` makes what is left. `close`, leaving a `with`, and
     whatever is done to the conversation next end the answer. The history then keeps what there is of it, but
-    nothing if it has no token yet.
+    nothing if it has no token yet. `kept` says whether the turn is in the history.
     """
 
     def __init__(
@@ -192,19 +159,18 @@ class TurnReply:
         turn: Turn,
         row: EncodedConversation,
         options: GenerationOptions,
-        fills_context: bool,
+        limit: str,
+        began: float,
     ):
-        self.kept = False  # whether the turn is in the history
-        self.prepare = 0.0  # seconds that images and prompt took
-        self._conversation, self._turn = conversation, turn
-        self._row, self._limit = replace(row, tiles=None), options.max_new_tokens
-        self._fills_context = fills_context
+        self.turn, self.kept = turn, False
+        self._conversation, self._row, self._limit = conversation, replace(row, tiles=None), limit
+        self._most = options.max_new_tokens
         self._ids: list[list[int]] = [[] for _ in range(options.num_return_sequences)]
-        self._stopping = Event()
         self._result: dict[str, Any] | None = None
         # The generator alone holds the stream: at its end the memory of several answers is freed.
         self._pieces = self._run(start(conversation.checkpoint, row, options, conversation.session))
-        self._begun = self._first = self._last = 0.0  # times of the start, the first and the last token
+        self._prepare = time.perf_counter() - began
+        self._times: list[float] = []  # of the start, then of each token
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         return ((number, piece) for number, piece in self.steps() if piece)
@@ -220,23 +186,14 @@ class TurnReply:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def stop(self) -> None:
-        """End the answer at its next token. May be called from any thread while another one iterates."""
-        self._stopping.set()
-
     def close(self) -> None:
         """End the answer where it is, unless it has ended."""
         self._pieces.close()
-        if self._result is None:  # not begun
+        if self._result is None:  # the generator had not begun
             self._settle(stopped=True)
 
-    def turn(self) -> Turn:
-        """The question with its answers, which end now. It is in the history if `kept`."""
-        self.close()
-        return self._turn
-
     def finish(self) -> dict[str, Any]:
-        """Make what is left, unless stopped. Returns the fields of `Reply.finish`, and "prefilled_tokens" and
+        """Make what is left. Returns the fields of `Reply.finish`, and "prefilled_tokens" and
         "tiles_encoded". Of the "seconds", "first_token" is the time from the question to its first token
         (with "prepare", for images and prompt), and "decode" that of all others."""
         for _ in self:
@@ -246,69 +203,61 @@ class TurnReply:
         return self._result
 
     def _run(self, stream: TokenStream) -> Generator[tuple[int, str], None, None]:
-        checkpoint, ended = self._conversation.checkpoint, False
+        checkpoint, stopped = self._conversation.checkpoint, True
         texts = [AnswerText(checkpoint) for _ in self._ids]
         try:
-            self._begun = time.perf_counter()
+            self._times.append(time.perf_counter())
             for column in stream:
-                self._last = time.perf_counter()
-                self._first = self._first or self._last
+                self._times.append(time.perf_counter())
                 for ids, token_id in zip(self._ids, column.tolist()):
                     if not ids or ids[-1] not in checkpoint.stop_token_ids:
                         ids.append(token_id)
                 for number, token_id in enumerate(column.tolist()):
                     yield number, texts[number].put(token_id)
-                if self._stopping.is_set():
-                    break
-            ended = stream.result is not None
+            stopped = False
         except Exception:
             self._ids = [[] for _ in self._ids]  # an answer that failed is none
             raise
         finally:  # also after Ctrl-C and `close`
-            self._settle(stopped=not ended)
+            self._settle(stopped)
         for number, text in enumerate(texts):
             if piece := text.finish():
                 yield number, piece
 
     def _settle(self, stopped: bool) -> None:
-        """Once: describe the answers, and put their turn into the history if each has a token."""
-        checkpoint = self._conversation.checkpoint
-        answers = tuple(
-            Answer(answer_text(checkpoint, ids), tuple(ids), self._ending(ids, stopped)) for ids in self._ids
-        )
-        self._result = self._describe(answers)
-        self._turn = replace(self._turn, answers=answers)
-        self.kept = all(self._ids)
-        self._conversation._settle(self._turn if self.kept else None)
-
-    def _ending(self, ids: list[int], stopped: bool) -> str:
-        if ids and ids[-1] in self._conversation.checkpoint.stop_token_ids:
-            return "stop"
-        if stopped and len(ids) < self._limit:
-            return "stopped"
-        return "context" if self._fills_context else "length"
-
-    def _describe(self, answers: tuple[Answer, ...]) -> dict[str, Any]:
+        """Describe the answers, and put their turn into the history if each has a token."""
         checkpoint, session = self._conversation.checkpoint, self._conversation.session
+        endings = []
+        for ids in self._ids:
+            if ids and ids[-1] in checkpoint.stop_token_ids:
+                endings.append("stop")
+            else:
+                endings.append("stopped" if stopped and len(ids) < self._most else self._limit)
+        begun, first, last = (*self._times[:2], self._times[-1]) if len(self._times) > 1 else (0.0, 0.0, 0.0)
+        spared = session.reuse if first else None  # before the first token it is the last turn's
         after_first = sum(len(ids) - 1 for ids in self._ids if ids)
-        decode = self._last - self._first
-        spared = session.reuse if self._first else None  # before the first token it is the last turn's
-        return {
+        self._result = {
             **answers_of(checkpoint, self._row, self._ids),
-            "stop_reasons": [answer.ended for answer in answers],
+            "stop_reasons": endings,
             "reused_tokens": spared.reused if spared else 0,
             "prefilled_tokens": spared.prefilled if spared else 0,
             "tiles_encoded": spared.tiles_encoded if spared else 0,
             "seconds": {
                 "load": checkpoint.load_seconds,
-                "prepare": self.prepare,
-                "first_token": self.prepare + max(0.0, self._first - self._begun),
-                "decode": decode,
+                "prepare": self._prepare,
+                "first_token": self._prepare + first - begun,
+                "decode": last - first,
             },
-            "decode_tokens_per_second": after_first / decode if after_first and decode else None,
+            "decode_tokens_per_second": after_first / (last - first) if last > first else None,
             "kv_cache_bytes": session.kv_cache_bytes,
             **checkpoint.settings,
         }
+        self._conversation._pending = None
+        self.kept = all(self._ids)
+        if self.kept:
+            answer, first_ids = answer_text(checkpoint, self._ids[0]), tuple(self._ids[0])
+            self.turn = replace(self.turn, answer=answer, answer_ids=first_ids, ended=endings[0])
+            self._conversation.turns.append(self.turn)
 
 
 # ------------------------------------------------------------------------------- the prompt of a turn
@@ -338,10 +287,7 @@ def encode_next(
     An answer stands in it as the tokens that were generated: tokenizing its text anew might give other ones,
     which the cache does not hold. So the conversation is tokenized with a placeholder for each answer, which
     the answer's own tokens then replace. Everything else goes through the processor, so that text which a
-    person typed never becomes a special token.
-
-    Raises:
-        PromptError: the question has no text, or the checkpoint cannot take such a conversation.
+    person typed never becomes a special token. Raises PromptError.
     """
     last = processor.conversation(list(images), question)
 
@@ -355,7 +301,7 @@ def encode_next(
     row = _with_answers(encode([PLACEHOLDER] * len(turns)), turns, stop_token_ids, hidden)
     # A template may write something else before an answer in the history than before a new one. Then the
     # texts have to do.
-    return encode([turn.answer.text for turn in turns]) if row is None else row
+    return encode([turn.answer for turn in turns]) if row is None else row
 
 
 def _with_answers(
@@ -373,7 +319,7 @@ def _with_answers(
     for (begin, end), turn in zip(spans, turns):
         if tuple(row.input_ids[max(0, begin - TAIL) : begin]) != turn.prompt_tail:
             return None
-        shown = [i for i in turn.answer.token_ids if i not in hidden]
+        shown = [i for i in turn.answer_ids if i not in hidden]
         closing = row.input_ids[end - 1 : end] if row.input_ids[end - 1] in stop_token_ids else []
         ids += [*row.input_ids[last:begin], *shown, *closing]
         mask += [*row.assistant_mask[last:begin], *[True] * (len(shown) + len(closing))]

@@ -14,7 +14,7 @@ from inference.errors import RequestError
 
 @contextmanager
 def only_writer(output: Path, option: str = "--output", parents: bool = False) -> Iterator[None]:
-    """Inside, no other process gets into such a block for the same `output`.
+    """Inside, no other process gets into such a block for the same `output`. Raises RequestError.
 
     The lock is on `.NAME.lock` beside the output, which may itself be replaced; the file is deleted with the
     block. The lock ends with its process, so a file that is left over locks nobody out. Where there can be
@@ -23,9 +23,6 @@ def only_writer(output: Path, option: str = "--output", parents: bool = False) -
     Args:
         option: the argument that named the output, for the error.
         parents: make the folders that lead to the output; those that stay empty go with the block.
-
-    Raises:
-        RequestError: another process writes to the output.
     """
     target = Path(os.path.realpath(output))
     path = target.with_name(f".{target.name}.lock")
@@ -39,10 +36,9 @@ def only_writer(output: Path, option: str = "--output", parents: bool = False) -
             with suppress(OSError):  # a full disk
                 path.write_text(str(os.getpid()))
     except Timeout:
-        pid = path.read_text() if path.exists() else ""
-        known = f" (pid {pid})" if pid.isdecimal() else ""
+        pid = path.read_text() if path.exists() else "unknown"
         raise RequestError(
-            f"{output} is being written by another process{known}: wait for it, or give another {option}"
+            f"{output} is being written by another process (pid {pid}): wait for it, or give another {option}"
         ) from None
     except (OSError, NotImplementedError):
         pass

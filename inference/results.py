@@ -48,35 +48,29 @@ class ResultsFile:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for path in self._paths():
-            for _, _, record in self._lines(path):
-                if record is not None:
-                    yield record
+            yield from (record for _, record in self._records(path))
 
     def compact(self, errors: bool, ordered: bool = False) -> None:
-        """Make one file of the parts, with every record once and without a half-written line. Nothing is
-        written if that changes nothing.
+        """Make one file of the parts, with every record once and without a half-written line.
 
         Args:
             errors: whether records that report an error stay.
             ordered: sort the records by their key.
         """
         kept: dict[Any, tuple[Path, int]] = {}  # places, not records: a file of results may be large
-        paths, untouched = self._paths(), True
+        paths = self._paths()
         for path in paths:
-            for place, raw, record in self._lines(path):
-                if record is None or (record.get("error") and not errors) or record[self.key] in kept:
-                    untouched = False
-                else:
-                    kept[record[self.key]] = path, place
-                    untouched &= raw.endswith(b"\n")
-        keys = sorted(kept) if ordered else list(kept)
-        if untouched and keys == list(kept) and paths in ([], [self.path]):
+            for place, record in self._records(path):
+                if errors or not record.get("error"):
+                    kept.setdefault(record[self.key], (path, place))
+        if not paths:
             return
         with ExitStack() as stack:
             files = {path: stack.enter_context(path.open("rb")) for path in paths}
             temporary = stack.enter_context(replacing(self.path))
             with temporary.open("wb") as new:
-                for path, place in map(kept.__getitem__, keys):
+                for key in sorted(kept) if ordered else kept:
+                    path, place = kept[key]
                     files[path].seek(place)
                     new.write(files[path].readline().rstrip(b"\n") + b"\n")
                 new.flush()
@@ -103,24 +97,19 @@ class ResultsFile:
         parts = self.path.parent.glob(glob.escape(self.path.stem) + ".*.part")
         return [path for path in (self.path, *sorted(parts)) if path.exists()]
 
-    def _lines(self, path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
-        """(place in the file, line, record) of every line; the record of a half-written last line is None.
-
-        Raises:
-            RequestError: a line is something other than a result, which must not be overwritten.
-        """
+    def _records(self, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(place in the file, record) of every line but a half-written last one. Raises RequestError for a
+        file of something else, which must not be overwritten."""
         beginning, place = f'{{"{self.key}": '.encode(), 0
         with path.open("rb") as file:
             for raw in file:
-                half = False
                 try:
-                    record = json.loads(raw)
+                    record, half = json.loads(raw), False
                 except (ValueError, RecursionError):
-                    record = None
-                    half = not raw.endswith(b"\n") and (
-                        raw.startswith(beginning) or beginning.startswith(raw)
-                    )
-                if not (half or (isinstance(record, dict) and self.key in record and self.is_result(record))):
+                    begins = raw.startswith(beginning) or beginning.startswith(raw)
+                    record, half = None, begins and not raw.endswith(b"\n")
+                if isinstance(record, dict) and self.key in record and self.is_result(record):
+                    yield place, record
+                elif not half:
                     raise RequestError(f"{path}: expected the results of an earlier run, got {raw[:60]!r}")
-                yield place, raw, record
                 place += len(raw)

@@ -17,10 +17,9 @@ ASK = ("-q", "how many?", "--max-new-tokens", 6)
 
 def attention(images: list[Image.Image], words: int) -> tuple[AttentionMaps, list[Word]]:
     """Random maps of a made-up answer, a token a word."""
-    random = np.random.default_rng(0)
-    maps = [random.random((words, 4, 6), dtype=np.float32) for _ in images]
-    found = AttentionMaps(images, maps, "all layers, all heads")
-    return found, [Word(f"word{number}", (number,)) for number in range(words)]
+    maps = [np.random.default_rng(0).random((words, 4, 6), dtype=np.float32) for _ in images]
+    named = [Word(f"word{number}", (number,)) for number in range(words)]
+    return AttentionMaps(images, maps, "all layers, all heads"), named
 
 
 # ------------------------------------------------------------------------------------------------- the sheet
@@ -35,23 +34,29 @@ def test_the_hot_cell_glows():
     assert red > blue + 40 and image[70, 10].max() < 110
 
 
-@pytest.mark.parametrize("sizes", [[(40, 30)], [(300, 2)], [(1, 90)], [(40, 30), (30, 90)], [(9, 9)] * 15])
-@pytest.mark.parametrize("words", [1, 7])
-def test_a_sheet_has_room_for_all(sizes, words):
+@pytest.mark.parametrize(
+    "sizes, words, text",
+    [
+        ([(40, 30)], 1, "été"),
+        ([(300, 2)], 7, "日本"),
+        ([(1, 90)], 1, "\u200b"),
+        ([(40, 30), (30, 90)], 7, "x" * 300),
+        ([(9, 9)] * 15, 2, "<b>"),
+    ],
+)
+def test_a_sheet_has_room_for_all(sizes, words, text):
     found, named = attention([draw_image(*size) for size in sizes], words)
-    named[0] = Word("x" * 300, (0,))
+    named[0] = Word(text, (0,))
     sheet = draw_maps(found, named, "how many? " * 40)
     assert sheet.mode == "RGB" and 900 <= sheet.width <= 2000 and sheet.height < 12_000
     pixels = np.asarray(sheet)
     assert pixels[-20:].min() > 200 and pixels[:, -20:].min() > 200  # nothing hangs over the edges
 
 
-def test_every_word_has_a_place_up_to_a_limit():
-    images = [draw_image(20, 20)]
-    sizes = [draw_maps(*attention(images, count)).size for count in (8, MAX_WORDS, MAX_WORDS + 5)]
-    assert sizes[0][1] < sizes[1][1] and sizes[1] == sizes[2]
-    with pytest.raises(ValueError, match="words"):
-        draw_maps(attention(images, 1)[0], [])
+def test_only_so_many_words_have_a_place():
+    images = [draw_image(20, 20)] * 6
+    at_most, more = (draw_maps(*attention(images, count)).size for count in (MAX_WORDS, MAX_WORDS + 5))
+    assert at_most == more
 
 
 def test_small_falls_do_not_glow():
@@ -61,29 +66,22 @@ def test_small_falls_do_not_glow():
     found = OcclusionMaps([Image.new("RGB", (80, 40), "black")], [(1, 2)], regions, base, occluded, "")
     dark, lit = (np.asarray(draw_maps(found, [Word("a", (token,))])) for token in (0, 1))
     changed = np.abs(dark.astype(int) - lit).max(2)
-    assert dark.shape == lit.shape and changed[200:400, 500:640].max() > 100  # left half of the second image
-
-
-@pytest.mark.parametrize("text", ["été", "日本", "\u200b", "<b>"])
-def test_any_word_can_be_written(text):
-    found, _ = attention([draw_image(20, 20)], 1)
-    draw_maps(found, [Word(text, (0,))], text)
+    assert dark.shape == lit.shape and changed[200:300, 500:640].max() > 100  # left half of the second image
 
 
 # ---------------------------------------------------------------------------------------------- generate.py
 @pytest.mark.parametrize(
     "how",
     [
-        (),
         ("--layers", "0,1", "--heads", 3, "--dtype", "int8"),
         ("--method", "occlusion", "--window", 0.8, "--dtype", "bfloat16"),
     ],
 )
 def test_the_answer_stays_and_the_sheet_is_written(cli, photo, tmp_path, how):
     out = tmp_path / "where.png"
-    _, plain, _ = cli(photo, photo, *ASK, *how[-2:] if "--dtype" in how else ())
+    _, plain, _ = cli(photo, photo, *ASK, *how[-2:])
     status, answer, err = cli(photo, photo, *ASK, "--show-attention", out, *how)
-    assert (status, answer) == (0, plain) and err.startswith(f"generate.py: {out}: ") and err.count("\n") == 1
+    assert (status, answer) == (0, plain) and str(out) in err and err.count("\n") == 1
     with Image.open(out) as sheet:
         sheet.load()
         assert sheet.format == "PNG" and sheet.width > 800
@@ -116,8 +114,8 @@ BAD = [
     (("--show-attention", "no/where.png"), "'no'"),
     (("--show-attention", "where.jpg"), ".png"),
     ((*SHOW, "--no-image"), "--no-image"),
-    ((*SHOW, "--num-answers", 2), "--num-answers 2"),
-    ((*SHOW, "-q", "how many?", "-q", "why?"), "got 2"),
+    ((*SHOW, "--num-answers", 2), "--num-answers"),
+    ((*SHOW, "-q", "how many?", "-q", "why?"), "one question"),
     ((*SHOW, "--batch", "x.jsonl", "--out", "y.jsonl"), "--batch"),
     ((*SHOW, "--chat"), "--chat"),
     ((*SHOW, "--layers", 2), "layers"),

@@ -6,19 +6,18 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import generate
-from data.images import TiledImage
 from data.row_schemas import RowSchema
 from generation.options import NotFiniteError
 from generation.sampling import Sampler
-from inference.chat import COMMANDS, path_of, place
+from inference.chat import COMMANDS, path_of
 from tests.processors import draw_image
 
 SHORT = ("--max-new-tokens", 8)
@@ -70,7 +69,6 @@ def test_images_and_questions_of_the_command_line_come_first(talk, one, photo):
     assert out[0] == one(photo, "-q", "how many?") and len(out) == 3
     status, out, err = talk("how many?\r", arguments=())
     assert (status, out) == (0, [one("-q", "how many?")]) and "example.png" in err[0]
-    assert talk() == (0, [], [])
 
 
 def test_each_answer_has_a_seed_of_its_own_and_the_session_can_be_repeated(talk):
@@ -97,11 +95,10 @@ def test_a_model_of_single_questions_is_asked_each_alone(talk, one, photo, other
 
 # -------------------------------------------------------------------------------------------------- commands
 def test_help_names_every_command(talk):
-    status, out, err = talk("/help")
+    status, out, err = talk("/help", "/quit ", "how many?")
     assert (status, out) == (0, [])
-    for name, (takes, what) in COMMANDS.items():
-        assert any(line.split() == [name, *takes.split(), *what.split()] for line in err)
-    assert talk("/quit ", "how many?") == (0, [], [])
+    for name in COMMANDS:
+        assert any(line.startswith(name) for line in err)
 
 
 def test_undo(talk, photo, one):
@@ -160,13 +157,10 @@ def test_an_image_with_a_name_that_is_no_text_is_saved(talk, tmp_path):
     assert status == 0 and len(err) == 2
     assert "caf\\udce9.png" in (tmp_path / "x.md").read_text()
     assert json.loads((tmp_path / "x.jsonl").read_text())["images"] == [str(odd)]
-    for name in ("~nosuchuser/x.png", "~a\0b", "data:image/png;base64," + "A" * 5000, "a\0b.png"):
-        assert place(TiledImage(torch.zeros(1, 3, 2, 2), 1, 1, name=name)) == name
 
 
 def test_nothing_is_left_of_what_cannot_be_written(talk, tmp_path):
     """Where no file may grow to more than some bytes, as on a full disk."""
-    resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
@@ -203,15 +197,16 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("line", MISTAKES, ids=lambda line: line[:20])
-def test_a_mistake_is_one_sentence_and_the_chat_continues(talk, one, photo, line):
-    status, out, err = talk("", line, "how many?", arguments=(photo,))
-    assert status == 2 and len(err) == 2 and err[1].startswith("error: ") and MISTAKES[line] in err[1]
+def test_a_mistake_is_one_sentence_and_the_chat_continues(talk, one, photo):
+    status, out, err = talk("", *MISTAKES, "how many?", arguments=(photo,))
+    assert status == 2 and len(err) == 1 + len(MISTAKES)
+    for line, field in zip(err[1:], MISTAKES.values()):
+        assert line.startswith("error: ") and field in line
     assert out == [one(photo, "-q", "how many?")]  # the image is still shown
 
 
 def test_an_answer_that_fails_is_not_kept(talk, one, photo, monkeypatch):
-    expected, choose, calls = one(photo, "-q", "how many?"), Sampler.choose, []
+    expected, choose, calls = one(photo, "-q", "how many?"), Sampler.sample, []
 
     def broken(self, logits):
         calls.append(1)
@@ -219,7 +214,7 @@ def test_an_answer_that_fails_is_not_kept(talk, one, photo, monkeypatch):
             raise NotFiniteError(2) if len(calls) == 3 else MemoryError
         return choose(self, logits)
 
-    monkeypatch.setattr(Sampler, "choose", broken)
+    monkeypatch.setattr(Sampler, "sample", broken)
     lines = ("why?", "how many?", "/undo", "/undo", "/undo")
     status, out, err = talk(*lines, arguments=(photo,))
     assert status == 2 and len(err) == 4 and "not finite" in err[0]
@@ -232,20 +227,14 @@ def test_ctrl_c_ends_what_comes_from_a_pipe(talk, monkeypatch):
     def interrupted(self, logits):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Sampler, "choose", interrupted)
+    monkeypatch.setattr(Sampler, "sample", interrupted)
     status, _, err = talk("how many?", "why?")
     assert status == 130 and err[-1] == "generate.py: interrupted"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [("--json",), ("--num-answers", 2), ("--no-cache",), ("--batch", "x.jsonl", "--out", "y.jsonl")],
-)
-def test_options_that_do_not_fit_are_refused(complaint, options):
-    assert "--chat" in (error := complaint("--chat", *options)) and options[0] in error
-
-
 def test_what_is_wrong_at_the_start_ends_it(complaint, cli, monkeypatch, tmp_path):
+    for options in (("--json",), ("--num-answers", 2), ("--no-cache",), ("--batch", "x.jsonl", "--out", "y")):
+        assert "--chat" in (error := complaint("--chat", *options)) and options[0] in error
     monkeypatch.setattr(sys, "stdin", io.StringIO("how many?\n"))
     assert "missing.png" in complaint("--chat", tmp_path / "missing.png")
     assert "temperature" in complaint("--chat", "--temperature", -1)

@@ -27,7 +27,6 @@ from tests.documents import (
     PAGES,
     ROOT,
     Block,
-    Command,
     anchors,
     blocks,
     inline_code,
@@ -55,27 +54,22 @@ NEEDS = re.compile(
     r"((a |an )?(network|GPU|GPUs|hours|minutes|token|Mac|Slurm cluster|SkyPilot|cloud|run of train\.py"
     r"|chromium|llama\.cpp|vllm|sglang|mlx-vlm|optimum-onnx|requirements-\w+\.txt)(, | and |, and )?)+"
 )
-PROGRAMS = r"(python |torchrun |pip |make \w|vllm |optimum-cli |transformers |playwright |\S+\.py )"
+PROGRAMS = r"(python |torchrun |pip |make [a-z]|vllm |optimum-cli |transformers |playwright |\S+\.py )"
 LANGUAGES = {"bash", "python", "text"}
-LIBRARIES = (
-    *("torch", "torch._dynamo", "torch.nn.attention.flex_attention"),
-    *("transformers", "transformers.modeling_utils", "transformers.models.idefics3"),
-    *(
-        "transformers.models.idefics3.image_processing_pil_idefics3",
-        "transformers.models.auto.tokenization_auto",
-    ),
-    *("datasets", "sklearn.datasets", "PIL.Image"),
-)
+LIBRARIES = [
+    *("torch", "torch._dynamo", "torch.nn.attention.flex_attention", "transformers.modeling_utils"),
+    *("transformers.models.idefics3", "transformers.models.auto.tokenization_auto", "datasets", "PIL.Image"),
+]
+ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
+LISTED = [command for page in PAGES for command in shell_commands(page)]
 SERVER = multiprocessing.get_context("forkserver")
 
 
 def runnable() -> list[tuple[str, str | None]]:
     """Each different command that is to be run here, and what it has to print where a page shows it."""
     found: dict[str, str | None] = {}
-    for page in PAGES:
-        for block in blocks(page):
-            if block.language != "bash":
-                continue
+    for block in ALL_BLOCKS:
+        if block.language == "bash":
             listed = block.commands()
             for command in listed:
                 if command.need is None and command.line not in RUN_ELSEWHERE:
@@ -84,16 +78,12 @@ def runnable() -> list[tuple[str, str | None]]:
     return list(found.items())
 
 
-def python_examples() -> list:
-    found = []
-    for page in PAGES:
-        listed = [block for block in blocks(page) if block.language == "python"]
-        found += [pytest.param(block, id=f"{page.stem}-{number}") for number, block in enumerate(listed)]
-    return [
-        example
-        for example in found
-        if not example.values[0].need and not any(mark in example.values[0].text for mark in ELSEWHERE_PYTHON)
-    ]
+def is_run_here(block: Block) -> bool:
+    return (
+        block.language == "python"
+        and not block.need
+        and not any(mark in block.text for mark in ELSEWHERE_PYTHON)
+    )
 
 
 # ------------------------------------------------------------------------------------------------ a checkout
@@ -138,7 +128,7 @@ def measured(here) -> None:
 # --------------------------------------------------------------------------------------------------- running
 def fork_python(folder: Path, words: list[str]) -> str:
     """`python WORDS` in a folder: what it printed to stdout. It must exit with 0."""
-    SERVER.set_forkserver_preload(list(LIBRARIES))
+    SERVER.set_forkserver_preload(LIBRARIES)
     out, err = folder / "stdout.txt", folder / "stderr.txt"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
@@ -174,14 +164,8 @@ def run(folder: Path, line: str) -> str:
     if words[0] == ".venv/bin/python" and not re.search(r"[|&;<>$]", line):
         return fork_python(folder, words[1:])
     environment = {name: value for name, value in os.environ.items() if name not in ("IMAGE", "QUESTION")}
-    done = subprocess.run(
-        ["bash", "-c", line],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run(["bash", "-c", line], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]
     return done.stdout
 
@@ -194,7 +178,7 @@ def test_a_command_ends_well(line, shown, here, request):
     assert shown is None or printed.strip() == shown.strip()
 
 
-@pytest.mark.parametrize("block", python_examples())
+@pytest.mark.parametrize("block", filter(is_run_here, ALL_BLOCKS), ids=lambda block: block.text[:40])
 def test_a_python_example_ends_well(block: Block, here):
     printed = fork_python(here, ["-c", block.text])
     assert block.output is None or printed.rstrip() == block.output.rstrip()
@@ -233,21 +217,19 @@ def test_every_block_is_one_that_is_checked(page):
 
 
 def test_needs_are_of_known_kinds():
-    listed = [command for page in PAGES for command in shell_commands(page)]
-    needs = {command.need for command in listed if command.need}
-    assert needs and not [need for need in needs if not NEEDS.fullmatch(need)]
+    """A mistyped one would only leave a command unchecked."""
+    assert not [need for command in LISTED if (need := command.need) and not NEEDS.fullmatch(need)]
 
 
 def test_what_runs_elsewhere_is_there():
-    listed = {command.line for page in PAGES for command in shell_commands(page)}
-    assert listed >= RUN_ELSEWHERE.keys()
+    assert {command.line for command in LISTED} >= RUN_ELSEWHERE.keys()
     for file in (*RUN_ELSEWHERE.values(), *ELSEWHERE_PYTHON.values()):
         assert (ROOT / file).exists()
 
 
 def test_commands_in_the_text_are_those_of_the_blocks():
     """Prose names commands, or their beginnings, that stand in a block somewhere."""
-    listed = [bare(command.line) for page in PAGES for command in shell_commands(page)]
+    listed = [bare(command.line) for command in LISTED]
     for page in PAGES:
         for span in inline_code(page):
             if re.match(PROGRAMS, bare(span)):
@@ -260,14 +242,12 @@ def bare(line: str) -> str:
     return re.sub(r"^python (?=\S+\.py\b)", "", line)
 
 
-def test_the_tree_names_every_folder_of_code():
-    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## Read the code")[1]
-    folders = {
-        path.name for path in ROOT.iterdir() if any(path.glob("*.py")) and not path.name.startswith(".")
-    }
+def test_the_readme_names_every_folder_of_code():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    folders = {path.name for path in ROOT.iterdir() if any(path.glob("*.py")) and path.name[0] != "."}
     assert {"models", "benchmarks", "tests"} <= folders
-    assert not [name for name in folders if f"`{name}/`" not in tree]
-    assert not [path.name for path in ROOT.glob("*.py") if f"`{path.name}`" not in tree]
+    assert not [name for name in folders if f"`{name}/`" not in text]
+    assert not [path.name for path in ROOT.glob("*.py") if f"`{path.name}`" not in text]
 
 
 def test_links_lead_somewhere():
@@ -280,12 +260,3 @@ def test_links_lead_somewhere():
         there = (page.parent / path).resolve() if path else page
         assert there.exists(), f"{page.name}: {target}"
         assert not anchor or anchor in anchors(there), f"{page.name}: {target}"
-
-
-def test_a_need_is_read_where_a_reader_sees_it():
-    text = "a b  # needs a GPU\n# needs hours\nc \\\n  d\ne  # of nothing\n"
-    assert Block("bash", text, None).commands() == [
-        Command("a b", "a GPU"),
-        Command("c d", "hours"),
-        Command("e", None),
-    ]

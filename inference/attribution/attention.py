@@ -20,11 +20,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from inference.attribution.teacher_forcing import ForcedAnswer
+from inference.attribution.teacher_forcing import ForcedAnswer, place_on_image
 from inference.checkpoint import Checkpoint, RequestError
 from models.language_model import Attention, DecoderBlock, LanguageModel, rope_tables
-
-_WEIGHTS_AT_ONCE = 4_194_304  # 16 MiB of float32
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,18 @@ class AttentionMaps:
     maps: list[np.ndarray]
     setting: str
 
+    title = "The decoder's attention"
+    scale = ("no attention", "most attention")
+    note = "Attention is not explanation: it does not show what a word depends on."
+    full_heat = 1e-9
+
     def of(self, tokens: Sequence[int]) -> list[np.ndarray]:
         """For each image (h, w): the mean over some of the answer's tokens, given by their indices."""
         return [of_image[list(tokens)].mean(0) for of_image in self.maps]
+
+    def caption(self, tokens: Sequence[int]) -> str:
+        share = sum(float(of_image.sum()) for of_image in self.of(tokens))
+        return f"{share:.0%} of it on the image{'s' * (len(self.maps) > 1)}"
 
 
 def attention_maps(
@@ -65,12 +72,19 @@ def attention_maps(
     """
     check_layers(checkpoint, layers, heads)
     forced = ForcedAnswer(checkpoint, images, question, answer_ids, system)
-    x = forced.embed(forced.features(torch.cat([image.tiles for image in forced.tiled]))[None])
+    x = forced.embed(forced.features([image.tiles for image in forced.tiled])[None])
     rows = attention_rows(checkpoint.model.language_model, x, forced.queries, layers, heads)
-    per_tile = checkpoint.model.config.tokens_per_tile
-    by_image = rows[:, forced.image_positions].split([own.tiles * per_tile for own in forced.layouts], dim=1)
-    maps = [layout.place(own).cpu().numpy() for layout, own in zip(forced.layouts, by_image, strict=True)]
-    return AttentionMaps(forced.images, maps, f"{_in_words('layer', layers)}, {_in_words('head', heads)}")
+    counts = [len(image.tiles) * checkpoint.model.config.tokens_per_tile for image in forced.tiled]
+    by_image = rows[:, forced.image_positions].split(counts, dim=1)
+    whole_first = checkpoint.processor.images.whole_first
+    maps = [
+        place_on_image(own, image, whole_first) for own, image in zip(by_image, forced.tiled, strict=True)
+    ]
+    setting = [
+        f"all {name}" if chosen is None else f"{name} {', '.join(map(str, sorted(set(chosen))))}"
+        for name, chosen in (("layers", layers), ("heads", heads))
+    ]
+    return AttentionMaps(forced.images, [own.cpu().numpy() for own in maps], ", ".join(setting))
 
 
 @torch.no_grad()
@@ -83,18 +97,18 @@ def attention_rows(
 ) -> Tensor:
     """What Q positions of a text attend to, averaged over layers and heads: (Q, T) float32, rows of sum 1.
 
-    x (1, T, D) embeds the whole text. At most 16 MiB of weights exist at a time.
+    x (1, T, D) embeds the whole text.
     """
-    layers = range(len(language_model.layers)) if layers is None else sorted(set(layers))
+    chosen = set(range(len(language_model.layers)) if layers is None else layers)
     positions = torch.as_tensor(list(queries), device=x.device)
     rope = rope_tables(language_model.inv_freq(x.device), torch.arange(x.shape[1], device=x.device), x.dtype)
     total = torch.zeros(len(positions), x.shape[1], device=x.device)
-    for index, block in enumerate(list(language_model.layers)[: layers[-1] + 1]):
+    for index, block in enumerate(list(language_model.layers)[: max(chosen) + 1]):
         assert isinstance(block, DecoderBlock), "layers are decoder blocks"
-        if index in layers:
+        if index in chosen:
             total += _layer_rows(block.self_attn, block.input_layernorm(x), rope, positions, heads)
         x = block(x, rope, None, None, 0, x.shape[1])
-    return total / len(layers)
+    return total / len(chosen)
 
 
 def _layer_rows(
@@ -108,31 +122,19 @@ def _layer_rows(
     length, groups = x.shape[1], attention.num_heads // attention.num_kv_heads
     q, k, _ = attention.project(x, rope)
     k = k.float().transpose(-1, -2)  # (1, H_kv, D_h, T)
-    keys = torch.arange(length, device=x.device)
-    rows = []
-    for part in positions.split(max(1, _WEIGHTS_AT_ONCE // (attention.num_heads * length))):
-        # A group's heads share their keys: (1, H, Q, D_h) -> (1, H_kv, groups · Q, D_h).
-        of_part = q[:, :, part].float().unflatten(1, (attention.num_kv_heads, groups)).flatten(2, 3)
-        scores = of_part @ k / math.sqrt(attention.head_dim)  # (1, H_kv, groups · Q, T)
-        scores = scores.view(attention.num_heads, len(part), length)
-        weights = scores.masked_fill_(keys > part[:, None], -math.inf).softmax(-1)
-        rows.append((weights if heads is None else weights[sorted(set(heads))]).mean(0))
-    return torch.cat(rows)
+    q = q[:, :, positions].float()  # (1, H, Q, D_h)
+    q = q.unflatten(1, (attention.num_kv_heads, groups)).flatten(2, 3)  # a group's heads share their keys
+    scores = (q @ k / math.sqrt(attention.head_dim)).view(attention.num_heads, len(positions), length)
+    hidden = torch.arange(length, device=x.device) > positions[:, None]  # (Q, T)
+    weights = scores.masked_fill_(hidden, -math.inf).softmax(-1)
+    return (weights if heads is None else weights[sorted(set(heads))]).mean(0)
 
 
 def check_layers(checkpoint: Checkpoint, layers: Sequence[int] | None, heads: Sequence[int] | None) -> None:
     """Raises RequestError if the model does not have these layers and heads."""
     text = checkpoint.model.config.text
-    for name, chosen, count in (
-        ("layers", layers, text.num_hidden_layers),
-        ("heads", heads, text.num_attention_heads),
-    ):
+    counts = {"layers": (layers, text.num_hidden_layers), "heads": (heads, text.num_attention_heads)}
+    for name, (chosen, count) in counts.items():
         if chosen is not None and not (chosen and all(0 <= one < count for one in chosen)):
             got = ", ".join(map(str, chosen)) or "none"
             raise RequestError(f"{name}: expected some of 0 to {count - 1}, got {got}")
-
-
-def _in_words(name: str, chosen: Sequence[int] | None) -> str:
-    if chosen is None:
-        return f"all {name}s"
-    return f"{name}{'s' * (len(set(chosen)) > 1)} {', '.join(map(str, sorted(set(chosen))))}"

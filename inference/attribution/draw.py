@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 from data.files import replacing
@@ -21,17 +21,10 @@ from inference.checkpoint import Checkpoint, RequestError
 MAX_WORDS = 96  # nobody looks at more
 _MARGIN, _GAP = 40, 16
 _PAPER, _INK, _QUIET, _ANSWER = "#f3f4f6", "#111827", "#6b7280", "#b4235a"
-# (level, red, green, blue): from violet over red and orange to pale yellow. It grows lighter all the way, so
-# it reads in grey print and without telling red from green.
-_RAMP = (
-    (0.00, 20, 18, 50),
-    (0.25, 98, 26, 128),
-    (0.50, 204, 48, 98),
-    (0.75, 250, 138, 40),
-    (1.00, 255, 240, 150),
-)
+# From violet over red and orange to pale yellow. It grows lighter all the way, so it reads in grey print and
+# without telling red from green.
+_RAMP = np.array([(20, 18, 50), (98, 26, 128), (204, 48, 98), (250, 138, 40), (255, 240, 150)])
 _FONTS = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "arial.ttf")
-_MIN_FALL = 0.25  # full heat of occlusion is at least this fall, so that small differences stay dark
 
 
 def draw_maps(found: AttentionMaps | OcclusionMaps, words: Sequence[Word], question: str = "") -> Image.Image:
@@ -41,54 +34,36 @@ def draw_maps(found: AttentionMaps | OcclusionMaps, words: Sequence[Word], quest
     """
     if not words:
         raise ValueError("words: expected at least one to draw, got none")
-    occlusion, images = isinstance(found, OcclusionMaps), found.images
-    shown, cells = words[:MAX_WORDS], min(len(words), MAX_WORDS) + 1
-    columns = max(1, min(cells, 4 if cells <= 8 else 5, 6 // len(images)))
-    inner = max(860 if columns < 3 else 1200, 120 * len(images))
+    images, shown = found.images, words[:MAX_WORDS]
+    columns = max(1, min(len(shown) + 1, 4 if len(shown) < 8 else 5, 6 // len(images)))
+    inner = max(1200 if columns > 2 else 860, 120 * len(images))
     width = (inner + _GAP) // columns - _GAP
-    side = max(16, (width + _GAP) // len(images) - _GAP)
+    side = (width + _GAP) // len(images) - _GAP
     small = [_fit(image, side) for image in images]
-    as_is = ("the image", "as it is") if len(images) == 1 else ("the images", "as they are")
-    drawn = [(small, *as_is)]
+    cards = [_card(small, "as it is" if len(images) == 1 else "as they are", "", width, side)]
     for word in shown:
         maps = found.of(word.tokens)
-        full = max(*(float(one.max()) for one in maps), _MIN_FALL if occlusion else 1e-9)
-        heated = [overlay(image, one / full) for image, one in zip(small, maps, strict=True)]
-        drawn.append((heated, word.text, _figures(found, word, maps)))
-
-    height = max(image.height for image in small)
+        full = max(*(float(own.max()) for own in maps), found.full_heat)
+        heated = [overlay(image, own / full) for image, own in zip(small, maps, strict=True)]
+        cards.append(_card(heated, word.text, found.caption(word.tokens), width, side))
     answer = " ".join(word.text for word in shown) + " …" * (len(shown) < len(words))
-    if occlusion:
-        title, low, high = "How greying each place changes the answer", "probability stays", "falls most"
-        notes = [found.setting, "Under a word: its probability, and the lowest one with a window greyed."]
-        notes += ["Dark does not mean unseen: what shows in two places is missed in neither."]
-    else:
-        title, low, high = "The decoder's attention", "no attention", "most attention"
-        notes = [found.setting, "Attention is not explanation: it does not show what a word depends on."]
-    head = [(line, 19, _QUIET) for line in _lines(f"{title}, word by word", 19, inner, 1)]
-    head += [(line, 33, _INK) for line in _lines(question, 33, inner, 2)]
-    head += [(line, 33, _ANSWER) for line in _lines(answer, 33, inner, 4)]
-    foot = [(line, 16, _QUIET) for note in notes for line in _lines(note, 16, inner, 2)]
-    top = _MARGIN + sum(size + 12 for _, size, _ in head) + _GAP
-    bottom = top + -(-len(drawn) // columns) * (height + 62 + _GAP)
-    sheet = Image.new("RGB", (inner + 2 * _MARGIN, bottom + 28 * (len(foot) + 1) + _MARGIN), _PAPER)
-    _write(sheet, _MARGIN, _MARGIN, head)
-    for number, (row, caption, figures) in enumerate(drawn):
-        x = _MARGIN + number % columns * (width + _GAP)
-        y = top + number // columns * (height + 62 + _GAP)
-        for place, image in enumerate(row):
-            sheet.paste(image, (x + place * (side + _GAP), y + (height - image.height) // 2))
-        texts = _lines(caption, 22, width, 1)[:1] or [""], _lines(figures, 15, width, 1)
-        _write(
-            sheet, x, y + height + 4, [(texts[0][0], 22, _INK), *((line, 15, _QUIET) for line in texts[1])]
-        )
-    _write(sheet, _MARGIN, bottom, [(low, 16, _QUIET)])
-    bar = _MARGIN + round(_font(16).getlength(low)) + 12
-    colours = _colours(np.tile(np.linspace(0, 1, 240), (14, 1))).astype(np.uint8)
-    sheet.paste(Image.fromarray(colours), (bar, bottom + 4))
-    _write(sheet, bar + 252, bottom, [(f"{high}, for this word", 16, _QUIET)])
-    _write(sheet, _MARGIN, bottom + 28, foot)
-    return sheet
+    rows = [cards[begin : begin + columns] for begin in range(0, len(cards), columns)]
+    low, high = found.scale
+    bar = Image.fromarray(_colours(np.tile(np.linspace(0, 1, 240), (14, 1))).astype(np.uint8))
+    legend = [
+        _text(low, 16, _QUIET),
+        ImageOps.expand(bar, (0, 5), _PAPER),
+        _text(f"{high}, for this word", 16, _QUIET),
+    ]
+    parts = [
+        _text(f"{found.title}, word by word", 19, _QUIET, inner),
+        _text(question, 33, _INK, inner, 2),
+        _text(answer, 33, _ANSWER, inner, 4),
+        *(_joined(row, _GAP, across=True) for row in rows),
+        _joined(legend, 12, across=True),
+        *(_text(note, 16, _QUIET, inner, 2) for note in (found.setting, found.note)),
+    ]
+    return ImageOps.expand(_joined(parts, 12), _MARGIN, _PAPER)
 
 
 def overlay(image: Image.Image, heat: np.ndarray) -> Image.Image:
@@ -98,7 +73,7 @@ def overlay(image: Image.Image, heat: np.ndarray) -> Image.Image:
     level = np.clip(np.asarray(smooth), 0, 1)[..., None]  # (H, W, 1)
     colour = np.asarray(image, dtype=np.float32)
     grey = np.asarray(image.convert("L"), dtype=np.float32)[..., None]
-    dark = 0.16 * grey + 0.24 * colour + np.array(_RAMP[0][1:])
+    dark = 0.16 * grey + 0.24 * colour + _RAMP[0]
     lit = dark + (colour - dark) * level
     strength = 0.55 * level**0.6
     return Image.fromarray(((1 - strength) * lit + strength * _colours(level[..., 0])).astype(np.uint8))
@@ -121,29 +96,39 @@ def write_attribution(
         found = occlusion_maps(checkpoint, images, question, answer_ids, window, args.system, progress=True)
     else:
         found = attention_maps(checkpoint, images, question, answer_ids, args.layers, args.heads, args.system)
-    write_sheet(draw_maps(found, words, question), args.show_attention)
-
-
-def write_sheet(sheet: Image.Image, path: Path) -> None:
-    """Write a PNG that `--show-attention` may overwrite later. Raises OSError."""
     signed = PngInfo()
-    signed.add_text("Software", SIGNATURE)
-    with replacing(path) as temporary:
-        sheet.save(temporary, "PNG", pnginfo=signed, optimize=True)
-
-
-def _figures(found: AttentionMaps | OcclusionMaps, word: Word, maps: list[np.ndarray]) -> str:
-    """The line under a word."""
-    if isinstance(found, OcclusionMaps):
-        lowest = found.occluded_probability(word.tokens).min()
-        return f"{found.probability(word.tokens):.0%}, greyed {lowest:.0%}"
-    return f"{sum(float(one.sum()) for one in maps):.0%} of it on the image{'s' * (len(maps) > 1)}"
+    signed.add_text("Software", SIGNATURE)  # a later run may overwrite it
+    with replacing(args.show_attention) as temporary:
+        draw_maps(found, words, question).save(temporary, "PNG", pnginfo=signed, optimize=True)
 
 
 def _colours(level: np.ndarray) -> np.ndarray:
     """Levels from 0 to 1 → RGB in a last axis, float32."""
-    at, *channels = zip(*_RAMP, strict=True)
-    return np.stack([np.interp(level, at, channel) for channel in channels], axis=-1).astype(np.float32)
+    at = np.linspace(0, 1, len(_RAMP))
+    return np.stack([np.interp(level, at, channel) for channel in _RAMP.T], axis=-1).astype(np.float32)
+
+
+def _card(images: Sequence[Image.Image], title: str, figures: str, width: int, side: int) -> Image.Image:
+    """Images beside one another, each in the middle of its place, and two lines under them."""
+    framed = []
+    for image in images:
+        frame = Image.new("RGB", (side, max(image.height for image in images)), _PAPER)
+        frame.paste(image, ((side - image.width) // 2, (frame.height - image.height) // 2))
+        framed.append(frame)
+    texts = [_text(title, 22, _INK, width), _text(figures, 15, _QUIET, width)]
+    return _joined([_joined(framed, _GAP, across=True), *texts], 2)
+
+
+def _joined(parts: Sequence[Image.Image], gap: int, across: bool = False) -> Image.Image:
+    """Images under one another, or beside one another."""
+    widths, heights = zip(*(part.size for part in parts), strict=True)
+    gaps = gap * (len(parts) - 1)
+    size = (sum(widths) + gaps, max(heights)) if across else (max(widths), sum(heights) + gaps)
+    sheet, x, y = Image.new("RGB", size, _PAPER), 0, 0
+    for part in parts:
+        sheet.paste(part, (x, y))
+        x, y = (x + part.width + gap, 0) if across else (0, y + part.height + gap)
+    return sheet
 
 
 def _fit(image: Image.Image, side: int) -> Image.Image:
@@ -153,36 +138,32 @@ def _fit(image: Image.Image, side: int) -> Image.Image:
     return image.resize(size, Image.Resampling.LANCZOS)
 
 
-def _font(size: int, text: str = "") -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's own, which every machine has; for letters that it lacks, one of the system's."""
-    if not text.replace("…", "").isascii():
-        for name in _FONTS:
-            try:
-                return ImageFont.truetype(name, size)
-            except OSError:
-                continue
-    return ImageFont.load_default(size)
-
-
-def _lines(text: str, size: int, width: float, most: int) -> list[str]:
-    """`text` broken between words into at most `most` lines of a width in pixels; what is too long is cut."""
-    font, lines = _font(size, text), [""]
+def _text(text: str, size: int, colour: str, width: int | None = None, most: int = 1) -> Image.Image:
+    """At most `most` lines, as wide as the text or broken between words; what is too long is cut."""
+    font = _font(size, text.replace("…", "").isascii())
+    width = round(font.getlength(text)) + 1 if width is None else width
+    lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
         if not lines[-1] or len(lines) == most or font.getlength(longer) <= width:
             lines[-1] = longer
         else:
             lines.append(word)
+    strip = Image.new("RGB", (width, len(lines) * (size + 8)), _PAPER)
     for number, line in enumerate(lines):
+        line = line[:width]  # no letter is narrower than a pixel
         while font.getlength(line) > width and len(line) > 1:
             line = line.rstrip("…")[:-1] + "…"
-        lines[number] = line
-    return lines if text.strip() else []
+        ImageDraw.Draw(strip).text((0, number * (size + 8)), line, colour, font)
+    return strip
 
 
-def _write(sheet: Image.Image, x: int, y: int, lines: list[tuple[str, int, str]]) -> None:
-    """Write (text, size, colour) under one another."""
-    draw = ImageDraw.Draw(sheet)
-    for text, size, colour in lines:
-        draw.text((x, y), text, colour, _font(size, text))
-        y += size + 12
+@cache
+def _font(size: int, ascii_only: bool) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Pillow's own, which every machine has; for letters that it lacks, one of the system's."""
+    for name in () if ascii_only else _FONTS:
+        try:
+            return ImageFont.truetype(name, size)
+        except OSError:
+            continue
+    return ImageFont.load_default(size)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +29,7 @@ _STEPS = 2  # in one window: it slides by half of itself
 _POSITIONS_AT_ONCE = 2048  # of the decoder, over all windows of one pass
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """A rectangle of cells of one image: rows top … bottom - 1, columns left … right - 1."""
 
     image: int
@@ -59,6 +58,14 @@ class OcclusionMaps:
     occluded: np.ndarray
     setting: str
 
+    title = "How greying each place changes the answer"
+    scale = ("probability stays", "falls most")
+    note = (
+        "Under a word: its probability, and the lowest one with a window greyed. "
+        "Dark does not mean unseen: what shows in two places is missed in neither."
+    )
+    full_heat = 0.25  # full heat is at least this fall, so that small differences stay dark
+
     @property
     def maps(self) -> list[np.ndarray]:
         """For each image (T, h, w): by how many nats a token's log-probability falls, the mean over the
@@ -68,16 +75,18 @@ class OcclusionMaps:
     def of(self, tokens: Sequence[int]) -> list[np.ndarray]:
         """For each image (h, w): by how much the joint probability of these tokens falls, from -1 to 1, the
         mean over the windows that cover a cell."""
-        falls = self.probability(tokens) - self.occluded_probability(tokens)
-        return [spread[0] for spread in self._spread(falls[None])]
+        probability, occluded = self.probabilities(tokens)
+        return [spread[0] for spread in self._spread((probability - occluded)[None])]
 
-    def probability(self, tokens: Sequence[int]) -> float:
-        """The joint probability of these tokens, each given all before it, with nothing greyed."""
-        return float(np.exp(self.base[list(tokens)].sum()))
+    def caption(self, tokens: Sequence[int]) -> str:
+        probability, occluded = self.probabilities(tokens)
+        return f"{probability:.0%}, greyed {occluded.min():.0%}"
 
-    def occluded_probability(self, tokens: Sequence[int]) -> np.ndarray:
-        """(R,): the same with each of the regions greyed."""
-        return np.exp(self.occluded[:, list(tokens)].sum(1))
+    def probabilities(self, tokens: Sequence[int]) -> tuple[float, np.ndarray]:
+        """The joint probability of these tokens, each given all before it: with nothing greyed, and with each
+        of the regions (R,)."""
+        chosen = list(tokens)
+        return float(np.exp(self.base[chosen].sum())), np.exp(self.occluded[:, chosen].sum(1))
 
     def _spread(self, values: np.ndarray) -> list[np.ndarray]:
         """Values of regions, (K, R) → for each image (K, h, w): the mean over the regions on a cell."""
@@ -130,9 +139,16 @@ def occlusion_steps(
     if not MIN_WINDOW <= window <= 1:
         raise RequestError(f"window: expected a share from {MIN_WINDOW:g} to 1, got {window:g}")
     forced = ForcedAnswer(checkpoint, images, question, answer_ids, system)
-    features = forced.features(torch.cat([image.tiles for image in forced.tiled]))  # (n, S, D)
+    features = forced.features([image.tiles for image in forced.tiled])  # (n, S, D)
     base = forced.log_probabilities(features[None])[0]
-    shapes = [_cells(image, window) for image in forced.images]
+    shapes, sizes, cells = [], [], max(_STEPS, round(_STEPS / window))
+    for image in forced.images:
+        width, height = (max(1, min(side, round(cells * side / max(image.size)))) for side in image.size)
+        shapes.append((height, width))
+        _, _, right, bottom = _box(
+            image, Region(0, 0, 0, min(_STEPS, height), min(_STEPS, width)), shapes[-1]
+        )
+        sizes.append(f"{right} x {bottom} of {image.width} x {image.height} pixels")
     regions = [region for number, shape in enumerate(shapes) for region in _windows(number, *shape)]
     at_once = max(1, _POSITIONS_AT_ONCE // forced.queries.stop)
     occluded: list[Tensor] = []
@@ -146,7 +162,7 @@ def occlusion_steps(
         regions,
         base.double().cpu().numpy(),
         torch.cat(occluded).double().cpu().numpy(),
-        _in_words(forced.images, shapes),
+        f"grey window of {' and '.join(dict.fromkeys(sizes))}, moved by half of it",
     )
 
 
@@ -161,29 +177,21 @@ def _without(
     forced: ForcedAnswer, features: Tensor, regions: list[Region], shapes: list[tuple[int, int]]
 ) -> Tensor:
     """Features with each of the regions greyed, (R, n, S, D), from those of the images (n, S, D)."""
-    starts = [0]
-    for tiled in forced.tiled:
-        starts.append(starts[-1] + len(tiled.tiles))
     versions = features.repeat(len(regions), 1, 1, 1)
-    changed, places = [], []
+    starts = np.cumsum([0, *(len(tiled.tiles) for tiled in forced.tiled)])
+    changed: list[Tensor] = []
+    places: list[tuple[int, int]] = []
     for version, region in enumerate(regions):
         number = region.image
         image = greyed(forced.images[number], region, shapes[number])
-        tiles, before = forced.checkpoint.processor.tile(image).tiles, forced.tiled[number].tiles
-        differs = (tiles != before).flatten(1).any(1)
+        tiles = forced.checkpoint.processor.tile(image).tiles
+        differs = (tiles != forced.tiled[number].tiles).flatten(1).any(1)
         changed.append(tiles[differs])
-        places += [(version, starts[number] + int(tile)) for tile in differs.nonzero()[:, 0]]
+        places += [(version, int(starts[number]) + tile) for tile in differs.nonzero()[:, 0].tolist()]
     if places:
-        rows, columns = (torch.tensor(axis, device=features.device) for axis in zip(*places, strict=True))
-        versions[rows, columns] = forced.features(torch.cat(changed))
+        rows, columns = torch.tensor(places, device=features.device).T
+        versions[rows, columns] = forced.features(changed)
     return versions
-
-
-def _cells(image: Image.Image, window: float) -> tuple[int, int]:
-    """(h, w): steps of the window over an image."""
-    longest, cells = max(image.size), max(_STEPS, round(_STEPS / window))
-    width, height = (max(1, min(side, round(cells * side / longest))) for side in image.size)
-    return height, width
 
 
 def _windows(image: int, height: int, width: int) -> Iterator[Region]:
@@ -198,15 +206,6 @@ def _windows(image: int, height: int, width: int) -> Iterator[Region]:
 def _box(image: Image.Image, region: Region, shape: tuple[int, int]) -> tuple[int, int, int, int]:
     """(left, top, right, bottom) in pixels; neighbouring cells share no pixel and leave none out."""
     (width, height), (rows, columns) = image.size, shape
-    across = (round(column * width / columns) for column in (region.left, region.right))
-    down = (round(row * height / rows) for row in (region.top, region.bottom))
-    (left, right), (top, bottom) = across, down
+    left, right = (round(column * width / columns) for column in (region.left, region.right))
+    top, bottom = (round(row * height / rows) for row in (region.top, region.bottom))
     return left, top, right, bottom
-
-
-def _in_words(images: list[Image.Image], shapes: list[tuple[int, int]]) -> str:
-    parts = []
-    for image, shape in zip(images, shapes, strict=True):
-        _, _, width, height = _box(image, Region(0, 0, 0, *(min(_STEPS, cells) for cells in shape)), shape)
-        parts.append(f"{width} x {height} of {image.width} x {image.height} pixels")
-    return f"grey window of {' and '.join(dict.fromkeys(parts))}, moved by half of it"

@@ -9,9 +9,8 @@ import sys
 import pytest
 
 import generate
+import train
 from eval.__main__ import main as evaluate
-from models.checkpoints import CheckpointError
-from models.vision_language_model import VisionLanguageModel
 from tests.evaluations import FORK, write_rows
 from tests.runs import SETTINGS, curve, flags, tiny_checkpoint
 from tests.runs import write_rows as write_training_rows
@@ -30,12 +29,6 @@ def without_privileges(work, told) -> None:
     raise SystemExit(work())
 
 
-def begin(work, told):
-    process = FORK.Process(target=without_privileges, args=(work, told))
-    process.start()
-    return process
-
-
 @pytest.fixture
 def locked(tmp_path):
     folder = tmp_path / "locked"
@@ -45,22 +38,23 @@ def locked(tmp_path):
 
 
 def refused(work, told) -> str:
-    """The last line of what a command said that ended with status 2."""
-    process = begin(work, told)
+    """What a command said that ended with status 2."""
+    process = FORK.Process(target=without_privileges, args=(work, told))
+    process.start()
     process.join(PATIENCE)
     said = told.read_text()
     assert process.exitcode == 2 and "Traceback" not in said, said
-    return said.splitlines()[-1]
+    return said
 
 
 def test_a_batch_and_an_evaluation(tmp_path, locked):
     rows = write_rows(tmp_path, 1, 3)
     batch = ["--batch", str(rows), "--out", str(locked / "out.jsonl"), "--compile", "off"]
     said = refused(lambda: generate.main(batch), tmp_path / "told")
-    assert said == f"generate.py: error: {locked / 'out.jsonl'}: Permission denied"
+    assert f"{locked / 'out.jsonl'}: Permission denied" in said
     arguments = ["--data", str(rows), "--output", str(locked / "out"), "--compile", "off"]
     said = refused(lambda: evaluate(arguments), tmp_path / "told")
-    assert said.startswith("python -m eval: error: ") and "Permission denied" in said and str(locked) in said
+    assert "Permission denied" in said and str(locked) in said
 
 
 def training(folder, output, **more) -> list[str]:
@@ -70,18 +64,14 @@ def training(folder, output, **more) -> list[str]:
 
 
 def test_a_run_that_cannot_begin(tmp_path, locked):
-    import train
-
     tiny_checkpoint(tmp_path / "tiny")
     write_training_rows(tmp_path / "rows.jsonl")
     said = refused(lambda: train.main(training(tmp_path, locked / "run", steps=2)), tmp_path / "told")
-    assert said.startswith("train.py: error: ") and "Permission denied" in said and str(locked) in said
+    assert "Permission denied" in said and str(locked) in said
 
 
 def test_a_disk_that_becomes_so_in_mid_run(tmp_path):
     """It is said, what was saved is kept, and a later start goes on from it."""
-    import train
-
     tiny_checkpoint(tmp_path / "tiny")
     write_training_rows(tmp_path / "rows.jsonl")
     output, steps = tmp_path / "run", {"steps": 40, "save_every": 4}
@@ -96,12 +86,11 @@ def test_a_disk_that_becomes_so_in_mid_run(tmp_path):
         train.Run.save = saved_once
         train.main(training(tmp_path, output, **steps))
 
-    process = begin(work, tmp_path / "told")
-    process.join(PATIENCE)
-    for folder in folders:
-        os.chmod(folder, 0o755)
-    said = (tmp_path / "told").read_text()
-    assert process.exitcode == 2 and "Traceback" not in said, said
+    try:
+        said = refused(work, tmp_path / "told")
+    finally:
+        for folder in folders:
+            os.chmod(folder, 0o755)
     assert "error: the latest model is not saved: " in said
     assert "the model could not be saved, the run goes on" in said
     assert "the training state could not be saved, the one before is kept, the run goes on" in said
@@ -110,18 +99,3 @@ def test_a_disk_that_becomes_so_in_mid_run(tmp_path):
     train.main(training(tmp_path, output, **steps))
     train.main(training(tmp_path, tmp_path / "whole", **steps))
     assert curve(output) == curve(tmp_path / "whole")
-
-
-def test_saving_a_model(tmp_path, locked):
-    model = VisionLanguageModel.from_pretrained(tiny_checkpoint(tmp_path / "tiny"))
-
-    def work() -> int:
-        try:
-            model.save_pretrained(locked / "model")
-        except CheckpointError as error:
-            print(error)
-            return 2
-        return 0
-
-    said = refused(work, tmp_path / "told")
-    assert "Permission denied" in said and str(locked) in said and not list(locked.iterdir())
