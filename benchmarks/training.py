@@ -34,7 +34,6 @@ from benchmarks.common import (
     memory_peak,
     names,
     now,
-    positive,
     reset_peak,
     table,
     take_turns,
@@ -44,6 +43,7 @@ from benchmarks.peers import build_transformers
 from benchmarks.shapes import SHAPES, build_ours, fill, words
 from data.packing import PADDING, Batch, collate, pack, pack_indices
 from data.samples import IGNORE_INDEX, Sample
+from inference.cli import positive
 from training.flops import Amounts, training_flops
 from training.rows import RowsLoss
 
