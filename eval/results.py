@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,14 @@ def figures(metric: Metric, scored: Sequence[Scored]) -> dict[str, Any]:
     return {"score": summary.pop("score"), "interval": list(interval), "n": len(scored), **summary}
 
 
+def by_family(items: Sequence[Any], family_of: Callable[[Any], str]) -> dict[str, Sequence[Any]]:
+    """Name -> items, of each family where there are several, and of all."""
+    families: dict[str, Any] = {}
+    for item in items:
+        families.setdefault(family_of(item) or "other", []).append(item)
+    return (families if len(families) > 1 else {}) | {OVERALL: items}
+
+
 def summarise(
     task: EvalTask,
     records: Mapping[str, Record],
@@ -84,12 +92,9 @@ def summarise(
         beside["blind"] = task.scored(
             [(blind[one.id]["answer"], blind[one.id]["score"]) for one in task.samples]
         )
-    families = list(dict.fromkeys(sample.family for sample in task.samples))
     rows = []
-    for family in [*(families if len(families) > 1 else []), None]:
-        places = [i for i, s in enumerate(task.samples) if family is None or s.family == family]
-        row: dict[str, Any] = {"name": OVERALL if family is None else family or "other"}
-        row |= figures(task.metric, [scored[i] for i in places])
+    for family, places in by_family(range(len(scored)), lambda i: task.samples[i].family).items():
+        row = {"name": family} | figures(task.metric, [scored[i] for i in places])
         for name, other in beside.items():
             row[name] = task.metric.summarise([other[i] for i in places])["score"]
         rows.append(row)

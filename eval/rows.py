@@ -199,8 +199,6 @@ class _Reader:
         row: Mapping[str, Any],
         fields: dict[str, Any],
         listed: str,
-        *,
-        shows: tuple[str, ...],
         **parts,
     ) -> EvalSample:
         question = fields["question"]
