@@ -53,14 +53,14 @@ def run(local, capsys):
 
 
 def test_decode(run):
-    result = run(decode, "--systems", SYSTEMS, "--prompts", "1,2", "--contexts", "40", "--tokens", "2")
+    result = run(decode, "--systems", SYSTEMS, "--prompts", "1", "--contexts", "40", "--tokens", "2")
     rows = {(row["system"], row["precision"], row["context"]): row for row in result["rows"]}
-    floats, contexts = ("float32", "bfloat16"), (24, 28, 40)
+    floats, contexts = ("float32", "bfloat16"), (24, 40)
     expected = {
         (s, p, c) for s in ("ours-fast", "ours-eager", "transformers") for p in floats for c in contexts
     }
     expected |= {("ours-fast", "int8", context) for context in contexts}
-    expected |= {("ours-no-cache", precision, at) for precision in floats for at in (24, 28)}
+    expected |= {("ours-no-cache", precision, 24) for precision in floats}
     assert {key for key in rows if key[0] != "llama.cpp"} == expected
     for row in result["rows"]:
         if row["system"] != "llama.cpp":
@@ -150,10 +150,10 @@ def test_systems_take_turns(local, capfd, together):
     assert replies[2][1][0] == {"number": 1, "round": 0}
 
 
-def test_a_child_that_dies_takes_no_other_with_it():
-    make = partial(eval, "__import__('os').kill(__import__('os').getpid(), 9) if name == 'bad' else dict")
-    replies, failed = common.take_turns(make, SETUPS[1:], lambda setup: [{"n": 1}], 1, together=True)
-    assert failed.keys() == {0} and replies[1] == [[{"n": 1, "round": 0}]]
+def test_a_child_that_dies_is_left_out():
+    make = partial(eval, "__import__('os').kill(__import__('os').getpid(), 9)")
+    replies, failed = common.take_turns(make, SETUPS[:1], lambda setup: [{}], 1, together=True)
+    assert failed.keys() == {0} and replies == [[[]]]
 
 
 def test_prefix(run):
