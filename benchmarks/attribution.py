@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from benchmarks.common import RESULTS, hardware, positive
+from benchmarks.common import RESULTS, hardware
 from eval.statistics import score_interval
 from eval.tasks import DEFAULT_MODEL, IMAGE_SIZE, is_user_error
 from generation.decoding import GenerationOptions
@@ -35,6 +35,7 @@ from inference.attribution.occlusion import occlusion_maps
 from inference.attribution.settings import MIN_WINDOW, WINDOW
 from inference.attribution.teacher_forcing import answer_words
 from inference.checkpoint import Checkpoint, open_checkpoint
+from inference.cli import positive
 from shapes import QA, Scene, Thing, heldout_questions, object_map, render
 
 BAR = 0.8

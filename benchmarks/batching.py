@@ -22,12 +22,13 @@ import sys
 
 import torch
 
-from benchmarks.common import Handler, base_parser, finish, median, names, now, positive, table, take_turns
+from benchmarks.common import Handler, base_parser, finish, median, names, now, table, take_turns
 from benchmarks.peers import build_transformers
 from benchmarks.shapes import DTYPES, SHAPES, build_precision, fill, image_tokens, words
 from generation.decoding import GenerationOptions
 from generation.fast.choose_step import fast_step
 from generation.scheduler import Request, Scheduler
+from inference.cli import positive
 from models.checkpoints.idefics3 import stored_name
 
 SHORTEST, LONGEST, MEAN = 4, 128, 20  # tokens of an answer

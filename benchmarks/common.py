@@ -12,33 +12,26 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from benchmarks.shapes import SHAPES
+from inference.cli import positive
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 RESULTS = Path(__file__).resolve().parent / "results"
-ISA = (
-    "avx2",
-    "fma",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "amx_bf16",
-    "amx_int8",
-    "asimd",
-    "bf16",
-    "i8mm",
-)
+ISA = "avx2 fma avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8 asimd bf16 i8mm"
 
 Handler = Callable[[dict], dict | None]  # a job -> a reply, None where the system cannot do it
 
@@ -46,21 +39,16 @@ Handler = Callable[[dict], dict | None]  # a job -> a reply, None where the syst
 # -------------------------------------------------------------------------------------------- hardware
 def hardware(device: str, threads: int) -> dict:
     """The machine in words."""
-    name, flags = platform.processor() or platform.machine(), set()
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("flags", "Features"):
-                flags.update(value.split())
-            elif key.strip() == "model name":
-                name = value.strip()
+    lines = cpuinfo.read_text() if cpuinfo.is_file() else ""
+    known = dict(re.findall(r"^([^\n\t:]+)\s*: (.*)$", lines, re.M))  # of the last core
+    flags = known.get("flags", known.get("Features", "")).split()
     return {
-        "cpu": name,
+        "cpu": known.get("model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": threads,
-        "isa": [flag for flag in ISA if flag in flags],
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "isa": [flag for flag in ISA.split() if flag in flags],
+        "memory_bytes": psutil.virtual_memory().total,
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
         "system": f"{platform.system()} {platform.release()}",
         "torch": torch.__version__,
@@ -81,15 +69,9 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _status_bytes(field: str) -> int | None:
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.is_file() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":")), None)
-
-
 def memory_now(device: str) -> int:
     """Bytes this process has now, of the GPU or of main memory."""
-    return torch.cuda.memory_allocated() if device == "cuda" else _status_bytes("VmRSS") or memory_peak("cpu")
+    return torch.cuda.memory_allocated() if device == "cuda" else psutil.Process().memory_info().rss
 
 
 def reset_peak(device: str) -> None:
@@ -104,7 +86,10 @@ def memory_peak(device: str) -> int:
     """Most bytes since `reset_peak`: of the GPU's allocator, or of the whole process, Python included."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
-    return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if sys.platform != "linux":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (peak,) = re.findall(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
+    return int(peak) * 1024
 
 
 # ------------------------------------------------------------------------------------------- processes
@@ -112,55 +97,13 @@ class Unavailable(RuntimeError):
     """This system cannot run here; the message says why."""
 
 
-def _serve(connection, make: Callable[[dict], Handler], setup: dict) -> None:
-    """The child's side: make a system of the setup, then answer jobs until the parent hangs up."""
-    try:
-        handle = make(setup)
-    except Unavailable as error:
-        connection.send(str(error))
-        return
-    connection.send(None)
-    while (job := connection.recv()) is not None:
-        connection.send(handle(job))
+_systems: list[Handler] = []  # in a child: its own, from the first job on
 
 
-class Worker:
-    """The parent's side of one child. It starts with the first job, and again after `close`."""
-
-    def __init__(self, make: Callable[[dict], Handler], setup: dict):
-        self.make, self.setup = make, setup
-        self.process: Any = None
-        self.connection: Any = None
-
-    def ask(self, job: dict) -> dict:
-        """Raises Unavailable: the child cannot make its system, or has died."""
-        if self.process is None:
-            context = multiprocessing.get_context("spawn")
-            self.connection, theirs = context.Pipe()
-            # A child reads these when it imports torch.
-            os.environ |= {"OMP_NUM_THREADS": str(self.setup["threads"]), **self.setup.get("environment", {})}
-            self.process = context.Process(target=_serve, args=(theirs, self.make, self.setup))
-            self.process.start()
-            theirs.close()
-            if (problem := self._receive()) is not None:
-                raise Unavailable(problem)
-        self.connection.send(job)
-        return self._receive()
-
-    def _receive(self):
-        try:
-            return self.connection.recv()
-        except EOFError:
-            self.process.join()
-            raise Unavailable(f"its process ended with status {self.process.exitcode}") from None
-
-    def close(self) -> None:
-        if self.process is not None:
-            if self.process.is_alive():
-                self.connection.send(None)
-            self.process.join()
-            self.connection.close()
-            self.process = self.connection = None
+def _answer(make: Callable[[dict], Handler], setup: dict, job: dict) -> dict | None:
+    if not _systems:
+        _systems.append(make(setup))
+    return _systems[0](job)
 
 
 def take_turns(
@@ -183,10 +126,11 @@ def take_turns(
     Returns:
         replies[system][job], one for each round; and by system why it dropped out.
     """
-    workers = [Worker(make, setup) for setup in setups]
-    todo = [jobs(worker.setup) for worker in workers]
+    setups = list(setups)
+    todo = [jobs(setup) for setup in setups]
     replies: list[list[list[dict]]] = [[[] for _ in own] for own in todo]
     failed: dict[int, str] = {}
+    children: dict[int, ProcessPoolExecutor] = {}
     order = [
         (n, system, job) for n in range(rounds) for system, own in enumerate(todo) for job in range(len(own))
     ]
@@ -196,19 +140,24 @@ def take_turns(
         for place, (number, system, job) in enumerate(order):
             if system in failed:
                 continue
-            name = workers[system].setup["name"]
-            print(f"round {number + 1}/{rounds}: {name}: {todo[system][job]}", file=sys.stderr)
+            setup = setups[system]
+            print(f"round {number + 1}/{rounds}: {setup['name']}: {todo[system][job]}", file=sys.stderr)
+            # A child reads these when it imports torch.
+            os.environ |= {"OMP_NUM_THREADS": str(setup["threads"]), **setup.get("environment", {})}
+            if system not in children:
+                children[system] = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
             try:
-                replies[system][job].append(workers[system].ask(todo[system][job] | {"round": number}))
-            except Unavailable as error:
-                failed[system] = str(error)
-                print(f"left out: {name}: {error}", flush=True)
+                asked = children[system].submit(_answer, make, setup, todo[system][job] | {"round": number})
+                replies[system][job].append(asked.result())
+            except Exception as error:  # whatever a system dies of, the others go on
+                failed[system] = str(error) if isinstance(error, Unavailable) else repr(error)
+                print(f"left out: {setup['name']}: {failed[system]}", flush=True)
             last = place + 1 == len(order) or order[place + 1][:2] != (number, system)
             if system in failed or (last and not together):
-                workers[system].close()
+                children.pop(system).shutdown()
     finally:
-        for worker in workers:
-            worker.close()
+        for child in children.values():
+            child.shutdown()
     return replies, failed
 
 
@@ -228,13 +177,6 @@ def base_parser(description: str, precision: bool = False) -> argparse.ArgumentP
     if precision:
         add("--precision", choices=PRECISIONS, default="float32", help="weights (default float32)")
     return parser
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
-    return value
 
 
 def integers(text: str) -> list[int]:
@@ -262,16 +204,15 @@ def median(values: Iterable[float | None]) -> Any:
 
 def table(columns: dict[str, str], rows: list[dict]) -> str:
     """Rows as text. `columns` is key -> "title:format", e.g. "ms:.2f"; None is shown as a dash."""
-    lines = [[title.partition(":")[0] for title in columns.values()]]
+    formats = {key: title.partition(":")[::2] for key, title in columns.items()}
+    lines = [[title for title, _ in formats.values()]]
     for row in rows:
-        cells = [(row.get(key), title.partition(":")[2]) for key, title in columns.items()]
-        lines.append(["-" if value is None else format(value, form) for value, form in cells])
+        values = [(row.get(key), form) for key, (_, form) in formats.items()]
+        lines.append(["-" if value is None else format(value, form) for value, form in values])
     widths = [max(map(len, column)) for column in zip(*lines)]
+    sides = "<<" + ">" * (len(widths) - 2)
     return "\n".join(
-        "  ".join(
-            cell.ljust(width) if at < 2 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(line, widths))
-        ).rstrip()
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths)).rstrip()
         for line in lines
     )
 

@@ -29,7 +29,6 @@ from benchmarks.common import (
     memory_now,
     memory_peak,
     names,
-    positive,
     reset_peak,
     table,
     take_turns,
@@ -38,6 +37,7 @@ from benchmarks.common import (
 from benchmarks.shapes import SHAPES, parameters, prompt_tokens
 from benchmarks.systems import SYSTEMS, read_bandwidth
 from generation.memory import available_bytes
+from inference.cli import positive
 
 PEERS = ("transformers", "transformers-static", "llama.cpp", "ours-eager", "ours-no-cache")
 INT8_SYSTEMS = ("ours-fast", "llama.cpp")
@@ -141,15 +141,16 @@ def make_handler(setup: dict) -> Handler:
     torch.set_num_threads(setup["threads"])
     device = setup["device"]
     if setup["system"] == "bandwidth":
-        return lambda job: {"bytes_per_second": read_bandwidth(device, job["size"])}
+        return lambda job: read_bandwidth(device, job["size"])
     before = memory_now(device)
     system = SYSTEMS[setup["system"]](setup)
     trim()
-    one_round = setup["system"] == "ours-no-cache"  # slow: one round says enough
 
     def handle(job: dict) -> dict | None:
         first_token = "first_token" in job
-        if job["round"] >= (1 if one_round else setup["prefill_rounds"] if first_token else sys.maxsize):
+        if first_token and job["round"] >= setup["prefill_rounds"]:
+            return None
+        if setup["system"] == "ours-no-cache" and job["round"]:  # slow: one round says enough
             return None
         reset_peak(device)
         if first_token:
@@ -174,8 +175,7 @@ def make_handler(setup: dict) -> Handler:
 
 def bandwidths(rounds: list[dict]) -> dict[str, float]:
     """Bytes a second by way of reading: medians over the rounds."""
-    measured = [reply["bytes_per_second"] for reply in rounds]
-    return {way: median(of_round[way] for of_round in measured) for way in measured[0]}
+    return {way: median(reply[way] for reply in rounds) for way in rounds[0]}
 
 
 def make_row(
@@ -238,15 +238,12 @@ def make_rows(settings: argparse.Namespace, setups: list[dict], replies) -> list
 def compare(rows: list[dict]) -> None:
     """Add to each row how its speed, and its time to the first token, compare with those of every peer."""
 
-    def place(row: dict) -> tuple:
-        return row["precision"], row["prompt_tokens"], row["context"]
-
-    by_place = {(row["system"], *place(row)): row for row in rows}
     for row in rows:
         row["speed_over"], row["first_token_over"] = {}, {}
-        for peer in PEERS:
-            other = by_place.get((peer, *place(row)))
-            if other is None or other is row:
+        for other in rows:
+            same = all(row[key] == other[key] for key in ("precision", "prompt_tokens", "context"))
+            peer = other["system"]
+            if peer not in PEERS or other is row or not same:
                 continue
             row["speed_over"][peer] = row["decode_tokens_per_second"] / other["decode_tokens_per_second"]
             if row["first_token_seconds"] and other["first_token_seconds"]:

@@ -18,11 +18,12 @@ import sys
 
 import torch
 
-from benchmarks.common import Handler, base_parser, finish, median, now, positive, table, take_turns
+from benchmarks.common import Handler, base_parser, finish, median, now, table, take_turns
 from benchmarks.peers import build_transformers
 from benchmarks.shapes import DTYPES, build_precision, prompt, prompt_tokens
 from generation.fast.choose_step import fast_step
 from generation.session import Session
+from inference.cli import positive
 
 COLUMNS = {
     "what": "what",

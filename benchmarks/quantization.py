@@ -20,13 +20,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.common import positive
 from eval.tasks import DEFAULT_MODEL, IMAGE_SIZE, is_user_error
 from generation import kv_cache as kv
 from generation.decoding import DecodeStep, eager_step, prefill
 from generation.fast.choose_step import fast_step, has_fast_bfloat16, set_precision
 from generation.prompt import Prompt
 from inference.checkpoint import Checkpoint, open_checkpoint
+from inference.cli import positive
 from shapes import heldout_questions, render
 
 BAR = -0.005  # agreement of the fast bfloat16 step less the eager one's

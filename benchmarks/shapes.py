@@ -37,20 +37,16 @@ def _text(vocab: int, width: int, inner: int, layers: int, heads: int, kv_heads:
     )
 
 
-def _shape(vision: VisionConfig, text: TextConfig, scale_factor: int, image_token_id: int) -> VLMConfig:
-    return VLMConfig(vision=vision, text=text, scale_factor=scale_factor, image_token_id=image_token_id)
-
-
 _BASE = _vision(768, 3072, 12, 12, 512, 16)
 _LLAMA = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100_000.0}
 _LARGE = {"max_position_embeddings": 16_384, "rms_norm_eps": 1e-5, "rope_theta": 273_768.0}
 SHAPES = {
-    "SmolVLM-256M": _shape(_BASE, _text(49_280, 576, 1536, 30, 9, 3, **_LLAMA), 4, 49_190),
-    "SmolVLM-500M": _shape(_BASE, _text(49_280, 960, 2560, 32, 15, 5, **_LLAMA), 4, 49_190),
-    "SmolVLM-2.2B": _shape(
+    "SmolVLM-256M": VLMConfig(_BASE, _text(49_280, 576, 1536, 30, 9, 3, **_LLAMA), 4, 49_190),
+    "SmolVLM-500M": VLMConfig(_BASE, _text(49_280, 960, 2560, 32, 15, 5, **_LLAMA), 4, 49_190),
+    "SmolVLM-2.2B": VLMConfig(
         _vision(1152, 4304, 27, 16, 384, 14), _text(49_155, 2048, 8192, 24, 32, 32, **_LARGE), 3, 49_153
     ),
-    "tiny": _shape(
+    "tiny": VLMConfig(
         _vision(32, 64, 1, 2, 32, 8), _text(320, 64, 96, 2, 4, 2, max_position_embeddings=512), 2, 319
     ),
 }

@@ -34,7 +34,6 @@ from benchmarks.common import (
     memory_peak,
     names,
     now,
-    positive,
     reset_peak,
     table,
     take_turns,
@@ -43,6 +42,7 @@ from benchmarks.common import (
 from benchmarks.peers import build_transformers
 from benchmarks.shapes import SHAPES, build_ours, fill, words
 from data.packing import IGNORE_INDEX, PADDING, Batch, Sample, collate, pack, pack_indices
+from inference.cli import positive
 from training.flops import Amounts, training_flops
 from training.rows import RowsLoss
 
@@ -95,8 +95,6 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     if settings.quick:
         settings.rounds, settings.steps = 1, 1
         settings.documents = min(settings.documents, 4)
-    if not settings.tiles or min(settings.tiles) < 0:
-        parser.error(f"--tiles: expected numbers from 0 up, got {settings.tiles}")
     if max(settings.tiles) * config.tokens_per_tile + 16 > settings.row:
         parser.error(f"--tiles: {max(settings.tiles)} do not fit into a row of {settings.row} positions")
     return settings
@@ -255,20 +253,18 @@ def make_handler(setup: dict) -> Handler:
 # ----------------------------------------------------------------------------------------------- table
 def make_row(settings: argparse.Namespace, system: str, replies: list[dict], peak: float) -> dict:
     """One line: medians over the rounds."""
-    row = {"system": system, "precision": settings.precision, "device": settings.device}
-    row |= {"shape": settings.shape, "rounds": len(replies)}
 
     def rate(name: str) -> Any:
         return median(reply[name] / reply["seconds"] for reply in replies)
 
     memory = min(reply["peak_bytes"] for reply in replies)  # later rounds hold what the allocator keeps
-    return row | {
+    return {
+        "system": system,
+        **{key: getattr(settings, key) for key in ("precision", "device", "shape", "steps")},
+        "rounds": len(replies),
         "documents_per_step": settings.documents,
-        "steps": settings.steps,
         "labelled_tokens": [reply["labelled"] for reply in replies],
-        "tokens": [reply["tokens"] for reply in replies],
-        "tiles": [reply["tiles"] for reply in replies],
-        "loss": [reply["loss"] for reply in replies],
+        **{key: [reply[key] for reply in replies] for key in ("tokens", "tiles", "loss")},
         "supervised_tokens_per_second": rate("labelled"),
         "tokens_per_second": rate("tokens"),
         "documents_per_second": settings.documents * settings.steps / median(r["seconds"] for r in replies),
@@ -285,13 +281,13 @@ def make_row(settings: argparse.Namespace, system: str, replies: list[dict], pea
 
 def compare(rows: list[dict]) -> None:
     """Add how speed and memory compare with transformers'."""
-    theirs = next((row for row in rows if row["system"] == "transformers"), None)
-    for row in rows:
-        if theirs is not None and row is not theirs:
-            # The same documents in each round: a ratio for each, then their median.
-            pairs = zip(theirs["seconds_of_rounds"], row["seconds_of_rounds"])
-            row["speed_over"] = median(other / own for other, own in pairs)
-            row["memory_over"] = row["peak_bytes"] / theirs["peak_bytes"]
+    by_system = {row["system"]: row for row in rows}
+    theirs = by_system.pop("transformers", None)
+    for row in by_system.values() if theirs else ():
+        # The same documents in each round: a ratio for each, then their median.
+        pairs = zip(theirs["seconds_of_rounds"], row["seconds_of_rounds"])
+        row["speed_over"] = median(other / own for other, own in pairs)
+        row["memory_over"] = row["peak_bytes"] / theirs["peak_bytes"]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -43,7 +43,7 @@ OF_DATA = (
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m eval", description=__doc__)
     add = parser.add_argument_group("what to ask").add_argument
-    add("--tasks", metavar="NAMES", help="shapes, or tasks of lmms-eval, separated by commas")
+    add("--tasks", type=names, metavar="NAMES", help="shapes, or tasks of lmms-eval, separated by commas")
     add("--data", metavar="PATH", help="rows of your own: a Hub id, a folder, JSON lines or Parquet")
     add("--limit", type=positive, metavar="N", help="maximum number of questions (shapes: default 2000)")
     add(
@@ -73,8 +73,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--data-revision", metavar="REV", help="branch, tag or commit of the dataset")
     add(
         "--columns",
+        type=columns,
         metavar="OURS=THEIRS,...",
-        default="",
+        default={},
         help="names of the data's columns, where they differ from ours",
     )
     add(
@@ -113,15 +114,30 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def names(text: str) -> list[str]:
+    """ "shapes, mmstar" -> ["shapes", "mmstar"]."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def columns(text: str) -> dict[str, str]:
+    """ "question=query,answer=label" -> {"question": "query", "answer": "label"}."""
+    return dict(_sides(part) for part in text.split(",") if part)
+
+
 def pair(text: str) -> tuple[str, Any]:
     """ "years_exact=true" -> ("years_exact", True); a value that is no JSON stays a text."""
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    name, value = _sides(text)
     try:
         return name, json.loads(value)
     except ValueError:
         return name, value
+
+
+def _sides(text: str) -> tuple[str, str]:
+    left, _, right = (part.strip() for part in text.partition("="))
+    if not left or not right:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return left, right
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -134,14 +150,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         parser.error(f"{', '.join(of_data)}: belong to --data, a task has its own")
     if settings.data and settings.seed is not None:
         parser.error("--seed: belongs to --tasks shapes")
-    columns = [part.partition("=") for part in settings.columns.split(",") if part]
-    if not all(ours and equals and theirs for ours, equals, theirs in columns):
-        parser.error(f"--columns: expected OURS=THEIRS,..., got {settings.columns!r}")
-    settings.columns = {ours.strip(): theirs.strip() for ours, _, theirs in columns}
-    names = [name.strip() for name in (settings.tasks or "").split(",") if name.strip()]
-    if settings.tasks and not names:
-        parser.error(f"--tasks: expected names, got {settings.tasks!r}")
-    settings.tasks = list(dict.fromkeys(names))
+    settings.tasks = settings.tasks or []
     return settings
 
 

@@ -105,9 +105,6 @@ def answers(
         blank: show a uniform image of the same size in place of each.
         stats: counts what the scheduler does.
         tell: gets one line about the caches' memory before any work.
-
-    Raises:
-        RequestError: the memory does not suffice for so many slots.
     """
     groups = by_image(samples) if groups is None else groups
     features = FeatureCache(checkpoint.model, BLANK_FEATURES if blank else 0)

@@ -11,18 +11,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard
 
 from eval.results import RESULTS, interval_text, official_table, table_text
 from eval.tasks import TaskError
 from inference.cli import Parser
 
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
-
 _SECTION = re.compile(r"(^## Evaluation[ \t]*\n)(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-_OWN = {"task", "model", "score", "interval", "n", "families", "controls"}
-_OFFICIAL = {"task", "figures", "intervals"}
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -32,11 +29,9 @@ def read_results(path: Path) -> dict[str, Any]:
         raise TaskError(f"{path}: expected a {RESULTS}, found none: run python -m eval first")
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        results = None
-    if not isinstance(results, dict) or not (results.keys() >= _OWN or results.keys() >= _OFFICIAL):
-        raise TaskError(f"{path}: expected the results of python -m eval, got something else")
-    return results
+        return results | {"task": dict(results["task"])}
+    except (ValueError, KeyError, TypeError):
+        raise TaskError(f"{path}: expected the results of python -m eval, got something else") from None
 
 
 def evaluation_text(several: Sequence[Mapping[str, Any]]) -> str:
@@ -59,8 +54,6 @@ def _text(results: Mapping[str, Any]) -> str:
 
 def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
     """The entries of the Hub's `model-index`: one for each result, or for each figure of an official task."""
-    from huggingface_hub import EvalResult  # 0.2 s
-
     common: dict[str, Any] = {"task_type": "image-text-to-text", "task_name": "Visual question answering"}
     entries = []
     for results in several:
@@ -111,12 +104,7 @@ def update_card(folder: Path, several: Sequence[Mapping[str, Any]]) -> Path:
     path = folder / "README.md"
     if not path.is_file():
         raise TaskError(f"{folder}: expected a checkpoint with its card README.md, found none")
-    from huggingface_hub import ModelCard
-
-    try:
-        card = ModelCard.load(path)
-    except ValueError as error:
-        raise TaskError(f"{path}: cannot be read as a card ({error})") from error
+    card = ModelCard.load(path)
     card.data.model_name = card.data.model_name or folder.resolve().name
     card.data.eval_results = eval_results(several)
     section = evaluation_text(several)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.results import OVERALL, RUN, SAMPLES, Record, interval_text, read_samples
+from eval.results import OVERALL, RUN, SAMPLES, Record, by_family, interval_text, read_samples
 from eval.statistics import compare_paired
 from eval.tasks import TaskError
 from inference.cli import Parser
@@ -27,12 +27,8 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Record]]:
     folder = folder.parent if folder.is_file() else folder
     if not (folder / RUN).is_file():
         raise TaskError(f"{folder}: expected the output folder of a run, found no {RUN} there")
-    try:
-        run = json.loads((folder / RUN).read_text(encoding="utf-8"))
-        expected = run["task"]["samples"]
-    except (ValueError, KeyError, TypeError):
-        raise TaskError(f"{folder / RUN}: expected the description of a run, got something else") from None
-    records = read_samples(folder / SAMPLES)
+    run = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    records, expected = read_samples(folder / SAMPLES), run["task"]["samples"]
     if len(records) != expected:
         raise TaskError(
             f"{folder}: expected {expected} answered questions, got {len(records)}: finish the run first"
@@ -41,29 +37,18 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Record]]:
 
 
 def compare(first: Path, second: Path) -> dict[str, Any]:
-    """Both models, and for each family and overall what `paired_row` says.
-
-    Raises:
-        TaskError: no run there, an unfinished one, other questions, or another metric.
-    """
+    """Both models, and for each family and overall what `paired_row` says."""
     (run_a, a), (run_b, b) = read_run(first), read_run(second)
     for key in ("metric", "scoring"):
         if run_a["task"][key] != run_b["task"][key]:
             raise TaskError(
                 f"expected two runs scored alike, got {key} {run_a['task'][key]!r} and {run_b['task'][key]!r}"
             )
-    common = [name for name in a if name in b and _question(a[name]) == _question(b[name])]
-    if len(common) != len(a) or len(common) != len(b):
-        raise TaskError(
-            f"expected two runs on the same questions, but of {len(a)} in {first} and {len(b)} in {second} "
-            f"{len(common)} are the same"
-        )
-    families = list(dict.fromkeys(a[name].get("family", "") for name in common))
+    if {name: _question(one) for name, one in a.items()} != {name: _question(one) for name, one in b.items()}:
+        raise TaskError(f"expected two runs on the same questions, got others in {first} than in {second}")
     rows = []
-    for family in [*(families if len(families) > 1 else []), None]:
-        names = [name for name in common if family is None or a[name].get("family", "") == family]
-        scores = [[records[name]["score"] for name in names] for records in (a, b)]
-        rows.append({"name": OVERALL if family is None else family or "other", **paired_row(*scores)})
+    for name, own in by_family(list(a), lambda one: a[one].get("family", "")).items():
+        rows.append({"name": name, **paired_row(*([run[one]["score"] for one in own] for run in (a, b)))})
     differs = [key for key in _MAY_DIFFER if run_a["task"].get(key) != run_b["task"].get(key)]
     models = [run["model"] for run in (run_a, run_b)]
     return {"models": models, "metric": run_a["task"]["metric"], "differs": differs, "rows": rows}

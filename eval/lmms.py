@@ -72,11 +72,7 @@ class Ocelli(lmms):
         return torch.device("cpu")
 
     def generate_until(self, requests: list[Instance]) -> list[GenerationResult]:
-        """An answer to each request, in their order.
-
-        Raises:
-            RequestError: a setting that is not supported, or memory does not suffice for so many slots.
-        """
+        """An answer to each request, in their order."""
         read = [read_settings(one.args[4], one.args[2]) for one in requests]
         results = [GenerationResult("", TokenCounts(output_tokens=0)) for _ in requests]
         scheduler = open_scheduler(self.checkpoint, self.batch_size, len(requests))
@@ -140,23 +136,14 @@ def run_lmms(
 ) -> list[dict[str, Any]]:
     """Answer and score official tasks. When all are done, results.json and samples.jsonl of each replace an
     earlier run's in a folder of its name; nothing is kept of a run that was stopped. Under torchrun every
-    rank answers its share.
+    rank answers its share. Returns what results.json holds of each task; on the first rank only.
 
     Args:
         tasks: names of lmms-eval's tasks, groups or tags; {"task": name, "dataset_path": ...} replaces
             settings of a task, for instance where its data come from.
-        model: an opened checkpoint, or what `open_checkpoint` takes.
         limit: only the first so many documents of each task.
         batch_size: answers in work at the same time; no answer depends on it (in float32).
-        output: folder for a folder of each task; default runs/eval.
         include_path: folder with more tasks (YAML files).
-
-    Returns:
-        what results.json holds of each task, on the first rank; nothing on the others.
-
-    Raises:
-        LmmsError: an unknown task, one whose data cannot be loaded or of which no question could be answered.
-        RequestError: a generation setting that is not supported, not enough memory.
     """
     manager = TaskManager("WARNING", include_path=include_path and str(include_path), model_name=NAME)
     check_known(tasks, manager.all_tasks)

@@ -31,7 +31,7 @@ Error = tuple[str, int, str]  # (task, document, what was wrong)
 
 
 class LmmsError(RequestError):
-    """A task of lmms-eval that cannot be run; one sentence for a person."""
+    """A task of lmms-eval that cannot be run."""
 
 
 def name_of(task: Task) -> str:
@@ -51,10 +51,8 @@ def check_known(tasks: Sequence[Task], known: Sequence[str]) -> None:
 def read_settings(task: str, settings: Mapping[str, Any]) -> tuple[GenerationOptions, tuple[str, ...]]:
     """A task's generation_kwargs as options, and the texts that an answer ends before.
 
-    `do_sample` decides whether a temperature is used; without it, a temperature above 0 does.
-
-    Raises:
-        RequestError: a setting that is not supported, or a value that it cannot have.
+    `do_sample` decides whether a temperature is used; without it, a temperature above 0 does. Raises
+    RequestError at a setting that is not supported, or a value that it cannot have.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     if unknown := sorted(given.keys() - {*_READ, *_SAMPLING}):
@@ -66,8 +64,6 @@ def read_settings(task: str, settings: Mapping[str, Any]) -> tuple[GenerationOpt
         raise RequestError(f"task {task}: expected num_beams 1, got {given['num_beams']!r}")
     until = given.get("until", ())
     until = (until,) if isinstance(until, str) else tuple(until)
-    if not all(isinstance(text, str) and text for text in until):
-        raise RequestError(f"task {task}: expected until as texts, got {until!r}")
     temperature = given.get("temperature", 1.0 if given.get("do_sample") else 0.0)
     if given.get("do_sample") and not temperature:
         raise RequestError(f"task {task}: expected a temperature above 0 with do_sample, got {temperature!r}")

@@ -24,8 +24,7 @@ import statistics
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
-from importlib.util import find_spec
+from functools import cache
 from typing import Any
 
 Fields = Mapping[str, Any]
@@ -37,15 +36,17 @@ class MetricError(ValueError):
 
 @dataclass(frozen=True)
 class Scored:
-    """One answered question, with the score that the metric gave it.
-
-    fields: the row's other columns, such as {"choices": [...], "question": ...}.
-    """
+    """One answered question; `fields` are the row's other columns, such as {"choices": [...]}."""
 
     answer: str
     targets: tuple[str, ...]
     score: float
     fields: Fields = field(default_factory=dict)
+
+
+def mean_score(samples: Sequence[Scored]) -> dict[str, float]:
+    """{"score": the mean}, rounded once, so that it does not depend on the order of the samples."""
+    return {"score": math.fsum(sample.score for sample in samples) / len(samples)}
 
 
 @dataclass(frozen=True)
@@ -61,57 +62,51 @@ class Metric:
     name: str
     description: str
     score: Callable[[str, Sequence[str], Fields], float]
-    summarise: Callable[[Sequence[Scored]], dict[str, float]]
+    summarise: Callable[[Sequence[Scored]], dict[str, float]] = mean_score
     targets_needed: int = 1
 
 
-def mean_score(samples: Sequence[Scored]) -> dict[str, float]:
-    """{"score": the mean}, rounded once, so that it does not depend on the order of the samples."""
-    if not samples:
-        raise MetricError("expected at least one scored answer, got none")
-    return {"score": math.fsum(sample.score for sample in samples) / len(samples)}
-
-
-def checked_targets(targets: Sequence[str]) -> Sequence[str]:
-    if not targets:
-        raise MetricError("expected at least one target answer, got none")
-    return targets
+# What differs between scorers of one name, which matters more than most models' differences.
+STYLES = {
+    "vqa_accuracy": {
+        "vqav2": "as lmms-eval's VQAv2",
+        "textvqa": "as MMF and EvalAI, which first treat commas, question marks and 's",
+    },
+    "multiple_choice": {
+        "mmstar": "the most certain form of a letter in the answer, the last of that form; none is wrong "
+        "(lmms-eval's MMStar; Chen et al. 2024)",
+        "mmmu": "bracketed letter, letter, or text of a choice, the last one; none scores 1 / choices, what "
+        "the official random guess scores on average (Yue et al. 2024)",
+        "letter": "the letter alone or before a full stop (ScienceQA, Lu et al. 2022, as in LLaVA)",
+    },
+    "pope": {
+        "lmms_eval": "the answer is yes or no and nothing else, in any case (lmms-eval)",
+        "pope": "no where the first sentence has the word no or not, otherwise yes (POPE's own scorer)",
+    },
+}
 
 
 # ------------------------------------------------------------------------------------------- exact match
-def exact_match(
-    answer: str,
-    targets: Sequence[str],
-    fields: Fields,
-    *,
-    strip: bool,
-    ignore_case: bool,
-    ignore_punctuation: bool,
-) -> float:
+def exact_match(strip: bool = True, ignore_case: bool = True, ignore_punctuation: bool = False) -> Metric:
     def normalised(text: str) -> str:
         text = text.strip() if strip else text
         text = text.lower() if ignore_case else text
         return text.translate(str.maketrans("", "", string.punctuation)) if ignore_punctuation else text
 
-    return float(normalised(answer) in {normalised(target) for target in checked_targets(targets)})
+    def score(answer: str, targets: Sequence[str], fields: Fields) -> float:
+        return float(normalised(answer) in map(normalised, targets))
 
-
-def exact_match_metric(
-    strip: bool = True, ignore_case: bool = True, ignore_punctuation: bool = False
-) -> Metric:
     ignored = {"space at the ends": strip, "case": ignore_case, "punctuation": ignore_punctuation}
     but_for = " and ".join(name for name, is_ignored in ignored.items() if is_ignored) or "nothing"
     return Metric(
         "exact_match",
         f"Exact match: 1 where the answer equals one of the targets but for {but_for} (after exact_match in "
         f"lmms-eval and Hugging Face's evaluate{', which keep space at the ends' if strip else ''}).",
-        partial(exact_match, strip=strip, ignore_case=ignore_case, ignore_punctuation=ignore_punctuation),
-        mean_score,
+        score,
     )
 
 
 # ------------------------------------------------------------------------------------------ VQA accuracy
-VQA_STYLES = ("vqav2", "textvqa")
 _AGREEING = 3  # other people who give an answer make it right
 
 _NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -160,40 +155,34 @@ def _normalise_vqa(text: str, style: str) -> str:
     return " ".join(_contractions().get(word, word) for word in words if word not in ("a", "an", "the"))
 
 
-def vqa_accuracy(
-    answer: str, targets: Sequence[str], fields: Fields, *, style: str, skip_unanimous: bool
-) -> float:
-    """min(1, people who gave this answer / 3), averaged over leaving each person out in turn."""
-    people = [target.replace("\n", " ").replace("\t", " ").strip() for target in checked_targets(targets)]
-    if style == "vqav2":
-        answer, raw = answer.replace("\n", " ").replace("\t", " ").strip(), people
-    else:
-        raw = list(targets)
-    if not skip_unanimous or len(set(people)) > 1:
-        people = [_normalise_vqa(target, style) for target in raw]
-        answer = _normalise_vqa(answer, style)
-    agree = [person == answer for person in people]
-    return float(statistics.mean(min(1, (sum(agree) - left_out) / _AGREEING) for left_out in agree))
-
-
-def vqa_metric(style: str = "vqav2", skip_unanimous: bool = False) -> Metric:
-    """`vqa_accuracy`.
+def vqa_accuracy(style: str = "vqav2", skip_unanimous: bool = False) -> Metric:
+    """min(1, people who gave this answer / 3), averaged over leaving each person out in turn.
 
     Args:
-        style: vqav2; or textvqa, which first treats commas, question marks and "'s" as MMF and EvalAI do.
         skip_unanimous: compare without normalisation where all people say the same. The scripts of the VQA
             challenge do so, lmms-eval does not.
     """
-    if style not in VQA_STYLES:
-        raise MetricError(f"vqa_accuracy: expected style {' or '.join(VQA_STYLES)}, got {style!r}")
+
+    def in_one_line(text: str) -> str:
+        return text.replace("\n", " ").replace("\t", " ").strip()
+
+    def score(answer: str, targets: Sequence[str], fields: Fields) -> float:
+        people = [in_one_line(target) for target in targets]
+        answer = in_one_line(answer) if style == "vqav2" else answer
+        if not skip_unanimous or len(set(people)) > 1:
+            raw = people if style == "vqav2" else targets
+            people = [_normalise_vqa(target, style) for target in raw]
+            answer = _normalise_vqa(answer, style)
+        agree = [person == answer for person in people]
+        return float(statistics.mean(min(1, (sum(agree) - left_out) / _AGREEING) for left_out in agree))
+
     return Metric(
         "vqa_accuracy",
         "VQA accuracy: min(1, other people with this answer / 3), averaged over each of the (ten) people "
         "left out, after the official normalisation (lower case, digits for number words, no articles, no "
         f"punctuation; {style}{', unanimous targets as they are' if skip_unanimous else ''}); "
         "Goyal et al. 2017.",
-        partial(vqa_accuracy, style=style, skip_unanimous=skip_unanimous),
-        mean_score,
+        score,
         targets_needed=_AGREEING + 1,  # one of them is left out
     )
 
@@ -210,30 +199,24 @@ def _edit_distance(one: str, other: str) -> int:
     return above[-1]
 
 
-def anls(answer: str, targets: Sequence[str], fields: Fields, *, threshold: float) -> float:
+def anls(threshold: float = 0.5) -> Metric:
     """1 - the smallest normalised edit distance to a target; 0 where that is below the threshold."""
 
-    def squeezed(text: str) -> str:
-        return " ".join(text.lower().split())
-
-    distances = []
-    for target in checked_targets(targets):
+    def distance(answer: str, target: str) -> float:
         # The official scorer squeezes spaces before it compares, but counts them in the length.
         length = max(len(target.upper()), len(answer.upper()))
-        distances.append(_edit_distance(squeezed(target), squeezed(answer)) / length if length else 0.0)
-    similarity = 1 - min(distances)
-    return float(similarity) if similarity >= threshold else 0.0
+        squeezed = (" ".join(text.lower().split()) for text in (target, answer))
+        return _edit_distance(*squeezed) / length if length else 0.0
 
+    def score(answer: str, targets: Sequence[str], fields: Fields) -> float:
+        similarity = 1 - min(distance(answer, target) for target in targets)
+        return similarity if similarity >= threshold else 0.0
 
-def anls_metric(threshold: float = 0.5) -> Metric:
-    if not 0 <= threshold <= 1:
-        raise MetricError(f"anls: expected a threshold from 0 to 1, got {threshold}")
     return Metric(
         "anls",
         "ANLS: 1 - edit distance / length of the longer text, to the nearest target, in lower case with "
         f"single spaces; 0 below {threshold}; Biten et al. 2019, as scored by DocVQA.",
-        partial(anls, threshold=threshold),
-        mean_score,
+        score,
     )
 
 
@@ -249,12 +232,12 @@ def _as_number(text: str) -> float | None:
         return None
 
 
-def relaxed_accuracy(
-    answer: str, targets: Sequence[str], fields: Fields, *, tolerance: float, years_exact: bool
-) -> float:
-    """1 where the answer is one of the targets, or a number near one of them."""
+def relaxed_accuracy(tolerance: float = 0.05, years_exact: bool = False) -> Metric:
+    """1 where the answer is one of the targets, or a number near one of them. Five percent of a year is a
+    century, so that 1950 is a right answer to 2020, here as in the official scorer; `years_exact` asks for
+    the very number where the target is 1000 to 2099."""
 
-    def matches(target: str) -> bool:
+    def matches(answer: str, target: str) -> bool:
         got, wanted = _as_number(answer), _as_number(target)
         if got is None or not wanted:  # nothing is within 5 % of 0: a target of 0 is compared as text
             return answer.lower() == target.lower()
@@ -262,33 +245,16 @@ def relaxed_accuracy(
             return got == wanted
         return abs(got - wanted) / abs(wanted) <= tolerance
 
-    return float(any(matches(target) for target in checked_targets(targets)))
-
-
-def relaxed_metric(tolerance: float = 0.05, years_exact: bool = False) -> Metric:
-    """`relaxed_accuracy`. Five percent of a year is a century, so that 1950 is a right answer to 2020, here
-    as in the official scorer; `years_exact` asks for the very number where the target is 1000 to 2099."""
-    if not tolerance >= 0:
-        raise MetricError(f"relaxed_accuracy: expected a tolerance of 0 or more, got {tolerance}")
     years = "exact for years" if years_exact else "for years, too, as in the official scorer"
     return Metric(
         "relaxed_accuracy",
         f"Relaxed accuracy: numbers within {tolerance:.2%} of the target ({years}; a percentage is a "
         "fraction), other answers equal but for case; Masry et al. 2022, after Methani et al. 2020.",
-        partial(relaxed_accuracy, tolerance=tolerance, years_exact=years_exact),
-        mean_score,
+        lambda answer, targets, fields: float(any(matches(answer, target) for target in targets)),
     )
 
 
 # --------------------------------------------------------------------------------------- multiple choice
-# Benchmarks find a letter in free text in different ways, which matters more than most models' differences.
-CHOICE_STYLES = {
-    "mmstar": "the most certain form of a letter in the answer, the last of that form; none is wrong "
-    "(lmms-eval's MMStar; Chen et al. 2024)",
-    "mmmu": "bracketed letter, letter, or text of a choice, the last one; none scores 1 / choices, what the "
-    "official random guess scores on average (Yue et al. 2024)",
-    "letter": "the letter alone or before a full stop (ScienceQA, Lu et al. 2022, as in LLaVA)",
-}
 _LETTERS_WITHOUT_CHOICES = "ABCD"  # where only the question holds the choices, as in MMStar
 _CALLED = [*(f"{kind}answer" for kind in ("", "correct ", "best ")), "correct option", "best option"]
 _CALLED += ["choice", "correct choice"]
@@ -344,144 +310,111 @@ def _plain_letter(answer: str, letters: str) -> str:
     return letter if len(letter) == 1 and letter in letters else ""
 
 
-def multiple_choice(answer: str, targets: Sequence[str], fields: Fields, *, style: str) -> float:
-    """1 where the answer chooses a target, which is a letter or the text of one of the choices."""
-    choices: Any = fields.get("choices")
-    if choices is None and style != "mmmu":
-        letters, choices = _LETTERS_WITHOUT_CHOICES, ()
-    elif not choices or isinstance(choices, str) or len(choices) > len(string.ascii_uppercase):
-        raise MetricError(
-            f"multiple_choice: expected field choices as a list of 1 to 26 texts, got {str(choices)[:80]!r}"
-        )
-    else:
-        letters = string.ascii_uppercase[: len(choices)]
-    wanted = set()
-    for target in checked_targets(targets):
-        letter = target.strip().upper()
-        if letter not in letters or len(letter) != 1:
-            if target not in choices:
-                raise MetricError(
-                    f"multiple_choice: expected a target among {', '.join(letters)} or a choice, "
-                    f"got {target!r}"
-                )
-            letter = letters[list(choices).index(target)]
-        wanted.add(letter)
-    if style == "mmmu":
-        got = _mmmu_letter(answer, letters, choices)
-        return float(got in wanted) if got else len(wanted) / len(letters)
-    find = _mmstar_letter if style == "mmstar" else _plain_letter
-    return float(find(answer, letters) in wanted)
+def multiple_choice(style: str = "mmstar") -> Metric:
+    """1 where the answer chooses a target, which is a letter or the text of one of the choices. MMMU's
+    scorer guesses where an answer chooses nothing; this one scores what such a guess is worth on average."""
 
+    def score(answer: str, targets: Sequence[str], fields: Fields) -> float:
+        choices: Any = fields.get("choices")
+        if choices is None and style != "mmmu":
+            letters, choices = _LETTERS_WITHOUT_CHOICES, ()
+        elif not choices or isinstance(choices, str) or len(choices) > len(string.ascii_uppercase):
+            raise MetricError(
+                "multiple_choice: expected field choices as a list of 1 to 26 texts, "
+                f"got {str(choices)[:80]!r}"
+            )
+        else:
+            letters = string.ascii_uppercase[: len(choices)]
+        wanted = set()
+        for target in targets:
+            letter = target.strip().upper()
+            if letter not in [*letters]:
+                if target not in choices:
+                    raise MetricError(
+                        f"multiple_choice: expected a target among {', '.join(letters)} or a choice, "
+                        f"got {target!r}"
+                    )
+                letter = letters[list(choices).index(target)]
+            wanted.add(letter)
+        if style == "mmmu":
+            got = _mmmu_letter(answer, letters, choices)
+            return float(got in wanted) if got else len(wanted) / len(letters)
+        find = _mmstar_letter if style == "mmstar" else _plain_letter
+        return float(find(answer, letters) in wanted)
 
-def choice_metric(style: str = "mmstar") -> Metric:
-    """`multiple_choice` by the rule of `style`. MMMU's scorer guesses where an answer chooses nothing; this
-    one scores what such a guess is worth on average."""
-    if style not in CHOICE_STYLES:
-        raise MetricError(f"multiple_choice: expected style {', '.join(CHOICE_STYLES)}, got {style!r}")
     return Metric(
         "multiple_choice",
-        f"Multiple choice: 1 where the chosen letter is the target's; {CHOICE_STYLES[style]}.",
-        partial(multiple_choice, style=style),
-        mean_score,
+        f"Multiple choice: 1 where the chosen letter is the target's; {STYLES['multiple_choice'][style]}.",
+        score,
     )
 
 
 # -------------------------------------------------------------------------------------------------- POPE
-POPE_STYLES = ("lmms_eval", "pope")
-
-
-def _yes_or_no(answer: str, style: str) -> str:
+def pope(style: str = "lmms_eval") -> Metric:
     """POPE's own scorer reads yes or no into every answer; lmms-eval takes the whole answer as it is."""
-    if style == "lmms_eval":
-        return answer.lower().strip()
-    words = answer.split(".")[0].replace(",", "").split(" ")
-    return "no" if {"No", "not", "no"} & set(words) else "yes"
 
+    def said(answer: str) -> str:
+        if style == "lmms_eval":
+            return answer.lower().strip()
+        words = answer.split(".")[0].replace(",", "").split(" ")
+        return "no" if {"No", "not", "no"} & set(words) else "yes"
 
-def _pope_target(targets: Sequence[str]) -> str:
-    wanted = {target.lower().strip() for target in checked_targets(targets)}
-    if len(wanted) != 1 or not wanted <= {"yes", "no"}:
-        raise MetricError(f"pope: expected the target yes or no, got {', '.join(map(repr, targets))}")
-    return wanted.pop()
+    def expected(targets: Sequence[str]) -> str:
+        wanted = {target.lower().strip() for target in targets}
+        if len(wanted) != 1 or not wanted <= {"yes", "no"}:
+            raise MetricError(f"pope: expected the target yes or no, got {', '.join(map(repr, targets))}")
+        return wanted.pop()
 
+    def summarise(samples: Sequence[Scored]) -> dict[str, float]:
+        # An answer that is neither yes nor no is wrong and in no other count, as in lmms-eval.
+        # target_yes_rate is what lmms-eval calls pope_yes_ratio; it says nothing about the model.
+        pairs = [(said(sample.answer), expected(sample.targets)) for sample in samples]
+        hits, false_yes = pairs.count(("yes", "yes")), pairs.count(("yes", "no"))
+        missed = pairs.count(("no", "yes"))
+        precision = hits / (hits + false_yes) if hits + false_yes else 0.0
+        recall = hits / (hits + missed) if hits + missed else 0.0
+        both = precision + recall
+        return {
+            **mean_score(samples),
+            "precision": precision,
+            "recall": recall,
+            "f1": 2 * (precision * recall) / both if both else 0.0,
+            "yes_rate": (hits + false_yes) / len(pairs),
+            "target_yes_rate": sum(wanted == "yes" for _, wanted in pairs) / len(pairs),
+        }
 
-def _pope_score(answer: str, targets: Sequence[str], fields: Fields, *, style: str) -> float:
-    return float(_yes_or_no(answer, style) == _pope_target(targets))
-
-
-def _pope_summary(samples: Sequence[Scored], style: str) -> dict[str, float]:
-    """An answer that is neither yes nor no is wrong and in no other count, as in lmms-eval. target_yes_rate
-    is what lmms-eval calls pope_yes_ratio; it says nothing about the model."""
-    pairs = [(_yes_or_no(sample.answer, style), _pope_target(sample.targets)) for sample in samples]
-    hits, false_yes = pairs.count(("yes", "yes")), pairs.count(("yes", "no"))
-    missed = pairs.count(("no", "yes"))
-    precision = hits / (hits + false_yes) if hits + false_yes else 0.0
-    recall = hits / (hits + missed) if hits + missed else 0.0
-    both = precision + recall
-    return {
-        **mean_score(samples),
-        "precision": precision,
-        "recall": recall,
-        "f1": 2 * (precision * recall) / both if both else 0.0,
-        "yes_rate": (hits + false_yes) / len(pairs),
-        "target_yes_rate": sum(wanted == "yes" for _, wanted in pairs) / len(pairs),
-    }
-
-
-def pope_metric(style: str = "lmms_eval") -> Metric:
-    if style not in POPE_STYLES:
-        raise MetricError(f"pope: expected style {' or '.join(POPE_STYLES)}, got {style!r}")
-    read = (
-        "the answer is yes or no and nothing else, in any case (lmms-eval)"
-        if style == "lmms_eval"
-        else "no where the first sentence has the word no or not, otherwise yes (POPE's own scorer)"
-    )
     return Metric(
         "pope",
-        f"POPE: accuracy, with precision, recall and F1 of yes, and the share of yes among answers; {read}; "
-        "Li et al. 2023.",
-        partial(_pope_score, style=style),
-        partial(_pope_summary, style=style),
+        "POPE: accuracy, with precision, recall and F1 of yes, and the share of yes among answers; "
+        f"{STYLES['pope'][style]}; Li et al. 2023.",
+        lambda answer, targets, fields: float(said(answer) == expected(targets)),
+        summarise,
     )
 
 
 # ----------------------------------------------------------------------------------------------- ROUGE-L
-@cache
-def _rouge_scorer(stem: bool):
-    if find_spec("rouge_score") is None:
-        raise MetricError("rouge_l needs the rouge-score package: pip install -r requirements-eval.txt")
-    from rouge_score.rouge_scorer import RougeScorer  # optional
-
-    return RougeScorer(["rougeL"], use_stemmer=stem)
-
-
-def rouge_l(answer: str, targets: Sequence[str], fields: Fields, *, stem: bool) -> float:
+def rouge_l(stem: bool = False) -> Metric:
     """F1 of the longest common subsequence of words, with the nearest target."""
-    checked_targets(targets)
-    return float(_rouge_scorer(stem).score_multi(targets, answer)["rougeL"].fmeasure)
-
-
-def rouge_metric(stem: bool = False) -> Metric:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer  # optional
+    except ImportError:
+        raise MetricError(
+            "rouge_l needs the rouge-score package: pip install -r requirements-eval.txt"
+        ) from None
+    scorer = RougeScorer(["rougeL"], use_stemmer=stem)
     return Metric(
         "rouge_l",
         "ROUGE-L: F1 of the longest common subsequence of words (lower case, letters and digits"
         f"{', stemmed' if stem else ''}) with the nearest target; Lin 2004, by Google's rouge-score.",
-        partial(rouge_l, stem=stem),
-        mean_score,
+        lambda answer, targets, fields: float(scorer.score_multi(targets, answer)["rougeL"].fmeasure),
     )
 
 
 # ----------------------------------------------------------------------------------------------- by name
 METRICS: dict[str, Callable[..., Metric]] = {
-    "exact_match": exact_match_metric,
-    "vqa_accuracy": vqa_metric,
-    "anls": anls_metric,
-    "relaxed_accuracy": relaxed_metric,
-    "multiple_choice": choice_metric,
-    "pope": pope_metric,
-    "rouge_l": rouge_metric,
+    metric.__name__: metric
+    for metric in (exact_match, vqa_accuracy, anls, relaxed_accuracy, multiple_choice, pope, rouge_l)
 }
-_KINDS = {bool: "true or false", float: "a number", str: "a text"}  # types of the options' defaults
 
 
 def find_metric(name: str, **options) -> Metric:
@@ -497,7 +430,13 @@ def find_metric(name: str, **options) -> Metric:
     for option, value in options.items():
         if option not in known:
             raise MetricError(f"metric {name} has no option {option!r}; its options are {', '.join(known)}")
-        kind = type(known[option].default)
-        if not (isinstance(value, kind) or (kind is float and type(value) is int)):
-            raise MetricError(f"metric {name}: expected {option} as {_KINDS[kind]}, got {value!r}")
+        default = known[option].default
+        if isinstance(default, bool):
+            fits, expected = isinstance(value, bool), "true or false"
+        elif isinstance(default, float):
+            fits, expected = type(value) in (int, float) and 0 <= value <= 1, "a number from 0 to 1"
+        else:
+            fits, expected = value in [*STYLES[name]], " or ".join(STYLES[name])
+        if not fits:
+            raise MetricError(f"metric {name}: expected {option} as {expected}, got {value!r}")
     return METRICS[name](**options)

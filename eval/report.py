@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import random
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from data.files import replacing
 from data.images import load_image
-from eval.results import OVERALL, Record
+from eval.results import CONTROLS, Record
 from eval.tasks import EvalSample, EvalTask
 
-TEMPLATE = "report.html.jinja"
 SHOWN = 12  # samples of each kind
 SIDE = 320  # pixels that an embedded image has at most
 IMAGES = 4  # of one sample
@@ -43,23 +43,21 @@ def write_report(
     )
     environment.filters |= {"percent": "{:.1%}".format, "number": number}
     worst, wrong = worst_samples(task, records)
-    groups = [
-        {
-            "title": "Worst answers",
-            "note": f"{len(worst)} of the {wrong:,} below full score, one kind of question after another",
-            "cards": [_card(sample, records, blind) for sample in worst],
-        },
-        {
-            "title": "Random answers",
-            "note": "drawn from all, right or wrong",
-            "cards": [_card(sample, records, blind) for sample in random_samples(task)],
-        },
+    note = f"{len(worst)} of the {wrong:,} below full score, one kind of question after another"
+    groups = [("Worst answers", note, worst)]
+    groups.append(("Random answers", "drawn from all, right or wrong", random_samples(task)))
+    tables = [
+        ("By kind of question", "questions about", results["families"][:-1]),
+        ("By length of the expected answer", "length", results["answer_lengths"]),
     ]
-    page = environment.get_template(TEMPLATE).render(
+    page = environment.get_template("report.html.jinja").render(
         results=results,
-        tables=_tables(results),
-        groups=[group for group in groups if group["cards"]],
         overall=results["families"][-1],
+        controls=CONTROLS,
+        tables=[table for table in tables if len(table[-1]) > 1],
+        groups=[(*told, [(one, embedded_images(one)) for one in shown]) for *told, shown in groups if shown],
+        records=records,
+        blind=blind,
     )
     with replacing(path) as temporary:
         temporary.write_bytes(page.encode("utf-8", "backslashreplace"))
@@ -74,60 +72,28 @@ def worst_samples(task: EvalTask, records: Mapping[str, Record]) -> tuple[list[E
     """The lowest scores, families in turn among equals; and how many are below 1."""
     wrong = [sample for sample in task.samples if records[sample.id]["score"] < 1]
     random.Random(0).shuffle(wrong)
-    turns: dict[tuple[float, str], int] = {}
-    order: list[tuple[float, int, int]] = []
-    for sample in wrong:
+    turns: Counter[tuple[float, str]] = Counter()
+    order = []
+    for place, sample in enumerate(wrong):
         score = float(records[sample.id]["score"])
-        turn = turns[score, sample.family] = turns.get((score, sample.family), -1) + 1
-        order.append((score, turn, len(order)))
+        order.append((score, turns[score, sample.family], place))
+        turns[score, sample.family] += 1
     return [wrong[place] for *_, place in sorted(order)[:SHOWN]], len(wrong)
 
 
 def random_samples(task: EvalTask) -> list[EvalSample]:
-    samples = list(task.samples)
-    return random.Random(1).sample(samples, min(SHOWN, len(samples)))
+    return random.Random(1).sample(list(task.samples), min(SHOWN, len(task.samples)))
 
 
-def _tables(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The sortable tables: by family, and by length of the answer."""
-    families = [row for row in results["families"] if row["name"] != OVERALL]
-    tables = []
-    if families:
-        tables.append({"title": "By kind of question", "first": "questions about", "rows": families})
-    if len(results["answer_lengths"]) > 1:
-        lengths = {"title": "By length of the expected answer", "first": "length"}
-        tables.append(lengths | {"rows": results["answer_lengths"]})
-    return tables
-
-
-def _card(
-    sample: EvalSample, records: Mapping[str, Record], blind: Mapping[str, Record] | None
-) -> dict[str, Any]:
-    record = records[sample.id]
+def embedded_images(sample: EvalSample) -> list[str]:
+    """A sample's images as small data: URLs, "" for one that does not open."""
+    urls = []
     try:
-        images = [_embedded(source) for source in list(sample.images())[:IMAGES]]
+        for source in list(sample.images())[:IMAGES]:
+            image, file = load_image(source), io.BytesIO()
+            image.thumbnail((SIDE, SIDE))
+            image.save(file, "WEBP", quality=82, method=4)
+            urls.append("data:image/webp;base64," + base64.b64encode(file.getvalue()).decode())
     except (ValueError, OSError):
-        images = [""]
-    return {
-        "id": sample.id,
-        "family": sample.family,
-        "images": images,
-        "question": sample.question,
-        "answer": record["answer"],
-        "targets": list(dict.fromkeys(sample.targets)),
-        "score": record["score"],
-        "error": record.get("error", ""),
-        "blind": blind[sample.id]["answer"] if blind is not None else None,
-    }
-
-
-def _embedded(source: Any) -> str:
-    """An image as a small data: URL; "" for one that does not open."""
-    try:
-        image = load_image(source)
-    except (ValueError, OSError):
-        return ""
-    image.thumbnail((SIDE, SIDE))
-    file = io.BytesIO()
-    image.save(file, "WEBP", quality=82, method=4)
-    return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
+        urls.append("")
+    return urls

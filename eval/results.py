@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ RUN, SAMPLES, BLIND = "run.json", "samples.jsonl", "samples-blind.jsonl"
 RESULTS, REPORT = "results.json", "report.html"
 CONFIDENCE = 0.95
 OVERALL = "overall"
+CONTROLS = {"blind": "image blanked", "majority": "majority answer"}
 ERRORS_LISTED = 100
 LENGTHS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, None))  # words of an answer
 
@@ -60,19 +61,12 @@ def figures(metric: Metric, scored: Sequence[Scored]) -> dict[str, Any]:
     return {"score": summary.pop("score"), "interval": list(interval), "n": len(scored), **summary}
 
 
-def _scored(task: EvalTask, records: Mapping[str, Record]) -> list[Scored]:
-    return task.scored(
-        {name: record["answer"] for name, record in records.items()},
-        {name: record["score"] for name, record in records.items()},
-    )
-
-
-def _majority(task: EvalTask) -> list[Scored]:
-    """The score of answering every question with the most common answer of its family."""
-    common = task.majority()
-    answers = {sample.id: common[sample.family] for sample in task.samples}
-    score = task.metric.score
-    return task.scored(answers, {s.id: score(answers[s.id], s.targets, s.fields) for s in task.samples})
+def by_family(items: Sequence[Any], family_of: Callable[[Any], str]) -> dict[str, Sequence[Any]]:
+    """Name -> items, of each family where there are several, and of all."""
+    families: dict[str, Any] = {}
+    for item in items:
+        families.setdefault(family_of(item) or "other", []).append(item)
+    return (families if len(families) > 1 else {}) | {OVERALL: items}
 
 
 def summarise(
@@ -84,18 +78,23 @@ def summarise(
     """The figures of results.json, from the records by sample id.
 
     Args:
-        controls: add what the most common answers score.
-        blind: add what these answers to blanked images score.
+        controls: add what the most common answers of each family score, and if given the `blind` answers.
     """
-    scored = _scored(task, records)
-    beside = {"majority": _majority(task)} if controls else {}
-    beside |= {"blind": _scored(task, blind)} if controls and blind is not None else {}
-    families = list(dict.fromkeys(sample.family for sample in task.samples))
+    scored = task.scored([(records[one.id]["answer"], records[one.id]["score"]) for one in task.samples])
+    common = task.majority() if controls else {}
+    beside: dict[str, list[Scored]] = {}
+    if controls:
+        answers = [(common[one.family], one) for one in task.samples]
+        beside["majority"] = task.scored(
+            [(answer, task.metric.score(answer, one.targets, one.fields)) for answer, one in answers]
+        )
+    if blind is not None:
+        beside["blind"] = task.scored(
+            [(blind[one.id]["answer"], blind[one.id]["score"]) for one in task.samples]
+        )
     rows = []
-    for family in [*(families if len(families) > 1 else []), None]:
-        places = [i for i, s in enumerate(task.samples) if family is None or s.family == family]
-        row: dict[str, Any] = {"name": OVERALL if family is None else family or "other"}
-        row |= figures(task.metric, [scored[i] for i in places])
+    for family, places in by_family(range(len(scored)), lambda i: task.samples[i].family).items():
+        row = {"name": family} | figures(task.metric, [scored[i] for i in places])
         for name, other in beside.items():
             row[name] = task.metric.summarise([other[i] for i in places])["score"]
         rows.append(row)
@@ -109,7 +108,7 @@ def summarise(
         "n": overall["n"],
         "figures": {key: value for key, value in overall.items() if key not in own},
         "controls": {name: figures(task.metric, other) for name, other in beside.items()},
-        "majority_answers": task.majority() if controls else {},
+        "majority_answers": common,
         "families": rows,
         "answer_lengths": _by_length(task, scored),
         "errors": {
@@ -135,9 +134,8 @@ def _by_length(task: EvalTask, scored: Sequence[Scored]) -> list[dict[str, Any]]
 # ---------------------------------------------------------------------------------------------- tables
 def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """The families of `summarise` as a Markdown table."""
-    names = {"score": "score", "interval": f"{CONFIDENCE:.0%} interval"}
-    names |= {"blind": "image blanked"} if "blind" in rows[0] else {}
-    names |= {"majority": "majority answer"} if "majority" in rows[0] else {}
+    names = {"score": "score", "interval": f"{CONFIDENCE:.0%} interval"} | CONTROLS
+    names = {key: title for key, title in names.items() if key in rows[0]}
     lines = [f"| questions about | {' | '.join(names.values())} | n |", "|---" * (len(names) + 2) + "|"]
     for row in rows:
         name = f"**{row['name']}**" if row["name"] == OVERALL else row["name"]

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from string import Formatter
+from string import Formatter, ascii_uppercase
 from typing import Any
 
 from data.errors import BadRow, DatasetError
@@ -36,8 +37,6 @@ MAX_NEW_TOKENS = 32
 PLAIN_PROMPT = "{question}"
 CHOICES_PROMPT = "{question}\n{choices}\nAnswer with the option's letter from the given choices directly."
 COLUMNS = ("question", "answer", "answers", "image", "images", "choices", "family", "id")
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_BAD = "bad row"
 
 
 @dataclass(frozen=True)
@@ -72,43 +71,39 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
         DatasetError: no such data or column, rows without a question or an answer, no images where text
             alone is not allowed, a template with an unknown column.
     """
-    local = Path(config.path).expanduser()
-    is_local = local.exists() or "*" in config.path or config.path.startswith((".", "/", "~"))
+    path = config.path
+    is_local = Path(path).expanduser().exists() or "*" in path or path.startswith((".", "/", "~"))
     split = config.split or ("" if is_local else "test")
-    rows, folder = open_rows(config.path, config.subset, split, False, config.revision)
+    rows, folder = open_rows(path, config.subset, split, False, config.revision)
     if not len(rows):
-        raise DatasetError(f"{config.path}: split {split!r} has no rows")
+        raise DatasetError(f"{path}: split {split!r} has no rows")
     reader = _Reader(config, rows, folder)
-    reader.check_images()
     samples: list[EvalSample] = []
     problems = []
     for number in range(len(rows)):
         if config.limit is not None and len(samples) >= config.limit:
             break
         try:
-            samples += reader.samples(number)
+            samples += reader.samples(number, rows[number])
         except BadRow as error:
             problems.append(f"row {number + 1}: {error}")
     if problems:
         more = f" (and {len(problems) - 1} more such rows)" if len(problems) > 1 else ""
-        raise DatasetError(f"{config.path}: {problems[0]}{more}")
-    seen: set[str] = set()
-    for sample in samples:
-        if sample.id in seen:
-            raise DatasetError(
-                f"{config.path}: two questions have the id {sample.id!r}; name a column whose values are all "
-                "different with --columns id=..."
-            )
-        seen.add(sample.id)
-    data: dict[str, Any] = {
-        "path": config.path,
+        raise DatasetError(f"{path}: {problems[0]}{more}")
+    name, count = Counter(sample.id for sample in samples).most_common(1)[0]
+    if count > 1:
+        raise DatasetError(
+            f"{path}: {count} questions have the id {name!r}; name a column whose values are all different "
+            "with --columns id=..."
+        )
+    data = {
+        "path": path,
         "subset": config.subset,
         "split": split or "train",  # as files without a split are called
         "revision": config.revision,
         "columns": dict(config.columns),
     }
-    name = Path(config.path).stem if is_local else config.path
-    name = f"{name}/{config.subset}" if config.subset else name
+    name = (Path(path).stem if is_local else path) + (f"/{config.subset}" if config.subset else "")
     return EvalTask(name, samples[: config.limit], metric, reader.prompt, data, config.system)
 
 
@@ -117,15 +112,12 @@ class _Reader:
 
     def __init__(self, config: DataConfig, rows: Sequence[Any], folder: Path | None):
         self.config, self.rows = config, rows
-        columns = columns_of(rows, config.path)
+        columns, path = columns_of(rows, config.path), config.path
         has = f"it has {', '.join(columns) or 'none'}"
         if unknown := sorted(set(config.columns) - {*COLUMNS, *SCHEMA_COLUMNS}):
-            raise DatasetError(
-                f"{config.path}: --columns: expected names out of {', '.join(COLUMNS)}, got "
-                f"{', '.join(unknown)}"
-            )
+            raise DatasetError(f"{path}: --columns: expected {', '.join(COLUMNS)}, got {', '.join(unknown)}")
         if absent := sorted(set(config.columns.values()) - set(columns)):
-            raise DatasetError(f"{config.path}: no column {', '.join(absent)}; {has}")
+            raise DatasetError(f"{path}: no column {', '.join(absent)}; {has}")
         self.names = {name: config.columns.get(name, name) for name in COLUMNS}
         have = {name for name in COLUMNS if self.names[name] in columns}
         if "file_name" in columns and not {"image", "images"} & have:
@@ -133,116 +125,107 @@ class _Reader:
         self.answers = [self.names[name] for name in ("answers", "answer") if name in have]
         self.is_plain = "question" in have and bool(self.answers)
         kind: tuple[str, ...] = ("question", "answer")
-        image_columns = {key: self.names[key] for key in ("image", "images")}
+        schema_columns = {key: self.names[key] for key in ("image", "images")}
         if not self.is_plain:
             if not {"messages", "texts", "completion"} & {*columns, *config.columns}:
-                missing = "question" if "question" not in have else "answer or answers"
+                missing = "answer or answers" if "question" in have else "question"
                 raise DatasetError(
-                    f"{config.path}: no column {missing}; {has}: name yours with "
-                    f"--columns {missing.split()[0]}=..."
+                    f"{path}: no column {missing}; {has}: name yours with --columns OURS=YOURS"
                 )
             renamed = {key: value for key, value in config.columns.items() if key in SCHEMA_COLUMNS}
-            kind = find_schema(columns, renamed, config.path)
-            image_columns |= renamed
-        self.schema = RowSchema(
+            kind = find_schema(columns, renamed, path)
+            schema_columns |= renamed
+        self.schema = schema = RowSchema(
             kind,
-            image_columns,
+            schema_columns,
             folder=folder,
             allow_urls=config.allow_urls,
             allow_outside=config.allow_outside,
         )
-        self.has_choices = "choices" in have
-        self.prompt = config.prompt or (CHOICES_PROMPT if self.has_choices else PLAIN_PROMPT)
+        self.prompt = config.prompt or (CHOICES_PROMPT if "choices" in have else PLAIN_PROMPT)
         known = [*columns, "question", "choices"] if self.is_plain else ["question"]
-        self.in_prompt = _columns_in(self.prompt, config.path, known)
+        self.in_prompt = _columns_in(self.prompt, path, known)
+        if not config.allow_text_only:
+            images_of = schema.column_images if self.is_plain else schema.images
+            how = "--columns image=COLUMN, or --allow-text-only"
+            if not find_images(first_rows(rows), images_of, schema, path, how):
+                raise no_images(path, columns, how)
 
-    def check_images(self) -> None:
-        """Raises DatasetError where the first rows have no images and text alone was not allowed."""
-        config, schema = self.config, self.schema
-        if config.allow_text_only:
-            return
-        images_of = schema.column_images if self.is_plain else schema.images
-        how = "--columns image=COLUMN, or --allow-text-only"
-        if not find_images(first_rows(self.rows), images_of, schema, config.path, how):
-            raise no_images(config.path, columns_of(self.rows, config.path), how)
-
-    def samples(self, number: int) -> list[EvalSample]:
+    def samples(self, number: int, row: Any) -> list[EvalSample]:
         """The questions of a row, counted from 0. Raises BadRow."""
-        row = self.rows[number]
         if not isinstance(row, Mapping):
-            raise BadRow(_BAD, f"expected an object with columns, got {str(row)[:200]}")
-        if not self.is_plain:
-            return self._turns(number, row)
-        question = row.get(self.names["question"])
-        if not isinstance(question, str) or not question.strip():
-            raise BadRow(_BAD, f"expected a question, got {question!r}")
-        choices = (row.get(self.names["choices"]) if self.has_choices else None) or []
-        if not isinstance(choices, Sequence) or isinstance(choices, str) or len(choices) > len(LETTERS):
-            raise BadRow(_BAD, f"choices: expected a list of at most {len(LETTERS)}, got {choices!r:.80}")
-        choices = [str(choice) for choice in choices]
-        given = [row[name] for name in self.answers if row.get(name) is not None]
-        image_columns = {self.names["image"], self.names["images"]}
-        fields = {key: value for key, value in row.items() if key not in image_columns and _is_plain(value)}
-        fields |= {"question": question} | ({"choices": choices} if choices else {})
-        listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices))
-        own = row.get(self.names["id"])
+            raise _bad(f"expected an object with columns, got {str(row)[:200]}")
+        if self.is_plain:
+            return [self._question(number, row)]
         return [
             self._sample(
                 number,
                 row,
-                id=str(number + 1) if own is None else str(own),
-                question=question,
-                prompted=fields | {"choices": listed},
-                targets=_targets(given[0] if given else None, choices),
-                images=partial(self._images, number),
-                shows=_keys([row.get(self.names[name]) for name in ("images", "image")]),
-                fields=fields,
+                {"question": question},
+                "",
+                id=f"{number + 1}.{turn + 1}",
+                targets=_targets(answer, ()),
+                images=partial(self._images_of_turn, number, turn),
+                shows=_keys(images),
             )
+            for turn, (question, answer, images) in enumerate(self._turns(row))
         ]
 
-    def _turns(self, number: int, row: Mapping[str, Any]) -> list[EvalSample]:
-        """Each turn of a conversation, as a question about the images shown so far."""
-        samples = []
-        for turn, (question, answer, images) in enumerate(self._conversation(row)):
-            if not question.strip() or not answer.strip():
-                raise BadRow(_BAD, f"turn {turn + 1}: expected a question and an answer")
-            samples.append(
-                self._sample(
-                    number,
-                    row,
-                    id=f"{number + 1}.{turn + 1}",
-                    question=question,
-                    prompted={"question": question},
-                    targets=(answer,),
-                    images=partial(self._images_at, number, turn),
-                    shows=_keys(images),
-                    fields={"question": question},
-                )
-            )
-        return samples
+    def _question(self, number: int, row: Mapping[str, Any]) -> EvalSample:
+        """A row with a question of its own."""
+        choices = row.get(self.names["choices"]) or []
+        if not isinstance(choices, list | tuple) or len(choices) > len(ascii_uppercase):
+            raise _bad(f"choices: expected a list of at most {len(ascii_uppercase)}, got {choices!r:.80}")
+        choices = [str(choice) for choice in choices]
+        given = [row[name] for name in self.answers if row.get(name) is not None]
+        image_columns = {self.names["image"], self.names["images"]}
+        fields = {key: value for key, value in row.items() if key not in image_columns and _is_plain(value)}
+        fields |= {"question": row.get(self.names["question"])} | ({"choices": choices} if choices else {})
+        own = row.get(self.names["id"])
+        return self._sample(
+            number,
+            row,
+            fields,
+            "\n".join(f"{letter}. {text}" for letter, text in zip(ascii_uppercase, choices)),
+            id=str(number + 1) if own is None else str(own),
+            targets=_targets(given[0] if given else None, choices),
+            images=partial(self._images_of_row, number),
+            shows=_keys([row.get(self.names[name]) for name in ("images", "image")]),
+        )
 
-    def _sample(self, number: int, row: Mapping[str, Any], *, prompted, shows, **parts) -> EvalSample:
-        absent = [name for name in self.in_prompt if prompted.get(name) is None]
-        if absent:
-            raise BadRow(_BAD, f"the prompt needs {', '.join(absent)}, which the row does not have")
+    def _sample(
+        self,
+        number: int,
+        row: Mapping[str, Any],
+        fields: dict[str, Any],
+        listed: str,
+        **parts,
+    ) -> EvalSample:
+        question = fields["question"]
+        if not isinstance(question, str) or not question.strip():
+            raise _bad(f"expected a question, got {question!r}")
+        prompted = fields | {"choices": listed}
+        if absent := [name for name in self.in_prompt if prompted.get(name) is None]:
+            raise _bad(f"the prompt needs {', '.join(absent)}, which the row does not have")
         return EvalSample(
+            question=question,
             prompt=self.prompt.format(**{name: prompted[name] for name in self.in_prompt}),
-            group=" ".join(shows) or f"row {number + 1}",
-            shows=shows,
+            group=" ".join(parts["shows"]) or f"row {number + 1}",
             max_new_tokens=self.config.max_new_tokens,
             family=str(row.get(self.names["family"]) or ""),
             system=self.config.system,
+            fields=fields,
             **parts,
         )
 
-    def _images(self, number: int) -> list[Any]:
+    def _images_of_row(self, number: int) -> list[Any]:
         return self.schema.column_images(self.rows[number])
 
-    def _images_at(self, number: int, turn: int) -> list[Any]:
-        return list(self._conversation(self.rows[number]))[turn][2]
+    def _images_of_turn(self, number: int, turn: int) -> list[Any]:
+        return list(self._turns(self.rows[number]))[turn][2]
 
-    def _conversation(self, row: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Any]]]:
-        """(question, answer, images so far) of each turn."""
+    def _turns(self, row: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Any]]]:
+        """(question, answer, images so far) of each turn of a conversation."""
         images: list[Any] = []
         question = ""
         for message in self.schema.conversation(row) or ():
@@ -254,22 +237,20 @@ class _Reader:
                 yield question, text, images
 
 
+def _bad(problem: str) -> BadRow:
+    return BadRow("bad row", problem)
+
+
 def _columns_in(template: str, path: str, known: Sequence[str]) -> list[str]:
-    """The columns that a prompt names in braces; formats and conversions are none."""
+    """The columns that a prompt names in braces."""
+    names = []
     try:
-        parts = list(Formatter().parse(template))
+        for _, name, form, conversion in Formatter().parse(template):
+            if name is not None and (name not in known or form or conversion):
+                raise ValueError(f"{name} is not one of the columns {', '.join(dict.fromkeys(known))}")
+            names += [name] if name is not None else []
     except ValueError as error:
         raise DatasetError(f"{path}: prompt {template!r}: {error}; write {{{{ for a brace") from error
-    names = [
-        name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
-        for _, name, spec, conversion in parts
-        if name is not None
-    ]
-    if unknown := sorted(set(names) - set(known)):
-        raise DatasetError(
-            f"{path}: prompt {template!r}: no column {', '.join(unknown)}; it has "
-            f"{', '.join(dict.fromkeys(known))}"
-        )
     return names
 
 
@@ -283,14 +264,14 @@ def _targets(value: Any, choices: Sequence[str]) -> tuple[str, ...]:
             one = one.get("answer", one.get("text"))
         if choices and isinstance(one, float) and one.is_integer():
             one = int(one)  # a column of integers with a gap is one of floats
-        if choices and isinstance(one, int) and not isinstance(one, bool):
+        if choices and type(one) is int:
             if not 0 <= one < len(choices):
-                raise BadRow(_BAD, f"answer {one}: expected an index of {len(choices)} choices, from 0")
-            one = LETTERS[one]
+                raise _bad(f"answer {one}: expected an index of {len(choices)} choices, from 0")
+            one = ascii_uppercase[one]
         if one is not None and str(one).strip():
             found.append(str(one))
     if not found:
-        raise BadRow(_BAD, f"expected at least one answer, got {'none' if value is None else repr(value)}")
+        raise _bad(f"expected at least one answer, got {value!r}")
     return tuple(found)
 
 

@@ -63,11 +63,6 @@ def evaluate(
         batch_size: answers in work at the same time; no score depends on it (in float32).
         controls: also answer with images blanked, and score the most common answers.
         tell: gets one line about the caches' memory before any work.
-
-    Raises:
-        TaskError: a sample that cannot be scored, a folder of another run.
-        RequestError: memory does not suffice, another process writes to the folder.
-        OSError: the folder cannot be written.
     """
     ranks = Ranks(checkpoint.model.device) if ranks is None else ranks
     described = {"task": task.definition(), "model": describe_model(checkpoint)}
@@ -127,12 +122,9 @@ def _begin(
 
 def _check_same(output: Path, described: Mapping[str, Any]) -> None:
     """Raises TaskError where a folder holds answers of another model or to another task."""
-    try:
-        earlier = json.loads((output / RUN).read_text(encoding="utf-8"))
-        pairs = {key: (earlier["task"].get(key), value) for key, value in described["task"].items()}
-        pairs |= {key: (earlier["model"].get(key), described["model"][key]) for key in _MODEL_KEYS}
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise TaskError(f"{output / RUN}: expected the description of a run, got something else") from None
+    earlier = json.loads((output / RUN).read_text(encoding="utf-8"))
+    pairs = {key: (earlier["task"].get(key), value) for key, value in described["task"].items()}
+    pairs |= {key: (earlier["model"].get(key), described["model"][key]) for key in _MODEL_KEYS}
     differ = [f"{key} {a!r:.60} there, {b!r:.60} now" for key, (a, b) in pairs.items() if a != b]
     if differ:
         raise TaskError(
@@ -173,19 +165,15 @@ def _speed(output: Path, now: Mapping[str, float]) -> dict[str, float | None]:
     """Seconds and samples/s of this run, or of the earlier one where that left nothing to answer."""
     if not now["answered"] and (output / RESULTS).exists():
         earlier = json.loads((output / RESULTS).read_text(encoding="utf-8"))
-        if {"seconds", "answered", "samples_per_second"} <= earlier.keys():
-            return {key: earlier[key] for key in ("seconds", "answered", "samples_per_second")}
+        return {key: earlier[key] for key in ("seconds", "answered", "samples_per_second")}
     speed = now["answered"] / now["seconds"] if now["answered"] else None
     return {**now, "samples_per_second": speed}
 
 
 # -------------------------------------------------------------------------------------- the command line
 def run_command(settings: argparse.Namespace, check_names: Callable[[], None] | None) -> None:
-    """Answer and score everything that the command line asks for; prints each task, then its figures.
-
-    Args:
-        check_names: what one rank of several finds wrong all of them must hear, so it is called in here.
-    """
+    """Answer and score everything that the command line asks for; prints each task, then its figures. What
+    one rank of several finds wrong all of them must hear, so `check_names` is called in here."""
     ranks = Ranks(pick_device(settings.device))
     try:
         with ranks.watching():

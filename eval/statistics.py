@@ -44,7 +44,7 @@ def score_interval(
 ) -> tuple[float, float]:
     """Interval of the mean of scores from 0 to 1. It is exact where all of them are 0 or 1, and that of an
     equally large share, which is no narrower, where their sum is within 5 of 0 or of their number."""
-    values = _checked(scores)
+    values = np.asarray(scores, np.float64)
     right, count = float(values.sum()), len(values)
     exact = _exact(right, count, confidence)
     near_an_end = ((values >= 0) & (values <= 1)).all() and min(right, count - right) < _FEW
@@ -64,7 +64,7 @@ def figure_interval(
     Args:
         statistic: samples -> the figure. Called once for each resample.
     """
-    numbers = _checked(range(len(samples))).astype(int)
+    numbers = np.arange(len(samples))
 
     def figure(drawn: np.ndarray) -> float:
         return statistic([samples[i] for i in drawn])
@@ -87,11 +87,7 @@ def compare_paired(
     resamples: int = RESAMPLES,
 ) -> PairedResult:
     """Compare two models by their scores on the same questions, in the same order."""
-    if len(scores_a) != len(scores_b):
-        raise ValueError(
-            f"expected two models' scores on the same questions, got {len(scores_a)} and {len(scores_b)}"
-        )
-    a, b = _checked(scores_a), _checked(scores_b)
+    a, b = np.asarray(scores_a, np.float64), np.asarray(scores_b, np.float64)
     gains = b - a
     if _is_share(a) and _is_share(b):
         interval = _paired_shares(gains, confidence)
@@ -153,10 +149,3 @@ def _resampled(values: np.ndarray, confidence: float, resamples: int) -> tuple[f
 
 def _is_share(values: np.ndarray) -> bool:
     return bool(np.isin(values, (0, 1)).all())
-
-
-def _checked(scores: Sequence[float]) -> np.ndarray:
-    values = np.asarray(scores, dtype=np.float64)
-    if not len(values):
-        raise ValueError("expected at least one score, got none")
-    return values

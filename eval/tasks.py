@@ -142,11 +142,11 @@ class EvalTask:
             except MetricError as error:
                 raise TaskError(f"{self.name}: question {sample.id}: {error}") from error
 
-    def scored(self, answers: Mapping[str, str], scores: Mapping[str, float]) -> list[Scored]:
-        """Answers and scores by sample id, as metrics take them, in the samples' order."""
+    def scored(self, answers: Sequence[tuple[str, float]]) -> list[Scored]:
+        """(answer, score) of each sample, as metrics take them."""
         return [
-            Scored(answers[sample.id], sample.targets, scores[sample.id], sample.fields)
-            for sample in self.samples
+            Scored(answer, sample.targets, score, sample.fields)
+            for sample, (answer, score) in zip(self.samples, answers, strict=True)
         ]
 
     def majority(self) -> dict[str, str]:

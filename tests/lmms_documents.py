@@ -20,11 +20,11 @@ LISTED = "\nA. red\nB. blue"
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One document of a task, the texts of its prompt in order, and the figure that it is known by."""
+    """One document of a task, its prompt, and the figure that it is known by."""
 
     split: str
     row: dict[str, Any]
-    prompt: tuple[str, ...]
+    prompt: str
     figure: str
 
 
@@ -37,7 +37,7 @@ def benchmarks(image: Image) -> dict[str, Benchmark]:
         "mmstar": Benchmark(
             "val",
             {**asked, "index": 0, "answer": "B", "category": "math", "l2_category": "geometry"},
-            (ASKED + LETTER,),
+            ASKED + LETTER,
             "average",
         ),
         "mmmu_val": Benchmark(
@@ -50,38 +50,38 @@ def benchmarks(image: Image) -> dict[str, Benchmark]:
                 "question_type": "multiple-choice",
                 "image_1": image,
             },
-            (f"What is it?{LISTED}\n{LETTER}.",),
+            f"What is it?{LISTED}\n{LETTER}.",
             "mmmu_acc",
         ),
         "ai2d": Benchmark(
             "test",
             {**asked, "options": CHOICES, "answer": "1"},
-            (f"{ASKED}{LISTED}{LETTER}.",),
+            f"{ASKED}{LISTED}{LETTER}.",
             "exact_match,flexible-extract",
         ),
         "scienceqa_img": Benchmark(
             "test",
             {**asked, "hint": "Look up.", "choices": CHOICES, "answer": 1},
-            (f"Context: Look up.\n{ASKED}{LISTED}{LETTER}.",),
+            f"Context: Look up.\n{ASKED}{LISTED}{LETTER}.",
             "exact_match",
         ),
-        "textvqa_val": Benchmark("validation", read, ("What colour is the sky?" + SHORT,), "exact_match"),
-        "docvqa_val": Benchmark("validation", read, (ASKED + SHORT,), "anls"),
-        "infovqa_val": Benchmark("validation", read, (ASKED + SHORT,), "anls"),
+        "textvqa_val": Benchmark("validation", read, ASKED + SHORT, "exact_match"),
+        "docvqa_val": Benchmark("validation", read, ASKED + SHORT, "anls"),
+        "infovqa_val": Benchmark("validation", read, ASKED + SHORT, "anls"),
         "chartqa": Benchmark(
             "test",
             {**asked, "answer": "12", "type": "human_test"},
-            (f"{ASKED}\nAnswer the question with a single word.",),
+            f"{ASKED}\nAnswer the question with a single word.",
             "relaxed_overall",
         ),
         "ocrbench": Benchmark(
             "test",
             {**asked, "dataset": "x", "question_type": "Doc-oriented VQA", "answer": ["blue"]},
-            (ASKED,),
+            ASKED,
             "ocrbench_accuracy",
         ),
         "mme": Benchmark(
-            "test", {**yes_no, "category": "color"}, (f"Is it red?{SHORT}",), "mme_perception_score"
+            "test", {**yes_no, "category": "color"}, f"Is it red?{SHORT}", "mme_perception_score"
         ),
-        "pope": Benchmark("test", yes_no, (f"Is it red?{SHORT}",), "pope_accuracy"),
+        "pope": Benchmark("test", yes_no, f"Is it red?{SHORT}", "pope_accuracy"),
     }

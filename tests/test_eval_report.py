@@ -10,7 +10,6 @@ import io
 import os
 import re
 import shutil
-from html.parser import HTMLParser
 
 import pytest
 from PIL import Image
@@ -29,27 +28,13 @@ def path(tmp_path_factory):
     return report_of(tmp_path_factory.mktemp("report"))
 
 
-class Links(HTMLParser):
-    """Everything in a page that names something outside of it."""
-
-    def __init__(self):
-        super().__init__()
-        self.found: list[str] = []
-        self.tags: list[str] = []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.found += [value for name, value in attributes if name in ("src", "href", "srcset", "action")]
-
-
 def test_it_holds_its_images_and_names_nothing_outside_itself(path):
-    report, links = path.read_text(encoding="utf-8"), Links()
-    links.feed(report)
-    assert links.found and all(link.startswith("data:image/webp;base64,") for link in links.found)
-    assert not {"link", "iframe", "object", "base"} & set(links.tags)
-    assert "@import" not in report and not re.search(r"url\(|https?://", report)
-    assert "default-src 'none'" in report and len(links.found) >= SHOWN
-    for link in links.found:
+    report = path.read_text(encoding="utf-8")
+    links = re.findall(r"""\b(?:src|href|srcset|action)\s*=\s*["']?([^"'\s>]+)""", report)
+    assert len(links) >= SHOWN and all(link.startswith("data:image/webp;base64,") for link in links)
+    assert not re.search(r"@import|url\(|https?://|<(link|iframe|object|base)\b", report)
+    assert "default-src 'none'" in report
+    for link in links:
         with Image.open(io.BytesIO(base64.b64decode(link.partition(",")[2]))) as image:
             image.load()
             assert max(image.size) <= SIDE
