@@ -42,7 +42,7 @@ def hardware(device: str, threads: int) -> dict:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text() if cpuinfo.is_file() else ""
     known = dict(re.findall(r"^([^\n\t:]+)\s*: (.*)$", lines, re.M))  # of the last core
-    flags = known.get("flags", known.get("Features", "")).split()
+    flags = (known.get("flags") or known.get("Features") or "").split()
     return {
         "cpu": known.get("model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -112,7 +112,7 @@ def take_turns(
     jobs: Callable[[dict], list[dict]],
     rounds: int,
     together: bool,
-) -> tuple[list[list[list[dict]]], dict[int, str]]:
+) -> tuple[list[list[list[Any]]], dict[int, str]]:
     """Ask every system for its jobs, round after round, in turn.
 
     Args:
@@ -128,7 +128,7 @@ def take_turns(
     """
     setups = list(setups)
     todo = [jobs(setup) for setup in setups]
-    replies: list[list[list[dict]]] = [[[] for _ in own] for own in todo]
+    replies: list[list[list[Any]]] = [[[] for _ in own] for own in todo]
     failed: dict[int, str] = {}
     children: dict[int, ProcessPoolExecutor] = {}
     order = [

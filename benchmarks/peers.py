@@ -237,10 +237,14 @@ def gguf_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
     width, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
-    block = {"attn_q": (queries, width), "attn_k": (keys, width), "attn_v": (keys, width)}
+    block: dict[str, tuple[int, ...]] = {
+        "attn_q": (queries, width),
+        "attn_k": (keys, width),
+        "attn_v": (keys, width),
+    }
     block |= {"attn_output": (width, queries), "attn_norm": (width,), "ffn_norm": (width,)}
     block |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
-    shapes = {"token_embd": (config.vocab_size, width)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (config.vocab_size, width)}
     for layer in range(config.num_hidden_layers):
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
     shapes |= {"output_norm": (width,), "output": (config.vocab_size, width)}

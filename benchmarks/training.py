@@ -283,7 +283,9 @@ def compare(rows: list[dict]) -> None:
     """Add how speed and memory compare with transformers'."""
     by_system = {row["system"]: row for row in rows}
     theirs = by_system.pop("transformers", None)
-    for row in by_system.values() if theirs else ():
+    if theirs is None:
+        return
+    for row in by_system.values():
         # The same documents in each round: a ratio for each, then their median.
         pairs = zip(theirs["seconds_of_rounds"], row["seconds_of_rounds"])
         row["speed_over"] = median(other / own for other, own in pairs)
