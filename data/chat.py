@@ -129,7 +129,9 @@ def check_text(text: Any, label: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise PromptError(f"{label}: expected valid Unicode, got half of one at {error.start}") from error
+        raise PromptError(
+            f"{label}: expected valid Unicode, got half a surrogate pair at {error.start}"
+        ) from error
     return text
 
 

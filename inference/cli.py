@@ -256,7 +256,8 @@ def validate_args(args: argparse.Namespace) -> str | None:
         "--no-image: expected no IMAGE, got " + ", ".join(args.images): args.no_image and args.images,
         f"-q: expected a question, got {''.join(blank)!r}": blank,
         f"--{', --'.join(of_maps)}: expected with --show-attention OUT.png": of_maps and not sheet,
-        "--show-attention draws one question": sheet and (chat or batch or several),
+        "--show-attention draws one question: leave out --batch, --chat and further -q": sheet
+        and (chat or batch or several),
         "--show-attention needs an image to draw on: leave out --no-image": sheet and args.no_image,
         "--show-attention draws one answer: leave out --num-answers": sheet and args.num_answers != 1,
         f"--{', --'.join(foreign)} belongs to --method {method}": foreign,
