@@ -191,7 +191,7 @@ def _is_listed(repo: str, revision: str | None) -> bool:
         return True
     try:
         api = huggingface_hub.HfApi()
-        api.model_info(repo, revision=revision, timeout=patience())  # once, and soon: see `patience`
+        fetched(api.model_info, repo, revision=revision, timeout=patience())  # soon: see `patience`
         listed = next(iter(api.list_repo_tree(repo, revision=revision)), None)
     except OUT_OF_REACH:
         return False
