@@ -4,6 +4,7 @@
 #   make answer IMAGE=photo.jpg QUESTION="How many?"
 #   make demo                                            # ask in the browser
 #   make test
+#   make soak                                            # damaged inputs, kills and load, for an hour
 #   make train                                           # the embedded model from nothing: hours on a CPU
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ INSTALLED := $(VENV)/requirements.installed
 
 export IMAGE QUESTION
 
-.PHONY: answer demo test types tests-of-training other-tests train clean
+.PHONY: answer demo test types tests-of-training other-tests soak train clean
 
 answer: $(INSTALLED)
 	@$(PY) generate.py $${IMAGE:+"$$IMAGE"} $${QUESTION:+-q "$$QUESTION"} </dev/null
@@ -21,10 +22,11 @@ answer: $(INSTALLED)
 demo: $(INSTALLED)
 	@$(PY) app.py
 
-# Two at a time, of about the same length: what trains and evaluates with the commands of the docs, and
-# everything else.
+# Two at a time, of about the same length: what trains, evaluates and serves with the commands of the docs,
+# and everything else.
 TRAINING := $(sort $(wildcard tests/test_train*.py tests/test_eval*.py)) tests/test_docs_commands.py \
-    tests/test_finetune.py tests/test_launch.py tests/test_loader.py tests/test_locks.py
+    tests/test_finetune.py tests/test_launch.py tests/test_loader.py tests/test_locks.py \
+    tests/test_page_guard.py tests/test_page_models.py tests/test_served.py
 
 test: $(INSTALLED)
 	$(PY) -m ruff check .
@@ -39,6 +41,12 @@ tests-of-training: $(INSTALLED)
 
 other-tests: $(INSTALLED)
 	MAKEFLAGS= $(PY) -m pytest $(addprefix --ignore=,$(TRAINING))
+
+# The long versions of what `make test` does a little of: damaged inputs, kills, a page under load.
+soak: $(INSTALLED)
+	$(PY) -m tests.soak.fuzz
+	$(PY) -m tests.soak.kills
+	$(PY) -m tests.soak.load
 
 train: $(INSTALLED)
 	$(PY) train.py

@@ -1,12 +1,12 @@
-"""Ask vision-language models about pictures in the browser.
+"""Ask vision-language models about images in a browser.
 
     python app.py                                             # the embedded model, http://127.0.0.1:7860
     python app.py --model HuggingFaceTB/SmolVLM-256M-Instruct --dtype int8
     python app.py --model checkpoints/ocelli-shapes --model runs/mine
-    python app.py --any-model --host 0.0.0.0                  # anybody here, any model of the Hub
+    python app.py --any-model --host 0.0.0.0                  # all networks, any model of the Hub
 
-Works without a network; nothing is sent anywhere. Exit status: 0 after Ctrl-C or SIGTERM, or 2 with one
-sentence on what was wrong. As a Hugging Face Space it runs as it is: the README's header says how.
+It works without a network and sends nothing anywhere. Exit status: 0 after Ctrl-C or SIGTERM, 2 with one
+sentence if it cannot start. It also runs as a Hugging Face Space: see the README's header.
 """
 
 from __future__ import annotations
@@ -14,162 +14,129 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import secrets
 import signal
 import socket
 import sys
-import time
+import webbrowser
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
 
 from data.errors import one_line
-from inference.command_line import DTYPES, Parser, check_model, device, dtype, positive, told_if_slow
+from inference.cli import DTYPES, Parser, check_model, device, dtype, log_if_slow, positive
 
-# Everything that imports torch or gradio is imported inside functions: --help and a mistake answer at once.
+# What imports torch or gradio is imported inside functions: --help and a wrong argument answer at once.
 
 ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 FIRST_PORT, PORTS = 7860, 100
-ATTEMPTS = 3  # to begin the server
-LAST_STEP = 1.0  # seconds that the step of an answer may take in the end
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="app.py", description=__doc__)
     add = parser.add_argument
+    # fmt: off
     add("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"),
-        help="address to listen on (default 127.0.0.1: nobody else; 0.0.0.0: all networks)")  # fmt: skip
+        help="address to listen on (default 127.0.0.1: this machine only; 0.0.0.0: all networks)")
     add("--port", type=int, default=os.environ.get("GRADIO_SERVER_PORT"),
-        help=f"default: the first free one from {FIRST_PORT} on")  # fmt: skip
+        help=f"port to listen on (default: the first free one from {FIRST_PORT})")
     add("--allowed-host", action="append", default=[], metavar="NAME",
-        help="a name of the page besides those of this machine, such as a proxy's; may be given several "
-        "times")  # fmt: skip
+        help="another host name of the page, such as a proxy's; may be given several times")
     add("--model", action="append", dest="models", metavar="MODEL",
-        help="folder, or repository on the Hub; may be given several times, to choose from (default: the "
-        "embedded model)")  # fmt: skip
+        help="folder or Hub repository; give it several times to let visitors choose (default: the embedded "
+        "model)")
     add("--any-model", action=argparse.BooleanOptionalAction, default=False,
-        help="visitors may name any repository on the Hub, which is then downloaded")  # fmt: skip
+        help="let visitors name any repository on the Hub, which is then downloaded")
     add("--largest-model", type=positive, default=8, metavar="GB",
-        help="with --any-model: of files that are downloaded for a visitor, of their weights in memory, and "
-        "kept free on the disk (default 8)")  # fmt: skip
-    add("--device", type=device, default="auto", help="auto (default: the best one here), cpu, cuda, mps")
+        help="size limit for --any-model, for a model's files and for its weights in memory; also the disk "
+        "space to keep free (default 8)")
+    add("--device", type=device, default="auto",
+        help="auto (default: the best one on this machine), cpu, cuda or mps")
     add("--dtype", type=dtype, default="auto", choices=DTYPES,
-        help="of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the checkpoint's "
-        "own; int8 on a CPU only")  # fmt: skip
+        help="data type of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the "
+        "checkpoint's own; int8 works on a CPU only")
     add("--share", action=argparse.BooleanOptionalAction, default=False,
-        help="a public address for a week, through Gradio's servers")  # fmt: skip
+        help="make the page public for a week, through Gradio's servers")
     add("--browser", action=argparse.BooleanOptionalAction, default=None,
-        help="open one on the page (default: where a person at a terminal has a screen)")  # fmt: skip
+        help="open the page in a browser (default: if you are at a terminal with a screen)")
+    # fmt: on
     return parser
 
 
-class StartError(Exception):
-    """The page cannot be started; the message is one sentence."""
-
-
-def free_port(host: str, port: int | None) -> int:
-    """The port to listen on: the one that was asked for, or else the first that is free.
-
-    Raises:
-        StartError: there is none, or no such address on this machine.
-    """
-    wanted = range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else [port]
-    if not 0 < wanted[0] < 2**16:
-        raise StartError(f"--port: expected 1 to 65535, got {port}")
-    for number in wanted:
+def listen(host: str, port: int | None) -> socket.socket:
+    """A socket on `port`, or else on the first free one. Raises OSError or ValueError without one."""
+    if port is not None and not 0 < port < 2**16:
+        raise ValueError(f"--port: expected 1 to 65535, got {port}")
+    last = port or FIRST_PORT + PORTS - 1
+    for number in range(port or FIRST_PORT, last + 1):
         try:
-            family, kind, _, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, kind) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-            return number
+            family, *_, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+            return socket.create_server(address[:2], family=family)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise StartError(f"cannot listen on {host}, port {number}: {error}") from None
-    taken = f"port {port} is" if port is not None else f"ports {FIRST_PORT} to {wanted[-1]} are"
-    raise StartError(f"{taken} in use on {host}: give another --port")
+                raise OSError(f"cannot listen on {host}, port {number}: {error}") from None
+    taken = f"port {port} is" if port else f"ports {FIRST_PORT} to {last} are"
+    raise OSError(f"{taken} in use on {host}: give another --port")
 
 
 def has_screen() -> bool:
-    """Whether a browser may be opened without being in anybody's way."""
     screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     return screen and sys.stdout.isatty()
 
 
-def start(settings: argparse.Namespace):
-    """Open the first model, then the page: (page, its thread of the models, URL).
-
-    Raises:
-        StartError: no port.
-        CheckpointError, ProcessorError, RequestError: the model cannot be opened.
-    """
+def start(settings: argparse.Namespace, host: str, port: int):
+    """Open the first model and lay out the page: (its server, its URL)."""
     names = settings.models or [str(DEFAULT_MODEL)]
-    for name in names:  # what is wrong is said before seconds go into a model
+    for name in names:  # a wrong name is refused before a model is loaded
         check_model(name, None)
-    free_port(settings.host, settings.port)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-    from web.asking import Desk
-    from web.limits import PageLimits
-    from web.model_thread import ModelThread
+    from web.guard import Hosts
     from web.models import Models
-    from web.page import build, serve
-    from web.visitors import Visitors
+    from web.page import Server
+    from web.service import Service
 
-    visitors = Visitors()
-    models = Models(
-        names,
-        settings.any_model,
-        settings.device,
-        settings.dtype,
-        closed=visitors.close_model,
-        largest_guest=settings.largest_model * 10**9,
-    )
-    with told_if_slow("app.py", models.default):
+    largest = settings.largest_model * 10**9
+    models = Models(names, settings.any_model, settings.device, settings.dtype, largest)
+    with log_if_slow("app.py", models.default):
         first = models.open(models.default)
-    thread = ModelThread()
-    desk = Desk(models, thread, visitors, PageLimits())
-    page = build(desk, remember=not first.single_turn)
-    browser = has_screen() if settings.browser is None else settings.browser
-    try:
-        for _ in range(ATTEMPTS):
-            port = free_port(settings.host, settings.port)  # another page may have begun meanwhile
-            try:
-                url = serve(page, desk, settings.host, port, settings.share, browser, settings.allowed_host)
-                return page, thread, url
-            except OSError as error:  # or begin in the blink between looking and listening
-                if error.errno not in (None, errno.EADDRINUSE):
-                    raise
-        place = f"{settings.host}, port {port}"
-        raise StartError(f"the server did not begin to listen on {place}: try again, or give another --port")
-    except BaseException:
-        thread.close()
-        raise
+    space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name
+    hosts = Hosts(host, [*settings.allowed_host, *([space] if space else [])])
+    server = Server(Service(models), hosts, remember=not first.single_turn)
+    if not settings.share:
+        return server, f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    from gradio.networking import setup_tunnel
+
+    url = setup_tunnel(host, port, secrets.token_urlsafe(32), None, None)
+    hosts.allowed.add(urlsplit(url).hostname)
+    return server, url
 
 
 def run(settings: argparse.Namespace) -> int:
-    # Uploads, which nobody else's Gradio shares, and which go with this process.
+    # Uploads go into a folder of this process, and are deleted with it.
     with TemporaryDirectory(prefix="ocelli-page-", ignore_cleanup_errors=True) as uploads:
         os.environ["GRADIO_TEMP_DIR"] = uploads
-        return serve_until_interrupted(settings)
+        try:
+            listening = listen(settings.host, settings.port)
+            server, url = start(settings, settings.host, listening.getsockname()[1])
+        except (ValueError, OSError) as error:  # what users get wrong are all ValueErrors
+            note(f"error: {one_line(error)}")
+            return 2
+        note(f"{url} (press Ctrl-C to stop)")
+        if has_screen() if settings.browser is None else settings.browser:
+            webbrowser.open(url)
+        try:
+            server.run([listening])
+        finally:
+            stop_sharing()
+    return 0
 
 
-def serve_until_interrupted(settings: argparse.Namespace) -> int:
-    try:
-        page, thread, url = start(settings)
-    except Exception as error:
-        # Of what people get wrong the names are known once torch is there, and without it nothing was opened.
-        if not isinstance(error, StartError | ValueError | OSError):
-            raise
-        note(f"error: {one_line(error)}")
-        return 2
-    from web.page import close
+def stop_sharing() -> None:
+    from gradio.tunneling import CURRENT_TUNNELS
 
-    note(f"{url} (Ctrl-C ends it)")
-    try:
-        while True:
-            time.sleep(3600)
-    finally:
-        thread.close(LAST_STEP)
-        close(page)
+    for tunnel in CURRENT_TUNNELS:
+        tunnel.kill()
 
 
 def note(text: str) -> None:

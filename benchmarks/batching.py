@@ -1,13 +1,17 @@
-"""Many requests of uneven length: the scheduler against padded batches that wait for their longest row.
+"""Many requests at once: the scheduler against padded batches that wait for their longest row.
 
-    python benchmarks/batching.py                                # 64 requests, 8 slots, text prompts
-    python benchmarks/batching.py --pictures 8                   # ... about 8 pictures of one tile
-    python benchmarks/batching.py --quick
+    python -m benchmarks.batching                                # 64 requests, 8 slots, text prompts
+    python -m benchmarks.batching --pictures 8                   # ... about 8 images of one tile
+    python -m benchmarks.batching --pictures 20 --requests 400 --slots 32 --tokens 8 --peers transformers
+    python -m benchmarks.batching --quick
 
-Answers are 4 to 128 tokens, most of them short, of lengths fixed beforehand and the same for all. The padded
-batches take the requests as they come, 8 at a time, and stop when all their rows have. The tokens of both
-are compared with those of each request alone (identical in float32). All use the same decode step. Each
-system runs in a process of its own, all in turn; the last line is JSON.
+Answers are 4 to 128 tokens, most of them short, of lengths fixed beforehand and the same for all; --tokens
+gives all the same length. Requests about one image stand one after another, as in an evaluation. The padded
+batches take the requests as they come, as many as there are slots, and stop when all their rows have. The
+tokens of both are compared with those of each request alone (identical in float32); all use the same decode
+step. --peers transformers adds padded batches of transformers' model with the same weights, of which
+--peer-requests may be measured and scaled up. Each system runs in a process of its own, all in turn; the last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -15,16 +19,27 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from pathlib import Path
-
-if not __package__:  # run as a script: find the repository's packages, not this folder's files
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import torch
 
-from benchmarks.common import base_parser, finish, median, now, positive, table
-from benchmarks.shapes import SHAPES, build_precision, fill, words
-from benchmarks.workers import interleave, serve
+from benchmarks.common import (
+    Handler,
+    base_parser,
+    finish,
+    median,
+    names,
+    now,
+    shared_setup,
+    stop_without,
+    take_turns,
+)
+from benchmarks.peers import build_transformers
+from benchmarks.shapes import DTYPES, SHAPES, build_precision, fill, image_tokens, words
+from generation.decoding import GenerationOptions
+from generation.fast.choose_step import fast_step
+from generation.scheduler import Request, Scheduler
+from inference.cli import positive
+from models.checkpoints.idefics3 import stored_name
 
 SHORTEST, LONGEST, MEAN = 4, 128, 20  # tokens of an answer
 PROMPT_WORDS = (16, 64)
@@ -44,17 +59,23 @@ COLUMNS = {
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = base_parser(__doc__, one_precision=True)
+    parser = base_parser(__doc__, precision=True)
     add = parser.add_argument
-    add("--requests", type=positive, default=64, metavar="N", help="default 64")
+    add("--requests", type=positive, default=64, metavar="N", help="number of requests (default 64)")
     add("--slots", type=positive, default=8, metavar="N", help="rows at once (default 8)")
-    add("--pictures", type=int, default=0, metavar="N", help="different ones; 0 (default): text only")
-    add("--step", choices=("fast", "eager"), default="fast", help="the decode step (default fast)")
+    add("--pictures", type=int, default=0, metavar="N", help="different images; 0 (default): text only")
+    add("--tokens", type=positive, metavar="N", help="tokens of each answer (default: 4 to 128)")
+    add("--step", choices=("fast", "eager"), default="fast", help="decode step (default fast)")
+    add("--peers", type=names("transformers"), default=[], metavar="P", help="transformers (default: none)")
+    add("--peer-requests", type=positive, metavar="N", help="requests of peers' that count (default all)")
     settings = parser.parse_args(arguments)
     if settings.pictures < 0:
         parser.error(f"--pictures: expected 0 or more, got {settings.pictures}")
+    if settings.peers and settings.precision not in DTYPES:
+        parser.error(f"--peers: transformers has no {settings.precision} weights")
     if settings.quick:
         settings.rounds, settings.requests = 1, min(settings.requests, 12)
+    settings.peer_requests = min(settings.peer_requests or settings.requests, settings.requests)
     return settings
 
 
@@ -68,153 +89,123 @@ def answer_lengths(count: int) -> list[int]:
     return lengths
 
 
-def make_prompts(shape: str, count: int, pictures: int) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """(ids (T,), tiles (1, 3, H, W) or None) of each request; the pictures take turns."""
+def make_prompts(shape: str, count: int, images: int) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """(ids (T,), tiles (1, 3, H, W) or None) of each request; those about one image follow one another."""
     config, generator, prompts = SHAPES[shape], random.Random(1), []
-    side = config.vision.image_size
+    side, each = config.vision.image_size, -(-count // max(1, images))
     for number in range(count):
         ids, tiles = words(shape, number, generator.randint(*PROMPT_WORDS)), None
-        if pictures:
-            picture = torch.full((config.tokens_per_tile,), config.image_token_id)
-            ids = torch.cat((words(shape, 1000, 4), picture, ids))
+        if images:
+            ids = torch.cat((words(shape, 1000, 4), image_tokens(shape, 1), ids))
             pixels = torch.empty(1, config.vision.num_channels, side, side)
-            tiles = fill(pixels, 1.0, start=104_729 * (number % pictures))
+            tiles = fill(pixels, 1.0, start=104_729 * (number // each))
         prompts.append((ids, tiles))
     return prompts
 
 
-# ------------------------------------------------------------------------------------------- the child
-
-
-def make_handler(setup: dict):
+def make_handler(setup: dict) -> Handler:
+    """The child's side: the requests of a setup, answered in one of the ways."""
     torch.set_num_threads(setup["threads"])
-    return Requests(setup).handle
+    system, device, slots = setup["system"], setup["device"], setup["slots"]
+    prompts = make_prompts(setup["shape"], setup["requests"], setup["pictures"])[: setup["measured"]]
+    tokens = setup["tokens"]
+    lengths = [tokens] * len(prompts) if tokens else answer_lengths(len(prompts))
+    model = build_precision(setup, packed=system != "transformers")
+    step = theirs = None
+    if setup["step"] == "fast" and system != "transformers":
+        step, _ = fast_step(model.language_model)
+    if system == "transformers":
+        theirs = build_transformers(setup["shape"], DTYPES[setup["precision"]], device)
+        weights = {stored_name(name): tensor for name, tensor in model.state_dict().items()}
+        theirs.load_state_dict(weights, strict=True)
 
-
-class Requests:
-    """The same requests, answered in one of three ways."""
-
-    def __init__(self, setup: dict):
-        from generation.fast_decode import fast_step
-
-        self.setup, self.device = setup, setup["device"]
-        self.model = build_precision(setup, packed=True)
-        self.step = fast_step(self.model.language_model)[0] if setup["step"] == "fast" else None
-        self.prompts = make_prompts(setup["shape"], setup["requests"], setup["pictures"])
-        self.lengths = answer_lengths(setup["requests"])
-
-    def handle(self, job: dict) -> dict:
-        run = {"scheduler": self.scheduled, "padded batches": self.padded, "one by one": self.alone}
-        start = now(self.device)
-        tokens, steps = run[self.setup["system"]]()
-        return {"seconds": now(self.device) - start, "token_ids": tokens, "decode_steps": steps}
-
-    def scheduled(self) -> tuple[list[list[int]], int]:
-        from generation.batching import Scheduler
-        from generation.decoding import GenerationOptions
-        from generation.requests import Request
-
-        scheduler = Scheduler(self.model, slots=self.setup["slots"], decode_step=self.step)
+    def scheduled() -> tuple[list[list[int]], int]:
+        scheduler = Scheduler(model, slots=slots, decode_step=step)
+        options = [GenerationOptions(max_new_tokens=length, stop_token_ids=()) for length in lengths]
         requests = (
-            Request(
-                ids, tiles, options=GenerationOptions(max_new_tokens=length, stop_token_ids=()), key=number
-            )
-            for number, ((ids, tiles), length) in enumerate(zip(self.prompts, self.lengths))
+            Request(ids, tiles, options=options[number], key=number)
+            for number, (ids, tiles) in enumerate(prompts)
         )
-        done = {}
-        for completed in scheduler.run(requests):
-            if completed.error is not None:
-                raise completed.error
-            done[completed.key] = completed.token_ids
-        return [done[number] for number in range(len(self.prompts))], scheduler.stats.decode_steps
+        done = {completed.key: completed for completed in scheduler.run(requests)}
+        if errors := [completed.error for completed in done.values() if completed.error is not None]:
+            raise errors[0]
+        return [done[number].token_ids for number in range(len(prompts))], scheduler.stats.decode_steps
 
-    def _generate(self, prompts, lengths: list[int]) -> tuple[list[list[int]], int]:
+    def batch(part: slice) -> tuple[list[list[int]], int]:
         """Rows padded on the left to one length; each answer cut where it was to end."""
-        longest = max(len(ids) for ids, _ in prompts)
-        ids, mask = torch.zeros(2, len(prompts), longest, dtype=torch.int64)
-        for row, (own, _) in enumerate(prompts):
+        rows, ends = prompts[part], lengths[part]
+        longest = max(len(ids) for ids, _ in rows)
+        ids, mask = torch.zeros(2, len(rows), longest, dtype=torch.int64)
+        for row, (own, _) in enumerate(rows):
             ids[row, longest - len(own) :] = own
             mask[row, longest - len(own) :] = 1
-        tiles = [tiles for _, tiles in prompts if tiles is not None]
-        made = self.model.generate_detailed(
+        tiles = [tiles for _, tiles in rows if tiles is not None]
+        pixels = torch.cat(tiles) if tiles else None
+        if theirs is not None:
+            inputs = {"input_ids": ids, "attention_mask": mask}
+            inputs |= {"pixel_values": pixels[:, None]} if pixels is not None else {}
+            inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+            found = theirs.generate(**inputs, max_new_tokens=max(ends), do_sample=False)[:, longest:]
+            return [row[:end] for row, end in zip(found.tolist(), ends, strict=True)], max(ends) - 1
+        found = model.generate_detailed(
             ids,
-            torch.cat(tiles) if tiles else None,
+            pixels,
             attention_mask=mask,
-            max_new_tokens=max(lengths),
+            max_new_tokens=max(ends),
             stop_token_ids=(),
-            decode_step=self.step,
+            decode_step=step,
         )
-        rows = [row[:length] for row, length in zip(made.token_ids.tolist(), lengths, strict=True)]
-        return rows, made.decode_steps
+        answers = [row[:end] for row, end in zip(found.token_ids.tolist(), ends, strict=True)]
+        return answers, found.decode_steps
 
-    def _in_groups(self, size: int) -> tuple[list[list[int]], int]:
-        tokens, steps = [], 0
-        for first in range(0, len(self.prompts), size):
-            part = slice(first, first + size)
-            rows, taken = self._generate(self.prompts[part], self.lengths[part])
-            tokens, steps = tokens + rows, steps + taken
-        return tokens, steps
+    def handle(job: dict) -> dict:
+        start = now(device)
+        if system == "scheduler":
+            tokens, steps = scheduled()
+        else:
+            size = 1 if system == "one by one" else slots
+            parts = [batch(slice(first, first + size)) for first in range(0, len(prompts), size)]
+            tokens, steps = [row for rows, _ in parts for row in rows], sum(taken for _, taken in parts)
+        return {"seconds": now(device) - start, "token_ids": tokens, "decode_steps": steps}
 
-    def padded(self) -> tuple[list[list[int]], int]:
-        return self._in_groups(self.setup["slots"])
-
-    def alone(self) -> tuple[list[list[int]], int]:
-        return self._in_groups(1)
+    return handle
 
 
-# -------------------------------------------------------------------------------------------- the table
-
-
-def make_rows(settings: argparse.Namespace, replies) -> list[dict]:
-    seconds = [median(reply["seconds"] for reply in own[0]) for own in replies]
-    reference = replies[SYSTEMS.index("one by one")][0][0]["token_ids"]
-    rows = []
-    for system, own, taken in zip(SYSTEMS, replies, seconds, strict=True):
-        tokens = own[0][0]["token_ids"]
-        total = sum(map(len, tokens))
-        same = sum(first == second for first, second in zip(tokens, reference, strict=True))
+def make_rows(settings: argparse.Namespace, by_system: dict[str, list[dict]]) -> list[dict]:
+    reference, rows = by_system["one by one"][0]["token_ids"], []
+    for system, replies in by_system.items():
+        tokens = replies[0]["token_ids"]
+        total, same = sum(map(len, tokens)), sum(a == b for a, b in zip(tokens, reference))
+        seconds = median(reply["seconds"] for reply in replies)
+        keys = ("precision", "device", "shape", "pictures", "step", "requests")
         rows.append(
             {
                 "system": system,
-                "precision": settings.precision,
-                "device": settings.device,
-                "shape": settings.shape,
-                "requests": settings.requests,
-                "pictures": settings.pictures,
+                **{key: getattr(settings, key) for key in keys},
                 "slots": 1 if system == "one by one" else settings.slots,
-                "step": settings.step,
+                "measured_requests": len(tokens),
                 "new_tokens": total,
-                "decode_steps": own[0][0]["decode_steps"],
-                "seconds": taken,
-                "tokens_per_second": total / taken,
-                "over_padded": seconds[SYSTEMS.index("padded batches")] / taken,
+                "decode_steps": replies[0]["decode_steps"],
+                "seconds": seconds * settings.requests / len(tokens),
+                "tokens_per_second": total / seconds,
                 "identical": f"{same}/{len(tokens)}",
                 "identical_to_alone": same == len(tokens),
             }
         )
-    return rows
+    padded = rows[SYSTEMS.index("padded batches")]["tokens_per_second"]
+    return [row | {"over_padded": row["tokens_per_second"] / padded} for row in rows]
 
 
 def main(arguments: list[str] | None = None) -> int:
     settings = parse_arguments(arguments)
-    if settings.child:
-        serve(settings.child, make_handler)
-        return 0
-    keys = ("threads", "device", "shape", "precision", "slots", "requests", "pictures", "step")
-    shared = {key: getattr(settings, key) for key in keys}
-    setups = [{"name": system, "system": system, **shared} for system in SYSTEMS]
-    replies, failed = interleave(
-        __file__, setups, lambda setup: [{"what": "run"}], settings.rounds, together=True
-    )
-    if failed:
-        print(f"benchmarks/batching.py: error: {next(iter(failed.values()))}", file=sys.stderr)
-        return 1
-    rows = make_rows(settings, replies)
-    print(
-        f"{settings.shape} on {settings.device}: {settings.requests} requests, {settings.pictures} pictures"
-    )
-    print(table(COLUMNS, rows))
-    finish("batching", settings, rows)
+    shared = shared_setup(settings, "precision", "slots", "requests", "pictures", "step", "tokens")
+    counts = dict.fromkeys(SYSTEMS, settings.requests) | dict.fromkeys(settings.peers, settings.peer_requests)
+    setups = [{"system": system, "measured": count, **shared} for system, count in counts.items()]
+    replies, failed = take_turns(make_handler, setups, lambda setup: [{}], settings.rounds, together=True)
+    stop_without(failed, failed)
+    print(f"{settings.shape} on {settings.device}: {settings.requests} requests, {settings.pictures} images")
+    by_system = {system: own[0] for system, own in zip(counts, replies, strict=True)}
+    finish("batching", settings, COLUMNS, make_rows(settings, by_system))
     return 0
 
 

@@ -1,14 +1,14 @@
 """Decode speed against the memory's, against transformers and against llama.cpp.
 
-    python benchmarks/decode.py                                     # SmolVLM-256M's shape on this CPU
-    python benchmarks/decode.py --device cuda --precisions bfloat16 --contexts 2000,8000
-    python benchmarks/decode.py --device cuda --precisions bfloat16 --batch 256 --systems ours-fast
-    python benchmarks/decode.py --quick --systems ours-fast,transformers
+    python -m benchmarks.decode                                     # SmolVLM-256M's shape on this CPU
+    python -m benchmarks.decode --device cuda --precisions bfloat16 --contexts 2000,8000
+    python -m benchmarks.decode --device cuda --precisions bfloat16 --batch 256 --systems ours-fast
+    python -m benchmarks.decode --quick --systems ours-fast,transformers
 
-At batch 1 a decode step reads every weight and the whole cache once: the floor of its time is those bytes at
+At batch 1 a decode step reads every weight and the whole cache once. The floor of its time is those bytes at
 the speed at which this machine reads, measured in several ways of which the fastest counts. Weights are
-random, shapes real, prompts of one picture of 1 or 17 tiles. Each system runs in a process of its own, all in
-turn, medians are shown, the last line is JSON. llama.cpp takes part where requirements-bench.txt is there.
+random, shapes real, prompts of one image of 1 or 17 tiles. Each system runs in a process of its own, all in
+turn, medians are shown, the last line is JSON. llama.cpp takes part if requirements-bench.txt is installed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from pathlib import Path
-
-if not __package__:  # run as a script: find the repository's packages, not this folder's files
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import torch
 
-from benchmarks.bandwidth import read_bandwidth
 from benchmarks.common import (
+    PRECISIONS,
+    Handler,
     base_parser,
     finish,
     integers,
@@ -32,23 +29,21 @@ from benchmarks.common import (
     memory_now,
     memory_peak,
     names,
-    positive,
     reset_peak,
-    table,
+    shared_setup,
+    stop_without,
+    take_turns,
     trim,
 )
 from benchmarks.shapes import SHAPES, parameters, prompt_tokens
-from benchmarks.workers import interleave, serve
+from benchmarks.systems import SYSTEMS, read_bandwidth
 from generation.memory import available_bytes
+from inference.cli import positive
 
-SYSTEM_NAMES = (
-    "ours-fast", "ours-eager", "ours-no-cache", "transformers", "transformers-static", "llama.cpp"
-)  # fmt: skip
 PEERS = ("transformers", "transformers-static", "llama.cpp", "ours-eager", "ours-no-cache")
 INT8_SYSTEMS = ("ours-fast", "llama.cpp")
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, None: 0}
 PROCESS_BYTES = 4e8  # of a child besides its weights
-SLOW = ("ours-no-cache",)  # one round of these says enough
 BUFFER = {"cpu": 2**29, "cuda": 2**32}  # bytes that the bandwidth is measured over
 COLUMNS = {
     "system": "system",
@@ -71,19 +66,14 @@ COLUMNS = {
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = base_parser(__doc__)
     add = parser.add_argument
-    add("--precisions", type=names("float32", "bfloat16", "int8"), metavar="P,P", help="default: all")
-    add("--systems", type=names(*SYSTEM_NAMES), metavar="S,S", help=f"of {', '.join(SYSTEM_NAMES)}")
-    add("--prompts", type=integers, default=[1, 17], metavar="N,N", help="tiles in the prompt (default 1,17)")
-    add("--contexts", type=integers, default=[8000], metavar="N,N", help="longer ones (default 8000)")
-    add("--tokens", type=positive, default=64, metavar="N", help="decode steps timed (default 64)")
+    add("--precisions", type=names(*PRECISIONS), metavar="P,P", help="of the weights (default all)")
+    add("--systems", type=names(*SYSTEMS), metavar="S,S", help=f"out of {', '.join(SYSTEMS)}")
+    add("--prompts", type=integers, default=[1, 17], metavar="N,N", help="tiles of the prompt (default 1,17)")
+    add("--contexts", type=integers, default=[8000], metavar="N,N", help="further contexts (default 8000)")
+    add("--tokens", type=positive, default=64, metavar="N", help="decode steps that are timed (default 64)")
     add("--batch", type=positive, default=1, metavar="N", help="rows decoded together (default 1)")
-    add("--prefill-rounds", type=positive, metavar="N", help="of the time to first token (default --rounds)")
-    add(
-        "--compile",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="take transformers' static cache, compiled, in (default: on CUDA)",
-    )
+    add("--prefill-rounds", type=positive, metavar="N", help="rounds of the first token (default --rounds)")
+    add("--compile", action=argparse.BooleanOptionalAction, help="transformers-static (default: on CUDA)")
     settings = parser.parse_args(arguments)
     if settings.quick:
         settings.rounds, settings.tokens, settings.prompts = 1, 16, settings.prompts[:1]
@@ -92,12 +82,11 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     settings.precisions = settings.precisions or ["float32", "bfloat16", *(["int8"] if cpu else [])]
     if not cpu and "int8" in settings.precisions:
         parser.error("--precisions: int8 runs on a CPU only")
-    if settings.compile is None:
-        settings.compile = not cpu
+    settings.compile = not cpu if settings.compile is None else settings.compile
     if settings.systems is None:
         left_out = {"ours-no-cache"} if settings.quick else set()
         left_out |= set() if settings.compile else {"transformers-static"}
-        settings.systems = [name for name in SYSTEM_NAMES if name not in left_out]
+        settings.systems = [name for name in SYSTEMS if name not in left_out]
     limit = SHAPES[settings.shape].text.max_position_embeddings
     longest = max([prompt_tokens(settings.shape, tiles) for tiles in settings.prompts] + settings.contexts)
     if longest + settings.tokens + 8 > limit:
@@ -106,19 +95,18 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def make_setups(settings: argparse.Namespace, folder: str) -> list[dict]:
-    """The children: every system in every precision that it has, and the one that measures bandwidth."""
-    shared = {"threads": settings.threads, "device": settings.device, "shape": settings.shape}
+    """One for each child: the one that measures bandwidth, and each system in each precision that it has."""
+    shared = shared_setup(settings)
     shared |= {"prefill_rounds": settings.prefill_rounds or settings.rounds}
     shared |= {"folder": folder, "environment": {"OCELLI_CACHE": folder}}  # so that compiling is measured
-    points = [context for _, context in make_points(settings)]
-    shared["longest"] = max(points) + settings.tokens + 8
-    setups = [{"name": "bandwidth", "system": "bandwidth", "precision": None, **shared}]
-    for precision in settings.precisions:
-        for system in settings.systems:
-            if precision != "int8" or system in INT8_SYSTEMS:
-                name = f"{system} {precision}"
-                setups.append({"name": name, "system": system, "precision": precision, **shared})
-    return setups
+    shared["longest"] = max(context for _, context in make_points(settings)) + settings.tokens + 8
+    systems = [("bandwidth", None)] + [
+        (system, precision)
+        for precision in settings.precisions
+        for system in settings.systems
+        if precision != "int8" or system in INT8_SYSTEMS
+    ]
+    return [{"system": system, "precision": precision, **shared} for system, precision in systems]
 
 
 def make_points(settings: argparse.Namespace) -> list[tuple[int, int]]:
@@ -133,49 +121,45 @@ def make_points(settings: argparse.Namespace) -> list[tuple[int, int]]:
 
 
 def make_jobs(settings: argparse.Namespace, setup: dict) -> list[dict]:
-    """Decoding first: what prefill leaves in the allocator would count in decoding's memory."""
+    """Decoding first: what prefill leaves in the allocator would count as memory of decoding."""
+    points = make_points(settings)
     if setup["system"] == "bandwidth":
         size = 2**23 if setup["shape"] == "tiny" else BUFFER[setup["device"]]
-        return [{"what": "bandwidth", "size": size}] * len(make_points(settings))  # beside each of them
-    asked = {"what": "decode", "tokens": settings.tokens, "batch": settings.batch}
-    decoding = [asked | {"tiles": tiles, "context": context} for tiles, context in make_points(settings)]
-    return decoding + [{"what": "first_token", "tiles": tiles} for tiles in settings.prompts]
+        return [{"size": size}] * len(points)  # beside each of them
+    job = {"tokens": settings.tokens, "batch": settings.batch}
+    decoding = [job | {"tiles": tiles, "context": context} for tiles, context in points]
+    return decoding + [{"first_token": True, "tiles": tiles} for tiles in settings.prompts]
 
 
-# ------------------------------------------------------------------------------------------- the child
-
-
-def make_handler(setup: dict):
-    """Answers jobs with one system, with the memory that they took."""
+def make_handler(setup: dict) -> Handler:
+    """The child's side: answers jobs with one system, and with the memory that they took."""
     torch.set_num_threads(setup["threads"])
     device = setup["device"]
     if setup["system"] == "bandwidth":
-        return lambda job: {"bytes_per_second": read_bandwidth(device, job["size"])}
-    from benchmarks.systems import SYSTEMS
-
+        return lambda job: read_bandwidth(device, job["size"])
     before = memory_now(device)
     system = SYSTEMS[setup["system"]](setup)
     trim()
-    rounds = {"first_token": setup["prefill_rounds"], "decode": sys.maxsize}
-    if setup["system"] in SLOW:
-        rounds = {"first_token": 1, "decode": 1}
 
-    def handle(job: dict) -> dict:
-        if job["round"] >= rounds[job["what"]]:
-            return {"skipped": True}
+    def handle(job: dict) -> dict | None:
+        first_token = "first_token" in job
+        if first_token and job["round"] >= setup["prefill_rounds"]:
+            return None
+        if setup["system"] == "ours-no-cache" and job["round"]:  # slow: one round says enough
+            return None
         reset_peak(device)
-        if job["what"] == "first_token":
+        if first_token:
             reply = system.first_token(job["tiles"])
         else:
             reply = system.decode(job["context"], job["tokens"], job["batch"], job["tiles"])
             if reply is None:
-                return {"skipped": True}
+                return None
             positions = job["context"] + job["tokens"] // 2
             reply |= {"cache_bytes": system.cache_bytes(positions) * job["batch"]}
         return {
             **reply,
             "peak_bytes": memory_peak(device),
-            "before_bytes": before,
+            "before_model_bytes": before,
             "weight_bytes": system.weight_bytes,
             "model_bytes": system.model_bytes,
             "info": system.info,
@@ -184,30 +168,27 @@ def make_handler(setup: dict):
     return handle
 
 
-# -------------------------------------------------------------------------------------------- the table
-
-
-def bandwidths(rounds: list[dict]) -> dict[str, float]:
-    """Bytes a second by way of reading: medians over the rounds."""
-    measured = [reply["bytes_per_second"] for reply in rounds]
-    return {way: median(of_round[way] for of_round in measured) for way in measured[0]}
-
-
 def make_row(
-    settings, setup: dict, point: tuple[int, int], decoded: list[dict], first: list[dict], reading: dict
-):
-    """One line of the table: medians of what a system replied for one prompt and context."""
+    settings: argparse.Namespace,
+    setup: dict,
+    point: tuple[int, int],
+    decoded: list[dict],
+    first: list[dict],
+    reading: dict[str, float],
+) -> dict:
+    """One line of the table: medians of what a system replied for one prompt and context.
+
+    Of "peak_bytes", "before_model_bytes" were there before there was a model (Python and PyTorch, 230 MB on a
+    CPU). "over_weights_and_cache" is the rest over "model_bytes" and "cache_bytes", below which it cannot be.
+    """
     tiles, context = point
     one = decoded[0]
-    seconds = median(reply["seconds"] / reply["steps"] for reply in decoded)
+    rounds = [reply["seconds"] / reply["steps"] for reply in decoded]
+    seconds = median(rounds)
     read = one["weight_bytes"] + one["cache_bytes"]
-    # In later rounds the allocator keeps more than decoding needs.
-    peak = min(reply["peak_bytes"] for reply in decoded)
+    peak = min(reply["peak_bytes"] for reply in decoded)  # later on the allocator keeps more than is needed
     return {
-        "system": setup["system"],
-        "precision": setup["precision"],
-        "device": setup["device"],
-        "shape": setup["shape"],
+        **{key: setup[key] for key in ("system", "precision", "device", "shape")},
         "prompt_tokens": prompt_tokens(setup["shape"], tiles),
         "tiles": tiles,
         "context": context,
@@ -217,18 +198,17 @@ def make_row(
         "prefill_seconds": median(reply["prefill"] for reply in first),
         "decode_tokens_per_second": settings.batch / seconds,
         "ms_per_token": seconds * 1000,
-        "weight_bytes": one["weight_bytes"],
-        "cache_bytes": one["cache_bytes"],
+        **{key: one[key] for key in ("weight_bytes", "cache_bytes", "model_bytes", "before_model_bytes")},
         "gigabytes_per_second": read / seconds / 1e9,
         "floor_fraction": read / max(reading.values()) / seconds,
         "fraction_of_sum": read / reading["sum"] / seconds,
         "read_bytes_per_second": reading,
         "peak_bytes": peak,
         "peak_mebibytes": peak / 2**20,
-        "model_bytes": one["model_bytes"],
-        "before_model_bytes": one["before_bytes"],
         "first_token_peak_bytes": min((reply["peak_bytes"] for reply in first), default=None),
-        "seconds_of_rounds": [reply["seconds"] / reply["steps"] for reply in decoded],
+        "over_weights_and_cache": (peak - one["before_model_bytes"])
+        / (one["model_bytes"] + one["cache_bytes"]),
+        "seconds_of_rounds": rounds,
         **one["info"],
     }
 
@@ -236,66 +216,53 @@ def make_row(
 def make_rows(settings: argparse.Namespace, setups: list[dict], replies) -> list[dict]:
     rows, points = [], make_points(settings)
     for setup, own in list(zip(setups, replies, strict=True))[1:]:
-        own = [[reply for reply in job if "skipped" not in reply] for job in own]
-        first = {tiles: own[len(points) + place] for place, tiles in enumerate(settings.prompts)}
+        own = [[reply for reply in job if reply is not None] for job in own]
+        first = dict(zip(settings.prompts, own[len(points) :], strict=True))
         for place, point in enumerate(points):
-            decoded = own[place]
-            if decoded:  # by a system that can do this and is still there
-                reading = bandwidths(replies[0][place])
+            if decoded := own[place]:  # the system can do this, and is still there
+                beside = replies[0][place]
+                reading = {way: median(reply[way] for reply in beside) for way in beside[0]}
                 rows.append(make_row(settings, setup, point, decoded, first[point[0]], reading))
-    compare(rows)
+    for row in rows:
+        compare(row, rows)
     return rows
 
 
-def compare(rows: list[dict]) -> None:
-    """Add to each row how its speed, and its time to the first token, stand to those of every peer."""
-    same = ("precision", "prompt_tokens", "context")
-    by_place = {(row["system"], *(row[key] for key in same)): row for row in rows}
-    for row in rows:
-        row["speed_over"], row["first_token_over"] = {}, {}
-        for peer in PEERS:
-            other = by_place.get((peer, *(row[key] for key in same)))
-            if other is None or other is row:
-                continue
-            row["speed_over"][peer] = row["decode_tokens_per_second"] / other["decode_tokens_per_second"]
-            if row["first_token_seconds"] and other["first_token_seconds"]:
-                row["first_token_over"][peer] = row["first_token_seconds"] / other["first_token_seconds"]
-        row["over_transformers"] = row["speed_over"].get("transformers")
-        row["over_static"] = row["speed_over"].get("transformers-static")
-        row["over_llama"] = row["speed_over"].get("llama.cpp")
-
-
-def fits_together(settings: argparse.Namespace, setups: list[dict]) -> bool:
-    """Whether all models may be in memory at the same time."""
-    count, free = parameters(settings.shape), available_bytes(torch.device("cpu"))
-    needed = sum(count * BYTES[setup["precision"]] + PROCESS_BYTES for setup in setups)
-    return free is None or needed < 0.8 * free
+def compare(row: dict, rows: list[dict]) -> None:
+    """Add how a row's speed, and its time to the first token, compare with those of every peer."""
+    keys = ("precision", "prompt_tokens", "context")
+    peers = [
+        other
+        for other in rows
+        if other is not row and other["system"] in PEERS and all(row[key] == other[key] for key in keys)
+    ]
+    for name, key in (
+        ("speed_over", "decode_tokens_per_second"),
+        ("first_token_over", "first_token_seconds"),
+    ):
+        row[name] = {peer["system"]: row[key] / peer[key] for peer in peers if row[key] and peer[key]}
+    for short, peer in (("transformers", "transformers"), ("static", "transformers-static")):
+        row[f"over_{short}"] = row["speed_over"].get(peer)
+    row["over_llama"] = row["speed_over"].get("llama.cpp")
 
 
 def main(arguments: list[str] | None = None) -> int:
     settings = parse_arguments(arguments)
-    if settings.child:
-        serve(settings.child, make_handler)
-        return 0
     with tempfile.TemporaryDirectory(prefix="ocelli-bench-") as folder:
         setups = make_setups(settings, folder)
-        replies, failed = interleave(
-            __file__,
-            setups,
-            lambda setup: make_jobs(settings, setup),
-            settings.rounds,
-            fits_together(settings, setups),
+        count, free = parameters(settings.shape), available_bytes(torch.device("cpu"))
+        needed = sum(count * BYTES[setup["precision"]] + PROCESS_BYTES for setup in setups)
+        together = free is None or needed < 0.8 * free  # all models fit into memory at the same time
+        replies, failed = take_turns(
+            make_handler, setups, lambda setup: make_jobs(settings, setup), settings.rounds, together
         )
-    if 0 in failed:
-        print(f"benchmarks/decode.py: error: {failed[0]}", file=sys.stderr)
-        return 1
-    rows, reading = make_rows(settings, setups, replies), bandwidths(replies[0][0])
+    stop_without(["bandwidth"], failed)
+    reading = {way: median(reply[way] for reply in replies[0][0]) for way in replies[0][0][0]}
     by_way = ", ".join(f"{way} {speed / 1e9:.1f}" for way, speed in reading.items())
-    read = "memory is read, beside the first context, at (GB/s)"
-    print(f"{settings.shape} on {settings.device}: {read}: {by_way}")
-    print(table(COLUMNS, rows))
-    left_out = {setups[system]["name"]: reason for system, reason in failed.items()}
-    finish("decode", settings, rows, read_bytes_per_second=max(reading.values()), left_out=left_out)
+    print(f"{settings.shape} on {settings.device}: GB/s read beside the first context: {by_way}")
+    rows = make_rows(settings, setups, replies)
+    fastest = max(reading.values())
+    finish("decode", settings, COLUMNS, rows, read_bytes_per_second=fastest, left_out=failed)
     return 0
 
 

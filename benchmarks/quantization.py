@@ -1,43 +1,38 @@
-"""What rounding weights to bfloat16 or int8 does to the answers of a real model.
+"""What rounding weights to bfloat16 or int8 does to the answers of the embedded model.
 
-    python -m benchmarks.quantization                    # the embedded model, 200 held-out questions
-    python -m benchmarks.quantization --model runs/shapes --questions 1000
+    python -m benchmarks.quantization                    # 200 held-out questions
+    python -m benchmarks.quantization --questions 1000 --model runs/shapes
 
-The float32 model answers each question greedily; every other system is then fed the same tokens
-(teacher-forced), and its logits are held against float32's: the largest and the mean difference, and on how
-many tokens the likeliest one is the same. Our bfloat16 may agree with float32 half a percentage point less
-often than PyTorch's own (the bar), not more. The last line is JSON.
+The float32 model answers each question greedily. Every other system is then fed the same tokens
+(teacher-forced), and its logits are compared with float32's: the largest and the mean difference, and on how
+many tokens the likeliest one is the same. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import sys
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from data.errors import ProcessorError
-from data.shapes import heldout_questions, render
-from eval.tasks import DEFAULT_MODEL, PICTURE_SIZE
+from benchmarks.common import table
+from eval.tasks import DEFAULT_MODEL, IMAGE_SIZE
 from generation import kv_cache as kv
 from generation.decoding import DecodeStep, eager_step, prefill
-from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision
 from generation.prompt import Prompt
-from inference.checkpoint import Checkpoint, RequestError, open_checkpoint
-from models.checkpoints import CheckpointError
+from inference.checkpoint import open_checkpoint
+from inference.cli import positive
+from shapes import heldout_questions, render
 
-BAR = -0.005  # agreement of the fast bfloat16 step less the eager one's
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="benchmarks.quantization", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=str(DEFAULT_MODEL), help="checkpoint folder or repository")
-    parser.add_argument("--questions", type=int, default=200, help="held-out questions of the picture world")
-    return parser
+COLUMNS = {
+    "system": "system",
+    "largest_logit_error": "largest logit error:.3f",
+    "mean_logit_error": "mean logit error:.4f",
+    "top1_agreement": "same likeliest token:.2%",
+    "tokens": "tokens",
+}
 
 
 @torch.no_grad()
@@ -56,74 +51,43 @@ def forced_logits(model, step: DecodeStep, inputs: dict, answer: list[int]) -> T
     return torch.cat(logits).float()
 
 
-def systems(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.nn.Module, DecodeStep]]:
-    """(name, model, its decode step), one at a time."""
-    exact = checkpoint.model
-    model = copy.deepcopy(exact).to(torch.bfloat16)
-    yield "eager bfloat16", model, eager_step(model.language_model)
-    for precision in ("bfloat16", "int8"):
-        model = copy.deepcopy(exact)
-        if precision == "bfloat16" and has_fast_bfloat16():
-            model.to(torch.bfloat16)  # as `open_checkpoint` has it
-        else:
-            set_precision(model, precision)
-        step, how = fast_step(model.language_model)
-        yield f"{how if step else 'eager'} {precision}", model, step or eager_step(model.language_model)
-
-
-def compare(checkpoint: Checkpoint, questions: int) -> list[dict]:
+def compare(name: str, questions: int) -> list[dict]:
     """One row a system: tokens, largest and mean logit error, top-1 agreement with float32."""
-    processor, asked = checkpoint.processor, []
-    step = eager_step(checkpoint.model.language_model)
+    model = open_checkpoint(name, device="cpu", dtype="float32")
+    eager, expected = eager_step(model.model.language_model), []
     for scene, qa in heldout_questions(questions, 0):
-        inputs = processor.ask(render(scene, PICTURE_SIZE), qa.question)
-        made = checkpoint.model.generate_detailed(
-            **inputs, max_new_tokens=64, stop_token_ids=checkpoint.stop_token_ids
+        inputs = model.processor.ask(render(scene, IMAGE_SIZE), qa.question)
+        generated = model.model.generate_detailed(
+            **inputs, max_new_tokens=64, stop_token_ids=model.stop_token_ids
         )
-        answer = made.rows()[0]
-        asked.append((inputs, answer, forced_logits(checkpoint.model, step, inputs, answer)))
-    rows = []
-    for name, model, own_step in systems(checkpoint):
-        largest, total, same, tokens = 0.0, 0.0, 0, 0
-        for inputs, answer, expected in asked:
-            got = forced_logits(model, own_step, inputs, answer)
-            error = (got - expected).abs()
-            largest, total = max(largest, error.max().item()), total + error.mean(1).sum().item()
-            same, tokens = same + int((got.argmax(-1) == expected.argmax(-1)).sum()), tokens + len(answer)
+        answer = generated.rows()[0]
+        expected.append((inputs, answer, forced_logits(model.model, eager, inputs, answer)))
+    plain = model.model.to(torch.bfloat16)
+    systems = [("eager bfloat16", plain, eager_step(plain.language_model))]
+    for dtype in ("bfloat16", "int8"):
+        fast = open_checkpoint(name, device="cpu", dtype=dtype).compiled()
+        step = fast.decode_step or eager_step(fast.model.language_model)
+        systems.append((f"{fast.decode_step_chosen} {dtype}", fast.model, step))
+    tokens, rows = sum(len(answer) for _, answer, _ in expected), []
+    for system, other, step in systems:
+        got = [forced_logits(other, step, inputs, answer) for inputs, answer, _ in expected]
+        logits, right = torch.cat(got), torch.cat([logits for *_, logits in expected])
+        error, same = (logits - right).abs(), logits.argmax(-1) == right.argmax(-1)
+        row = {"system": system, "tokens": tokens, "largest_logit_error": error.max().item()}
         rows.append(
-            {
-                "system": name,
-                "tokens": tokens,
-                "largest_logit_error": largest,
-                "mean_logit_error": total / tokens,
-                "top1_agreement": same / tokens,
-            }
+            row | {"mean_logit_error": error.mean().item(), "top1_agreement": same.float().mean().item()}
         )
     return rows
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = build_parser()
+    parser = argparse.ArgumentParser(prog="benchmarks.quantization", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=str(DEFAULT_MODEL), help="checkpoint folder or repository")
+    parser.add_argument("--questions", type=positive, default=200, help="shapes questions (default 200)")
     options = parser.parse_args(arguments)
-    if options.questions < 1:
-        parser.error(f"--questions: expected at least 1, got {options.questions}")
-    try:
-        checkpoint = open_checkpoint(options.model, device="cpu", dtype="float32")
-    except (RequestError, CheckpointError, ProcessorError) as error:
-        print(f"benchmarks.quantization: error: {error}", file=sys.stderr)
-        return 2
-    rows = compare(checkpoint, options.questions)
-    print("| system | largest logit error | mean logit error | same likeliest token | tokens |")
-    print("|---|---|---|---|---|")
-    for row in rows:
-        print(
-            f"| {row['system']} | {row['largest_logit_error']:.3f} | {row['mean_logit_error']:.4f} "
-            f"| {row['top1_agreement']:.2%} | {row['tokens']} |"
-        )
-    eager, fast, _ = (row["top1_agreement"] for row in rows)
-    print(f"{rows[1]['system']} less {rows[0]['system']}: {fast - eager:+.2%}, bar {BAR:+.2%}")
-    result = {"benchmark": "quantization", "model": options.model, "rows": rows}
-    print(json.dumps(result | {"bfloat16_less_eager": fast - eager, "within_bar": fast - eager >= BAR}))
+    rows = compare(options.model, options.questions)
+    print(table(COLUMNS, rows))
+    print(json.dumps({"benchmark": "quantization", "model": options.model, "rows": rows}))
     return 0
 
 

@@ -1,30 +1,31 @@
-"""Training steps: ours packed and padded, transformers padded with its own loss, and the loader by itself.
+"""Training steps: ours packed and padded, and transformers padded with its own loss.
 
-    python benchmarks/training.py                                  # SmolVLM-256M's shape on this CPU, float32
-    python benchmarks/training.py --precision bfloat16 --documents 8
-    python benchmarks/training.py --device cuda --documents 128 --peak-flops 989e12
-    python benchmarks/training.py --quick --shape tiny
+    python -m benchmarks.training                                  # SmolVLM-256M's shape on this CPU, float32
+    python -m benchmarks.training --precision bfloat16 --documents 8
+    python -m benchmarks.training --device cuda --documents 128 --peak-flops 989e12
+    python -m benchmarks.training --quick --shape tiny
 
-All systems learn from the same documents, of uneven length, a picture in every second one, with the same
-optimizer, precision and clipping; weights are random, shapes real. Only what answers is supervised. Tokens
-a second count documents, never padding: supervised ones, and all. MFU is the FLOPs that the documents need
-(`training/costs.py`: no padding, each document by itself) a second, over --peak-flops or over what a product
-of large matrices reaches here. Peak memory is the whole process's on a CPU. The loader's row is one worker's.
-Each system runs in a process of its own, all in turn, medians are shown, the last line is JSON.
+All systems learn from the same documents, of uneven length, with an image in every second one, and with the
+same optimizer, precision and clipping. Weights are random, shapes real; only what answers is supervised.
+Tokens a second count documents, never padding: supervised ones, and all. MFU is the FLOPs that the documents
+need (`training/flops.py`: no padding, each document by itself) a second, over --peak-flops or over what a
+product of large matrices reaches here. Peak memory is the whole process's on a CPU. Each system runs in a
+process of its own, all in turn, medians are shown, the last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
-from pathlib import Path
+from typing import Any
 
-if not __package__:  # run as a script: find the repository's packages, not this folder's files
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from benchmarks.common import (
+    Handler,
     base_parser,
     finish,
     integers,
@@ -32,18 +33,26 @@ from benchmarks.common import (
     memory_now,
     memory_peak,
     names,
-    positive,
+    now,
     reset_peak,
-    table,
+    shared_setup,
+    stop_without,
+    take_turns,
     trim,
 )
-from benchmarks.shapes import SHAPES
-from benchmarks.workers import interleave, serve
+from benchmarks.peers import build_transformers
+from benchmarks.shapes import SHAPES, build_ours, fill, words
+from data.packing import IGNORE_INDEX, PADDING, Batch, Sample, collate, pack, pack_indices
+from inference.cli import positive
+from training.flops import Amounts, training_flops
+from training.rows import RowsLoss
 
 TRAINERS = ("ours-packed", "ours-padded", "transformers")
-DEFAULTS = {  # by device: documents of a step, positions of a packed row, rows of a batch, packed rows of one
-    "cpu": {"documents": 6, "row": 2048, "micro_batch": 6, "packed_micro_batch": 1, "steps": 2},
-    "cuda": {"documents": 128, "row": 4096, "micro_batch": 16, "packed_micro_batch": 4, "steps": 10},
+DEFAULTS = {
+    "cpu": {"documents": 6, "row": 2048, "micro_batch": 6, "packed_micro_batch": 1, "steps": 2}
+    | {"precision": "float32", "compile": False},
+    "cuda": {"documents": 128, "row": 4096, "micro_batch": 16, "packed_micro_batch": 4, "steps": 10}
+    | {"precision": "bfloat16", "compile": True},
 }
 COLUMNS = {
     "system": "system",
@@ -56,120 +65,210 @@ COLUMNS = {
     "peak_mebibytes": "peak MiB:,.0f",
     "speed_over": "x transformers:.2f",
     "memory_over": "x its memory:.2f",
-    "samples_per_second": "samples/s:,.1f",
 }
+MEDIAN_WORDS, SPREAD = 150, 0.9  # of a document's text: log-normal, long-tailed as instruction data are
+FEWEST, MOST = 12, 1500
+ANSWER = (0.2, 0.9)  # share of the text that answers
+WARM_UP = {"cpu": 1, "cuda": 4}  # steps before the timed ones; on CUDA, some compile
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = base_parser(__doc__)
     add = parser.add_argument
     add("--precision", choices=("float32", "bfloat16"), help="default: float32 on a CPU, bfloat16 on CUDA")
-    add("--systems", type=names(*TRAINERS, "loader"), metavar="S,S", help="default: all")
-    add("--documents", type=positive, metavar="N", help="of one optimizer step (default 6; 128 on CUDA)")
-    add("--tiles", type=integers, default=[1, 0], metavar="N,N", help="of their pictures (default 1,0)")
+    add("--systems", type=names(*TRAINERS), default=TRAINERS, metavar="S,S", help="systems (default: all)")
+    add("--documents", type=positive, metavar="N", help="documents of a step (default 6; 128 on CUDA)")
+    add("--tiles", type=integers, default=[1, 0], metavar="N,N", help="tiles of their images (default 1,0)")
     add("--row", type=positive, metavar="N", help="positions of a packed row (default 2048; 4096 on CUDA)")
     add("--micro-batch", type=positive, metavar="N", help="padded rows of a batch (default 6; 16 on CUDA)")
     add("--packed-micro-batch", type=positive, metavar="N", help="packed rows of one (default 1; 4 on CUDA)")
-    add("--steps", type=positive, metavar="N", help="timed, in each round (default 2; 10 on CUDA)")
-    add("--workers", type=int, default=1, metavar="N", help="of the loader; 0: its own process (default 1)")
-    add("--batches", type=positive, default=32, metavar="N", help="that the loader makes (default 32)")
-    add("--peak-flops", type=float, metavar="F", help="of the device; default: measured by a matrix product")
-    add("--compile", action=argparse.BooleanOptionalAction, help="our blocks (default: on CUDA)")
+    add("--steps", type=positive, metavar="N", help="timed steps of a round (default 2; 10 on CUDA)")
+    add("--peak-flops", type=float, metavar="F", help="FLOP/s of the device (default: of a matrix product)")
+    add("--compile", action=argparse.BooleanOptionalAction, help="compile our blocks (default: on CUDA)")
     settings = parser.parse_args(arguments)
     for name, value in DEFAULTS[settings.device].items():
         if getattr(settings, name) is None:
             setattr(settings, name, value)
-    cpu = settings.device == "cpu"
-    settings.precision = settings.precision or ("float32" if cpu else "bfloat16")
-    settings.compile = not cpu if settings.compile is None else settings.compile
-    settings.systems = settings.systems or [*TRAINERS, "loader"]
     config = SHAPES[settings.shape]
     settings.row = min(settings.row, config.text.max_position_embeddings)
     if settings.quick:
-        settings.rounds, settings.steps, settings.workers, settings.batches = 1, 1, 0, 2
-        settings.documents = min(settings.documents, 4)
-    if not settings.tiles or min(settings.tiles) < 0:
-        parser.error(f"--tiles: expected numbers from 0 up, got {settings.tiles}")
+        settings.rounds, settings.steps, settings.documents = 1, 1, min(settings.documents, 4)
     if max(settings.tiles) * config.tokens_per_tile + 16 > settings.row:
         parser.error(f"--tiles: {max(settings.tiles)} do not fit into a row of {settings.row} positions")
-    if settings.workers < 0:
-        parser.error(f"--workers: expected 0 or more, got {settings.workers}")
     return settings
 
 
-def make_setups(settings: argparse.Namespace) -> list[dict]:
-    keys = ("threads", "device", "shape", "precision", "row", "micro_batch", "packed_micro_batch", "compile")
-    shared = {key: getattr(settings, key) for key in (*keys, "tiles")}
-    shared["photo"] = (
-        SHAPES[settings.shape].vision.image_size * 3 // 2
-    )  # pixels that are read, then scaled down
-    wanted = ["peak", *settings.systems] if settings.peak_flops is None else settings.systems
-    return [{"name": system, "system": system, **shared} for system in wanted]
+# ------------------------------------------------------------------------------------------- documents
+def documents(shape: str, count: int, tiles: list[int], longest: int, seed: int) -> list[Sample]:
+    """Documents of uneven length, of at most `longest` positions; the numbers of tiles take turns."""
+    config, generator, samples = SHAPES[shape], random.Random(seed), []
+    for number in range(count):
+        shown = tiles[number % len(tiles)]
+        image = [config.image_token_id] * (shown * config.tokens_per_tile)
+        room = min(MOST, longest - len(image))
+        length = min(room, max(FEWEST, round(generator.lognormvariate(np.log(MEDIAN_WORDS), SPREAD))))
+        text = words(shape, 10_000 * seed + number, length).tolist()
+        answer = max(1, round(length * generator.uniform(*ANSWER)))
+        ids = image + text
+        labels = [IGNORE_INDEX] * (len(ids) - answer) + text[-answer:]
+        images, counts = ((None,), (shown,)) if shown else ((), ())
+        samples.append(Sample(("made", number), ids, labels, images, counts))
+    return samples
 
 
-def make_jobs(settings: argparse.Namespace, setup: dict) -> list[dict]:
-    if setup["system"] == "peak":
-        return [{"side": 256 if settings.shape == "tiny" else {"cpu": 2048, "cuda": 8192}[settings.device]}]
-    if setup["system"] == "loader":
-        return [{"workers": settings.workers, "batches": settings.batches}]
-    return [{"documents": settings.documents, "tiles": settings.tiles, "steps": settings.steps}]
+def batches(
+    shape: str, samples: list[Sample], rows: int, packed: int | None, length: int | None = None
+) -> list[Batch]:
+    """Batches of `rows` rows: one document in each, or as many as the packer puts into `packed` positions."""
+    vision, waiting, packed_rows = SHAPES[shape].vision, list(samples), []
+    while waiting:
+        chosen = [0]
+        if packed is not None:
+            chosen = pack_indices([s.tokens for s in waiting], [s.tiles for s in waiting], packed, None)
+        row, tiles = [waiting[i] for i in chosen], []
+        for sample in row:
+            size = (sample.tiles, vision.num_channels, vision.image_size, vision.image_size)
+            pixels = fill(torch.empty(size), 1.0, start=104_729 * sample.sample_id[1])
+            tiles.append(pixels if sample.tiles else None)
+        packed_rows.append(pack(row, tiles))
+        waiting = [sample for i, sample in enumerate(waiting) if i not in set(chosen)]
+    return [collate(packed_rows[i : i + rows], 0, length) for i in range(0, len(packed_rows), rows)]
 
 
-# ------------------------------------------------------------------------------------------- the child
+def amounts_of(samples: list[Sample]) -> Amounts:
+    """What the documents are, however they are laid out: nothing counts for padding."""
+    return Amounts(
+        tiles=sum(sample.tiles for sample in samples),
+        positions=sum(sample.tokens for sample in samples),
+        pairs=sum(sample.tokens**2 for sample in samples),
+        labelled=sum(label != IGNORE_INDEX for sample in samples for label in sample.labels[1:]),
+    )
 
 
-def make_handler(setup: dict):
-    """Answers jobs with one system, with the memory that they took."""
+# --------------------------------------------------------------------------------------------- systems
+class Trainer:
+    """AdamW over float32 weights, with autocast in bfloat16, gradients clipped."""
+
+    def __init__(self, setup: dict):
+        self.setup, self.device, self.shape = setup, setup["device"], setup["shape"]
+        self.autocast = setup["precision"] == "bfloat16"
+        self.packed = setup["system"] == "ours-packed"
+        build = build_transformers if setup["system"] == "transformers" else build_ours
+        self.model = build(self.shape, torch.float32, self.device).train()
+        if setup["system"] != "transformers":
+            if setup["compile"]:
+                for layer in (*self.model.vision_model.layers, *self.model.language_model.layers):
+                    layer.compile()
+            self.module = RowsLoss(self.model, blank=False)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
+
+    def loss(self, batch: Batch, labelled: int, count: int) -> Tensor:
+        """A batch's part of a step's mean loss."""
+        if self.setup["system"] != "transformers":
+            return self.module(**batch)[0] / labelled
+        # As its users train it: its own loss on logits of all positions, no cache.
+        inputs = {key: batch[key] for key in ("input_ids", "labels")}
+        inputs["attention_mask"] = (batch["segment_ids"] != PADDING).long()
+        if "pixel_values" in batch:
+            inputs["pixel_values"] = batch["pixel_values"][None]  # tiles one after another: none is padding
+        return self.model(**inputs, use_cache=False).loss / count
+
+    def step(self, step_batches: list[Batch]) -> float:
+        losses, labelled = [], sum(batch.num_labels for batch in step_batches)
+        for batch in step_batches:
+            with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
+                loss = self.loss(batch.to(self.device), labelled, len(step_batches))
+            loss.backward()
+            losses.append(loss.detach())
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return torch.stack(losses).sum().item()
+
+    def run(self, job: dict) -> dict:
+        """`job["steps"]` timed steps on documents that the round decides, after some that are not timed."""
+        setup, first = self.setup, 1 + job["round"] * 100
+        warm_up, count = WARM_UP[self.device], job["documents"]
+        groups = [
+            documents(self.shape, count, setup["tiles"], setup["row"], seed=first + step)
+            for step in range(warm_up + job["steps"])
+        ]
+        seconds, loss, positions = 0.0, 0.0, 0
+        for number, samples in enumerate(groups):
+            if self.packed:  # packed rows are compiled for one length
+                length = setup["row"] if setup["compile"] else None
+                batch_list = batches(self.shape, samples, setup["packed_micro_batch"], setup["row"], length)
+            else:
+                batch_list = batches(self.shape, samples, setup["micro_batch"], None)
+            start = now(self.device)
+            loss = self.step(batch_list)
+            if number >= warm_up:
+                seconds += now(self.device) - start
+                positions += sum(batch["input_ids"].numel() for batch in batch_list)
+        timed = [amounts_of(samples) for samples in groups[warm_up:]]
+        learns = frozenset(("vision", "projector", "language"))
+        return {
+            "seconds": seconds,
+            "loss": loss,
+            "positions": positions,
+            "tokens": sum(one.positions for one in timed),
+            "labelled": sum(one.labelled for one in timed),
+            "tiles": sum(one.tiles for one in timed),
+            "flops": sum(training_flops(SHAPES[self.shape], one, learns) for one in timed),
+        }
+
+
+def matrix_products(setup: dict) -> dict:
+    """The most FLOP/s that a product of large matrices reaches here, in the precision of the run."""
+    device, seconds = setup["device"], []
+    side = 256 if setup["shape"] == "tiny" else {"cpu": 2048, "cuda": 8192}[device]
+    dtype = torch.bfloat16 if setup["precision"] == "bfloat16" else torch.float32
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    for _ in range(6):
+        start = now(device)
+        a @ b
+        seconds.append(now(device) - start)
+    return {"flops_per_second": 2 * side**3 / min(seconds)}
+
+
+def make_handler(setup: dict) -> Handler:
+    """The child's side: answers jobs with one system, and with the memory that they took."""
     torch.set_num_threads(setup["threads"])
-    from benchmarks.training_steps import SYSTEMS
-
+    if setup["system"] == "peak":
+        return lambda job: matrix_products(setup)
     device = setup["device"]
     before = memory_now(device)
-    system = SYSTEMS[setup["system"]](setup)
+    trainer = Trainer(setup)
     trim()
 
     def handle(job: dict) -> dict:
         reset_peak(device)
-        reply = system.run(job)
-        return reply | {"peak_bytes": memory_peak(device), "before_bytes": before}
+        return trainer.run(job) | {"peak_bytes": memory_peak(device), "before_bytes": before}
 
     return handle
 
 
-# -------------------------------------------------------------------------------------------- the table
-
-
+# ----------------------------------------------------------------------------------------------- table
 def make_row(settings: argparse.Namespace, system: str, replies: list[dict], peak: float) -> dict:
-    """One line: medians over the rounds. Lower rounds of memory hold less of what an allocator keeps."""
-    same = {"system": system, "precision": settings.precision, "device": settings.device}
-    same |= {"shape": settings.shape, "rounds": len(replies)}
+    """One line: medians over the rounds."""
 
-    def rate(name: str) -> float | None:
+    def rate(name: str) -> Any:
         return median(reply[name] / reply["seconds"] for reply in replies)
 
-    if system == "loader":
-        workers = max(1, settings.workers)
-        return same | {
-            "precision": None,
-            "workers": settings.workers,
-            "samples_per_second": rate("samples") / workers,
-            "loader_tokens_per_second": rate("tokens") / workers,
-            "tiles_per_second": rate("tiles") / workers,
-            "fill": median(reply["fill"] for reply in replies),
-        }
-    memory = min(reply["peak_bytes"] for reply in replies)
-    return same | {
+    memory = min(reply["peak_bytes"] for reply in replies)  # later rounds hold what the allocator keeps
+    seconds = median(reply["seconds"] for reply in replies)
+    return {
+        "system": system,
+        **{key: getattr(settings, key) for key in ("precision", "device", "shape", "steps")},
+        "rounds": len(replies),
         "documents_per_step": settings.documents,
-        "steps": settings.steps,
         "labelled_tokens": [reply["labelled"] for reply in replies],
-        "tokens": [reply["tokens"] for reply in replies],
-        "tiles": [reply["tiles"] for reply in replies],
-        "loss": [reply["loss"] for reply in replies],
+        **{key: [reply[key] for reply in replies] for key in ("tokens", "tiles", "loss")},
         "supervised_tokens_per_second": rate("labelled"),
         "tokens_per_second": rate("tokens"),
-        "documents_per_second": settings.documents * settings.steps / median(r["seconds"] for r in replies),
+        "documents_per_second": settings.documents * settings.steps / seconds,
         "fill": median(reply["tokens"] / reply["positions"] for reply in replies),
-        "seconds_per_step": median(reply["seconds"] / settings.steps for reply in replies),
+        "seconds_per_step": seconds / settings.steps,
         "seconds_of_rounds": [reply["seconds"] for reply in replies],
         "flops_per_second": rate("flops"),
         "mfu": rate("flops") / peak,
@@ -179,45 +278,31 @@ def make_row(settings: argparse.Namespace, system: str, replies: list[dict], pea
     }
 
 
-def compare(rows: list[dict]) -> None:
-    """Add how speed and memory stand to transformers', and how many workers feed each trainer."""
-    by_system = {row["system"]: row for row in rows}
-    theirs, loader = by_system.get("transformers"), by_system.get("loader")
-    for row in rows:
-        if row["system"] == "loader":
-            continue
-        if theirs is not None and row is not theirs:
-            # The same documents in each round: a ratio for each, then their median.
-            pairs = zip(theirs["seconds_of_rounds"], row["seconds_of_rounds"])
-            row["speed_over"] = median(other / own for other, own in pairs)
-            row["memory_over"] = row["peak_bytes"] / theirs["peak_bytes"]
-        if loader is not None:
-            row["loader_workers_needed"] = row["documents_per_second"] / loader["samples_per_second"]
-
-
 def main(arguments: list[str] | None = None) -> int:
     settings = parse_arguments(arguments)
-    if settings.child:
-        serve(settings.child, make_handler)
-        return 0
-    setups = make_setups(settings)
-    # One model in memory at a time: training takes four times its weights, and activations.
-    replies, failed = interleave(
-        __file__, setups, lambda setup: make_jobs(settings, setup), settings.rounds, together=False
+    shared = shared_setup(
+        settings, "precision", "row", "micro_batch", "packed_micro_batch", "compile", "tiles"
     )
-    by_system = {setup["system"]: own[0] for setup, own in zip(setups, replies, strict=True)}
+    systems = ["peak", *settings.systems] if settings.peak_flops is None else settings.systems
+    setups = [{"system": system, **shared} for system in systems]
+    job = {key: getattr(settings, key) for key in ("documents", "steps")}
+    # One model in memory at a time: training takes four times its weights, and activations.
+    replies, failed = take_turns(make_handler, setups, lambda setup: [job], settings.rounds, together=False)
+    stop_without([f"peak {settings.precision}"], failed)
+    by_system = {system: own[0] for system, own in zip(systems, replies, strict=True) if own[0]}
     measured = by_system.pop("peak", [])
-    if settings.peak_flops is None and not measured:
-        print(f"benchmarks/training.py: error: {failed[0]}", file=sys.stderr)
-        return 1
     peak = settings.peak_flops or max(reply["flops_per_second"] for reply in measured)
-    rows = [make_row(settings, system, own, peak) for system, own in by_system.items() if own]
-    compare(rows)
+    rows = [make_row(settings, system, own, peak) for system, own in by_system.items()]
+    if "transformers" in by_system:
+        theirs = rows[list(by_system).index("transformers")]
+        for row in rows:
+            if row is not theirs:  # the same documents in each round: a ratio for each, then their median
+                pairs = zip(theirs["seconds_of_rounds"], row["seconds_of_rounds"])
+                row["speed_over"] = median(other / own for other, own in pairs)
+                row["memory_over"] = row["peak_bytes"] / theirs["peak_bytes"]
     how = "given" if settings.peak_flops else "measured"
     print(f"{settings.shape} on {settings.device}: a peak of {peak / 1e12:.3g} TFLOP/s ({how})")
-    print(table(COLUMNS, rows))
-    left_out = {setups[system]["name"]: reason for system, reason in failed.items()}
-    finish("training", settings, rows, peak_flops=peak, peak_is=how, left_out=left_out)
+    finish("training", settings, COLUMNS, rows, peak_flops=peak, peak_is=how, left_out=failed)
     return 0
 
 

@@ -6,31 +6,64 @@ unguessable name. The chat template is rendered with stand-ins for the typed tex
 the *template* wrote are given their private names; then the texts are put in, verbatim, and the whole is
 tokenized once. Ids are the original ones, so on ordinary text the result equals the original tokenizer's,
 while typed special tokens, in any spelling, are text.
+
+Templates are strangers: Jinja's sandbox keeps one from reaching Python, but not from three nested loops or
+from doubling a string forty times. No bound inside a process holds for all that Jinja can call, so a template
+that is not one of ours is rendered by a child process with little memory and processor time. As texts are
+stand-ins, the result depends on the form of a conversation alone and is kept: a training run starts a child
+for each form, not for each row.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import resource
 import secrets
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
+from functools import cache, lru_cache, partial
+from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding
+from jinja2 import Template, TemplateError, ext, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from data.errors import PromptError, one_line
-from data.private_tokenizer import private_tokenizer
-from data.templates import TemplateProcess, TemplateRefused, render
-from data.tokenizer import AnyTokenizer
-from data.tokenizer_limits import no_panic
+from data.tokenizer import AnyTokenizer, naming_file, no_panic, private_tokenizer, read_object
+from models.checkpoints.hub import MAX_CONFIG, check_size
 
 ROLES = ("system", "user", "assistant")
 LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context
 
+SMOLVLM_CHAT_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
+    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+# nanoVLM's, today and in v0.1
+CHATML_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+V01_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'Question: ' + message['content'] +"
+    " ' Answer:' }}{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+OWN_TEMPLATES = (SMOLVLM_CHAT_TEMPLATE, CHATML_TEMPLATE, V01_TEMPLATE)
+
 
 @dataclass(frozen=True)
 class Message:
-    """One turn: its parts in order, each a text or a picture source."""
+    """One turn: its parts in order, each a text or an image source."""
 
     role: str
     parts: tuple[tuple[str, Any], ...]  # ("text", str) or ("image", source)
@@ -50,71 +83,179 @@ class EncodedText:
 
 # ------------------------------------------------------------------------------------- what the caller passes
 def read_conversation(
-    conversation: Sequence[Mapping[str, Any]], where: str = "conversation"
+    conversation: Sequence[Mapping[str, Any]], label: str = "conversation"
 ) -> list[Message]:
-    """Check a conversation in the Hub's form and make its content uniform.
-
-    Raises:
-        PromptError: naming `where` and the message.
-    """
-    if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence):
-        raise PromptError(f"{where}: expected a list of messages, got {type(conversation).__name__}")
-    if not conversation:
-        raise PromptError(f"{where}: expected at least one message, got none")
-    messages = [_read_message(message, f"{where}, message {i}") for i, message in enumerate(conversation)]
-    check_length(sum(len(message.text) for message in messages), where)
+    """A conversation in the Hub's form, its content made uniform. A PromptError names `label` and message."""
+    if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence) or not conversation:
+        raise PromptError(f"{label}: expected a list of messages, got {str(conversation)[:80]!r}")
+    messages = []
+    for i, message in enumerate(conversation):
+        place = f"{label}, message {i}"
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise PromptError(f"{place}: expected {{'role': ..., 'content': ...}}, got {str(message)[:80]!r}")
+        role, content = message["role"], message["content"]
+        if role not in ROLES:
+            raise PromptError(f"{place}: expected role {', '.join(ROLES)}, got {str(role)[:40]!r}")
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        if not isinstance(content, Sequence):
+            raise PromptError(f"{place}: expected content as text or parts, got {type(content).__name__}")
+        messages.append(Message(role, tuple(_read_part(part, place) for part in content)))
+    check_text("".join(message.text for message in messages), label)
     return messages
 
 
-def _read_message(message: Mapping[str, Any], where: str) -> Message:
-    if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-        raise PromptError(f"{where}: expected {{'role': ..., 'content': ...}}, got {str(message)[:80]!r}")
-    role, content = message["role"], message["content"]
-    if role not in ROLES:
-        raise PromptError(f"{where}: expected a role out of {', '.join(ROLES)}, got {str(role)[:40]!r}")
-    if isinstance(content, str):
-        return Message(role, (("text", check_text(content, where)),))
-    if not isinstance(content, Sequence):
-        raise PromptError(
-            f"{where}: expected content as text or a list of parts, got {type(content).__name__}"
-        )
-    return Message(role, tuple(_read_part(part, where) for part in content))
-
-
-def _read_part(part: Mapping[str, Any], where: str) -> tuple[str, Any]:
+def _read_part(part: Mapping[str, Any], label: str) -> tuple[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and "text" in part:
-        return "text", check_text(part["text"], where)
+        return "text", check_text(part["text"], label)
     if kind == "image":
         for key in ("image", "url", "path", "base64"):
             if part.get(key) is not None:
                 return "image", part[key]
-        raise PromptError(f"{where}: the image part holds no picture: expected one under 'image'")
-    raise PromptError(
-        f"{where}: expected a part {{'type': 'text', 'text': ...}} or {{'type': 'image', 'image': ...}}, "
-        f"got {str(part)[:80]!r}"
-    )
+    wanted = "{'type': 'text', 'text': ...} or {'type': 'image', 'image': ...}"
+    raise PromptError(f"{label}: expected a part {wanted}, got {str(part)[:80]!r}")
 
 
-def check_length(characters: int, where: str) -> None:
-    if characters > LONGEST_TEXT:
-        raise PromptError(
-            f"{where}: expected at most {LONGEST_TEXT:,} characters of text, got {characters:,}"
-        )
-
-
-def check_text(text: Any, where: str) -> str:
+def check_text(text: Any, label: str) -> str:
     """`text` itself, if it is a string of bounded length that can be written as UTF-8."""
     if not isinstance(text, str):
-        raise PromptError(f"{where}: expected text, got {type(text).__name__}")
-    check_length(len(text), where)
+        raise PromptError(f"{label}: expected text, got {type(text).__name__}")
+    if len(text) > LONGEST_TEXT:
+        raise PromptError(f"{label}: expected at most {LONGEST_TEXT:,} characters, got {len(text):,}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise PromptError(
-            f"{where}: expected valid Unicode, got half a surrogate pair at character {error.start}"
+            f"{label}: expected valid Unicode, got half a surrogate at {error.start}"
         ) from error
     return text
+
+
+# --------------------------------------------------------------------------------------- a folder's template
+def chat_template(folder: Path) -> str | None:
+    """The chat template that transformers 5.23 takes for a processor: processor_config.json's, that of
+    chat_template.json, then `tokenizer_template`."""
+    for name in ("processor_config.json", "chat_template.json"):
+        if (written := read_object(folder / name).get("chat_template")) is not None:
+            return _default(written)
+    return tokenizer_template(folder)
+
+
+def tokenizer_template(folder: Path) -> str | None:
+    """The chat template of a tokenizer: chat_template.jinja, with those of other names in a folder beside it,
+    or what tokenizer_config.json has."""
+    files = {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = folder / "chat_template.jinja"
+    written = {}
+    for name, path in files.items():
+        with naming_file(path):
+            check_size(path, MAX_CONFIG)
+            written[name] = path.read_text(encoding="utf-8")
+    return _default(written or read_object(folder / "tokenizer_config.json").get("chat_template"))
+
+
+def _default(written: Any) -> str | None:
+    """Of several templates by name, a dictionary or a list of objects, the one that is used unasked."""
+    named = {entry["name"]: entry["template"] for entry in written} if isinstance(written, list) else written
+    template = named.get("default") if isinstance(named, dict) else named
+    if not isinstance(template, str) and written is not None:
+        raise PromptError(f"expected a chat template, as text or named default, got {str(written)[:80]}")
+    return template
+
+
+# ---------------------------------------------------------------------------------------- rendering templates
+MEMORY, SECONDS = 512 * 2**20, 2  # of the child, beyond what it starts with
+LONGEST_TEMPLATE, LONGEST_RESULT = 2**20, 2**20  # characters; texts are put in later
+
+
+class TemplateRefused(Exception):
+    """Why a conversation could not be rendered, in a few words."""
+
+
+@cache
+def _sandbox():
+    """The sandbox that transformers renders chat templates in, with the same names in it."""
+
+    class Generation(ext.Extension):
+        """`{% generation %}` marks what an assistant says; here it only stands around it."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    def raise_exception(message):
+        raise TemplateError(message)
+
+    sandbox = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
+    sandbox.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own writes it for HTML
+    sandbox.globals["raise_exception"] = raise_exception
+    sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return sandbox
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    return _sandbox().from_string(template)  # takes 5 ms, as long as all else that a row of training takes
+
+
+def render(template: str, variables: Mapping[str, Any]) -> str:
+    """What a template makes of these variables (JSON's types), without limits; TemplateRefused if nothing."""
+    try:
+        text = _compiled(template).render(**variables)
+    except Exception as error:  # a template raises anything
+        raise TemplateRefused(one_line(error, 200)) from error
+    if len(text) > LONGEST_RESULT:
+        raise TemplateRefused(f"it makes {len(text)} characters, at most {LONGEST_RESULT} are read")
+    return text
+
+
+def render_bounded(template: str, variables: Mapping[str, Any]) -> str:
+    """`render` for a stranger's template, in a child that has `MEMORY` and `SECONDS` for it."""
+    if len(template) > LONGEST_TEMPLATE:
+        raise TemplateRefused(f"it has {len(template)} characters, at most {LONGEST_TEMPLATE} are read")
+    text, refusal = _of_child(template, json.dumps(variables, sort_keys=True), date.today())
+    if refusal:
+        raise TemplateRefused(refusal)
+    return text
+
+
+@lru_cache(maxsize=1024)
+def _of_child(template: str, variables: str, today: date) -> tuple[str, str]:
+    """(text, why there is none); `today` because a template may ask for it."""
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import data.chat; data.chat.child()"],
+        input=json.dumps([template, variables]).encode(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+        check=False,
+    )
+    if done.returncode:
+        return "", f"it takes more than {SECONDS} s or {MEMORY // 2**20} MiB for one conversation"
+    text, refusal = json.loads(done.stdout)
+    return text, refusal
+
+
+def child() -> None:
+    """Render what stdin says under limits: the whole of a process that `_of_child` starts."""
+    template, variables = json.loads(sys.stdin.buffer.read())
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)  # which ends the process, whatever it is doing
+    try:
+        answer = (render(template, json.loads(variables)), "")
+    except TemplateRefused as error:
+        answer = ("", str(error))
+    print(json.dumps(answer), flush=True)
 
 
 # ------------------------------------------------------------------------------------------------- to tokens
@@ -123,10 +264,9 @@ class ChatEncoder:
 
     Args:
         string_content: the template takes a message's content as one string (nanoVLM) rather than as parts.
-        image_token: the placeholder that stands once for every picture in the rendered template.
+        image_token: the placeholder that stands once for every image in the rendered template.
         stop_token_ids: the ids that end a turn; the one after an answer is part of the answer.
         add_special_tokens: let the tokenizer's post-processor add its own (a BOS), unless the template did.
-        harmless_template: it is this repository's own, and needs no limits; see `data/templates.py`.
     """
 
     def __init__(
@@ -138,27 +278,21 @@ class ChatEncoder:
         stop_token_ids: Sequence[int] = (),
         string_content: bool = False,
         add_special_tokens: bool = True,
-        harmless_template: bool = False,
     ):
         self.chat_template = chat_template
         self.image_token = image_token
         self.string_content = string_content
         self.add_special_tokens = add_special_tokens
-        self._template_variables = dict(tokenizer.special_tokens_map)
-        try:
-            self._template_process = None if harmless_template else TemplateProcess(chat_template)
-        except TemplateRefused as error:
-            raise PromptError(f"chat template: {error}") from error
+        self._variables = {**tokenizer.special_tokens_map, "tools": None, "documents": None}
         self._bos = tokenizer.bos_token
         self._stop_ids = frozenset(stop_token_ids)
         # Digits and private-use characters survive anything a template does to a string (trim, capitalize).
         self._nonce = f"{secrets.randbelow(10**30):030d}"
         private = private_tokenizer(tokenizer, self._nonce)
-        self._private, self._ids, self._names = private.tokenizer, private.ids, private.names
-        self._longest = private.longest
-        self._watched = frozenset(self._ids.values()) - {private.unknown_id}
-        longest_first = sorted(self._names, key=len, reverse=True)
+        self._tokenizer, self._ids, self._names, unknown_id, self._longest = private
+        self._watched = frozenset(self._ids.values()) - {unknown_id}
         self._name_length = min(map(len, self._names.values()), default=0)
+        longest_first = sorted(self._names, key=len, reverse=True)
         stand_in = f"\ue000{self._nonce}\\.(?P<text>\\d+)\ue001"
         self._pieces = re.compile("|".join([stand_in, *map(re.escape, longest_first)]))
 
@@ -167,45 +301,36 @@ class ChatEncoder:
         messages: Sequence[Message],
         image_prompts: Sequence[str] = (),
         add_generation_prompt: bool = True,
-        where: str = "conversation",
+        label: str = "conversation",
     ) -> EncodedText:
         """Token ids of a conversation.
 
         Args:
-            image_prompts: what replaces each picture's placeholder, in the order of the pictures: special
+            image_prompts: what replaces each image's placeholder, in the order of the images: special
                 tokens by their ordinary names, and plain text. Written by a processor, never by a person.
         """
-        rendered, texts = self._render(messages, add_generation_prompt, where)
-        pieces, placed, spans = self._fill(rendered, texts, list(image_prompts), where)
-        own_bos = bool(self._bos) and rendered.startswith(self._bos)
-        encoding = self._encoded(pieces, placed, self.add_special_tokens and not own_bos, where)
-        inside = [i for i, added in zip(encoding.ids, encoding.special_tokens_mask) if not added]
-        if [i for i in inside if i in self._watched] != [i for i in placed if i in self._watched]:
-            raise PromptError(f"{where}: the text turns into special tokens in this tokenizer; reword it")
-        return EncodedText(list(encoding.ids), _covered(encoding.offsets, spans))
-
-    def _encoded(
-        self, pieces: list[str], placed: list[int], add_special_tokens: bool, where: str
-    ) -> Encoding:
-        """The pieces tokenized as one text.
-
-        Raises:
-            PromptError: more text than this tokenizer can read in bounded time and memory; it cannot read it.
-        """
+        rendered, texts = self._render(messages, add_generation_prompt, label)
+        pieces, placed, spans = self._fill(rendered, texts, image_prompts, label)
         length = sum(map(len, pieces)) - len(placed) * self._name_length
         if length > self._longest:
             raise PromptError(
-                f"{where}: expected at most {self._longest:,} characters, got {length:,}: this checkpoint's "
-                "tokenizer would take too long; shorten the text"
+                f"{label}: expected at most {self._longest:,} characters for this checkpoint's tokenizer, "
+                f"got {length:,}; shorten the text"
             )
+        own_bos = bool(self._bos) and rendered.startswith(self._bos)
+        special = self.add_special_tokens and not own_bos
         try:
             with no_panic():
-                return self._private.encode("".join(pieces), add_special_tokens=add_special_tokens)
+                encoding = self._tokenizer.encode("".join(pieces), add_special_tokens=special)
         except Exception as error:  # the library raises bare Exception
-            raise PromptError(f"{where}: the tokenizer cannot read it ({one_line(error, 200)})") from error
+            raise PromptError(f"{label}: the tokenizer cannot read it ({one_line(error, 200)})") from error
+        inside = [i for i, added in zip(encoding.ids, encoding.special_tokens_mask) if not added]
+        if [i for i in inside if i in self._watched] != [i for i in placed if i in self._watched]:
+            raise PromptError(f"{label}: the text turns into special tokens in this tokenizer; reword it")
+        return EncodedText(list(encoding.ids), _covered(encoding.offsets, spans))
 
     def _render(
-        self, messages: Sequence[Message], add_generation_prompt: bool, where: str
+        self, messages: Sequence[Message], add_generation_prompt: bool, label: str
     ) -> tuple[str, list[tuple[str, str]]]:
         """The template's output with stand-ins, and for each stand-in its role and text."""
         texts: list[tuple[str, str]] = []
@@ -215,109 +340,77 @@ class ChatEncoder:
             core = text.strip()
             if not core:
                 return text
-            start = text.index(core)
             texts.append((role, core))
-            name = f"\ue000{self._nonce}.{len(texts) - 1}\ue001"
-            return text[:start] + name + text[start + len(core) :]
+            return text.replace(core, f"\ue000{self._nonce}.{len(texts) - 1}\ue001")
 
         shown = []
         for message in messages:
             parts = [
-                {"type": "text", "text": stand_in(value, message.role)}
-                if kind == "text"
-                else {"type": "image"}
+                {"type": kind, "text": stand_in(value, message.role)} if kind == "text" else {"type": kind}
                 for kind, value in message.parts
             ]
+            content: Any = parts or [{"type": "text", "text": ""}]
             if self.string_content:
-                shown.append({"role": message.role, "content": self._as_string(parts)})
-            else:
-                shown.append({"role": message.role, "content": parts or [{"type": "text", "text": ""}]})
-        return self._rendered(shown, add_generation_prompt, where), texts
-
-    def _rendered(self, shown: list[dict], add_generation_prompt: bool, where: str) -> str:
-        """The template's output: from here for this repository's templates, which are harmless, and from a
-        process with limits for all others."""
-        variables = {**self._template_variables, "tools": None, "documents": None}
-        variables |= {"messages": shown, "add_generation_prompt": add_generation_prompt}
+                content = "".join(part.get("text", self.image_token or "") for part in parts)
+            shown.append({"role": message.role, "content": content})
+        variables = self._variables | {"messages": shown, "add_generation_prompt": add_generation_prompt}
+        renders = render if self.chat_template in OWN_TEMPLATES else render_bounded
         try:
-            if self._template_process is None:
-                return render(self.chat_template, variables)
-            return self._template_process.render(variables)
+            return renders(self.chat_template, variables), texts
         except TemplateRefused as error:
-            raise PromptError(
-                f"{where}: the checkpoint's chat template refuses it ({one_line(error, 200)})"
-            ) from error
-
-    def _as_string(self, parts: list[dict]) -> str:
-        return "".join(part["text"] if part["type"] == "text" else self.image_token or "" for part in parts)
+            raise PromptError(f"{label}: the checkpoint's chat template refuses it ({error})") from error
 
     def _fill(
-        self, rendered: str, texts: list[tuple[str, str]], image_prompts: list[str], where: str
+        self, rendered: str, texts: list[tuple[str, str]], image_prompts: Sequence[str], label: str
     ) -> tuple[list[str], list[int], list[tuple[int, int]]]:
-        """Put names, pictures and texts in their places.
-
-        Returns:
-            The pieces of the final string, the special ids placed, in order, and the (start, end) characters
-            of what the assistant says.
-        """
-        pieces: list[str] = []
-        placed: list[int] = []
-        spans: list[tuple[int, int]] = []
-        used, answering, length, last, pictures = set(), False, 0, 0, 0
+        """Put names, images and texts in their places: the pieces of the final string, the special ids put,
+        in order, and the (start, end) characters of what the assistant says."""
+        pieces, placed, spans = list[str](), list[int](), list[tuple[int, int]]()
+        used, answering, length, last, images = set[int](), False, 0, 0, 0
 
         def put(text: str) -> None:
             nonlocal length
             pieces.append(text)
             length += len(text)
 
+        def named(prompt: str) -> str:
+            """Text of ours with private names, its special ids appended to `placed`."""
+
+            def rename(match: re.Match) -> str:
+                placed.append(self._ids[match[0]])
+                return self._names[match[0]]
+
+            return self._pieces.sub(rename, prompt)
+
         for match in self._pieces.finditer(rendered):
             put(rendered[last : match.start()])
             last = match.end()
             if match["text"] is not None:
-                index = int(match["text"])
-                role, text = texts[index]
+                role, text = texts[index := int(match["text"])]
                 used.add(index)
-                if role == "assistant":
-                    start = spans.pop()[0] if answering else length - _blank_end(pieces)
+                if role == "assistant":  # parts that follow one another are one answer
+                    # Spaces in front of its first word are one token with it, or its own.
+                    before = pieces[-1]
+                    start = spans.pop()[0] if answering else length - len(before) + len(before.rstrip(" "))
                     spans.append((start, length + len(text)))
                     answering = True
                 put(text)
-                continue
-            name = match[0]
-            if name == self.image_token:
-                if pictures < len(image_prompts):
-                    put(self._named(image_prompts[pictures], placed))
-                pictures += 1
-                continue
-            put(self._names[name])
-            placed.append(self._ids[name])
-            if answering and self._ids[name] in self._stop_ids:
-                spans[-1] = (spans[-1][0], length)
-            answering = False
+            elif match[0] == self.image_token:
+                put(named(image_prompts[images]) if images < len(image_prompts) else "")
+                images += 1
+            else:
+                put(named(match[0]))
+                if answering and placed[-1] in self._stop_ids:
+                    spans[-1] = (spans[-1][0], length)
+                answering = False
         put(rendered[last:])
-        if pictures != len(image_prompts):
+        if images != len(image_prompts):
             raise PromptError(
-                f"{where}: the chat template places {pictures} pictures, "
-                f"the messages hold {len(image_prompts)}"
+                f"{label}: the chat template places {images} images, the messages hold {len(image_prompts)}"
             )
         if len(used) != len(texts):
-            raise PromptError(f"{where}: the checkpoint's chat template leaves out part of the text")
+            raise PromptError(f"{label}: the checkpoint's chat template leaves out part of the text")
         return pieces, placed, spans
-
-    def _named(self, prompt: str, placed: list[int]) -> str:
-        """A picture's prompt with private names, its special ids appended to `placed`."""
-
-        def rename(match: re.Match) -> str:
-            placed.append(self._ids[match[0]])
-            return self._names[match[0]]
-
-        return self._pieces.sub(rename, prompt)
-
-
-def _blank_end(pieces: list[str]) -> int:
-    """Spaces in front of an answer's first word: one token with it, or the answer's own."""
-    before = pieces[-1] if pieces else ""
-    return len(before) - len(before.rstrip(" "))
 
 
 def _covered(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[bool]:

@@ -1,4 +1,4 @@
-"""What `data/` raises about pictures, prompts, processors and datasets: one sentence each, for a person."""
+"""What `data/` raises about images, prompts, processors and datasets: one sentence each, for a person."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from collections.abc import Iterable
 _LONGEST = 2000  # characters of a sentence that quotes a file
 
 
-def printable(message: object) -> str:
-    """One line of printable characters and of bounded length, whatever a message quotes."""
-    shown = str(message)
-    shown = shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "…"
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
-    return shown if len(shown) <= _LONGEST + 1 else shown[:_LONGEST] + "…"
+def printable(message: object, most: int = _LONGEST) -> str:
+    """One line of at most `most` printable characters, whatever a message quotes."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message)[: most + 1])
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
 def one_line(said: object, most: int = _LONGEST) -> str:
-    """A message or an error as `printable` text of at most `most` characters, its white space single blanks.
+    """A message or an error as `printable` text, its white space single blanks.
 
     The system's error about one file is that file and what is wrong with it; an error without words is its
     type's name.
@@ -27,8 +25,7 @@ def one_line(said: object, most: int = _LONGEST) -> str:
         text = f"{said.filename}: {said.strerror}"
     elif isinstance(said, BaseException):
         text = text or type(said).__name__
-    text = printable(text)
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return printable(text, most)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -47,11 +44,7 @@ class OneSentence(ValueError):
 
 
 class ImageError(OneSentence):
-    """A picture that cannot be used."""
-
-
-class FetchError(OneSentence):
-    """Why a download was refused or failed, without the URL (the caller names it)."""
+    """An image that cannot be used."""
 
 
 class PromptError(OneSentence):

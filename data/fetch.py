@@ -1,99 +1,136 @@
-"""Download one picture: http(s) only and from the public internet only, also after redirects, with limits on
-size and time."""
+"""Download one image over http(s), bounded in size and time.
+
+A URL that a stranger wrote must not make this machine ask its own network: a router's page, a cloud's
+metadata service, a database on loopback. So each host name, also of a redirect, is resolved once, all its
+addresses must be public, and the connection goes to one that was checked: a name server that answers
+differently the second time changes nothing. Behind a proxy, which resolves names, they alone are checked.
+The environment variable OCELLI_ALLOW_PRIVATE_URLS=1 turns this off.
+"""
 
 from __future__ import annotations
 
-import http.client
-import urllib.error
-import urllib.request
-from urllib.parse import quote, urlsplit
+import ipaddress
+import os
+import socket
+import threading
+from contextlib import suppress
+from urllib.request import getproxies, proxy_bypass
 
-from data.addresses import Deadline, PrivateAddressError, handlers, private_allowed
-from data.errors import FetchError, one_line
+import httpx
 
-_CHUNK = 64 * 1024
-_MAX_REDIRECTS = 5
-_URL_CHARACTERS = "%/:?#[]@!$&'()*+,;=~"  # all others, such as spaces and accents, are escaped
+from data.errors import ImageError, one_line
 
-
-class _HttpRedirects(urllib.request.HTTPRedirectHandler):
-    max_redirections = _MAX_REDIRECTS
-
-    def redirect_request(self, request, response, code, message, headers, url):
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise FetchError(f"redirected to {url[:100]!r}; expected http or https")
-        return super().redirect_request(request, response, code, message, headers, url)
+ALLOW = "OCELLI_ALLOW_PRIVATE_URLS"
+TIMEOUT = 15.0  # seconds of each wait for the server; the whole download may take twice as long
+MOST_ADDRESSES = 4  # of one host are tried
+# IPv6 networks that carry an IPv4 address inside (RFC 4291, 6052, 8215, 3056): whose, a translator decides.
+_CARRIERS = tuple(map(ipaddress.IPv6Network, ("::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16")))
 
 
-def _opener(allow_private: bool, deadline: Deadline) -> urllib.request.OpenerDirector:
-    """Only what http needs: the standard opener would also read file: and ftp: addresses."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        *handlers(allow_private, deadline),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        _HttpRedirects(),
-    ):
-        opener.add_handler(handler)
-    return opener
+def is_public(address: str) -> bool:
+    """Whether an IPv4 or IPv6 address, as `getaddrinfo` writes it, belongs to the public internet."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is not None:
+            ip = ip.ipv4_mapped
+        elif ip.is_site_local or any(ip in network for network in _CARRIERS):
+            return False
+    return ip.is_global and not ip.is_multicast
 
 
-def fetch(url: str, max_bytes: int, timeout: float, allow_private: bool = False) -> bytes:
-    """The body at `url`.
-
-    `timeout` seconds bound both every wait for the server and, doubled, the whole download. Hosts that are
-    not on the public internet are asked only with `allow_private` or OCELLI_ALLOW_PRIVATE_URLS=1.
-
-    Raises:
-        FetchError: another scheme, a private address, no answer, an error status, a body past `max_bytes`, or
-            too slow.
-    """
-    if not url.lower().startswith(("http://", "https://")):
-        raise FetchError("expected an http or https URL")
-    body = bytearray()
-    with Deadline(2 * timeout) as deadline:
-        try:
-            opener = _opener(allow_private or private_allowed(), deadline)
-            expected = _read(opener, url, body, max_bytes, timeout, deadline)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            # What a connection that was ended says of it is chance.
-            raise (_too_slow(timeout, body) if deadline.over else _told(error)) from error
-        if deadline.over:
-            raise _too_slow(timeout, body)
-    if expected.isdecimal() and len(expected) < 20 and int(expected) != len(body):
-        raise FetchError(f"expected {int(expected):,} bytes, got {len(body):,}: the download was cut off")
-    return bytes(body)
+def _public_addresses(url: httpx.URL) -> list[str]:
+    host = url.raw_host.decode("ascii")
+    found = socket.getaddrinfo(host, url.port or 80, type=socket.SOCK_STREAM)
+    addresses = [str(place[0]) for *_, place in found]
+    for address in addresses:  # all of them: which one is taken is up to chance
+        if not is_public(address):
+            raise ImageError(
+                f"{host} is {address}, which is not on the public internet; set {ALLOW}=1 to allow it"
+            )
+    return addresses
 
 
-def _read(opener, url: str, body: bytearray, max_bytes: int, timeout: float, deadline: Deadline) -> str:
-    """Append what comes to `body`, until it ends or the time is over; the length that was announced."""
-    request = urllib.request.Request(
-        quote(url, safe=_URL_CHARACTERS), headers={"User-Agent": "ocelli", "Accept": "image/*,*/*;q=0.1"}
+class _PublicTransport(httpx.HTTPTransport):
+    """Connects to the address that was checked, under the name that was asked for."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        failed: httpx.TransportError = httpx.ConnectError("the host has no address")
+        name, place = request.url.raw_host.decode("ascii"), request.url
+        for address in _public_addresses(place)[:MOST_ADDRESSES]:
+            request.url = place.copy_with(host=address)  # the header "Host" is set already
+            request.extensions = {**request.extensions, "sni_hostname": name}
+            try:
+                return super().handle_request(request)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                failed = error
+            finally:
+                request.url = place
+        raise failed
+
+
+def _check_name(request: httpx.Request) -> None:
+    with suppress(OSError):  # a name that the proxy alone knows
+        _public_addresses(request.url)
+
+
+def _client(url: httpx.URL) -> httpx.Client:
+    transport, hooks = None, []
+    if os.environ.get(ALLOW) != "1":
+        proxies = getproxies()
+        if (url.scheme in proxies or "all" in proxies) and not proxy_bypass(url.host):
+            hooks = [_check_name]
+        else:
+            transport = _PublicTransport()
+    return httpx.Client(
+        transport=transport,
+        timeout=TIMEOUT,
+        follow_redirects=True,
+        max_redirects=5,
+        headers={"User-Agent": "ocelli", "Accept": "image/*,*/*;q=0.1", "Accept-Encoding": "identity"},
+        event_hooks={"request": hooks},
     )
-    with opener.open(request, timeout=timeout) as response:
-        while not deadline.over and (chunk := response.read1(_CHUNK)):
-            body += chunk
-            if len(body) > max_bytes:
-                raise FetchError(f"expected at most {max_bytes:,} bytes, got more; shrink the picture")
-        return response.headers.get("Content-Length", "")
 
 
-def _too_slow(timeout: float, body: bytearray) -> FetchError:
-    return FetchError(f"expected the whole picture within {2 * timeout:g} s, got {len(body):,} bytes")
+def fetch(url: str, max_bytes: int) -> bytes:
+    """The body at `url`. A refusal is an ImageError without the URL."""
+    body, over = bytearray(), threading.Event()
+    sockets: list[socket.socket] = []
 
+    def end() -> None:  # a server may send a byte each second: no single wait is long, and there is no end
+        over.set()
+        for one in sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
 
-def _told(error: Exception) -> FetchError:
-    """One sentence of whatever went wrong."""
-    if isinstance(error, FetchError):
-        return error
-    if isinstance(error, urllib.error.HTTPError):
-        return FetchError(
-            f"expected a picture, the server answered {error.code} {one_line(error.reason, 200)}"
-        )
-    if isinstance(error, OSError | http.client.HTTPException):  # URLError and timeouts are OSErrors
-        reason = getattr(error, "reason", None) or error
-        if isinstance(reason, PrivateAddressError):
-            return FetchError(str(reason))
-        return FetchError(f"the download failed ({one_line(reason, 200) or type(error).__name__})")
-    return FetchError(f"not a usable address ({one_line(error, 200)})")  # one that does not parse
+    def watch(event: str, info: dict) -> None:
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            sockets.append(info["return_value"].get_extra_info("socket"))
+        if over.is_set():
+            raise httpx.ReadTimeout("the time is over")
+
+    timer = threading.Timer(2 * TIMEOUT, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        with (
+            _client(httpx.URL(url)) as client,
+            client.stream("GET", url, extensions={"trace": watch}) as response,
+        ):
+            if not response.is_success:
+                answer = f"{response.status_code} {response.reason_phrase}"
+                raise ImageError(f"expected an image, the server answered {answer}")
+            for chunk in response.iter_raw():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise ImageError(f"expected at most {max_bytes:,} bytes, got more; shrink the image")
+            watch("", {})  # the body may have ended because `end` closed the connection
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ImportError) as error:
+        if over.is_set():  # what an ended connection says of it is chance
+            late = f"expected the whole image within {2 * TIMEOUT:g} s, got {len(body):,} bytes"
+            raise ImageError(late) from error
+        if isinstance(error, ImageError):  # a ValueError
+            raise
+        raise ImageError(f"the download failed ({one_line(error, 200)})") from error
+    finally:
+        timer.cancel()
+    return bytes(body)

@@ -8,24 +8,20 @@ import glob
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
 from data.errors import DatasetError
 
-_OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
-
 
 @contextmanager
 def naming(path: Path, kept: str = "") -> Iterator[None]:
-    """Writing to an open file fails without saying which one: the OSError raised in this block says it.
-
-    Args:
-        kept: what has not been lost, for the end of the sentence.
-    """
+    """Writing to an open file fails without saying which one: the OSError raised in this block says it, and
+    what has been `kept`."""
     try:
         yield
     except OSError as error:
-        if error.filename is not None or error.errno not in _OF_A_DISK:
+        if error.filename is not None or error.errno is None:
             raise
         raise OSError(error.errno, f"{error.strerror}{kept and '; '}{kept}", str(path)) from error
 
@@ -34,6 +30,10 @@ def naming(path: Path, kept: str = "") -> Iterator[None]:
 def replacing(path: Path) -> Iterator[Path]:
     """A place beside `path` to write to; it takes the place of `path` when the block is left, and is removed
     where the block fails: `path` is then as it was."""
+    if path.exists() and not path.is_file():  # /dev/null would become a file
+        raise OSError(
+            errno.EINVAL, "expected the name of a file, got a folder, a device or a pipe", str(path)
+        )
     temporary = path.with_name(path.name + ".tmp")
     try:
         with naming(path, "what it held is unchanged" if path.exists() else ""):
@@ -44,45 +44,34 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-ROWS = (".jsonl", ".json", ".parquet")  # the endings of files of rows
-_MOST_ENTRIES = 2_000  # of a folder that is searched for a similar name
+ROWS = (".jsonl", ".json", ".parquet", ".csv", ".tar")  # the endings of files of rows
 
 
 def nearest_file(path: str | os.PathLike, alike: float = 0.6) -> str:
     """The end of a sentence about a file that is not there: ", did you mean NAME?" with the name that is most
-    like it, or ""; a folder on the way may be mistyped as well.
-
-    Args:
-        alike: how much two names must be (difflib's ratio).
-    """
-    found = ""
+    like it (difflib's ratio is `alike` or more), or ""; a folder on the way may be mistyped as well."""
+    found = Path()
     for part in Path(expanded(os.fspath(path))).parts:
-        step = os.path.join(found, part)
-        if not os.path.lexists(step):
+        if not os.path.lexists(found / part):
             try:
-                with os.scandir(found or ".") as entries:
-                    first = [entry.name for _, entry in zip(range(_MOST_ENTRIES), entries)]
+                names = {name.name.lower(): name.name for name in islice(os.scandir(found), 2_000)}
             except OSError:
                 return ""
-            names = {name.lower(): name for name in first}
             close = difflib.get_close_matches(part.lower(), names, n=1, cutoff=alike)
             if not close:
                 return ""
-            step = os.path.join(found, names[close[0]])
-        found = step
-    return f", did you mean {found}?" if os.path.isfile(found) else ""
+            part = names[close[0]]
+        found /= part
+    return f", did you mean {found}?" if found.is_file() else ""
 
 
 def check_rows_path(path: str) -> None:
     """Refuse a path of rows that can be nothing but a file or folder here, where there is none, and a file of
-    another kind.
-
-    Raises:
-        DatasetError: with the nearest name, or the kinds that are read.
-    """
+    another kind, with a DatasetError."""
     local = Path(expanded(path))
     if local.is_file() and local.suffix not in ROWS:
-        raise DatasetError(f"{path}: expected Parquet or JSON-lines files, got {local.suffix or 'no ending'}")
+        got = local.suffix or "no ending"
+        raise DatasetError(f"{path}: expected files that end in one of {', '.join(ROWS)}, got {got}")
     if local.exists() or glob.glob(str(local), recursive=True):
         return
     if path.startswith((".", "/", "~")) or local.suffix in ROWS or "*" in path:

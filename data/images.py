@@ -1,309 +1,411 @@
-"""The one image loader: anything that holds a picture → an upright RGB `PIL.Image`.
+"""The one image loader: anything that holds an image → an upright RGB `PIL.Image`.
 
     image = load_image("photo.jpg")                       # a path
     image = load_image("https://example.org/photo.jpg")   # a URL
     image = load_image(array, ImageLimits(max_pixels=10_000_000))
 
-Every refusal is an `ImageError`: one sentence with the picture's name, what was expected and what was got.
-Limits are checked on the header, before a pixel is decoded.
+Images are strangers. Every refusal is an `ImageError`, one sentence with the image's name. Pillow opens and
+decodes; what is held against limits here, before a pixel is decoded, is what Pillow leaves unbounded:
+
+- Headers, which it reads in Python, a chunk or a letter at a time: the pieces of a file are counted.
+- EXIF and TIFF directories, whose entries may all point at the same bytes, which it copies for each of them:
+  it is shown the first kilobytes of an EXIF block and the first megabyte of TIFF tags.
+- Decoders written in Python, JPEGs of thousands of scans, and tiles larger than their image.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
+import io
 import os
-import stat
+import re
 import sys
 import urllib.parse
-from dataclasses import dataclass, fields
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from data.errors import ImageError, one_line
-from data.exif import orientation
-from data.fetch import FetchError, fetch
-from data.picture_header import check_decoder, open_header
+from data.errors import ImageError, ProcessorError, one_line
 
 if TYPE_CHECKING:
     import torch
 
+    from data.nanovlm import NanoVLMImages
+    from data.smolvlm import IdeficsImages
+
+# Formats that Pillow decodes by itself and recognises by content; HEIC comes besides. Left out on purpose:
+# those that run another program (EPS), and those so loosely marked that a text file can pass for one (TGA).
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000")
+
+MAX_ASPECT = 200  # of the longer side to the shorter one
+HEADER_PIECES, PIECES = 10_000, 300_000  # reads of a header, and of a whole file: 128 MiB in chunks of 8 kB
+TIFF_VALUES = 2**22  # bytes of what a TIFF's tags point at; Pillow reads them twice
+EXIF_HEAD = 2**14  # bytes of an EXIF block; at worst Pillow copies each of them a thousand times
+STRIPS = 100_000  # of a TIFF
+SCANS, SCANNED_PIXELS = 100, 1_200_000_000  # of a JPEG (a usual progressive one has ten), and their pixels
+PIXELS_IN_PYTHON = 2_000_000  # one to three seconds of a decoder that Pillow has in Python
+PIXELS_IN_JPEG2000 = 16_000_000  # its decoder takes ten times as long as others
+
+_ORIENTATION = 0x0112
+_FLIP = Image.Transpose
 _UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-LONGEST_SIDE = 100_000  # of a picture that is spoken of by its size alone
+    2: _FLIP.FLIP_LEFT_RIGHT, 3: _FLIP.ROTATE_180, 4: _FLIP.FLIP_TOP_BOTTOM, 5: _FLIP.TRANSPOSE,
+    6: _FLIP.ROTATE_270, 7: _FLIP.TRANSVERSE, 8: _FLIP.ROTATE_90,
+}  # fmt: skip
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+_HEIC = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"))
+# Blocks that Pillow and the HEIC library would read whole while opening: renamed, so that they do not.
+_JPEG_BLOCK = re.compile(rb"(\xff[\xe1\xe2]..)(Exif\0\0|MPF\0)", re.DOTALL)
+_AVIF_ITEM = re.compile(rb"(infe.{8}(?:..)?)Exif", re.DOTALL)  # an item information entry
+_HEIC_ITEM = re.compile(rb"infe(?!\x02.{7}(?:hvc1|grid)|\x03.{9}(?:hvc1|grid))", re.DOTALL)  # of no image
+_MARKER = re.compile(rb"\xff([^\x00\xff])")
+_COMMENT = re.compile(rb"#[^\r\n]*[\r\n]?")
+# What people give in place of an image, by its first bytes.
+_KINDS = (
+    (rb"%PDF-", "a PDF document"),
+    (rb"PK\x03\x04", "a ZIP archive or an Office document"),
+    (rb"8BPS", "a Photoshop document"),
+    (rb"\xff\x0a|\x00\x00\x00\x0cJXL ", "a JPEG XL image"),
+    (rb"version https://git-lfs", "a Git LFS pointer, to be fetched with `git lfs pull`"),
+    (rb".{4}ftyp(?!hei|hev|mif1|msf1)|\x1aE\xdf\xa3", "a video (MP4, QuickTime or WebM)"),
+    (rb".{4}ftyp", "a HEIC image that is damaged or of a rare kind"),
+    (rb"\s*<(?:!doctype )?html", "a web page (HTML)"),
+    (rb"(?:\xef\xbb\xbf)?\s*<.{,4000}<?svg", "an SVG drawing"),
+)
 
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What a picture may cost. `max_pixels` stays under Pillow's own guard (`PIL.Image.MAX_IMAGE_PIXELS`).
+    """What an image may cost. `max_pixels` stays under Pillow's own guard (`PIL.Image.MAX_IMAGE_PIXELS`).
 
-    `allow_urls` and `allow_paths` say whether a string may reach the network or the disk: turn them off
-    wherever the strings come from someone else (a web page, a dataset). `allow_private_urls` lets a URL lead
-    to this machine and its own network; the environment variable OCELLI_ALLOW_PRIVATE_URLS=1 does, too.
-    `max_tiles` is for `data.processor`, which cuts the picture up.
+    `allow_urls` and `allow_paths` say whether a string may reach the network or the disk: turn them off where
+    strangers write the strings (a web page, a dataset). `max_tiles` is for `data.processor`, which cuts the
+    image into tiles.
     """
 
     max_bytes: int = 128 * 2**20
     max_pixels: int = 80_000_000
-    max_aspect: float = 200.0
     max_tiles: int = 400
-    url_timeout: float = 15.0
     allow_urls: bool = True
     allow_paths: bool = True
-    allow_private_urls: bool = False
-
-    def __post_init__(self):
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not field.name.startswith("allow_") and not value > 0:
-                raise ValueError(f"ImageLimits.{field.name}: expected a positive number, got {value!r}")
 
 
 def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> Image.Image:
-    """An upright, opaque RGB picture from whatever `source` is.
+    """An upright, opaque RGB image.
 
     Args:
         source: a path, an http(s) or data: URL, bytes, a binary file object, a PIL image, or a numpy array or
             torch tensor: (H, W), (H, W, 1|3|4) or (1|3|4, H, W); 8-bit, 16-bit, or floats from 0 to 1.
-        name: what error messages call the picture; its path or URL by default.
-
-    Raises:
-        ImageError: the picture cannot be read, is damaged, or is past a limit.
+        name: what error messages call the image; its path or URL by default.
     """
     name = name or describe(source)
     if _is_array(source):
         check_size(*_array_size(source, name), limits, name)
         return _flatten(_from_array(source, name), name)
-    return _decode(_header(source, limits, name), name)
+    image, orientation = _open(source, limits, name)
+    if isinstance(file := getattr(image, "fp", None), _CountedReads):
+        file.pieces = PIECES
+    try:
+        image.load()
+    except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
+        raise ImageError(f"{name}: the image is damaged or cut off ({one_line(error, 200)})") from error
+    turn = _UPRIGHT.get(orientation)
+    return _flatten(image if turn is None else image.transpose(turn), name)
 
 
 def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> tuple[int, int]:
-    """(width, height) of what `load_image` gives, from its header; refused as there, as far as that shows."""
+    """(width, height) of what `load_image` gives, from the header alone; refused as far as that shows."""
+    name = name or describe(source)
     if _is_array(source):
-        return _array_size(source, name or describe(source))
-    image = _header(source, limits, name or describe(source))
-    return (image.height, image.width) if _turned(image) >= 5 else image.size
+        return _array_size(source, name)
+    image, orientation = _open(source, limits, name)
+    turned = orientation >= 5 and image.format != "TIFF"  # whose size Pillow has turned by itself
+    return (image.height, image.width) if turned else image.size
 
 
 def _is_array(source: Any) -> bool:
-    """Whether it is an array or a tensor: who has one of those has imported torch, which takes seconds."""
+    """Whoever has a tensor has imported torch, which takes seconds; nobody else needs to."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", np.ndarray)
     return isinstance(source, np.ndarray | tensor)
 
 
 def describe(source: Any) -> str:
     """A short name for error messages: the path or URL where there is one, else the kind of object."""
-    if isinstance(source, os.PathLike):
-        source = os.fspath(source)
-    if isinstance(source, str):
-        return repr(source if len(source) <= 200 else source[:60] + "…")
-    if isinstance(source, Image.Image):
-        filename = getattr(source, "filename", "")
-        return repr(filename) if filename else f"PIL image ({source.mode}, {source.width}x{source.height})"
+    if isinstance(source, Image.Image) and not getattr(source, "filename", ""):
+        return f"PIL image ({source.mode}, {source.width}x{source.height})"
     if _is_array(source):
         return f"array {tuple(source.shape)} of {source.dtype}"
     if isinstance(source, bytes | bytearray | memoryview):
         return f"image data ({len(source)} bytes)"
-    return repr(getattr(source, "name", type(source).__name__))
+    if isinstance(source, str | os.PathLike):
+        text = os.fspath(source)
+        return repr(text if len(text) <= 200 else text[:60] + "…")
+    return repr(getattr(source, "filename", None) or getattr(source, "name", type(source).__name__))
 
 
 # -------------------------------------------------------------------------------------------- to bytes
 def _read(source: Any, limits: ImageLimits, name: str) -> bytes:
-    if isinstance(source, bytes | bytearray | memoryview):
-        _check_bytes(len(source), limits, name)
-        return bytes(source)
-    if isinstance(source, str):
-        scheme = source[:8].lower()
-        if scheme.startswith("data:"):
-            return _read_data_url(source, limits, name)
-        if scheme.startswith(("http://", "https://")):
-            if not limits.allow_urls:
-                raise ImageError(f"{name}: pictures from URLs are switched off here; send the picture itself")
-            try:
-                return fetch(source, limits.max_bytes, limits.url_timeout, limits.allow_private_urls)
-            except FetchError as error:
-                raise ImageError(f"{name}: {error}") from error
-        if "://" in source[:16]:
-            raise ImageError(f"{name}: expected a path or an http(s) URL; no other kind of URL is read")
-    if isinstance(source, str | os.PathLike):
-        return _read_path(source, limits, name)
-    if hasattr(source, "read"):
+    if isinstance(source, str) and source[:5].lower() == "data:":
+        data: Any = _read_data_url(source, limits, name)
+    elif isinstance(source, str) and source[:8].lower().startswith(("http://", "https://")):
+        if not limits.allow_urls:
+            raise ImageError(f"{name}: image URLs are disabled here; send the image itself")
+        from data.fetch import fetch  # takes a tenth of a second to import
+
+        try:
+            return fetch(source, limits.max_bytes)
+        except ImageError as error:
+            raise ImageError(f"{name}: {error}") from error
+    elif isinstance(source, str) and "://" in source[:16]:
+        raise ImageError(f"{name}: expected a path or an http(s) URL; no other kind of URL is read")
+    elif isinstance(source, str | os.PathLike):
+        data = _read_path(source, limits, name)
+    elif isinstance(source, bytes | bytearray | memoryview):
+        data = bytes(source)
+    elif hasattr(source, "read"):
         data = source.read(limits.max_bytes + 1)
-        if not isinstance(data, bytes):
-            raise ImageError(
-                f"{name}: expected a file opened in binary mode, got {type(data).__name__}; use 'rb'"
-            )
-        _check_bytes(len(data), limits, name)
-        return data
-    raise ImageError(
-        f"expected a picture as path, URL, bytes, file, PIL image or array, got {type(source).__name__}"
-    )
+    else:
+        kinds = "path, URL, bytes, file, PIL image or array"
+        raise ImageError(f"expected an image as {kinds}, got {type(source).__name__}")
+    if not isinstance(data, bytes):
+        raise ImageError(f"{name}: expected a file opened in binary mode ('rb'), got {type(data).__name__}")
+    _check_most(name, "bytes", len(data), limits.max_bytes)
+    if not data:
+        raise ImageError(f"{name}: expected an image, got 0 bytes; the file is empty")
+    return data
 
 
 def _read_path(source: str | os.PathLike, limits: ImageLimits, name: str) -> bytes:
     if not limits.allow_paths:
-        raise ImageError(f"{name}: pictures from the disk are switched off here; send the picture itself")
+        raise ImageError(f"{name}: local file paths are disabled here; send the image itself")
     try:
-        # Non-blocking, and looked at before it is read: a pipe or a device would never end.
-        with open(os.open(Path(source).expanduser(), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-                raise ImageError(f"{name}: expected a picture file, got {kind}")
-            _check_bytes(status.st_size, limits, name)
-            return file.read(limits.max_bytes + 1)
-    except FileNotFoundError as error:
-        raise ImageError(f"{name}: no such file (looked in {os.getcwd()}); check the path") from error
-    except IsADirectoryError as error:
-        raise ImageError(f"{name}: expected a picture file, got a directory") from error
+        path = Path(source).expanduser()
+        if path.is_file():  # a pipe or a device might never end
+            _check_most(name, "bytes", path.stat().st_size, limits.max_bytes)
+            return path.read_bytes()
+        got = "a folder, a pipe or a device" if path.exists() else f"no such file (looked in {os.getcwd()})"
     except ImageError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: NUL in the path; RuntimeError: no home
-        raise ImageError(f"{name}: the file cannot be read ({one_line(error, 200)})") from error
+        got = f"what cannot be read ({one_line(error, 200)})"
+    raise ImageError(f"{name}: expected an image file, got {got}")
 
 
 def _read_data_url(source: str, limits: ImageLimits, name: str) -> bytes:
-    header, comma, body = source.partition(",")
-    if not comma:
-        raise ImageError(f"{name}: expected 'data:image/...;base64,...', got a data: URL with no comma")
-    is_base64 = header.lower().endswith(";base64")
-    _check_bytes(len(body) * 3 // 4 - 2 if is_base64 else len(body) // 3, limits, name)
+    header, _, body = source.partition(",")
+    _check_most(name, "bytes", len(body) // 3, limits.max_bytes)  # at least: %xx is a byte
+    if not header.lower().endswith(";base64"):
+        return urllib.parse.unquote_to_bytes(body)
     try:
-        data = base64.b64decode(body, validate=True) if is_base64 else urllib.parse.unquote_to_bytes(body)
-    except (binascii.Error, ValueError) as error:
+        return base64.b64decode(body, validate=True)
+    except ValueError as error:
         raise ImageError(f"{name}: expected base64 after the comma ({one_line(error, 200)})") from error
-    _check_bytes(len(data), limits, name)
-    return data
 
 
 # ---------------------------------------------------------------------------------------------- limits
-def _check_bytes(got: int, limits: ImageLimits, name: str) -> None:
-    if got > limits.max_bytes:
-        raise ImageError(
-            f"{name}: expected at most {limits.max_bytes:,} bytes, got {got:,} or more; shrink the picture "
-            "or raise ImageLimits.max_bytes"
-        )
+def _check_most(name: str, what: str, got: int, most: int, detail: str = "") -> None:
+    if got > most:
+        raise ImageError(f"{name}: expected at most {most:,} {what}, got {got:,}{detail}; shrink the image")
 
 
 def check_size(width: int, height: int, limits: ImageLimits, name: str) -> None:
-    """Raises ImageError: a picture of so many pixels is over a limit."""
+    """Refuse an image of so many pixels, with an ImageError."""
     if width < 1 or height < 1:
         raise ImageError(f"{name}: expected at least one pixel, got {width} x {height}")
-    if width * height > limits.max_pixels:
-        raise ImageError(
-            f"{name}: expected at most {limits.max_pixels:,} pixels, got {width} x {height} = "
-            f"{width * height:,}; shrink the picture or raise ImageLimits.max_pixels"
-        )
+    _check_most(name, "pixels", width * height, limits.max_pixels, f" ({width} x {height})")
     aspect = max(width, height) / min(width, height)
-    if aspect > limits.max_aspect:
-        raise ImageError(
-            f"{name}: expected sides within {limits.max_aspect:g}:1 of each other, got {width} x {height} "
-            f"({aspect:,.0f}:1); crop the picture or raise ImageLimits.max_aspect"
-        )
+    if aspect > MAX_ASPECT:
+        raise ImageError(f"{name}: expected sides within {MAX_ASPECT}:1, got {aspect:,.0f}:1; crop the image")
 
 
 def check_sides(width: int, height: int) -> None:
-    """Raises ImageError: sides that no picture has, or that none which is opened here may have."""
-    if not (1 <= width <= LONGEST_SIDE and 1 <= height <= LONGEST_SIDE):
-        raise ImageError(f"expected sides of 1 to {LONGEST_SIDE} pixels, got {width} x {height}")
-    check_size(width, height, ImageLimits(), f"a picture of {width} x {height}")
+    """`check_size` of an image that is described by its size alone."""
+    check_size(width, height, ImageLimits(), f"an image of {width} x {height}")
 
 
-# ---------------------------------------------------------------------------------- bytes to a picture
-def _header(source: Any, limits: ImageLimits, name: str) -> Image.Image:
-    """A picture held against the limits, not decoded yet unless it came decoded."""
+def _check_cost(image: Image.Image, data: bytes, name: str, limits: ImageLimits) -> None:
+    """Refuse what takes far longer to decode than its pixels suggest."""
+    pixels = image.width * image.height
+    codecs = [tile[0] for tile in getattr(image, "tile", ())]
+    if any(codec in Image.DECODERS for codec in codecs):
+        _check_most(name, "pixels in this rare encoding", pixels, PIXELS_IN_PYTHON)
+    if image.format == "JPEG2000":
+        _check_most(name, "pixels in JPEG 2000", pixels, PIXELS_IN_JPEG2000)
+    if image.format == "JPEG":
+        scans = sum(marker == 0xDA for marker in islice(_jpeg_markers(data), PIECES))
+        _check_most(name, "scans of a JPEG of this size", scans, min(SCANS, max(1, SCANNED_PIXELS // pixels)))
+    if image.format == "TIFF":
+        _check_most(name, "strips or tiles", len(codecs), STRIPS)
+        # Tiles are decoded whole, and an image of few pixels may be cut out of one of many.
+        tags = (image.tag_v2.get(number) for number in (322, 323))  # type: ignore[attr-defined]
+        width, height = (tag if isinstance(tag, int) and tag > 0 else 1 for tag in tags)
+        covered = -(-image.width // width) * width * -(-image.height // height) * height
+        _check_most(name, "pixels", covered, limits.max_pixels, f" in tiles of {width} x {height}")
+
+
+def _jpeg_markers(data: bytes) -> Iterator[int]:
+    """A JPEG's markers up to its end; what stands inside segments is skipped."""
+    place = 0
+    # Without `+` after \xff, which would try a run of them from each of its places.
+    while (match := _MARKER.search(data, place)) and match[1] != b"\xd9":
+        marker, place = match[1][0], match.end()
+        yield marker
+        if marker != 0x01 and not 0xD0 <= marker <= 0xD8:  # those have no length
+            place += int.from_bytes(data[place : place + 2], "big")
+
+
+# ---------------------------------------------------------------------------------- bytes to an image
+class _CountedReads(io.BytesIO):
+    """A file that may be read in `pieces` reads. Of its larger values so many bytes are given; it seems to
+    have ended in front of a value that is longer than what is left of them."""
+
+    def __init__(self, data: bytes, pieces: int, value_bytes: float):
+        super().__init__(data)
+        self.pieces, self.value_bytes = pieces, value_bytes
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.pieces -= 1
+        if self.pieces < 0:
+            raise ValueError("it consists of too many pieces")
+        if size is not None and size > 64:
+            if size > self.value_bytes:
+                return b""
+            self.value_bytes -= size
+        return super().read(size)
+
+
+def _open(source: Any, limits: ImageLimits, name: str) -> tuple[Image.Image, int]:
+    """An image within the limits, not decoded unless it came decoded, and its orientation (1 to 8)."""
     if isinstance(source, Image.Image):
         check_size(source.width, source.height, limits, name)
-        return source
+        return source, 1 if source.format == "TIFF" else _orientation(source, b"")
     data = _read(source, limits, name)
-    if not data:
-        raise ImageError(f"{name}: expected a picture, got 0 bytes; the file is empty")
-    image = open_header(data, name, limits.max_pixels)
-    check_size(image.width, image.height, limits, name)
-    check_decoder(image, data, name)
-    return image
-
-
-def _decode(image: Image.Image, name: str) -> Image.Image:
-    """Decode the (first) frame, turn it upright and make it RGB."""
-    turn = _UPRIGHT.get(_turned(image))  # as of the header, so that `image_size` says the same
+    formats = _formats(data, name)
     try:
-        image.load()
-    except Exception as error:  # see open_header
-        raise ImageError(
-            f"{name}: the picture is damaged or cut off ({one_line(error, 200)}); get a whole copy of it"
-        ) from error
-    return _flatten(image if turn is None else image.transpose(turn), name)
+        with warnings.catch_warnings():  # of large images and broken tags: what counts is said here
+            warnings.simplefilter("ignore")
+            is_tiff = data[:2] in (b"II", b"MM")
+            file = _CountedReads(_harmless(data), HEADER_PIECES, TIFF_VALUES if is_tiff else float("inf"))
+            image = Image.open(file, formats=formats)
+            orientation = _orientation(image, data)
+            file.value_bytes = float("inf")
+    except UnidentifiedImageError as error:
+        kind = next((kind for start, kind in _KINDS if re.match(start, data, re.DOTALL | re.I)), "")
+        got = kind or f"a file that starts with {data[:16]!r}"
+        raise ImageError(f"{name}: expected an image, such as PNG, JPEG or WebP, got {got}") from error
+    except Exception as error:  # Pillow's own guard of 179 million pixels, or whatever hostile bytes lead to
+        raise ImageError(f"{name}: the image cannot be opened ({one_line(error, 200)})") from error
+    check_size(image.width, image.height, limits, name)
+    _check_cost(image, data, name, limits)
+    if image.format == "TIFF":  # it would read all directories, and turn the image as `load_image` does
+        image.load_end = lambda: None  # type: ignore[attr-defined,method-assign]
+    return image, orientation
 
 
-def _turned(image: Image.Image) -> int:
-    """EXIF orientation 1..8 of what Pillow gives; it turns TIFFs by itself."""
-    return 1 if image.format == "TIFF" else orientation(image.info)
+def _is_heic(data: bytes) -> bool:
+    """AVIF may name HEIC's brands too, and its own besides."""
+    if data[4:8] != b"ftyp" or data[8:12] not in _HEIC:
+        return False
+    return b"avi" not in data[8 : min(int.from_bytes(data[:4], "big"), 4096)]
+
+
+def _formats(data: bytes, name: str) -> list[str]:
+    Image.init()  # registers every plugin, once; naming one that is not registered is a KeyError
+    if not _is_heic(data):
+        return [name for name in FORMATS if name in Image.OPEN]
+    try:
+        import pi_heif
+    except ImportError:
+        raise ImageError(f"{name}: to read HEIC images, install the package pi-heif") from None
+    pi_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False)
+    return ["HEIF"]
+
+
+def _harmless(data: bytes) -> bytes:
+    """The same image without what takes unbounded time or memory to open."""
+    if data.startswith(b"\xff\xd8"):
+        return _JPEG_BLOCK.sub(lambda match: match[1] + bytes(len(match[2])), data)
+    if data[4:8] == b"ftyp":  # turned by properties of its own, which go before its EXIF
+        return _HEIC_ITEM.sub(b"free", data) if _is_heic(data) else _AVIF_ITEM.sub(rb"\1none", data)
+    if data[:2] in (b"P1", b"P2", b"P3"):  # for each comment Pillow copies all that follows it
+        if data.count(b"#") > PIECES:
+            raise ValueError("it consists of too many pieces")
+        return _COMMENT.sub(b"", data)
+    return data
+
+
+def _orientation(image: Image.Image, data: bytes) -> int:
+    """1 to 8, by the image's EXIF, else its XMP; 1 where neither can be read."""
+    try:
+        if image.format == "TIFF" and hasattr(image, "tag_v2"):
+            found = image.tag_v2.get(_ORIENTATION)
+        else:
+            exif = Image.Exif()
+            exif.load((_exif_block(image, data) or b"")[:EXIF_HEAD])
+            found = exif.get(_ORIENTATION)
+    except Exception:  # a parser meets hostile bytes: an orientation that cannot be read is none
+        found = None
+    xmp = image.info.get("XML:com.adobe.xmp") or image.info.get("xmp")
+    if found is None and isinstance(xmp, bytes | str):
+        match = _XMP_ORIENTATION.search(xmp.encode(errors="replace") if isinstance(xmp, str) else xmp)
+        found = int(match[1]) if match else None
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+
+def _exif_block(image: Image.Image, data: bytes) -> bytes | None:
+    """The EXIF block of an image that came from `data`, wherever in the file it stands."""
+    if data.startswith(b"\xff\xd8"):
+        found = re.search(rb"\xff\xe1..Exif\0\0", data, re.DOTALL)
+        return data[found.end() : found.end() + EXIF_HEAD] if found else None
+    if isinstance(block := image.info.get("exif"), bytes):
+        return block
+    if isinstance(text := image.info.get("Raw profile type exif"), str):  # ImageMagick's PNGs
+        return bytes.fromhex("".join(text.split("\n")[3:]))
+    if data.startswith(b"\x89PNG") and (place := data.rfind(b"eXIf")) > 0:  # behind the pixels
+        return data[place + 4 : place + 4 + EXIF_HEAD]
+    return None
 
 
 def _flatten(image: Image.Image, name: str) -> Image.Image:
     """Any mode → RGB; transparent parts over white; 16- and 32-bit grey scaled, not clipped."""
+    if image.mode in ("F", "I") or image.mode.startswith("I;16"):
+        image = Image.fromarray(_to_uint8(np.asarray(image), name))
     try:
-        if image.mode == "F":
-            image = Image.fromarray(_unit_to_uint8(_unit_range(np.asarray(image), name)))
-        elif image.mode == "I" or image.mode.startswith("I;16"):
-            image = Image.fromarray(_integers_to_uint8(np.asarray(image)))
         if image.has_transparency_data:
             image = image.convert("RGBA")
-            opaque = Image.new("RGB", image.size, "white")
-            opaque.paste(image, mask=image.getchannel("A"))
-            return opaque
-        rgb = image.convert("RGB")
-    except ImageError:
-        raise
-    except Exception as error:  # see open_header; also a mode Pillow cannot convert, such as LAB
-        raise ImageError(
-            f"{name}: a picture in mode {image.mode} cannot be made RGB ({one_line(error, 200)})"
-        ) from error
+            rgb = Image.new("RGB", image.size, "white")
+            rgb.paste(image, mask=image.getchannel("A"))
+        else:
+            rgb = image.convert("RGB")
+    except Exception as error:  # a mode that Pillow cannot convert, such as LAB
+        raise ImageError(f"{name}: its mode {image.mode} has no RGB ({one_line(error, 200)})") from error
     rgb.info = {}  # so that a second load does not turn it again by the same EXIF
     return rgb
 
 
-def _unit_range(values: np.ndarray, name: str) -> np.ndarray:
-    """Floats checked to be finite and from 0 to 1, or from 0 to 255, which is divided out."""
-    if not np.isfinite(values).all():
-        raise ImageError(f"{name}: expected finite pixel values, got NaN or infinity")
-    low, high = float(values.min()), float(values.max())
-    if low < 0 or high > 255:
-        raise ImageError(
-            f"{name}: expected floats from 0 to 1 (or 0 to 255), got {low:g} to {high:g}; rescale it"
-        )
-    return values if high <= 1 else values / 255
+def _to_uint8(values: np.ndarray, name: str) -> np.ndarray:
+    """Floats from 0 to 1 or to 255, 16-bit grey, and 32-bit grey where the values say so, to 8 bits."""
+    low, high = float(values.min()), float(values.max())  # NaN where one value is
+    if not np.issubdtype(values.dtype, np.floating):
+        wide = values.dtype.itemsize > 2 and not 0 <= low <= high <= 65_535
+        rows = (row.astype(np.uint32) for row in values)  # no wider copy of all of them at once
+        return np.stack([(row >> 24 if wide else (row + 128) // 257).astype(np.uint8) for row in rows])
+    if not 0 <= low <= high <= 255:
+        raise ImageError(f"{name}: expected floats from 0 to 1 (or 0 to 255), got {low:g} to {high:g}")
+    return ((values if high <= 1 else values / 255) * 255).round().astype(np.uint8)
 
 
-def _unit_to_uint8(values: np.ndarray) -> np.ndarray:
-    return (values * 255).round().astype(np.uint8)
-
-
-def _integers_to_uint8(values: np.ndarray) -> np.ndarray:
-    """16-bit grey, or 32-bit grey where the values say so, to 8 bits; no wider copy of all rows at once."""
-    wide = values.dtype.itemsize > 2 and (values.min() < 0 or values.max() > 65_535)
-    rows = (row.astype(np.uint32) for row in values)
-    return np.stack([(row >> 24 if wide else (row + 128) // 257).astype(np.uint8) for row in rows])
-
-
-# --------------------------------------------------------------------------------- arrays to a picture
+# --------------------------------------------------------------------------------- arrays to an image
 def _array_size(array: np.ndarray | torch.Tensor, name: str) -> tuple[int, int]:
     """(width, height) of an array in one of the accepted layouts."""
     shape = tuple(array.shape)
-    if len(shape) == 2:
-        return shape[1], shape[0]
-    if len(shape) == 3 and shape[2] in (1, 3, 4):
+    if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
         return shape[1], shape[0]
     if len(shape) == 3 and shape[0] in (1, 3, 4):
         return shape[2], shape[1]
@@ -320,14 +422,62 @@ def _from_array(array: np.ndarray | torch.Tensor, name: str) -> Image.Image:
         array = array[:, :, 0]
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * 255
-    elif array.dtype == np.uint16:
-        array = _integers_to_uint8(array)
-    elif np.issubdtype(array.dtype, np.floating):
-        array = _unit_to_uint8(_unit_range(array, name))
-    elif np.issubdtype(array.dtype, np.integer) and array.dtype != np.uint8:
-        if array.min() < 0 or array.max() > 255:
-            raise ImageError(f"{name}: expected integers from 0 to 255, got {array.min()} to {array.max()}")
-        array = array.astype(np.uint8)
-    elif array.dtype != np.uint8:
+    elif array.dtype == np.uint16 or np.issubdtype(array.dtype, np.floating):
+        array = _to_uint8(array, name)
+    elif not np.issubdtype(array.dtype, np.integer):
         raise ImageError(f"{name}: expected numbers, got dtype {array.dtype}")
-    return Image.fromarray(np.ascontiguousarray(array))
+    elif array.min() < 0 or array.max() > 255:
+        raise ImageError(f"{name}: expected integers from 0 to 255, got {array.min()} to {array.max()}")
+    return Image.fromarray(np.ascontiguousarray(array.astype(np.uint8, copy=False)))
+
+
+# ------------------------------------------------------------- tiles, as a stranger's settings cut images
+MOST_TILE_SIDE = 4096  # transformers' own bound on what Idefics3 makes of an image
+MOST_TILE_TOKENS = 65_536  # per tile
+
+
+# How a kind of checkpoint cuts images into square tiles, and writes them into a prompt.
+ImageRules: TypeAlias = "IdeficsImages | NanoVLMImages"
+
+
+@dataclass(frozen=True)
+class TiledImage:
+    """An image as the model sees it: tiles (n, 3, M, M), `rows` x `columns` of them and the whole image, or
+    0 x 0 and the whole image. It is accepted wherever an image is."""
+
+    tiles: torch.Tensor
+    rows: int
+    columns: int
+    name: str
+
+
+def check_sizes(images: ImageRules) -> None:
+    """Refuse, with a ProcessorError, numbers that memory is asked for by and that no real checkpoint has."""
+    for what, got, most in (
+        ("pixels per tile side", images.tile_size, MOST_TILE_SIDE),
+        ("pixels of an image's longest side", images.longest_side, MOST_TILE_SIDE),
+        ("image tokens per tile", images.tokens_per_tile, MOST_TILE_TOKENS),
+    ):
+        if isinstance(got, bool) or not isinstance(got, int) or not 1 <= got <= most:
+            raise ProcessorError(f"{what}: expected an integer from 1 to {most}, got {str(got)[:80]}")
+    if not images.resizes:
+        raise ProcessorError("preprocessor_config.json: expected do_resize to be true, got false")
+
+
+def count_tiles(images: ImageRules, width: int, height: int, name: str, most: int) -> tuple[int, int, int]:
+    """(tiles, rows, columns) that an image of this size makes; an ImageError if they are more than `most`."""
+    count, rows, columns = images.grid(width, height)
+    if count > most:
+        raise ImageError(
+            f"{name}: expected at most {most} tiles, got {count} of {width} x {height} "
+            "pixels; shrink the image or raise ImageLimits.max_tiles"
+        )
+    return count, rows, columns
+
+
+def tile_image(images: ImageRules, image: Image.Image, name: str, most: int) -> TiledImage:
+    """An RGB image as at most `most` tiles, (n, 3, M, M), counted before they are made; see `count_tiles`."""
+    expected = count_tiles(images, *image.size, name, most)
+    tiled = TiledImage(*images.tiles(image), name)
+    assert (len(tiled.tiles), tiled.rows, tiled.columns) == expected, "`grid` and `tiles` must agree"
+    return tiled

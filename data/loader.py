@@ -1,44 +1,49 @@
-"""Mixed datasets → batches, on any number of ranks and worker processes, to be gone on with at any step.
+"""Mixed datasets -> batches, on any number of ranks and worker processes, resumable at any step.
 
     mixture = open_datasets([{"path": "rows.jsonl"}])
     loader = Loader(mixture, processor, LoaderConfig(batch_size=8, sequence_length=4096), rank, world_size)
     for batch in loader:                       # (micro_batch_size, 4096); batch_size / world_size rows a step
-        batch = batch.to(model.device)         # pictures travel as bytes
+        batch = batch.to(model.device)         # images travel as bytes
         hidden, _ = model.hidden_states(batch["input_ids"], batch.get("pixel_values"),
-                                        attention_mask=document_mask(batch["documents"]),
+                                        attention_mask=segment_mask(batch["segment_ids"]),
                                         position_ids=batch["position_ids"])
     state = merge_states([loader.state_dict()])   # of all ranks; fits any number of them
 
-The rows of a run are numbered through: row g comes from lane g mod `lanes`, and step s trains on the
-`batch_size` rows that follow row s · batch_size. So what a step sees depends neither on how many ranks share
-the step nor on how many micro-batches it is cut into, nor on the number of workers.
+The rows of a run are the sequences that its shards pack: row g comes from shard g mod `shards`, and step s
+trains on the `batch_size` rows from row s * batch_size on. So what a step sees depends neither on the number
+of ranks, nor on how many micro-batches a step is cut into, nor on the number of workers.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from errno import ENOSPC
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.sharedctypes import RawValue
+from multiprocessing.util import Finalize
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from data.datasets import Mixture
-from data.errors import DatasetError, one_line
-from data.lanes import DropCount, Lane, Produced
-from data.packing import Batch, PackedRow, collate
+from data.errors import BadRow, DatasetError, one_line
+from data.order import RowPosition, RowRead, ShardReader
+from data.packing import Batch, PackedSequence, Sample, SampleEncoder, SampleId, collate, pack, pack_indices
 from data.processor import Processor
-from data.samples import SampleEncoder
-from data.workers import outliving_signals
+from data.sources import Mixture, reading
 
-_SHARED_MEMORY = (
-    "that shared memory (/dev/shm) is full: use fewer workers, or give more of it (docker run --shm-size or "
-    "--ipc=host)"
-)
-_LANES = 16  # at least so many, so that as many workers can help, however small the batch
+logger = logging.getLogger(__name__)
+_SHARDS = 16  # at least so many, so that as many workers can help, however small the batch
+_READING = "reading the data failed"
+_PATIENCE = 50  # bad or filtered rows after which a shard reports them although it has no sequence to give
+_ALL_FILTERED = 100_000  # rows in succession below the minimum ratings after which a shard gives up
+_ESTIMATED_FROM, _COUNTED = 200, 2_000  # rows of an estimate of an epoch's length; the most that are counted
 
 
 @dataclass(frozen=True)
@@ -47,19 +52,16 @@ class LoaderConfig:
 
     Args:
         batch_size: rows of one optimizer step, over all ranks and micro-batches.
-        micro_batch_size: rows of one batch, on one rank.
-        sequence_length: tokens that a row holds, and that a sample may take.
-        max_tiles: tiles that a row holds, and that a sample may take; None leaves that to the tokens.
-        packing: several samples in a row; else each has its own, padded to the longest of its batch.
-        waiting: samples of each lane to choose from when a row is packed.
-        shuffle_buffer: rows of a stream that are shuffled together, in each lane.
-        lanes: how many sequences the rows are dealt to, a multiple of batch_size; None takes the first from
-            16 up. Part of what decides the order.
+        micro_batch_size: rows of one batch on one rank.
+        sequence_length: maximum number of tokens of a row, and of a sample.
+        max_tiles: maximum number of tiles of a row, and of a sample; None leaves that to the tokens.
+        packing: put several samples into a row; if not, each has its own, padded to its batch's longest.
+        packing_buffer_size: samples of each shard to choose from when a row is packed.
+        shuffle_buffer: rows of a stream that are shuffled together, in each shard.
         seed: of the order.
-        epochs: after how often each row the data end; None goes on.
-        workers: processes that read and decode on this rank; 0 does so in this one.
-        prefetch: rows that each worker prepares in advance.
-        max_drop_rate, drop_rate_after: of bad rows that stop the run; see `DropCount`.
+        epochs: number of passes over the data; None never ends.
+        workers: processes that read and decode on this rank; with 0, this process does.
+        max_drop_rate: share of bad rows that stops the run, from 0 to 1; see `DropCount`.
     """
 
     batch_size: int = 8
@@ -67,61 +69,253 @@ class LoaderConfig:
     sequence_length: int = 4096
     max_tiles: int | None = None
     packing: bool = True
-    waiting: int = 64
+    packing_buffer_size: int = 64
     shuffle_buffer: int = 256
-    lanes: int | None = None
     seed: int = 0
     epochs: int | None = None
     workers: int = 0
-    prefetch: int = 2
     max_drop_rate: float = 0.05
-    drop_rate_after: int = 200
-
-    def __post_init__(self):
-        least = {"workers": 0, "drop_rate_after": 0, "seed": 0}
-        for name in (
-            *("batch_size", "micro_batch_size", "sequence_length", "max_tiles", "waiting", "shuffle_buffer"),
-            *("lanes", "seed", "epochs", "workers", "prefetch", "drop_rate_after"),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least.get(name, 1):
-                raise DatasetError(f"{name}: expected at least {least.get(name, 1)}, got {value}")
-        if not 0 <= self.max_drop_rate <= 1:
-            raise DatasetError(f"max_drop_rate: expected a share from 0 to 1, got {self.max_drop_rate}")
-        if self.lanes is not None and self.lanes % self.batch_size:
-            raise DatasetError(
-                f"lanes: expected a multiple of batch_size {self.batch_size}, got {self.lanes}"
-            )
 
     @property
-    def num_lanes(self) -> int:
-        return self.lanes or self.batch_size * math.ceil(_LANES / self.batch_size)
+    def num_shards(self) -> int:
+        """The first multiple of `batch_size` from 16 up. It is part of what decides the order."""
+        return self.batch_size * math.ceil(_SHARDS / self.batch_size)
+
+
+# -------------------------------------------------------------------------------------------- left-out rows
+@dataclass(frozen=True)
+class Dropped:
+    """A bad row ("NAME, row NUMBER"), the reason it is counted under, and what was wrong."""
+
+    row: str
+    reason: str
+    message: str
+
+
+def _dropped(sample_id: SampleId, error: BadRow) -> Dropped:
+    return Dropped("{}, row {}".format(*sample_id), error.reason, str(error))
 
 
 @dataclass
-class Place:
-    """Where a loader stands: rows handed out on its rank, padding included; and, of the lanes, their states,
-    which have ended, and what was left out. Never changed once it is a loader's: a copy is."""
+class DropCount:
+    """Rows read and left out so far, and the rate at which bad ones stop a run.
+
+    A run stops when more of its latest one or two thousand rows are bad than `max_rate` and chance explain
+    (four standard deviations and three rows), or when none of them is good. So images that are gone stop a
+    long run soon, and a few bad rows at its beginning do not. At the end of the data, `exceeded` holds all
+    rows to `max_rate` exactly.
+    """
+
+    max_rate: float = 0.05
+    read: int = 0
+    filtered: int = 0
+    dropped: Counter = field(default_factory=Counter)
+    _latest: tuple[int, int] = (0, 0)  # rows that were not filtered, and bad ones among them
+
+    def add(self, read: int, filtered: int, dropped: Sequence[Dropped]) -> None:
+        """Count and log what a shard reports; DatasetError if too many rows were bad."""
+        self.read += read
+        self.filtered += filtered
+        for bad in dropped:
+            self.dropped[bad.reason] += 1
+            count = self.dropped[bad.reason]
+            if count <= 5 or count & (count - 1) == 0:  # the first few, then ever fewer: a log is for reading
+                logger.warning("%s left out, %s (number %d): %s", bad.row, bad.reason, count, bad.message)
+        used, bad_rows = self._latest[0] + read - filtered, self._latest[1] + len(dropped)
+        by_chance = 4 * math.sqrt(self.max_rate * (1 - self.max_rate) * used) + 3
+        if dropped and (bad_rows > self.max_rate * used + by_chance or bad_rows == used >= 200):
+            last = f"; the last is {dropped[-1].row}: {dropped[-1].message}"
+            raise DatasetError(self._sentence(f"{bad_rows} of the latest {used}", last))
+        self._latest = (used, bad_rows) if used < 2_000 else (used // 2, bad_rows // 2)
+
+    def exceeded(self) -> str:
+        """What is wrong if these are all the rows that there are; "" if nothing is."""
+        used, dropped = self.read - self.filtered, self.dropped.total()
+        return self._sentence(f"{dropped} of {used}") if dropped > self.max_rate * used else ""
+
+    def _sentence(self, share: str, more: str = "") -> str:
+        return (
+            f"{share} rows cannot be used ({self.left_out()}), more than {self.max_rate:.1%}{more}; correct "
+            "the data or raise max_drop_rate"
+        )
+
+    def left_out(self) -> str:
+        """How many rows were not trained on, and why."""
+        counts = {"below min_ratings": self.filtered} | dict(sorted(self.dropped.items()))
+        return ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
+
+
+# -------------------------------------------------------------------------------------------------- shards
+@dataclass(frozen=True)
+class ShardItem:
+    """What a shard gives: a sequence, or None to report rows left out or, with `ended`, its end."""
+
+    sequence: PackedSequence | None
+    state: dict[str, Any]
+    read: int  # rows since the last item
+    filtered: int  # of these, below the minimum ratings
+    dropped: tuple[Dropped, ...]
+    ended: bool = False
+
+
+class Shard:
+    """Iterate for `ShardItem`, up to and including one that has `ended`.
+
+    Its state is where its readers stand, and the positions of the samples that wait to be packed: on resume
+    those rows are read once more. Pixels are never part of it.
+    """
+
+    def __init__(
+        self,
+        shard: int,
+        mixture: Mixture,
+        processor: Processor,
+        config: LoaderConfig,
+        state: Mapping[str, Any] | None = None,
+    ):
+        self.mixture, self.config = mixture, config
+        self.reader = ShardReader(
+            mixture, shard, config.num_shards, config.seed, config.epochs, config.shuffle_buffer
+        )
+        self.encoder = SampleEncoder(processor, config.sequence_length, config.max_tiles)
+        self._buffer: list[tuple[RowPosition, Sample]] = []  # a position here begins with the dataset's index
+        self._read, self._filtered = 0, 0
+        self._filtered_since_good = Counter[int]()  # by dataset
+        self._dropped: list[Dropped] = []
+        if state is None:
+            return
+        self.reader.restore(state["reader"])
+        with reading(_READING):
+            again = self.reader.reread(state["waiting"])
+        for read in again:
+            if not self._use(read):
+                problem = self._dropped[-1].message if self._dropped else "its ratings are below the minimum"
+                name = self.mixture.sources[read.source].name
+                raise DatasetError(f"{name}, row {read.number}: was good when it was saved; now: {problem}")
+
+    def __iter__(self) -> Iterator[ShardItem]:
+        ended = False
+        while not ended or self._buffer:
+            while not ended and self._has_room():
+                ended = not self._take()
+                if len(self._dropped) + self._filtered >= _PATIENCE:
+                    yield self._item(None)
+            if self._buffer and (sequence := self._pack(self._next_samples())) is not None:
+                yield self._item(sequence)
+        yield self._item(None, ended=True)
+
+    def count(self, most: int | None = None) -> tuple[int, int]:
+        """(rows read, sequences packed) of all or about `most` rows, without decoding an image."""
+        sequences, ended = 0, False
+        while not ended or self._buffer:
+            while not ended and self._has_room():
+                ended = self._read == most or not self._take()
+            if self._buffer:
+                self._next_samples()
+                sequences += 1
+        return self._read, sequences
+
+    def _has_room(self) -> bool:
+        return len(self._buffer) < (self.config.packing_buffer_size if self.config.packing else 1)
+
+    def _take(self) -> bool:
+        """Read one row into the buffer, or leave it out; False at the end."""
+        with reading(_READING):
+            read = self.reader.next()
+        if read is None:
+            return False
+        self._read += 1
+        dropped = len(self._dropped)
+        if self._use(read):
+            self._filtered_since_good[read.source] = 0
+        elif len(self._dropped) == dropped:
+            self._filtered += 1
+            self._filtered_since_good[read.source] += 1
+            source, count = self.mixture.sources[read.source], self._filtered_since_good[read.source]
+            if count > min(source.num_rows or _ALL_FILTERED, _ALL_FILTERED):
+                raise DatasetError(
+                    f"{source.name}: {count} rows in succession are below min_ratings; lower them"
+                )
+        return True
+
+    def _use(self, read: RowRead) -> bool:
+        """Put a row's sample into the buffer, or a bad row among those; False for these and filtered ones."""
+        source = self.mixture.sources[read.source]
+        try:
+            if (conversation := source.schema.conversation(read.row)) is None:
+                return False
+            sample = self.encoder.encode(conversation, (source.name, read.number))
+        except BadRow as error:
+            self._dropped.append(_dropped((source.name, read.number), error))
+            return False
+        self._buffer.append(([read.source, *read.position], sample))
+        return True
+
+    def _next_samples(self) -> list[Sample]:
+        """Take the samples of the next sequence off the buffer."""
+        chosen = [0]
+        if self.config.packing:
+            tokens, tiles = zip(*((sample.tokens, sample.tiles) for _, sample in self._buffer))
+            chosen = pack_indices(tokens, tiles, self.encoder.max_tokens, self.encoder.max_tiles)
+        return [self._buffer.pop(index)[1] for index in reversed(chosen)][::-1]
+
+    def _pack(self, samples: list[Sample]) -> PackedSequence | None:
+        """Decode their images and join those that are whole; None if none is."""
+        whole, tiles = [], []
+        for sample in samples:
+            try:
+                tiles.append(self.encoder.tiles(sample))
+                whole.append(sample)
+            except BadRow as error:
+                self._dropped.append(_dropped(sample.sample_id, error))
+        return pack(whole, tiles) if whole else None
+
+    def _item(self, sequence: PackedSequence | None, ended: bool = False) -> ShardItem:
+        state = {"reader": self.reader.state(), "waiting": [position for position, _ in self._buffer]}
+        item = ShardItem(sequence, state, self._read, self._filtered, tuple(self._dropped), ended)
+        self._read, self._filtered, self._dropped = 0, 0, []
+        return item
+
+
+def steps_per_run(mixture: Mixture, processor: Processor, config: LoaderConfig) -> int:
+    """Number of steps until a loader's data end, which a schedule of learning rates needs in advance.
+
+    Up to 2,000 rows (over all epochs) are packed as the loader packs them, without decoding images: that is
+    exact, unless an image turns out to be broken. Of more rows, the first 200 give an estimate.
+    """
+    rows, shards = mixture.num_rows, config.num_shards
+    if rows is None or config.epochs is None:
+        raise DatasetError("steps: a stream has no known length; set --steps")
+    if rows * config.epochs > _COUNTED:
+        one = Shard(0, mixture, processor, config)
+        one.reader = ShardReader(mixture, 0, 1, config.seed, epochs=1)  # so that it reads all rows
+        read, sequences = one.count(_ESTIMATED_FROM)
+        return max(1, math.ceil(rows * config.epochs * sequences / max(read, 1) / config.batch_size))
+    last = 0  # number of the last row
+    for shard in range(shards):
+        _, sequences = Shard(shard, mixture, processor, config).count()
+        last = max(last, (sequences - 1) * shards + shard)
+    return last // config.batch_size + 1
+
+
+# -------------------------------------------------------------------------------------------------- loader
+@dataclass
+class LoaderState:
+    """Where a loader stands: rows handed out on its rank, padding included; and, of its shards, their states,
+    which ones have ended, and what was left out. Never changed once it is a loader's: copies are."""
 
     rows: int
-    states: dict[int, dict[str, Any]]
+    shard_states: dict[int, dict[str, Any]]
     ended: set[int]
     drops: DropCount
 
-    def copy(self) -> Place:
-        return Place(self.rows, dict(self.states), set(self.ended), deepcopy(self.drops))
+    def copy(self) -> LoaderState:
+        return LoaderState(self.rows, dict(self.shard_states), set(self.ended), deepcopy(self.drops))
 
 
 class Loader:
-    """Iterate for `Batch`; each iteration goes on where the last batch left off, at `place`, which may be set
-    to one that it had before.
-
-    Args:
-        rank, world_size: of this process; each rank is given its own rows of each step.
-
-    Raises:
-        DatasetError: ranks and micro-batches do not divide the batch, or packing with a model that cannot.
-    """
+    """Iterate for `Batch`. Each iteration continues after the last batch, at `state`, which may be set back
+    to one that the loader had before. Each rank gets its own rows of each step."""
 
     def __init__(
         self, mixture: Mixture, processor: Processor, config: LoaderConfig, rank: int = 0, world_size: int = 1
@@ -134,173 +328,142 @@ class Loader:
             )
         if config.packing and processor.image_token_id is None:
             raise DatasetError(
-                "packing: this model puts its picture in front of a row, which then holds one sample; "
+                "packing: this model puts its image in front of the text, so a row holds one sample; "
                 "turn packing off"
             )
         self.mixture, self.processor, self.config = mixture, processor, config
         self.rank, self.world_size, self.rows_per_step = rank, world_size, per_rank
-        # Ascending, they are visited in the order in which this rank's rows are numbered.
-        self.lanes = [n for n in range(config.num_lanes) if n % config.batch_size // per_rank == rank]
-        self.place = Place(0, {}, set(), DropCount(config.max_drop_rate, config.drop_rate_after))
+        # In ascending order, in which this rank's rows are numbered.
+        self.shards = [n for n in range(config.num_shards) if n % config.batch_size // per_rank == rank]
+        self.state = LoaderState(0, {}, set(), DropCount(config.max_drop_rate))
 
-    # ------------------------------------------------------------------------------------------ batches
     def __iter__(self) -> Iterator[Batch]:
-        """Batches of `micro_batch_size` rows, in whole steps, until all of this rank's lanes have ended, if
-        ever. Lanes end one after another: in the last steps, rows and whole batches may be padding.
-
-        Raises:
-            DatasetError: too many bad rows; on a single rank also none that is good.
-        """
-        produced, micro = self._producers(), self.config.micro_batch_size
-        ahead, blank = self.place.copy(), list[Place]()  # blank: batches of padding alone, which are given
-        while True:  # only if a row follows, or to complete a step
-            turns = [self.lanes[(ahead.rows + i) % len(self.lanes)] for i in range(micro)]
-            rows = [self._next_row(lane, ahead, produced) for lane in turns]
+        """Batches of `micro_batch_size` rows, in whole steps, until all shards of this rank have ended. They
+        end one after another: in the last steps, rows and whole batches may be padding."""
+        items, micro = self._open_shards(), self.config.micro_batch_size
+        ahead = self.state.copy()
+        blank: list[LoaderState] = []  # batches of padding, given only if a row follows or to complete a step
+        while True:
+            turns = [self.shards[(ahead.rows + i) % len(self.shards)] for i in range(micro)]
+            rows = [self._next_row(shard, ahead, items) for shard in turns]
             ahead.rows += micro
             if any(rows):
-                for place in blank:
-                    yield self._batch([None] * micro, place)
+                for state in blank:
+                    yield self._batch([None] * micro, state)
                 blank = []
                 yield self._batch(rows, ahead.copy())
-            elif len(ahead.ended) < len(self.lanes):
+            elif len(ahead.ended) < len(self.shards):
                 blank.append(ahead.copy())
             else:
                 break
-        self.place = replace(ahead, rows=self.place.rows)
-        if self.place.rows == 0 and self.world_size == 1:  # of several ranks, another may have some
+        self.state = replace(ahead, rows=self.state.rows)
+        if self.state.rows == 0 and self.world_size == 1:  # of several ranks, another may have some
             raise DatasetError(f"no row can be trained on: {ahead.drops.left_out() or 'none was read'}")
-        while self.place.rows % self.rows_per_step:
+        while self.state.rows % self.rows_per_step:
             yield self._batch([None] * micro)
 
     def padding_step(self) -> list[Batch]:
-        """A step of nothing but padding, for a rank whose data have ended before the others'."""
+        """A step of nothing but padding, for a rank whose data end before the others'."""
         micro = self.config.micro_batch_size
         return [self._batch([None] * micro) for _ in range(self.rows_per_step // micro)]
 
-    def _batch(self, rows: Sequence[PackedRow | None], place: Place | None = None) -> Batch:
-        """Hand rows out: from now on this loader stands behind them, at `place`."""
-        self.place = place or replace(self.place, rows=self.place.rows + len(rows))
+    def _batch(self, rows: Sequence[PackedSequence | None], state: LoaderState | None = None) -> Batch:
+        """Hand rows out: from now on this loader stands after them."""
+        self.state = state or replace(self.state, rows=self.state.rows + len(rows))
         length = self.config.sequence_length if self.config.packing else None
         return collate(rows, self.processor.pad_token_id, length)
 
     def _next_row(
-        self, lane: int, ahead: Place, produced: Mapping[int, Iterator[Produced | Failure]]
-    ) -> PackedRow | None:
-        """A lane's next row, None once it has ended; what it tells of bad rows is counted."""
-        while lane not in ahead.ended:
+        self, shard: int, ahead: LoaderState, items: Mapping[int, Iterator[ShardItem | str]]
+    ) -> PackedSequence | None:
+        """A shard's next row, None once it has ended; the bad rows that it reports are counted."""
+        while shard not in ahead.ended:
             try:
-                item = next(produced[lane])
+                item = next(items[shard])
             except RuntimeError as error:
                 if not str(error).startswith("DataLoader worker (pid"):
                     raise
-                raise died(error) from error
-            if isinstance(item, Failure):
-                raise DatasetError(item.message)
-            ahead.states[lane] = item.state
-            ahead.drops.add(item)
+                raise DatasetError(
+                    f"a data worker has died ({one_line(str(error))}): (shared) memory was short; "
+                    "use fewer workers, or give more (docker run --ipc=host)"
+                ) from error
+            if isinstance(item, str):
+                raise DatasetError(item)
+            ahead.shard_states[shard] = item.state
+            ahead.drops.add(item.read, item.filtered, item.dropped)
             if item.ended:
-                ahead.ended.add(lane)
-            elif item.row is not None:
-                return item.row
+                ahead.ended.add(shard)
+            elif item.sequence is not None:
+                return item.sequence
         return None
 
-    def _producers(self) -> dict[int, Iterator[Produced | Failure]]:
-        """What gives each lane's rows: the lane itself, or the worker process that it shares."""
-        active = [lane for lane in self.lanes if lane not in self.place.ended]
+    def _open_shards(self) -> dict[int, Iterator[ShardItem | str]]:
+        """What gives each shard's items: the shard itself, or the worker process that it shares."""
+        active = [shard for shard in self.shards if shard not in self.state.ended]
+        common, states = (self.mixture, self.processor, self.config), self.state.shard_states
+        make = {shard: partial(Shard, shard, *common, states.get(shard)) for shard in active}
         if not self.config.workers:
-            return {lane: iter(self._lane(lane)) for lane in active}
-        producers: dict[int, Iterator[Produced | Failure]] = {}
+            return {shard: iter(make[shard]()) for shard in active}
+        # One DataLoader for each worker: one of several workers would take their items in turn, whatever the
+        # number of shards. A worker visits its shards in the order in which their rows are needed.
+        first = self.shards[self.state.rows % len(self.shards)]
+        items: dict[int, Iterator[ShardItem | str]] = {}
+        # A DataLoader draws a seed; when a run resumes, not from the restored generator, which dropout needs.
+        generator = torch.Generator() if self.state.rows else None
         for worker in range(min(self.config.workers, len(active))):
-            # One loader for each worker: a loader of several would deal its turns out evenly, whatever the
-            # number of lanes. A worker visits its lanes in the order in which their rows are wanted.
-            share = active[worker :: self.config.workers]
-            at = self.lanes[self.place.rows % len(self.lanes)]
-            share = [lane for lane in share if lane >= at] + [lane for lane in share if lane < at]
-            lanes = _WorkerLanes({lane: self._lane_arguments(lane) for lane in share})
-            try:
-                one = iter(
-                    DataLoader(
-                        lanes,
-                        batch_size=None,
-                        num_workers=1,
-                        prefetch_factor=self.config.prefetch,
-                        worker_init_fn=outliving_signals(),
-                    )
-                )
-            except OSError as error:
-                if error.errno != ENOSPC:
-                    raise
-                raise DatasetError(f"no worker can be started, which means {_SHARED_MEMORY}") from error
-            producers |= dict.fromkeys(share, one)
-        return producers
-
-    def _lane(self, lane: int) -> Lane:
-        return _open_lane(*self._lane_arguments(lane))
-
-    def _lane_arguments(self, lane: int) -> tuple:
-        return lane, self.mixture, self.processor, self.config, self.place.states.get(lane)
-
-    # -------------------------------------------------------------------------------------------- state
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's part of where the data stand: plain numbers, some kilobytes. Call it between steps.
-
-        Raises:
-            RuntimeError: in the middle of a step.
-        """
-        place = self.place
-        if place.rows % self.rows_per_step:
-            raise RuntimeError(
-                f"the data can be saved between steps, of {self.rows_per_step} rows on this rank; "
-                f"got {place.rows} rows"
+            share = sorted(active[worker :: self.config.workers], key=lambda shard: (shard < first, shard))
+            loader = DataLoader(
+                _WorkerShards([make[shard] for shard in share]),
+                batch_size=None,
+                num_workers=1,
+                prefetch_factor=2,
+                worker_init_fn=outliving_signals(),
+                generator=generator,
             )
+            items |= dict.fromkeys(share, iter(loader))
+        return items
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part of where the data stand: plain numbers, some kilobytes. Call it between steps."""
+        state = self.state
+        assert state.rows % self.rows_per_step == 0, f"{state.rows} rows are no whole number of steps"
         return {
             "order": self._order(),
-            "rows": place.rows * self.world_size,
-            "lanes": {str(lane): state for lane, state in place.states.items()},
-            "ended": sorted(place.ended),
-            "read": place.drops.read,
-            "filtered": place.drops.filtered,
-            "dropped": dict(place.drops.dropped),
+            "rows": state.rows * self.world_size,
+            "lanes": {str(shard): of_shard for shard, of_shard in state.shard_states.items()},
+            "ended": sorted(state.ended),
+            "read": state.drops.read,
+            "filtered": state.drops.filtered,
+            "dropped": dict(state.drops.dropped),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `merge_states` of all ranks' states left off, on any number of ranks and workers.
-
-        Raises:
-            DatasetError: the state is of other data, of another order, or not of all ranks.
-        """
+        """Continue from the merged states of all ranks, on any number of ranks and workers."""
         for name, expected in self._order().items():
-            got = state["order"].get(name)
-            if got != expected:
+            if (got := state["order"].get(name)) != expected:
                 raise DatasetError(f"the saved run's {name} was {got}, this one's is {expected}: keep it")
         if state["rows"] % self.config.batch_size:
             raise DatasetError(
-                f"the saved run is {state['rows']} rows in, no multiple of batch_size, "
-                f"{self.config.batch_size}"
+                f"batch_size: {self.config.batch_size} does not divide the {state['rows']} rows read"
             )
-        missing = [n for n in self.lanes if state["rows"] > n and str(n) not in state["lanes"]]
-        if missing:
-            raise DatasetError(
-                f"the state lacks lane {missing[0]}: it is of one rank only; merge those of all ranks"
-            )
-        states = {n: state["lanes"][str(n)] for n in self.lanes if str(n) in state["lanes"]}
-        drops = DropCount(self.config.max_drop_rate, self.config.drop_rate_after)
-        if self.rank == 0:  # the first rank counts on for all that were there before
+        shards = {n: state["lanes"][str(n)] for n in self.shards if str(n) in state["lanes"]}
+        drops = DropCount(self.config.max_drop_rate)
+        if self.rank == 0:  # the first rank continues the counts of all
             drops.read, drops.filtered = state["read"], state["filtered"]
             drops.dropped = Counter(state["dropped"])
-        rows, ended = state["rows"] // self.world_size, set(self.lanes) & set(state["ended"])
-        self.place = Place(rows, states, ended, drops)
+        rows, ended = state["rows"] // self.world_size, set(self.shards) & set(state["ended"])
+        self.state = LoaderState(rows, shards, ended, drops)
 
     def _order(self) -> dict[str, Any]:
-        """Everything that decides which rows come when."""
+        """Everything that decides which rows come when. The keys are those of saved states."""
         config = self.config
-        packing = [config.sequence_length, config.max_tiles, config.waiting] if config.packing else None
+        packing = [config.sequence_length, config.max_tiles, config.packing_buffer_size]
         return {
-            "lanes": config.num_lanes,
+            "lanes": config.num_shards,
             "seed": config.seed,
             "epochs": config.epochs,
             "shuffle_buffer": config.shuffle_buffer,
-            "packing (sequence_length, max_tiles, waiting)": packing,
+            "packing (sequence_length, max_tiles, waiting)": packing if config.packing else None,
             "datasets (name, rows, weight)": [
                 [source.name, source.num_rows, source.weight] for source in self.mixture.sources
             ],
@@ -310,60 +473,54 @@ class Loader:
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The states of all ranks, saved at the same step, as one."""
     merged = dict(states[0])
-    merged["lanes"] = {lane: value for state in states for lane, value in state["lanes"].items()}
-    merged["ended"] = sorted({lane for state in states for lane in state["ended"]})
-    merged["read"] = sum(state["read"] for state in states)
-    merged["filtered"] = sum(state["filtered"] for state in states)
+    merged["lanes"] = {shard: value for state in states for shard, value in state["lanes"].items()}
+    merged["ended"] = sorted({shard for state in states for shard in state["ended"]})
+    merged |= {name: sum(state[name] for state in states) for name in ("read", "filtered")}
     merged["dropped"] = dict(sum((Counter(state["dropped"]) for state in states), Counter()))
-    if any(state["rows"] != merged["rows"] for state in states):
-        raise DatasetError(f"states of several steps: {sorted({state['rows'] for state in states})} rows in")
     return merged
 
 
-def died(error: RuntimeError) -> DatasetError:
-    """What PyTorch says of a worker that something has ended."""
-    return DatasetError(
-        f"a data worker has died ({one_line(str(error))}); if it was killed, memory was short; "
-        f"a bus error means {_SHARED_MEMORY}"
-    )
+# ------------------------------------------------------------------------------------------------- workers
+class _WorkerShards(IterableDataset):
+    """The shards of one worker process, a turn each, until each has ended.
 
+    A DatasetError's message is an item. Raised here, it would arrive with a traceback in it; an error that is
+    an item and raised there would hold the workers' queues in a circle, and these take ten seconds to close.
+    """
 
-def _open_lane(
-    lane: int, mixture: Mixture, processor: Processor, config: LoaderConfig, state: Mapping[str, Any] | None
-) -> Lane:
-    return Lane(
-        mixture.lane(lane, config.num_lanes, config.seed, config.epochs, config.shuffle_buffer),
-        mixture,
-        SampleEncoder(processor, config.sequence_length, config.max_tiles),
-        config.waiting if config.packing else 0,
-        state,
-    )
+    def __init__(self, make: Sequence[Callable[[], Shard]]):
+        self.make = make
 
-
-@dataclass(frozen=True)
-class Failure:
-    """What a worker says when its data cannot be gone on with, in place of an exception and its traceback."""
-
-    message: str
-
-
-class _WorkerLanes(IterableDataset):
-    """The lanes of one worker process, a turn each, until each has ended."""
-
-    def __init__(self, arguments: dict[int, tuple]):
-        self.arguments = arguments
-
-    def __iter__(self) -> Iterator[Produced | Failure]:
+    def __iter__(self) -> Iterator[ShardItem | str]:
         try:
-            lanes = {lane: iter(_open_lane(*arguments)) for lane, arguments in self.arguments.items()}
-            while lanes:
-                for lane in list(lanes):
-                    for item in lanes[lane]:
+            shards = [iter(make()) for make in self.make]
+            while shards:
+                for shard in list(shards):
+                    for item in shard:
                         yield item
-                        if item.row is not None:
-                            break
                         if item.ended:
-                            del lanes[lane]
+                            shards.remove(shard)
+                        if item.ended or item.sequence is not None:
                             break
         except DatasetError as error:
-            yield Failure(str(error))
+            yield str(error)
+
+
+def outliving_signals() -> Callable[[int], None]:
+    """The `worker_init_fn` of a DataLoader: a worker lives on for two minutes after SIGTERM or SIGINT.
+
+    Slurm, systemd, Docker and Ctrl-C send these to all processes of a job. A worker that died of one would
+    end the training process before it has saved. So workers leave with that process, or after two minutes.
+    At its end, also after an error, Python itself sends its workers SIGTERM and waits for them: they know
+    that from `ending`, and leave at once.
+    """
+    ending = RawValue("b", 0)
+    Finalize(None, setattr, (ending, "value", 1), exitpriority=0)
+    return partial(_outlive, ending)
+
+
+def _outlive(ending: Any, worker: int) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends a process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Without an error: PyTorch's handler would have the run end with one of its own.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0) if ending.value else signal.alarm(120))

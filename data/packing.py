@@ -1,30 +1,246 @@
-"""Samples → rows full of documents, → batches.
+"""Conversations -> samples -> packed sequences -> batches, and the masks that keep packed samples apart.
 
-Several documents share a row, each blind to the others (`data/document_masks.py`) and at the positions that
-it has alone, so that nothing is computed for padding and nothing is learnt from a neighbour. A row is limited
-in tokens and in tiles; which samples go together is an exact knapsack over those that wait.
+A sample's tokens and tiles are known from its text and the headers of its images. Pixels are decoded only
+once its sequence is certain, so that many samples may wait at a few kilobytes each.
+
+Several samples share a sequence, each blind to the others and at the positions that it has alone. So nothing
+is computed for padding, and nothing is learnt from a neighbour. A sequence is limited in tokens and in tiles;
+which of the waiting samples go together is an exact knapsack.
+
+`segment_ids` (B, T) number the samples of a sequence from 1. Two numbers are special: -1 is padding, which
+sees only itself so that no softmax runs over nothing, and 0 is a prefix that all segments of the sequence
+see, as the shapes world packs its questions (`shapes/stream.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from data.byte_tiles import ByteTiles
-from data.samples import IGNORE_INDEX, Sample, SampleId
+from data.chat import read_conversation
+from data.errors import BadRow, ImageError, ProcessorError, PromptError
+from data.images import count_tiles, describe, image_size, load_image, tile_image
+from data.processor import Processor
+from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
 
-PADDING = -1  # document number of positions that hold nothing
+IGNORE_INDEX = -100  # label of a position that carries no loss
+PADDING = -1  # segment id of positions that hold nothing
+SampleId = tuple[str, int]  # name of the dataset, number of the row
 
 
-def choose(tokens: Sequence[int], tiles: Sequence[int], max_tokens: int, max_tiles: int | None) -> list[int]:
-    """Which samples fill a row best: indices in rising order, the first sample always among them.
+# ----------------------------------------------------------------------------------------------- samples
+@dataclass(frozen=True)
+class Sample:
+    """A conversation to train on.
 
-    The first is the one that has waited longest: nothing waits for ever. The others are those whose tokens
-    fill the rest of the row as far as any choice of them can within both limits.
+    `labels` are the ids that the assistant says (its end of turn included), and IGNORE_INDEX elsewhere.
+    `images` are what `load_image` takes, `image_tiles` how many tiles each makes, in order. `front` is the
+    number of image positions before the ids, in models that place images there.
+    """
+
+    sample_id: SampleId
+    input_ids: list[int]
+    labels: list[int]
+    images: tuple[Any, ...] = ()
+    image_tiles: tuple[int, ...] = ()
+    front: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Positions it takes in the language model."""
+        return self.front + len(self.input_ids)
+
+    @property
+    def tiles(self) -> int:
+        return sum(self.image_tiles)
+
+
+class SampleEncoder:
+    """Makes samples of at most `max_tokens` positions and `max_tiles` tiles (None: as many as tokens allow).
+
+    Nothing is ever cut off: a BadRow says why a conversation cannot be used.
+    """
+
+    def __init__(self, processor: Processor, max_tokens: int, max_tiles: int | None = None):
+        self.processor, self.max_tokens, self.max_tiles = processor, max_tokens, max_tiles
+
+    def encode(self, conversation: Sequence[Mapping[str, Any]], sample_id: SampleId) -> Sample:
+        """A sample of a conversation in the Hub's form."""
+        processor, name = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
+        in_front = processor.image_token_id is None
+        with _counted_as(BAD_CONVERSATION, PromptError):
+            messages = processor.images.normalise_messages(read_conversation(conversation, name), name)
+        sources = [value for message in messages for kind, value in message.parts if kind == "image"]
+        grids = self._grids(sources)
+        with _counted_as(TOO_MANY_TILES, PromptError):
+            prompts = [
+                processor.images.prompt(rows, columns, i, len(grids))
+                for i, (_, rows, columns) in enumerate([] if in_front else grids)
+            ]
+        with _counted_as(BAD_CONVERSATION, PromptError):
+            encoded = processor.chat.encode(messages, prompts, False, name)
+        said = zip(encoded.input_ids, encoded.assistant_mask)
+        labels = [token if by_assistant else IGNORE_INDEX for token, by_assistant in said]
+        tiles = tuple(count for count, _, _ in grids)
+        front = sum(tiles) * processor.images.tokens_per_tile if in_front else 0
+        sample = Sample(sample_id, encoded.input_ids, labels, tuple(sources), tiles, front)
+        if sample.tokens > self.max_tokens:
+            raise BadRow(TOO_LONG, f"expected at most {self.max_tokens} tokens, got {sample.tokens}")
+        return sample
+
+    def _grids(self, sources: list[Any]) -> list[tuple[int, int, int]]:
+        """(tiles, rows, columns) of each image, from its header."""
+        images, limits = self.processor.images, self.processor.limits
+        grids: list[tuple[int, int, int]] = []
+        for source in sources:
+            with _counted_as(BROKEN_IMAGE, ImageError):
+                width, height = image_size(source, limits)
+            with _counted_as(TOO_MANY_TILES, ImageError), _counted_as(BROKEN_IMAGE, ProcessorError):
+                grids.append(count_tiles(images, width, height, describe(source), limits.max_tiles))
+        tiles = sum(count for count, _, _ in grids)
+        most = self.max_tokens // images.tokens_per_tile if self.max_tiles is None else self.max_tiles
+        # Where the tiles alone do not fit, no prompt of all their placeholders is built.
+        if tiles > most or tiles * images.tokens_per_tile > self.max_tokens:
+            fitting = f"at most {most} tiles and {self.max_tokens} tokens"
+            raise BadRow(TOO_MANY_TILES, f"expected {fitting}, got {tiles} tiles")
+        return grids
+
+    def tiles(self, sample: Sample) -> Tensor | None:
+        """A sample's tiles, (n, 3, M, M) float32 in the order of its placeholders; None without images."""
+        limits, tiles = self.processor.limits, []
+        for source, expected in zip(sample.images, sample.image_tiles, strict=True):
+            name = describe(source)
+            with _counted_as(BROKEN_IMAGE, ImageError, ProcessorError):
+                image = load_image(source, limits)
+                cut = tile_image(self.processor.images, image, name, limits.max_tiles).tiles
+            if len(cut) != expected:  # the header did not tell the size of the pixels
+                raise BadRow(BROKEN_IMAGE, f"{name}: expected {expected} tiles, got {len(cut)}")
+            tiles.append(cut)
+        return torch.cat(tiles) if tiles else None
+
+
+@contextmanager
+def _counted_as(reason: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Errors of these kinds make the row a bad one."""
+    try:
+        yield
+    except kinds as error:
+        raise BadRow(reason, str(error)) from error
+
+
+# ---------------------------------------------------------------------------------------- tiles as bytes
+# An image's 256 levels, rescaled and perhaps normalised, are 256 numbers. As bytes they take a quarter of the
+# memory, of the copy to the device, and of what passes between a worker and the training process.
+_FROM_0_TO_1 = torch.arange(256).float() / 255  # nanoVLM
+_FROM_MINUS_1 = (_FROM_0_TO_1 - 0.5) / 0.5  # Idefics3, SmolVLM
+LEVELS = torch.stack((_FROM_0_TO_1, _FROM_MINUS_1))  # (2, 256): what a byte stands for
+_AMPLE = 16  # times a row's bytes: so much shared memory must be free for the row to go through it
+
+
+@dataclass(frozen=True)
+class ByteTiles:
+    """(n, 3, M, M) tiles, to the bit. Those of other numbers (nanoVLM's whole image is reduced after its
+    rescaling) travel as they are.
+
+    codes: (k, 3, M, M) uint8, of the tiles whose values are all among some LEVELS.
+    levels: (k,) int32, which ones.
+    others: (n - k, 3, M, M) float32.
+    coded: (n,) bool, which tiles are in codes.
+    """
+
+    codes: Tensor
+    levels: Tensor
+    others: Tensor
+    coded: Tensor
+
+    @classmethod
+    def of(cls, tiles: Tensor) -> ByteTiles:
+        found = [_as_bytes(tile) for tile in tiles]
+        pairs = [one for one in found if one is not None]
+        codes = [tiles.new_empty(0, *tiles.shape[1:], dtype=torch.uint8), *(code[None] for code, _ in pairs)]
+        levels = torch.tensor([which for _, which in pairs], dtype=torch.int32)
+        coded = torch.tensor([one is not None for one in found])
+        return cls(torch.cat(codes), levels, tiles[~coded], coded)
+
+    @classmethod
+    def cat(cls, parts: Sequence[ByteTiles]) -> ByteTiles:
+        """One after another, in order."""
+        return cls(*(torch.cat(fields) for fields in zip(*(part._fields for part in parts), strict=True)))
+
+    def __len__(self) -> int:
+        return len(self.coded)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(field.nbytes for field in self._fields)
+
+    @property
+    def _fields(self) -> tuple[Tensor, ...]:
+        return self.codes, self.levels, self.others, self.coded
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Tensor:
+        """The tiles themselves, (n, 3, M, M) float32, copied as bytes."""
+        codes, levels, others = (field.to(device, non_blocking=non_blocking) for field in self._fields[:3])
+        places = codes.int() + 256 * levels[:, None, None, None]
+        tiles = LEVELS.flatten().to(device).index_select(0, places.flatten()).view(codes.shape)
+        if self.coded.all():
+            return tiles
+        order = torch.argsort(torch.argsort(~self.coded, stable=True))  # places in (codes, others)
+        return torch.cat((tiles, others))[order.to(device)]
+
+    def __reduce__(self) -> tuple[Any, tuple]:
+        """Between processes tensors go through shared memory. Containers often have 64 MB of it, and whoever
+        writes more is killed: where it is short, arrays go through the pipe, which is slower."""
+        if _free_shared_memory() >= _AMPLE * self.nbytes:
+            return ByteTiles, self._fields
+        return _from_arrays, tuple(field.numpy() for field in self._fields)
+
+
+def _from_arrays(*fields: Any) -> ByteTiles:
+    return ByteTiles(*map(torch.from_numpy, fields))
+
+
+def _free_shared_memory() -> float:
+    """Bytes; elsewhere than on Linux there is no such bound."""
+    if not os.path.isdir("/dev/shm"):
+        return float("inf")
+    space = os.statvfs("/dev/shm")
+    return space.f_bavail * space.f_frsize
+
+
+def _as_bytes(tile: Tensor) -> tuple[Tensor, int] | None:
+    """A tile's bytes and their LEVELS, or None where some value is no level."""
+    for which, levels in enumerate(LEVELS):
+        codes = _nearest(tile[:, :1], levels)
+        if torch.equal(levels[codes.int()], tile[:, :1]):  # most tiles of other levels are told apart here
+            codes = _nearest(tile, levels)
+            if torch.equal(levels[codes.int()], tile):
+                return codes, which
+    return None
+
+
+def _nearest(values: Tensor, levels: Tensor) -> Tensor:
+    """uint8: the number of the level closest to each value."""
+    low, high = levels[0].item(), levels[-1].item()
+    return ((values - low) * (255 / (high - low))).round_().clamp_(0, 255).to(torch.uint8)
+
+
+# ----------------------------------------------------------------------------------------------- packing
+def pack_indices(
+    tokens: Sequence[int], tiles: Sequence[int], max_tokens: int, max_tiles: int | None
+) -> list[int]:
+    """Which samples fill a sequence best: indices in rising order, always with the first sample.
+
+    The first one has waited longest, so no sample waits forever. The others are those whose tokens fill the
+    rest of the sequence as far as any choice can within both limits.
 
     Args:
         tokens, tiles: of each sample; the first must fit by itself.
@@ -32,9 +248,9 @@ def choose(tokens: Sequence[int], tiles: Sequence[int], max_tokens: int, max_til
     room = max_tokens - tokens[0]
     most = max_tiles if max_tiles is not None else sum(tiles)
     if room < 0 or tiles[0] > most:
-        raise ValueError(f"the first sample ({tokens[0]} tokens, {tiles[0]} tiles) does not fit into a row")
+        raise ValueError(f"the first sample ({tokens[0]} tokens, {tiles[0]} tiles) does not fit by itself")
     never = np.iinfo(np.int64).max // 2
-    fewest = np.full(room + 1, never)  # tiles that a sum of exactly so many tokens takes at least
+    fewest = np.full(room + 1, never)  # tiles that a sum of exactly so many tokens needs at least
     fewest[0] = tiles[0]
     improved = np.zeros((len(tokens), room + 1), dtype=bool)  # by taking sample i
     for i in range(1, len(tokens)):
@@ -44,6 +260,7 @@ def choose(tokens: Sequence[int], tiles: Sequence[int], max_tokens: int, max_til
         better = (taken < fewest[tokens[i] :]) & (taken <= most)
         improved[i, tokens[i] :] = better
         fewest[tokens[i] :][better] = taken[better]
+    # From the best sum back: the last sample that improved a sum is part of it.
     total = int(np.flatnonzero(fewest <= most)[-1])
     chosen = []
     for i in range(len(tokens) - 1, 0, -1):
@@ -54,111 +271,125 @@ def choose(tokens: Sequence[int], tiles: Sequence[int], max_tokens: int, max_til
 
 
 @dataclass(frozen=True)
-class PackedRow:
-    """One row, not yet padded: `input_ids` and `labels` (T,), `position_ids` and `documents` (F + T,), with F
-    picture positions in front for models that place them there; `pixel_values` n tiles or None.
+class PackedSequence:
+    """One sequence, not yet padded: `input_ids` and `labels` (T,), `position_ids` and `segment_ids` (F + T,),
+    with F image positions in front for models that place them there; `pixel_values` n tiles or None.
 
-    Arrays, not tensors: between processes these would take shared memory, of which there may be none."""
+    These are arrays, because tensors would pass between processes in shared memory, which may be scarce.
+    """
 
     input_ids: np.ndarray
     labels: np.ndarray
     position_ids: np.ndarray
-    documents: np.ndarray
+    segment_ids: np.ndarray
     pixel_values: ByteTiles | None
     sample_ids: tuple[SampleId, ...]
-    pictures: int = 0  # that the tiles were cut from
+    images: int = 0  # number of images that the tiles were cut from
 
 
-def pack_row(samples: Sequence[Sample], tiles: Sequence[Tensor | None]) -> PackedRow:
-    """Put documents behind each other, with their tiles in the same order.
-
-    Args:
-        samples: at least one.
-        tiles: of each sample, (n, 3, M, M) float32 or None.
-    """
+def pack(samples: Sequence[Sample], tiles: Sequence[Tensor | None]) -> PackedSequence:
+    """Join at least one sample, and the tiles of each, (n, 3, M, M) float32 or None."""
     if any(sample.front for sample in samples) and len(samples) > 1:
-        raise ValueError(
-            "a model with pictures in front of the row takes one document a row; turn packing off"
-        )
-    ids: list[int] = []
-    labels: list[int] = []
-    positions: list[int] = []
-    documents: list[int] = []
-    for number, sample in enumerate(samples, 1):
-        ids += sample.input_ids
-        labels += [IGNORE_INDEX, *sample.labels[1:]]  # a first token has nothing in front that could tell it
-        positions += range(sample.tokens)
-        documents += [number] * sample.tokens
-    if samples[0].front:  # there, the position in front of the first id is a picture's
-        labels = list(samples[0].labels)
-    pictures = [ByteTiles.of(picture) for picture in tiles if picture is not None]
-    return PackedRow(
-        np.array(ids),
+        raise ValueError("a model with images in front takes one sample per sequence; turn packing off")
+    # Nothing before a first token could predict it, except an image in front of it.
+    first = [] if samples[0].front else [IGNORE_INDEX]
+    labels = [label for sample in samples for label in (*first, *sample.labels[len(first) :])]
+    images = [ByteTiles.of(image) for image in tiles if image is not None]
+    return PackedSequence(
+        np.array([token for sample in samples for token in sample.input_ids]),
         np.array(labels),
-        np.array(positions),
-        np.array(documents),
-        ByteTiles.cat(pictures) if pictures else None,
+        np.concatenate([np.arange(sample.tokens) for sample in samples]),
+        np.repeat(np.arange(1, len(samples) + 1), [sample.tokens for sample in samples]),
+        ByteTiles.cat(images) if images else None,
         tuple(sample.sample_id for sample in samples),
-        sum(len(sample.pictures) for sample in samples),
+        sum(len(sample.images) for sample in samples),
     )
 
 
 class Batch(dict):
-    """A batch's tensors, by name, and `sample_ids`: for each row, the ids of its documents in order.
+    """A batch's tensors by name, and `sample_ids`: for each sequence, the ids of its samples in order.
 
-    input_ids, labels (B, T); position_ids, documents (B, F + T); pixel_values where any row shows a picture:
-    `ByteTiles`, of which `to` makes tiles (N, 3, M, M) float32 on the device. `pictures` is how many these
-    were cut from, `fill` the share of positions that is not padding.
+    input_ids, labels (B, T); position_ids, segment_ids (B, F + T); pixel_values if there is an image:
+    `ByteTiles`, which `to` turns into tiles (N, 3, M, M) float32 on the device.
     """
 
     sample_ids: list[tuple[SampleId, ...]]
-    pictures: int = 0
+    images: int = 0  # number of images that the tiles were cut from
 
     def to(self, device, non_blocking: bool = False) -> Batch:
         moved = Batch({name: value.to(device, non_blocking=non_blocking) for name, value in self.items()})
-        moved.sample_ids, moved.pictures = self.sample_ids, self.pictures
+        moved.sample_ids, moved.images = self.sample_ids, self.images
         return moved
 
-    def pin_memory(self) -> Batch:
-        pinned = Batch({name: value.pin_memory() for name, value in self.items()})
-        pinned.sample_ids, pinned.pictures = self.sample_ids, self.pictures
-        return pinned
-
     @property
-    def fill(self) -> float:
-        return (self["documents"] != PADDING).double().mean().item()
+    def packing_efficiency(self) -> float:
+        """The share of positions that are not padding."""
+        return (self["segment_ids"] != PADDING).double().mean().item()
 
     @property
     def num_labels(self) -> int:
-        """Labelled tokens, each of which is predicted from the position in front of it."""
+        """Number of labelled tokens, each of which is predicted from the position before it."""
         return int((self["labels"] != IGNORE_INDEX).sum())
 
 
-def collate(rows: Sequence[PackedRow | None], pad_token_id: int, length: int | None = None) -> Batch:
-    """Pad rows on the right, and put their tiles behind each other in the order of the rows.
+def collate(rows: Sequence[PackedSequence | None], pad_token_id: int, length: int | None = None) -> Batch:
+    """Pad sequences on the right, and join their tiles in order.
 
     Args:
-        rows: None is a row of nothing but padding, for a lane that has come to its end.
-        length: what to pad to; the longest row's by default.
+        rows: None is a sequence of nothing but padding, from a shard that has ended.
+        length: what to pad to; by default the longest sequence's length.
     """
     real = [row for row in rows if row is not None]
-    front = max((len(row.documents) - len(row.input_ids) for row in real), default=0)
+    front = max((len(row.segment_ids) - len(row.input_ids) for row in real), default=0)
     if length is None:
-        length = max((len(row.documents) for row in real), default=front + 1)
+        length = max((len(row.segment_ids) for row in real), default=front + 1)
     batch = Batch(
         input_ids=torch.full((len(rows), length - front), pad_token_id, dtype=torch.int64),
         labels=torch.full((len(rows), length - front), IGNORE_INDEX, dtype=torch.int64),
         position_ids=torch.zeros(len(rows), length, dtype=torch.int64),
-        documents=torch.full((len(rows), length), PADDING, dtype=torch.int64),
+        segment_ids=torch.full((len(rows), length), PADDING, dtype=torch.int64),
     )
     for i, row in enumerate(rows):
         if row is not None:
             for name, padded in batch.items():
                 value = getattr(row, name)
                 padded[i, : len(value)] = torch.from_numpy(value)
-    pictures = [row.pixel_values for row in real if row.pixel_values is not None]
-    if pictures:
-        batch["pixel_values"] = ByteTiles.cat(pictures)
+    images = [row.pixel_values for row in real if row.pixel_values is not None]
+    if images:
+        batch["pixel_values"] = ByteTiles.cat(images)
     batch.sample_ids = [() if row is None else row.sample_ids for row in rows]
-    batch.pictures = sum(row.pictures for row in real)
+    batch.images = sum(row.images for row in real)
     return batch
+
+
+# ------------------------------------------------------------------------------------------------- masks
+def segment_mask(segment_ids: Tensor) -> Tensor | BlockMask | None:
+    """What `LanguageModel.forward` takes as its attention mask: flex_attention's on CUDA, else SDPA's. None
+    if plain causal attention would show every segment the same."""
+    if segment_ids.is_cuda:  # there, finding out whether it is causal would make the GPU wait
+        return block_mask(segment_ids)
+    real = segment_ids >= 0
+    one_segment = ((segment_ids == 1) | ~real).all()
+    is_causal = one_segment and (real[:, :-1] >= real[:, 1:]).all()  # padding only at its end
+    return None if is_causal else dense_mask(segment_ids)
+
+
+def dense_mask(segment_ids: Tensor) -> Tensor:
+    """(B, T) segment ids -> (B, T, T) bool, True where a query (dim 1) sees a key (dim 2)."""
+    length = segment_ids.shape[1]
+    query, key = segment_ids[:, :, None], segment_ids[:, None, :]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segment_ids.device).tril()
+    itself = torch.eye(length, dtype=torch.bool, device=segment_ids.device)
+    return causal & (key >= 0) & ((query == key) | (key == 0)) | itself
+
+
+def block_mask(segment_ids: Tensor) -> BlockMask:
+    """The same as `dense_mask`, in blocks: those that no query sees into are skipped."""
+
+    def sees(batch, head, query, key):
+        segment = segment_ids[batch, key]
+        same = (segment_ids[batch, query] == segment) | (segment == 0)
+        return ((query >= key) & (segment >= 0) & same) | (query == key)
+
+    rows, length = segment_ids.shape
+    return create_block_mask(sees, rows, None, length, length, device=segment_ids.device)

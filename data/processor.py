@@ -1,4 +1,4 @@
-"""Pictures and messages → what `model.generate(**inputs)` and training take; token ids → text.
+"""Images and messages → what `model.generate(**inputs)` and training take; token ids → text.
 
     processor = Processor.from_pretrained("path/to/checkpoint", config=model.config)
     inputs = processor.ask("photo.jpg", "How many boats are there?")
@@ -16,6 +16,7 @@ files name; a nanoVLM checkpoint whose tokenizer is another repository names non
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,35 +24,58 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from data.chat import ChatEncoder, Message, check_text, read_conversation
-from data.cutting import check_sizes, cut
+from data.chat import SMOLVLM_CHAT_TEMPLATE, ChatEncoder, Message, check_text, read_conversation
 from data.errors import ImageError, ProcessorError, PromptError, one_line
-from data.idefics_processing import (
-    SMOLVLM_CHAT_TEMPLATE,
-    IdeficsPictures,
-    new_idefics,
-    open_idefics,
+from data.images import (
+    ImageLimits,
+    ImageRules,
+    TiledImage,
+    check_sizes,
+    describe,
+    load_image,
+    tile_image,
 )
-from data.images import ImageLimits, describe, load_image
-from data.inputs import EncodedConversation, ModelInputs, TiledPicture, collate
-from data.nanovlm_processing import (
-    CHATML_TEMPLATE,
-    V01_TEMPLATE,
-    NanoVLMPictures,
-    is_nanovlm,
-    open_nanovlm,
-    read_config,
-)
-from data.tokenizer import AnyTokenizer
-from data.tokenizer_limits import no_panic
+from data.nanovlm import open_nanovlm
+from data.smolvlm import IdeficsImages, new_idefics, open_idefics
+from data.tokenizer import AnyTokenizer, FolderTokenizer, folder_of, no_panic, read_object
 from models.config import VLMConfig
 
 if TYPE_CHECKING:
-    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+    from transformers import Idefics3Processor
 
 Conversation = Sequence[Mapping[str, Any]]
 
 _TURN_ENDS = ("<end_of_utterance>", "<|im_end|>")
+
+
+class ModelInputs(dict):
+    """Tensors for the model, by argument name; `image_tokens[i]` positions of row i are images."""
+
+    image_tokens: list[int]
+
+    def to(self, *args, **kwargs) -> ModelInputs:
+        """The same on another device; as `Tensor.to`, but a dtype reaches only the pixels."""
+        device = self["input_ids"].to(*args, **kwargs).device
+        moved = ModelInputs(
+            (name, value.to(*args, **kwargs) if value.is_floating_point() else value.to(device))
+            for name, value in self.items()
+        )
+        moved.image_tokens = self.image_tokens
+        return moved
+
+
+@dataclass(frozen=True)
+class EncodedConversation:
+    """One conversation, unpadded.
+
+    `tiles` is (n, 3, M, M) or None; `assistant_mask` marks what the assistant says, end of turn included;
+    `image_tokens` counts the positions that images take, in the ids or in front of them.
+    """
+
+    input_ids: list[int]
+    assistant_mask: list[bool]
+    tiles: Tensor | None
+    image_tokens: int
 
 
 class Processor:
@@ -59,30 +83,28 @@ class Processor:
 
     def __init__(
         self,
-        pictures: IdeficsPictures | NanoVLMPictures,
+        images: ImageRules,
         tokenizer: AnyTokenizer,
         chat_template: str,
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
     ):
-        check_sizes(pictures)
-        self.pictures = pictures
+        check_sizes(images)
+        self.images = images
         self.tokenizer = tokenizer
         self.limits = limits
         self.stop_token_ids = _stop_token_ids(tokenizer)
-        self.image_token_id = (
-            None if pictures.image_token is None else tokenizer.convert_tokens_to_ids(pictures.image_token)
-        )
+        placeholder = images.image_token
+        self.image_token_id = None if placeholder is None else tokenizer.convert_tokens_to_ids(placeholder)
         if config is not None:
             _check_fit(self, config)
         self.chat = ChatEncoder(
             tokenizer,
             chat_template,
-            image_token=pictures.image_token,
+            image_token=images.image_token,
             stop_token_ids=self.stop_token_ids,
-            string_content=pictures.string_content,
-            add_special_tokens=pictures.add_special_tokens,
-            harmless_template=chat_template in (SMOLVLM_CHAT_TEMPLATE, CHATML_TEMPLATE, V01_TEMPLATE),
+            string_content=images.string_content,
+            add_special_tokens=images.add_special_tokens,
         )
 
     @classmethod
@@ -93,68 +115,54 @@ class Processor:
         limits: ImageLimits = ImageLimits(),  # noqa: B008
         revision: str | None = None,
     ) -> Processor:
-        """The processor of a checkpoint, by the name that `VisionLanguageModel.from_pretrained` takes.
+        """The processor of a checkpoint: a folder, or a repository on the Hub at a `revision`.
 
-        Args:
-            source: a folder with config.json (nanoVLM), or tokenizer and processor files; or a repository on
-                the Hub.
-            config: the model's; where given, tile size, tokens per tile and placeholder id must fit it.
-            revision: branch, tag or commit of the repository.
-
-        Raises:
-            ProcessorError: there is no such checkpoint; files are missing or broken, or do not fit the model.
+        With the model's `config`, tile size, tokens per tile and placeholder id must fit it. A ProcessorError
+        says what is missing or broken.
         """
-        folder = _folder_of(source, revision)
+        folder = folder_of(source, revision)
         try:
             with no_panic():
-                described = read_config(folder)
-                if is_nanovlm(described):
-                    pictures, tokenizer, template = open_nanovlm(folder, described)
-                else:
-                    _check_files(folder)
-                    pictures, tokenizer, template = open_idefics(folder)
+                described = read_object(folder / "config.json")
+                opened = open_nanovlm(folder, described) if is_nanovlm(described) else open_idefics(folder)
+                images, tokenizer, template = opened
                 if not template:
-                    raise ProcessorError(
-                        f"{folder}: expected a chat template (chat_template.jinja), found none"
-                    )
-                return cls(pictures, tokenizer, template, config, limits)
+                    raise PromptError("expected a chat template (chat_template.jinja), found none")
+                return cls(images, tokenizer, template, config, limits)
         except ProcessorError:
             raise
         except PromptError as error:
             raise ProcessorError(f"{folder}: {error}") from error
         except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
-            raise ProcessorError(
-                f"{folder}: its tokenizer or processor cannot be opened "
-                f"({type(error).__name__}: {one_line(error, 300)})"
-            ) from error
+            said = f"{type(error).__name__}: {one_line(error, 300)}"
+            raise ProcessorError(f"{folder}: its processor cannot be opened ({said})") from error
 
     @cached_property
     def hf_processor(self) -> Idefics3Processor | None:
         """transformers' processor, for saving, made when first asked for; None for nanoVLM checkpoints."""
-        if not isinstance(self.pictures, IdeficsPictures):
+        if not isinstance(self.images, IdeficsImages):
             return None
-        from data.processor_conversion import transformers_form  # takes seconds to import
+        from transformers import Idefics3ImageProcessorPil, Idefics3Processor  # takes seconds
 
-        return transformers_form(self.pictures, self.tokenizer, self.chat.chat_template)
+        tokenizer = self.tokenizer
+        return Idefics3Processor(
+            Idefics3ImageProcessorPil(**self.images.settings),
+            tokenizer.transformers_tokenizer if isinstance(tokenizer, FolderTokenizer) else tokenizer,
+            image_seq_len=self.images.tokens_per_tile,
+            chat_template=self.chat.chat_template,
+        )
 
     # --------------------------------------------------------------------------------------------- in
     def ask(self, images: Any, question: str, system: str | None = None, **options) -> ModelInputs:
-        """Inputs for one question about one picture, a list of them, or none (None or []).
-
-        Raises:
-            PromptError: the question is empty.
-            ImageError: see `load_image`.
-        """
+        """Inputs for one question about one image, a list of them, or none (None or [])."""
         return self.prepare(self.conversation(images, question, system), **options)
 
     def conversation(self, images: Any, question: str, system: str | None = None) -> list[dict[str, Any]]:
         """The messages of `ask`."""
         if not check_text(question, "question").strip():
             raise PromptError(f"question: expected some text, got {question!r}")
-        if images is None:
-            images = []
-        elif not isinstance(images, list | tuple):
-            images = [images]
+        if not isinstance(images, list | tuple):
+            images = [] if images is None else [images]
         content = [{"type": "image", "image": image} for image in images]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
         if system:
@@ -168,90 +176,59 @@ class Processor:
         padding_side: str = "left",
         return_assistant_mask: bool = False,
     ) -> ModelInputs:
-        """Model inputs for one conversation, or a batch of several with any number of pictures each.
+        """Model inputs for one conversation, or a batch of several with any number of images each.
 
-        Returns:
-            input_ids and attention_mask (B, T); with pictures, pixel_values: (B, n, 3, M, M), zero-padded,
-            with pixel_attention_mask (B, n, M, M), or for nanoVLM (N, 3, M, M) alone; on request
-            assistant_mask (B, T) bool.
-
-        Raises:
-            PromptError, ImageError: naming the conversation and message, or the picture.
+        They are input_ids and attention_mask (B, T); with images, pixel_values (B, n, 3, M, M), zero-padded,
+        with pixel_attention_mask (B, n, M, M), or for nanoVLM (N, 3, M, M) alone; on request assistant_mask
+        (B, T) bool.
         """
-        if not isinstance(conversations, Sequence):
-            raise PromptError(
-                f"expected conversations as lists of messages, got {type(conversations).__name__}"
-            )
-        if conversations and isinstance(conversations[0], Mapping):
-            conversations = [conversations]
-        if not conversations:
-            raise PromptError("expected at least one conversation, got none")
-        several = len(conversations) > 1
-        rows = [
-            self.encode_conversation(
-                conversation, add_generation_prompt, f"conversation {i}" if several else "conversation"
-            )
-            for i, conversation in enumerate(conversations)
-        ]
+        if not isinstance(conversations, Sequence) or not conversations:
+            got = "none" if isinstance(conversations, Sequence) else type(conversations).__name__
+            raise PromptError(f"expected conversations as lists of messages, got {got}")
+        if isinstance(conversations[0], Mapping):
+            rows = [self.encode_conversation(conversations, add_generation_prompt)]  # type: ignore[arg-type]
+        else:
+            rows = [
+                self.encode_conversation(one, add_generation_prompt, f"conversation {i}")  # type: ignore
+                for i, one in enumerate(conversations)
+            ]
         return self.collate(rows, padding_side, return_assistant_mask)
 
     def encode_conversation(
-        self, conversation: Conversation, add_generation_prompt: bool = False, where: str = "conversation"
+        self, conversation: Conversation, add_generation_prompt: bool = False, label: str = "conversation"
     ) -> EncodedConversation:
-        """One conversation's ids, assistant mask and tiles, with its placeholders counted.
-
-        Raises:
-            PromptError, ImageError: see `prepare`.
-        """
-        messages = read_conversation(conversation, where)
+        """One conversation's ids, assistant mask and tiles. `label` names it in error messages."""
+        messages = read_conversation(conversation, label)
         if add_generation_prompt:
-            _check_question(messages, where)
-        messages = self.pictures.arrange(messages, where)
+            _check_question(messages, label)
+        messages = self.images.normalise_messages(messages, label)
         sources = [value for message in messages for kind, value in message.parts if kind == "image"]
-        names = [_name(source) for source in sources]
-        cut = self._tile_all(sources, where)
-        prompts = [self.pictures.prompt(one.rows, one.columns, i, len(cut)) for i, one in enumerate(cut)]
+        images, count, most = list[TiledImage](), 0, self.limits.max_tiles
+        for source in sources:  # together at most as many tiles as one image may have
+            images.append(self.tile(source))
+            count += len(images[-1].tiles)
+            if count > most:
+                raise ImageError(
+                    f"{label}: expected images of at most {most} tiles in all, got more in the first "
+                    f"{len(images)} of {len(sources)}; leave some out or raise ImageLimits.max_tiles"
+                )
+        prompts = [self.images.prompt(one.rows, one.columns, i, len(images)) for i, one in enumerate(images)]
         if self.image_token_id is None:  # the features stand in front; the template has no place for them
             prompts = []
-        encoded = self.chat.encode(messages, prompts, add_generation_prompt, where)
-        tiles = torch.cat([one.tiles for one in cut]) if cut else None
-        image_tokens = self._count(encoded.input_ids, tiles, names, where)
+        encoded = self.chat.encode(messages, prompts, add_generation_prompt, label)
+        image_tokens = count * self.images.tokens_per_tile
+        placeholder = self.image_token_id
+        if placeholder is not None and (got := encoded.input_ids.count(placeholder)) != image_tokens:
+            raise PromptError(f"{label}: expected {image_tokens} placeholders for its images, got {got}")
+        tiles = torch.cat([one.tiles for one in images]) if images else None
         return EncodedConversation(encoded.input_ids, encoded.assistant_mask, tiles, image_tokens)
 
-    def tile(self, source: Any) -> TiledPicture:
-        """A picture (anything `load_image` takes) loaded, resized and cut, for several questions about it.
-
-        Raises:
-            ImageError: see `load_image`; too many tiles.
-            ProcessorError: the checkpoint's settings make no tiles of it.
-        """
-        if isinstance(source, TiledPicture):
+    def tile(self, source: Any) -> TiledImage:
+        """An image (anything `load_image` takes) loaded, resized and cut, for several questions about it."""
+        if isinstance(source, TiledImage):
             return source
-        return cut(self.pictures, load_image(source, self.limits), describe(source), self.limits.max_tiles)
-
-    def _tile_all(self, sources: Sequence[Any], where: str) -> list[TiledPicture]:
-        """`tile` of each; together they may have as many tiles as one picture may."""
-        made, tiles = [], 0
-        for number, source in enumerate(sources, 1):
-            made.append(self.tile(source))
-            tiles += len(made[-1].tiles)
-            if tiles > self.limits.max_tiles:
-                raise ImageError(
-                    f"{where}: expected pictures of at most {self.limits.max_tiles} tiles in all, got more "
-                    f"in the first {number} of {len(sources)}; leave some out or raise ImageLimits.max_tiles"
-                )
-        return made
-
-    def _count(self, input_ids: list[int], tiles: Tensor | None, names: list[str], where: str) -> int:
-        count = 0 if tiles is None else len(tiles)
-        expected = count * self.pictures.tokens_per_tile
-        got = expected if self.image_token_id is None else input_ids.count(self.image_token_id)
-        if got != expected:
-            raise PromptError(
-                f"{where}: {got} image placeholders for {count} tiles of {', '.join(names) or 'no picture'}; "
-                f"expected {expected}, {self.pictures.tokens_per_tile} a tile"
-            )
-        return expected
+        image = load_image(source, self.limits)
+        return tile_image(self.images, image, describe(source), self.limits.max_tiles)
 
     def collate(
         self,
@@ -260,17 +237,47 @@ class Processor:
         return_assistant_mask: bool = False,
     ) -> ModelInputs:
         """Pad encoded conversations to one length; see `prepare`."""
-        return collate(rows, self.pad_token_id, padding_side, return_assistant_mask, self.pictures.flat)
+        if padding_side not in ("left", "right"):
+            raise ValueError(f"padding_side: expected left or right, got {padding_side!r}")
+        longest = max(len(row.input_ids) for row in rows)
+        inputs = ModelInputs(
+            input_ids=torch.full((len(rows), longest), self.pad_token_id, dtype=torch.int64),
+            attention_mask=torch.zeros(len(rows), longest, dtype=torch.int64),
+        )
+        if return_assistant_mask:
+            inputs["assistant_mask"] = torch.zeros(len(rows), longest, dtype=torch.bool)
+        for i, row in enumerate(rows):
+            length = len(row.input_ids)
+            place = slice(longest - length, None) if padding_side == "left" else slice(0, length)
+            inputs["input_ids"][i, place] = torch.tensor(row.input_ids)
+            inputs["attention_mask"][i, place] = 1
+            if return_assistant_mask:
+                inputs["assistant_mask"][i, place] = torch.tensor(row.assistant_mask)
+        tiles = [row.tiles for row in rows]
+        real = [tile for tile in tiles if tile is not None]
+        if real and self.images.flat:
+            inputs["pixel_values"] = torch.cat(real)  # (N, 3, M, M)
+        elif real:
+            most = max(map(len, real))
+            # (B, n, 3, M, M), and a mask (B, n, M, M); a row with fewer tiles ends in zeros.
+            pixels = inputs["pixel_values"] = real[0].new_zeros(len(rows), most, *real[0].shape[1:])
+            mask = torch.zeros(len(rows), most, *real[0].shape[2:], dtype=torch.int64)
+            for i, own in enumerate(tiles):
+                if own is not None:
+                    pixels[i, : len(own)], mask[i, : len(own)] = own, 1
+            inputs["pixel_attention_mask"] = mask
+        inputs.image_tokens = [row.image_tokens for row in rows]
+        return inputs
 
     @property
     def pad_token_id(self) -> int:
         """What fills short rows; masked, so any id will do where the tokenizer names none."""
-        pad = self.tokenizer.pad_token_id
-        return pad if pad is not None else self.stop_token_ids[0] if self.stop_token_ids else 0
+        ids = (self.tokenizer.pad_token_id, *self.stop_token_ids, 0)
+        return next(token_id for token_id in ids if token_id is not None)
 
     # -------------------------------------------------------------------------------------------- out
     def decode(self, ids: Tensor | Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of one row of ids (T,): what `generation.streaming.TextStream` gives in pieces."""
+        """Text of one row of ids (T,): what `inference.answer.TextStream` gives in pieces."""
         return self.tokenizer.decode(
             ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
@@ -279,71 +286,34 @@ class Processor:
 def make_processor(
     tokenizer: AnyTokenizer,
     *,
-    image_size: int,
-    image_seq_len: int,
-    longest_edge: int | None = None,
-    split: bool = False,
     chat_template: str = SMOLVLM_CHAT_TEMPLATE,
     config: VLMConfig | None = None,
+    **images: Any,
 ) -> Processor:
     """A processor for a new model, in transformers' Idefics3 form (`.hf_processor`).
 
-    Args:
-        tokenizer: with SmolVLM's special tokens, such as `data.tokenizer.build_tokenizer` gives.
-        image_size: side of a tile in pixels, the vision model's.
-        image_seq_len: language-model positions a tile takes, `VLMConfig.tokens_per_tile`.
-        longest_edge: what a picture is resized to before it is split, or, unsplit, squashed into a tile; one
-            tile by default, four with `split`.
-
-    Raises:
-        PromptError: the tokenizer lacks one of the special tokens.
+    The tokenizer has SmolVLM's special tokens, such as `data.tokenizer.build_tokenizer` gives; `images` are
+    the arguments of `data.smolvlm.new_idefics`.
     """
-    pictures = new_idefics(
-        tokenizer,
-        image_size=image_size,
-        image_seq_len=image_seq_len,
-        longest_edge=longest_edge,
-        split=split,
-    )
-    return Processor(pictures, tokenizer, chat_template, config)
+    return Processor(new_idefics(tokenizer, **images), tokenizer, chat_template, config)
 
 
-def _folder_of(source: str | Path, revision: str | None) -> Path:
-    if revision is None and Path(source).is_dir():
-        return Path(source)
-    from models.checkpoints.errors import CheckpointError  # and with it the Hub's client, for names only
-    from models.checkpoints.locate import snapshot
-
-    try:
-        return snapshot(source, revision)
-    except CheckpointError as error:
-        raise ProcessorError(error) from error
+def is_nanovlm(config: Mapping[str, Any]) -> bool:
+    """The rule of `models.checkpoints.nanovlm.recognises`, which this package may not import."""
+    return "model_type" not in config and "vit_hidden_dim" in config and "lm_hidden_dim" in config
 
 
-def _name(source: Any) -> str:
-    return source.name if isinstance(source, TiledPicture) else describe(source)
-
-
-def _check_question(messages: list[Message], where: str) -> None:
+def _check_question(messages: list[Message], label: str) -> None:
     last = next((message for message in reversed(messages) if message.role == "user"), None)
     if last is None or not last.text.strip():
-        got = "no user message" if last is None else repr(last.text)
-        raise PromptError(f"{where}: expected a question, got {got}")
-
-
-def _check_files(folder: Path) -> None:
-    if not any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json")):
-        raise ProcessorError(
-            f"{folder}: expected processor_config.json or preprocessor_config.json, found neither: "
-            "the folder holds a model without the means to read pictures and text"
-        )
+        raise PromptError(f"{label}: expected a question, got {last and last.text!r}")
 
 
 def _check_fit(processor: Processor, config: VLMConfig) -> None:
-    pictures = processor.pictures
+    images = processor.images
     for what, got, expected in (
-        ("image tokens per tile", pictures.tokens_per_tile, config.tokens_per_tile),
-        ("pixels per tile side", pictures.tile_size, config.vision.image_size),
+        ("image tokens per tile", images.tokens_per_tile, config.tokens_per_tile),
+        ("pixels per tile side", images.tile_size, config.vision.image_size),
         ("image token id", processor.image_token_id, config.image_token_id),
     ):
         if got != expected and not (what == "image token id" and config.image_placement == "prefix"):

@@ -1,10 +1,10 @@
 """A nanoVLM checkpoint's processor in transformers' Idefics3 form, and the other way round.
 
-    hf_processor = as_idefics(folder)           # tokenizer, pictures and chat template of a nanoVLM folder
+    hf_processor = as_idefics(folder)           # tokenizer, images and chat template of a nanoVLM folder
     tokenizer, fields = as_nanovlm(folder)      # and nanoVLM's config.json fields about them
 
 Token ids stay what they are. What stands in front of a question does not: Idefics3's processor names the
-tiles first and the whole picture last, nanoVLM the other way round and with no `<fake_token_around_image>`.
+tiles first and the whole image last, nanoVLM the other way round and with no `<fake_token_around_image>`.
 The two also resample differently. So a converted model sees prompts that it was not trained with.
 """
 
@@ -23,15 +23,16 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-from data.errors import ProcessorError, PromptError, one_line
-from data.idefics_processing import END, FAKE, GLOBAL, IMAGE, IdeficsPictures, open_idefics
-from data.nanovlm_processing import NanoVLMPictures, open_nanovlm, read_config
-from data.tokenizer import AnyTokenizer, FolderTokenizer
+from data.errors import ProcessorError
+from data.nanovlm import NanoVLMImages
+from data.processor import Processor
+from data.smolvlm import END, FAKE, GLOBAL, IMAGE, IdeficsImages
+from data.tokenizer import AnyTokenizer
 
 _TILE_NAME = re.compile(r"<row_(\d+)_col_(\d+)>")
 
 # Messages with parts -> messages with text, for a template that takes a message's content as one string. As
-# in nanoVLM's training, all pictures stand in front of the first thing a user says, numbered if several.
+# in nanoVLM's training, all images stand in front of the first thing a user says, numbered if several.
 _PARTS_TO_TEXT = (
     "{%- set ns = namespace(shown=[], prefix='', count=0, seen=0) -%}"
     "{%- for message in messages -%}{%- if message['content'] is not string -%}"
@@ -51,7 +52,7 @@ _PARTS_TO_TEXT = (
 _IN_FIRST_MESSAGE = "{%- set text.all = ns.prefix + text.all -%}"
 _IN_FRONT_OF_ALL = "{{- ns.prefix -}}"  # v0.1, whose features stand in front of everything
 
-# The other way: nanoVLM's content is text, with its pictures written out already.
+# The other way: nanoVLM's content is text, with its images written out already.
 _TEXT_TO_PARTS = (
     "{%- set ns = namespace(shown=[]) -%}{%- for message in messages -%}"
     "{%- set ns.shown = ns.shown + [{'role': message['role'],"
@@ -60,76 +61,47 @@ _TEXT_TO_PARTS = (
 )
 
 
-def transformers_form(
-    pictures: IdeficsPictures, tokenizer: AnyTokenizer, chat_template: str | None
-) -> Idefics3Processor:
-    """transformers' own processor of the same settings, tokenizer and template."""
-    if isinstance(tokenizer, FolderTokenizer):
-        tokenizer = tokenizer.transformers_tokenizer
-    return Idefics3Processor(
-        Idefics3ImageProcessorPil(**pictures.settings),
-        tokenizer,
-        image_seq_len=pictures.tokens_per_tile,
-        chat_template=chat_template,
-    )
-
-
 def as_idefics(folder: str | Path) -> Idefics3Processor:
     """transformers' processor for a nanoVLM checkpoint of any generation.
 
-    The picture tokens take Idefics3's names and keep their ids. Names that nanoVLM has no token for
+    The image tokens take Idefics3's names and keep their ids. Names that nanoVLM has no token for
     (`<fake_token_around_image>`, `<end_of_utterance>`, in v0.1 all of them) go to tokens of tiles beyond the
-    largest grid, which nothing was trained with, or where there are none to new ids behind the tokenizer's.
-
-    Raises:
-        ProcessorError: the tokenizer, which is another repository's, cannot be had or read.
+    largest grid, which nothing was trained with, or where there are none to new ids after the tokenizer's.
     """
-    folder = Path(folder)
-    described = read_config(folder)
-    try:
-        pictures, tokenizer, template = open_nanovlm(folder, described)
-    except PromptError as error:
-        raise ProcessorError(f"{folder}: {error}") from error
-    except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
-        raise ProcessorError(
-            f"{folder}: its tokenizer {described.get('lm_tokenizer')!r} cannot be opened "
-            f"({type(error).__name__}: {one_line(error, 200)})"
-        ) from error
-    names = {
-        theirs: ours
-        for theirs, ours in ((pictures.image_token, IMAGE), (pictures.global_token, GLOBAL))
-        if theirs is not None
-    }
-    spare = _unused_tile_names(pictures, tokenizer)
+    opened = Processor.from_pretrained(folder)
+    images, tokenizer, template = opened.images, opened.tokenizer, opened.chat.chat_template
+    assert isinstance(images, NanoVLMImages), "the caller has looked at config.json"
+    renamed = ((images.image_token, IMAGE), (images.global_token, GLOBAL))
+    names = {theirs: ours for theirs, ours in renamed if theirs is not None}
+    spare: list[str] = []  # names of tiles that no image has
+    if images.max_side is not None:
+        grid = math.ceil(images.max_side / images.tile_size)
+        tiles = filter(None, map(_TILE_NAME.fullmatch, sorted(tokenizer.get_added_vocab())))
+        spare = [name[0] for name in tiles if max(int(name[1]), int(name[2])) > grid]
     for name in (FAKE, END, GLOBAL):
         if name not in names.values() and name not in tokenizer.get_vocab() and spare:
             names[spare.pop()] = name
     tokenizer = _renamed(tokenizer, names)
     absent = [name for name in (IMAGE, FAKE, GLOBAL, END) if name not in tokenizer.get_vocab()]
     tokenizer.add_special_tokens({"additional_special_tokens": absent}, False)
-    place = _IN_FRONT_OF_ALL if pictures.prefix else _IN_FIRST_MESSAGE
+    place = _IN_FRONT_OF_ALL if images.prefix else _IN_FIRST_MESSAGE
     return Idefics3Processor(
-        _image_processor(pictures),
+        # Idefics3's cutting with nanoVLM's sizes. Normalised to -1 … 1, by a mean and deviation of 0.5: the
+        # converted model's first convolution is made for that (`models.checkpoints.convert`), since an
+        # all-black tile must not become all zeros, which transformers takes for padding.
+        Idefics3ImageProcessorPil(
+            size={"longest_edge": images.longest_side},
+            resample=int(Resampling.BILINEAR if images.max_side is None else Resampling.BICUBIC),
+            do_image_splitting=images.max_side is not None,
+            max_image_size={"longest_edge": images.tile_size},
+        ),
         tokenizer,
-        image_seq_len=pictures.tokens_per_tile,
+        image_seq_len=images.tokens_per_tile,
         chat_template=_PARTS_TO_TEXT.replace("PLACE", place) + template,
     )
 
 
-def _unused_tile_names(pictures: NanoVLMPictures, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Names of tiles that no picture has, the last ones last."""
-    if pictures.max_side is None:
-        return []
-    grid = math.ceil(pictures.max_side / pictures.tile_size)
-    found = []
-    for name in sorted(tokenizer.get_added_vocab()):
-        match = _TILE_NAME.fullmatch(name)
-        if match and max(int(match[1]), int(match[2])) > grid:
-            found.append(name)
-    return found
-
-
-def _renamed(tokenizer: PreTrainedTokenizerBase, names: Mapping[str, str]) -> PreTrainedTokenizerFast:
+def _renamed(tokenizer: AnyTokenizer, names: Mapping[str, str]) -> PreTrainedTokenizerFast:
     """The same tokenizer with some special tokens called otherwise, under the same ids."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in backend["added_tokens"]:
@@ -156,48 +128,18 @@ def _renamed(tokenizer: PreTrainedTokenizerBase, names: Mapping[str, str]) -> Pr
     )
 
 
-def _image_processor(pictures: NanoVLMPictures) -> Idefics3ImageProcessorPil:
-    """Idefics3's cutting with nanoVLM's sizes. Normalised to -1 … 1: the converted model's first convolution
-    is made for that (`models.checkpoints.rewrite`), since an all-black tile must not become all zeros, which
-    transformers takes for padding."""
-    split = pictures.max_side is not None
-    resample = Resampling.BICUBIC if split else Resampling.BILINEAR
-    return Idefics3ImageProcessorPil(
-        do_convert_rgb=True,
-        do_resize=True,
-        size={"longest_edge": pictures.max_side or pictures.tile_size},
-        resample=int(resample),
-        do_image_splitting=split,
-        max_image_size={"longest_edge": pictures.tile_size},
-        do_rescale=True,
-        do_normalize=True,
-        image_mean=[0.5, 0.5, 0.5],
-        image_std=[0.5, 0.5, 0.5],
-        do_pad=True,
-    )
-
-
 def as_nanovlm(folder: str | Path) -> tuple[PreTrainedTokenizerBase, dict[str, Any]]:
-    """The tokenizer of an Idefics3 / SmolVLM checkpoint, and nanoVLM's config fields about it and pictures.
+    """The tokenizer of an Idefics3 / SmolVLM checkpoint, and nanoVLM's config fields about it and images.
 
-    `lm_base_vocab_size` is the picture token's id: nanoVLM's extra tokens follow its base vocabulary, and
-    here they lie inside.
-
-    Raises:
-        ProcessorError: there is none, or it lacks what nanoVLM names tiles by.
+    `lm_base_vocab_size` is the image token's id: nanoVLM's extra tokens follow its base vocabulary, and
+    here they lie inside. A ProcessorError says that the tokenizer lacks what nanoVLM names tiles by.
     """
-    folder = Path(folder)
-    try:
-        pictures, tokenizer, template = open_idefics(folder)
-        tokenizer = transformers_form(pictures, tokenizer, template).tokenizer
-    except Exception as error:  # transformers and tokenizers raise anything, even bare Exception
-        raise ProcessorError(
-            f"{folder}: nanoVLM's config names tokens, and the tokenizer or processor here cannot be opened "
-            f"({type(error).__name__}: {one_line(error, 200)})"
-        ) from error
-    vocab, grid = tokenizer.get_vocab(), 1
-    if pictures.splits:
-        grid = math.ceil(pictures.longest_side / pictures.tile_size)
+    opened = Processor.from_pretrained(folder)
+    images, template = opened.images, opened.chat.chat_template
+    assert isinstance(images, IdeficsImages) and opened.hf_processor, "the caller has looked at config.json"
+    tokenizer = opened.hf_processor.tokenizer
+    vocab = tokenizer.get_vocab()
+    grid = math.ceil(images.longest_side / images.tile_size) if images.splits else 1
     tiles = {f"r{r}c{c}": f"<row_{r}_col_{c}>" for r in range(1, grid + 1) for c in range(1, grid + 1)}
     absent = [name for name in tiles.values() if name not in vocab]
     if absent and grid > 1:
@@ -205,17 +147,14 @@ def as_nanovlm(folder: str | Path) -> tuple[PreTrainedTokenizerBase, dict[str, A
             f"{folder}: nanoVLM names tiles by tokens, expected {grid} x {grid} of <row_r_col_c> in the "
             f"tokenizer, {absent[0]} is absent"
         )
-    extra = {"image_token": IMAGE}
-    if GLOBAL in vocab:
-        extra["global_image_token"] = GLOBAL
-    if not absent:
-        extra |= tiles
+    extra = {"image_token": IMAGE} | ({"global_image_token": GLOBAL} if GLOBAL in vocab else {})
+    extra |= {} if absent else tiles
     return tokenizer, {
         "lm_tokenizer": "tokenizer",
-        "lm_chat_template": _TEXT_TO_PARTS + template if template else None,
+        "lm_chat_template": _TEXT_TO_PARTS + template,
         "lm_base_vocab_size": vocab[IMAGE],
         "extra_token_amount": len(extra),
         "vlm_extra_tokens": extra,
-        "max_img_size": grid * pictures.tile_size,
+        "max_img_size": grid * images.tile_size,
         "resize_to_max_side_len": True,
     }

@@ -1,378 +1,490 @@
-"""Where rows come from: the Hub, `save_to_disk` folders, Parquet, JSON lines, image folders; nothing decoded.
+"""Datasets as a recipe names them: opened, their columns understood, mixed by weight. No image is decoded.
 
-The `datasets` library opens everything but JSON lines: it would guess types there, and turn an answer that
-looks like a date into one. Pictures stay as the bytes or paths they are, for `load_image` to open.
+    mixture = open_datasets([
+        {"path": "HuggingFaceM4/the_cauldron", "subset": "ai2d", "weight": 2},
+        {"path": "my/rows.jsonl", "columns": {"question": "query"}},
+    ])
+
+The `datasets` library opens the Hub, `save_to_disk` folders, Parquet, CSV, WebDataset and image folders. JSON
+lines are read here: the library turns answers that look like dates into dates, cannot open a file with one
+broken line, and first writes a copy of everything. Images stay bytes or paths, for `load_image` to open.
 """
 
 from __future__ import annotations
 
 import glob
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, get_type_hints, runtime_checkable
 
-import datasets
 import numpy as np
-from datasets.features import Image, LargeList, List
-from pyarrow.parquet import read_metadata
 
 from data.errors import DatasetError, one_line
 from data.files import check_rows_path
-from data.lines import TOO_LONG, is_too_long, line_at, lines_of, parse_line
-from data.order import Rows
-from data.splits import METADATA, TRAIN, check_only_train, chosen, files_by_split, name_of
+from data.row_schemas import RowSchema, find_images, find_schema, no_images
 
-_SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
-_MAX_LIST = 512 * 2**20  # bytes of a file that is one list of rows, which is read as a whole
-_LOOKED_AT = 100  # rows that all are taken to be like: whose keys are the columns, say
+TRAIN = "train"
+_METADATA = "metadata.jsonl"  # of an image folder; no other file beside it counts
+_SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")  # in a `save_to_disk` folder
+_BUILDERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}  # by the files' ending
+_SPLITS = {TRAIN: TRAIN, "training": TRAIN}  # words in names, as the `datasets` library knows them
+_SPLITS |= dict.fromkeys(("validation", "valid", "dev", "val"), "validation")
+_SPLITS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
+_LOOKED_AT = 100  # rows that show what all rows are like
 
 
-class JsonLines:
-    """The objects of JSON-lines files, each read when it is asked for.
+def _library():
+    import datasets  # takes two seconds, and JSON lines do without it
 
-    A line that is too long or no JSON comes as a string that says so, to be counted with the other bad rows.
+    return datasets
+
+
+@contextmanager
+def reading(failed: str) -> Iterator[None]:
+    """Files, networks and libraries may raise anything: all of it becomes a DatasetError."""
+    try:
+        yield
+    except DatasetError:
+        raise
+    except Exception as error:
+        raise DatasetError(f"{failed} ({type(error).__name__}: {one_line(error, 300)})") from error
+
+
+# ---------------------------------------------------------------------------------------- kinds of rows
+@runtime_checkable
+class Stream(Protocol):
+    """Rows that can only be read one after another, in `num_files` files."""
+
+    num_files: int
+
+    def open(self, file: int, start: int) -> Iterator[Any]:
+        """The rows of a file from number `start` on."""
+
+
+class JsonLines(Sequence):
+    """The objects of JSON-lines files, each read when it is indexed; `lines` (n, 2) int64 are the file and
+    the byte at which each begins.
+
+    A line that is not JSON is a string that says so; the loader counts it with the other bad rows.
     """
 
-    def __init__(self, paths: Sequence[Path]):
-        self.paths = list(paths)
-        self._places: list[np.ndarray] = []  # of each file, the first byte of every line that is not blank
-        for path in self.paths:
-            with path.open("rb") as file:
-                starts = [place for place, line in lines_of(file) if line.strip()]
-            self._places.append(np.array(starts, dtype=np.int64))
-        self._ends = np.cumsum([len(starts) for starts in self._places])
+    def __init__(self, paths: Sequence[Path], lines: np.ndarray | None = None):
+        self.paths = paths
+        if lines is None:
+            starts = [(file, at) for file, path in enumerate(paths) for at in _line_starts(path)]
+            lines = np.array(starts, np.int64).reshape(-1, 2)
+        self.lines = lines
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return len(self.lines)
 
-    def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        which = int(np.searchsorted(self._ends, index, side="right"))
-        within = index - (int(self._ends[which - 1]) if which else 0)
-        with self.paths[which].open("rb") as file:
-            return _parsed(line_at(file, int(self._places[which][within])), self.paths[which])
-
-
-class Selected:
-    """Rows `start` to `end` of others."""
-
-    def __init__(self, rows: Rows, start: int, end: int):
-        self.rows, self.start, self.length = rows, start, max(0, end - start)
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < self.length:
-            raise IndexError(index)
-        return self.rows[self.start + index]
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return JsonLines(self.paths, self.lines[index])
+        number, start = self.lines[index].tolist()
+        with self.paths[number].open("rb") as file:
+            file.seek(start)
+            return _parsed(file.readline(), self.paths[number])
 
 
 class JsonLinesStream:
-    """The same files, read from their beginning on with nothing looked up first."""
+    """JSON-lines files read from front to back, without looking up their lines first."""
 
     def __init__(self, paths: Sequence[Path]):
-        self.paths = list(paths)
-        self.num_files = len(self.paths)
+        self.paths, self.num_files = paths, len(paths)
 
     def open(self, file: int, start: int) -> Iterator[Any]:
-        path = self.paths[file]
-        with path.open("rb") as lines:
-            for line in islice((line for _, line in lines_of(lines) if line.strip()), start, None):
-                yield _parsed(line, path)
+        with self.paths[file].open("rb") as lines:
+            for line in islice(filter(bytes.strip, lines), start, None):
+                yield _parsed(line, self.paths[file])
 
 
-class HubStream:
-    """A streaming dataset of the `datasets` library, file by file."""
-
-    def __init__(self, dataset: datasets.IterableDataset):
-        self.dataset = dataset
-        self.num_files = dataset.num_shards
-
-    def open(self, file: int, start: int) -> Iterator[Any]:
-        one = (
-            self.dataset.shard(num_shards=self.num_files, index=file) if self.num_files > 1 else self.dataset
-        )
-        return iter(one.skip(start) if start else one)
+def _line_starts(path: Path) -> Iterator[int]:
+    """Where the lines of a file begin, blank ones left out."""
+    offset = 0
+    with path.open("rb") as file:
+        for line in file:
+            if line.strip():
+                yield offset
+            offset += len(line)
 
 
 def _parsed(line: bytes, path: Path) -> Any:
-    if is_too_long(line):
-        return f"{path.name}: a line {TOO_LONG}"
     try:
-        return parse_line(line)
-    except ValueError as error:
-        return f"{path.name}: a line that is no JSON ({error})"
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return f"{path.name}: a line that is not JSON ({error})"
 
 
-# ------------------------------------------------------------------------------------------------- opening
-def open_rows(path: str, subset: str | None, split: str, streaming: bool, revision: str | None = None):
-    """The rows behind a path, or behind a repository's name on the Hub.
+class LibraryStream:
+    """A streaming dataset of the `datasets` library, file by file."""
 
-    Args:
-        path: a `save_to_disk` folder, an image folder, a folder of Parquet or JSON-lines files, one such file
-            or a pattern like "rows/*.parquet", or a Hub id.
-        subset: which of a Hub dataset's configurations.
-        split: as in `datasets`, with slices such as "train[:90%]" where not streaming; see `data.splits` for
-            which of a folder's files it is. Files that are named one by one are all train. "" is all JSON
-            lines of one folder, and train of several folders or other files.
+    def __init__(self, dataset: Any):
+        self.dataset, self.num_files = dataset, dataset.num_shards
+        self.column_names: list[str] | None = dataset.column_names
 
-    Returns:
-        (rows, folder): a sequence or a `Stream`, and the folder that relative picture paths start from, None
-        for what is on the Hub.
-
-    Raises:
-        DatasetError: nothing there, no such split, or not readable.
-    """
-    local = Path(path).expanduser()
-    if local.is_dir():
-        return _open_folder(local, subset, split, streaming)
-    files = [local] if local.is_file() else sorted(map(Path, glob.glob(str(local), recursive=True)))
-    if files:
-        return _open_files(files, path, split, streaming), _common_folder(files, path)
-    check_rows_path(path)
-    return _load(path, path, subset, split, streaming, revision=revision), None
+    def open(self, file: int, start: int) -> Iterator[Any]:
+        several = self.num_files > 1
+        one = self.dataset.shard(num_shards=self.num_files, index=file) if several else self.dataset
+        return iter(one.skip(start) if start else one)
 
 
-def count_rows(path: str, subset: str | None, split: str) -> int | None:
-    """Rows of a dataset that lies here, Parquet's from its footers alone; None for what is on the Hub.
-
-    Raises:
-        DatasetError: as `open_rows`.
-    """
-    local = Path(path).expanduser()
-    if not local.exists() and not glob.glob(str(local), recursive=True):
-        return None
-    if (files := _parquet_files(local, subset, name_of(split) or TRAIN)) is not None:
-        try:
-            rows = sum(read_metadata(file).num_rows for file in files)
-        except Exception as error:  # damaged files end in many kinds
-            raise DatasetError(f"{path}: cannot be read ({one_line(error, 300)})") from error
-        start, end = _slice(split, rows, path) if "[" in split else (0, rows)
-        return end - start
-    return len(open_rows(path, subset, split, streaming=False)[0])
-
-
-def _parquet_files(local: Path, subset: str | None, split: str) -> list[str] | None:
-    """Those that a split of a folder, file or pattern consists of; None where it has other files."""
-    if not local.is_dir():
-        files = [str(local)] if local.exists() else sorted(glob.glob(str(local), recursive=True))
-        return files if split == TRAIN and {Path(file).suffix for file in files} == {".parquet"} else None
-    if any((local / name).is_file() for name in _SAVED) or not any(local.rglob("*.parquet")):
-        return None
-    try:
-        builder = datasets.load_dataset_builder(str(local), subset)
-        _check_data_files(builder, str(local))
-    except Exception:  # `open_rows` says what is wrong
-        return None
-    found = builder.config.data_files or {}
-    return [str(file) for file in found[split]] if builder.name == "parquet" and split in found else None
-
-
-def columns_of(rows: Any, where: str) -> list[str]:
-    """Names of the columns; [] where there is no row.
-
-    Raises:
-        DatasetError: the first lines of JSON lines are all no JSON, or too long.
-    """
-    if isinstance(rows, datasets.Dataset):
-        return list(rows.column_names)
-    if isinstance(rows, HubStream) and rows.dataset.column_names:
-        return list(rows.dataset.column_names)
-    names: dict[str, None] = {}
-    unread = None
-    for row in first_rows(rows):
-        names |= dict.fromkeys(row if isinstance(row, Mapping) else ())
-        unread = unread or (row if isinstance(row, str) else None)
-    if unread and not names:
-        raise DatasetError(f"{where}: no row can be read: {unread}")
-    return list(names)
-
-
-def first_rows(rows: Any) -> Iterator[Any]:
-    """Some rows to learn from what all are like."""
-    if hasattr(rows, "open"):
+def first_rows(rows: Sequence[Any] | Stream) -> Iterator[Any]:
+    """Some rows that show what all are like."""
+    if isinstance(rows, Stream):
         all_files = (row for file in range(rows.num_files) for row in rows.open(file, 0))
         return islice(all_files, _LOOKED_AT)
     return (rows[i] for i in range(min(len(rows), _LOOKED_AT)))
 
 
-def is_empty(rows: Any) -> bool:
-    if not hasattr(rows, "open"):
-        return len(rows) == 0
-    return all(next(iter(rows.open(file, 0)), None) is None for file in range(rows.num_files))
+def columns_of(rows: Sequence[Any] | Stream, name: str) -> list[str]:
+    """Names of the columns; [] if there is no row."""
+    if known := getattr(rows, "column_names", None):
+        return list(known)
+    first = list(first_rows(rows))
+    columns = {column: None for row in first if isinstance(row, Mapping) for column in row}
+    if first and not columns and isinstance(first[0], str):
+        raise DatasetError(f"{name}: no row can be read: {first[0]}")
+    return list(columns)
 
 
-def _open_folder(folder: Path, subset: str | None, split: str, streaming: bool):
-    """(rows, the folder that relative picture paths start from)."""
-    if any((folder / name).is_file() for name in _SAVED):
-        return _from_disk(folder, split or TRAIN, streaming), folder
-    try:
-        by_split = files_by_split(folder, name_of(split))
-    except OSError as error:
-        raise DatasetError(f"{folder}: cannot be read ({one_line(error, 300)})") from error
-    is_image_folder = any(file.name == METADATA for files in by_split.values() for file in files)
-    if not by_split or (not is_image_folder and any(folder.rglob("*.parquet"))):
-        return _load(str(folder), str(folder), subset, split or TRAIN, streaming), folder
-    files = chosen(by_split, name_of(split), str(folder))
-    return _json_lines(files, str(folder), split, streaming), _start_of_paths(files, folder)
+# ------------------------------------------------------------------------------------------ opening rows
+def open_rows(
+    path: str, subset: str | None, split: str, streaming: bool, revision: str | None = None
+) -> tuple[Any, Path | None]:
+    """Open a local path or a dataset on the Hub.
+
+    Args:
+        path: a folder (of `save_to_disk`, images with metadata.jsonl, JSON lines, or anything else that the
+            `datasets` library knows), a file, a pattern like "rows/*.parquet", or a Hub id.
+        subset: a Hub dataset's configuration.
+        split: as in `datasets`, with slices such as "train[:90%]" unless streaming. Files that are named
+            themselves are all train. "" is all JSON lines of a folder; if they lie in several folders, and
+            for anything else, it is train.
+
+    Returns:
+        (rows, folder): a sequence or a `Stream`, and the folder that relative image paths start from, None
+        for a dataset on the Hub.
+    """
+    local = Path(os.path.expanduser(path))
+    if _is_saved(local):
+        rows = _open_saved(path, _name_of(split) or TRAIN)
+        if "[" in split:
+            rows = rows.select(range(len(rows))[_part(split, len(rows), path)])
+        return LibraryStream(rows.to_iterable_dataset()) if streaming else rows, local
+    if local.is_dir():
+        by_split = _json_lines_by_split(local)
+        files = sorted(file for of_split in by_split.values() for file in of_split)
+        is_image_folder = any(file.name == _METADATA for file in files)
+        if not files or (not is_image_folder and any(local.rglob("*.parquet"))):
+            return _load(str(local), path, subset, split, streaming), local
+        if split or len({file.parent for file in files}) > 1:
+            wanted = _name_of(split) or TRAIN
+            if not (files := by_split.get(_SPLITS.get(wanted, wanted), [])):
+                raise _no_split(path, wanted, by_split)
+    elif not (files := _local_files(path)):
+        check_rows_path(path)
+        return _load(path, path, subset, split, streaming, revision=revision), None
+    elif _name_of(split) not in ("", TRAIN) and files[0].suffix not in _BUILDERS:
+        raise _no_split(path, _name_of(split), [f"{TRAIN}, as all files that are named themselves"])
+    folder, is_parquet = files[0].parent, files[0].suffix == ".parquet"
+    if any(file.parent != folder for file in files) and not is_parquet:
+        raise DatasetError(f"{path}: expected files of one folder; name each folder as a dataset of its own")
+    return _open_files(files, path, split, streaming), folder
 
 
-def _from_disk(folder: Path, split: str, streaming: bool):
-    name, _, slice_ = split.partition("[")
-    try:
-        rows = datasets.load_from_disk(str(folder))
-    except Exception as error:  # damaged Arrow files end in many kinds
-        raise DatasetError(f"{folder}: cannot be read ({one_line(error, 300)})") from error
-    if isinstance(rows, datasets.DatasetDict):
-        if name not in rows:
-            raise DatasetError(f"{folder}: no split {name!r}; it has {', '.join(rows)}")
-        rows = rows[name]
-    if slice_:
-        rows = rows.select(range(*_slice(split, len(rows), str(folder))))
-    rows = _undecoded(rows)
-    return HubStream(rows.to_iterable_dataset()) if streaming else rows
-
-
-def _open_files(files: list[Path], path: str, split: str, streaming: bool):
-    kinds = {file.suffix for file in files}
-    if kinds <= {".jsonl", ".json"}:
-        check_only_train(split, path)
-        if kinds == {".json"} and len(files) == 1 and _is_list(files[0]):
-            return _json_list(files[0], path, split)
-        return _json_lines(files, path, split, streaming)
-    if kinds == {".parquet"}:
-        return _load(
-            "parquet", path, None, split or TRAIN, streaming, data_files=[str(file) for file in files]
-        )
-    raise DatasetError(
-        f"{path}: expected Parquet or JSON-lines files, got {', '.join(sorted(kinds)) or 'no ending'}"
-    )
-
-
-def _is_list(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2**16).lstrip()[:1] == b"["
-
-
-def _json_list(file: Path, path: str, split: str):
-    """A file that is one list of rows."""
-    if (size := file.stat().st_size) > _MAX_LIST:
-        raise DatasetError(
-            f"{path}: expected a list of rows of at most {_MAX_LIST >> 20} MiB, got {size >> 20}; write JSON "
-            "lines, a row in each"
-        )
-    try:
-        rows = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{path}: cannot be read, it is no JSON ({error})") from error
-    return rows[slice(*_slice(split, len(rows), path))] if "[" in split else rows
-
-
-def _json_lines(files: list[Path], path: str, split: str, streaming: bool):
-    if streaming and "[" in split:
-        raise DatasetError(f"{path}: split {split!r}: a stream has no known length; leave the slice out")
-    if streaming:
-        return JsonLinesStream(files)
-    rows = JsonLines(files)
-    return Selected(rows, *_slice(split, len(rows), path)) if "[" in split else rows
-
-
-def _slice(split: str, rows: int, where: str) -> tuple[int, int]:
-    """First row and the one behind the last of a split such as "train[:90%]"."""
-    name = name_of(split)
-    try:
-        (part,) = datasets.ReadInstruction.from_spec(split).to_absolute({name: rows})
-    except (ValueError, AssertionError) as error:
-        raise DatasetError(f"{where}: split {split!r}: {one_line(error, 300)}") from error
-    start, end = part.from_ or 0, rows if part.to is None else part.to
-    return start, end
-
-
-def _load(builder: str, where: str, subset: str | None, split: str, streaming: bool, **options):
-    try:
-        if "data_files" not in options:
-            _check_data_files(datasets.load_dataset_builder(builder, subset, **options), where)
-        rows = datasets.load_dataset(builder, subset, split=split, streaming=streaming, **options)
-    except DatasetError:
-        raise
-    except Exception as error:  # the library, the network and the files raise anything
-        raise DatasetError(
-            f"{where}: cannot be opened ({type(error).__name__}: {one_line(error, 300)})"
-        ) from error
-    rows = _undecoded(rows)
-    return HubStream(rows) if streaming else rows
-
-
-def _check_data_files(builder: datasets.DatasetBuilder, where: str) -> None:
-    """Raises DatasetError where a dataset's README names files of this machine that are not its own."""
-    folder = os.path.abspath(Path(where).expanduser())
-    for files in (builder.config.data_files or {}).values():
-        for file in map(str, files):
-            place = file.split("::")[-1].removeprefix("file://")  # of the archive that a file lies in
-            if "://" in place or Path(os.path.abspath(place)).is_relative_to(folder):
-                continue
-            raise DatasetError(
-                f"{where}: its README names a data file outside of it, {place!r}: copy the file into its "
-                "folder, or name it as a dataset of its own"
+def count_rows(path: str, subset: str | None, split: str) -> int | None:
+    """Number of rows of a local dataset, read from the footers for Parquet; None for one on the Hub."""
+    local, files = Path(os.path.expanduser(path)), list(map(str, _local_files(path)))
+    if not files:
+        return None
+    if local.is_dir() and not _is_saved(local) and any(local.rglob("*.parquet")):
+        with reading(f"{path}: cannot be opened"):
+            files = list(
+                map(str, (_builder(path, subset).config.data_files or {}).get(_name_of(split), files))
             )
+    if not all(file.endswith(".parquet") for file in files):
+        return len(open_rows(path, subset, split, streaming=False)[0])
+    from pyarrow.parquet import read_metadata
+
+    with reading(f"{path}: cannot be opened"):
+        rows = sum(read_metadata(file).num_rows for file in files)
+    return len(range(rows)[_part(split, rows, path)])
 
 
-def _undecoded(rows):
-    """The same rows with pictures left as bytes or paths."""
-    for name, feature in (rows.features or {}).items():
-        plain = _without_decoding(feature)
-        if plain != feature:
-            rows = rows.cast_column(name, plain)
+def _local_files(path: str) -> list[Path]:
+    return sorted(map(Path, glob.glob(os.path.expanduser(path), recursive=True)))
+
+
+def _json_lines_by_split(folder: Path) -> dict[str, list[Path]]:
+    """Split -> JSON-lines files of a folder and of the folders in it.
+
+    rows/train/metadata.jsonl  rows/validation/metadata.jsonl      names of folders come first
+    rows/train.jsonl           rows/my-dev-1.jsonl                 then words in names of files
+    rows/a.jsonl               rows/b.jsonl                        all train, if nothing else is
+    """
+    files = sorted([*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")])
+    found: dict[str, dict[int, list[Path]]] = {}  # by split and by how plainly a name says so
+    for file in files:
+        if file.name != _METADATA and file.with_name(_METADATA) in files:
+            continue
+        inside = file.parent != folder
+        name = file.parent.name if inside else file.name
+        words = re.split(r"[-._ 0-9]+", name.lower())
+        known = next((_SPLITS[word] for word in words if word in _SPLITS), None)
+        doubt = (2 * (name.lower() not in _SPLITS)) if inside else 3 if known else 4
+        split = known or (name if inside else TRAIN)
+        found.setdefault(split, {}).setdefault(doubt, []).append(file)
+    if files == [folder / _METADATA]:
+        with os.scandir(folder) as entries:  # unlike Path.iterdir, no look at each of a million images
+            names = sorted(
+                entry.name for entry in entries if entry.is_dir() and entry.name.lower() in _SPLITS
+            )
+        if len(names) > 1:
+            raise DatasetError(
+                f"{folder}: {_METADATA} does not say which of its images are {' and which '.join(names)}; "
+                "put one such file into each of their folders"
+            )
+    return {split: by_doubt[min(by_doubt)] for split, by_doubt in found.items()}
+
+
+def _no_split(path: str, split: str, splits: Iterable[str]) -> DatasetError:
+    return DatasetError(f"{path}: no split {split!r}; it has {', '.join(splits)}")
+
+
+def _is_saved(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _SAVED)
+
+
+def _open_saved(path: str, split: str) -> Any:
+    with reading(f"{path}: cannot be opened"):
+        rows = _library().load_from_disk(os.path.expanduser(path))
+    if isinstance(rows, _library().DatasetDict):
+        if split not in rows:
+            raise _no_split(path, split, rows)
+        rows = rows[split]
+    _leave_undecoded(rows.info.features)
     return rows
 
 
-def _without_decoding(feature: Any) -> Any:
-    if isinstance(feature, Image):
-        return Image(decode=False)
-    if isinstance(feature, List):
-        return List(_without_decoding(feature.feature), length=feature.length)
-    if isinstance(feature, LargeList):
-        return LargeList(_without_decoding(feature.feature))
-    if isinstance(feature, dict):
-        return {name: _without_decoding(inner) for name, inner in feature.items()}
-    return feature
+def _open_files(files: list[Path], path: str, split: str, streaming: bool) -> Any:
+    endings = {file.suffix for file in files}
+    if not endings <= {".jsonl", ".json"}:
+        if len(endings) > 1 or not (builder := _BUILDERS.get(files[0].suffix)):
+            known, got = ", ".join([".jsonl", *_BUILDERS]), ", ".join(sorted(endings))
+            raise DatasetError(f"{path}: expected files that end in one of {known}, got {got}")
+        return _load(builder, path, None, split, streaming, data_files=[str(file) for file in files])
+    with reading(f"{path}: cannot be opened"):
+        rows: Any = _json_list(files[0]) if len(files) == 1 else None
+        if rows is None and streaming:
+            rows = JsonLinesStream(files)
+        elif rows is None:
+            rows = JsonLines(files)
+    if _name_of(split) == split:
+        return rows
+    if isinstance(rows, Stream):
+        raise DatasetError(f"{path}: split {split!r}: a stream has no known length; leave the slice out")
+    return rows[_part(split, len(rows), path)]
 
 
-def _start_of_paths(files: list[Path], folder: Path) -> Path:
-    """Where relative picture paths start: beside the files or, where a picture of the first rows lies only
-    there, in the folder that has the splits."""
-    inside = _common_folder(files, str(folder))
-    if inside == folder or files[0].name == METADATA:
-        return inside
-    for row in islice(JsonLinesStream(files).open(0, 0), _LOOKED_AT):
-        for path in _texts(row):
-            try:
-                if not (inside / path).is_file() and (folder / path).is_file():
-                    return folder
-            except (OSError, ValueError):  # no path
-                continue
-    return inside
+def _json_list(path: Path) -> list[Any] | None:
+    """The rows of a file that is one list, None if it is not."""
+    with path.open("rb") as file:
+        if path.suffix != ".json" or file.read(2**16).lstrip()[:1] != b"[":
+            return None
+        file.seek(0)
+        return json.load(file)
 
 
-def _texts(value: Any, depth: int = 3) -> Iterator[str]:
-    """Short texts in a row, which may be paths."""
-    if isinstance(value, str) and 0 < len(value) < 1_000:
-        yield value
-    elif isinstance(value, list | dict) and depth:
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _texts(one, depth - 1)
+def _load(builder: str, path: str, subset: str | None, split: str, streaming: bool, **options) -> Any:
+    """Open what the library knows: a builder by its name, a folder, or a dataset on the Hub."""
+    with reading(f"{path}: cannot be opened"):
+        if "data_files" not in options:
+            _builder(builder, subset, **options)
+        rows = _library().load_dataset(builder, subset, split=split or TRAIN, streaming=streaming, **options)
+        _leave_undecoded(rows.info.features)
+    return LibraryStream(rows) if streaming else rows
 
 
-def _common_folder(files: list[Path], path: str) -> Path:
-    folders = {file.parent for file in files}
-    if len(folders) > 1 and files[0].suffix != ".parquet":
-        raise DatasetError(
-            f"{path}: expected files of one folder, where picture paths start, got {len(folders)} folders; "
-            "list them as datasets of their own"
-        )
-    return files[0].parent
+def _builder(path: str, subset: str | None, **options) -> Any:
+    """The library's builder of a folder or of a dataset on the Hub. A downloaded folder's README may name any
+    file of this machine as the dataset's: that is refused."""
+    builder, folder = (
+        _library().load_dataset_builder(os.path.expanduser(path), subset, **options),
+        os.path.abspath(os.path.expanduser(path)),
+    )
+    for file in (str(file) for files in (builder.config.data_files or {}).values() for file in files):
+        local = file.split("::")[-1].removeprefix("file://")  # the archive that a file lies in
+        if "://" not in local and not Path(os.path.abspath(local)).is_relative_to(folder):
+            raise DatasetError(f"{path}: its README names a data file outside of it, {local!r}")
+    return builder
+
+
+def _leave_undecoded(feature: Any) -> None:
+    """Have the library give images as bytes or paths."""
+    if isinstance(feature, _library().Image):
+        feature.decode = False
+    elif isinstance(feature, _library().List | _library().LargeList):
+        _leave_undecoded(feature.feature)
+    for inner in feature.values() if isinstance(feature, dict) else ():
+        _leave_undecoded(inner)
+
+
+def _name_of(split: str) -> str:
+    """The name in a split such as "train[:90%]"."""
+    return split.partition("[")[0]
+
+
+def _part(split: str, rows: int, path: str) -> slice:
+    """The rows of a split such as "train[:90%]"."""
+    if (name := _name_of(split)) == split:
+        return slice(None)
+    try:
+        (part,) = _library().ReadInstruction.from_spec(split).to_absolute({name: rows})
+    except (ValueError, AssertionError) as error:
+        raise DatasetError(f"{path}: split {split!r}: {one_line(error, 300)}") from error
+    return slice(part.from_ or 0, rows if part.to is None else part.to)
+
+
+# ---------------------------------------------------------------------------------------------- mixtures
+@dataclass(frozen=True)
+class DatasetConfig:
+    """One dataset of a recipe.
+
+    Args:
+        path: Hub id, folder, file or pattern; see `open_rows`.
+        name: what sample ids and messages call it; path and subset by default.
+        subset: a Hub dataset's configuration.
+        split: as in `datasets`.
+        weight: its share of the rows that are read, relative to the other datasets'. By default its number of
+            rows, so that every row is read equally often.
+        streaming: read it from front to back, without downloading it first.
+        columns: our column names -> the dataset's, e.g. {"question": "query"}.
+        min_ratings: rating column -> the lowest rating that is trained on.
+        allow_urls: rows may name images by URL, which are fetched during training.
+        allow_outside: rows may name images outside of the dataset's folder.
+        allow_text_only: the first rows need not have an image.
+        revision: branch, tag or commit on the Hub.
+    """
+
+    path: str
+    name: str = ""
+    subset: str | None = None
+    split: str = TRAIN
+    weight: float | int | None = None
+    streaming: bool = False
+    columns: Mapping = field(default_factory=dict)
+    min_ratings: Mapping = field(default_factory=dict)
+    allow_urls: bool = False
+    allow_outside: bool = False
+    allow_text_only: bool = False
+    revision: str | None = None
+
+    def __post_init__(self):
+        for key, kind in get_type_hints(type(self)).items():
+            if not isinstance(value := getattr(self, key), kind):
+                raise DatasetError(f"dataset: {key}: got {value!r}, which is of another kind than it takes")
+        if not self.path:
+            raise DatasetError("dataset: expected a path or Hub id, got none")
+        if self.weight is not None and not 0 < self.weight < math.inf:
+            raise DatasetError(f"dataset: weight: expected a positive number, got {self.weight}")
+        if not self.name:
+            object.__setattr__(self, "name", f"{self.path}/{self.subset}" if self.subset else self.path)
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> DatasetConfig:
+        """A recipe's entry."""
+        known = [item.name for item in fields(cls)]
+        if "path" not in entry or (wrong := sorted(set(entry) - set(known))):
+            problem = f"unknown key {', '.join(wrong)}" if "path" in entry else "no path"
+            raise DatasetError(f"dataset: {problem}; its keys are {', '.join(known)}")
+        return cls(**entry)
+
+
+@dataclass(frozen=True)
+class Source:
+    """An open dataset; `rows` is a sequence or a `Stream`."""
+
+    name: str
+    rows: Any
+    schema: RowSchema
+    weight: float
+
+    @property
+    def num_rows(self) -> int | None:
+        """None for a stream."""
+        return None if isinstance(self.rows, Stream) else len(self.rows)
+
+
+class Mixture:
+    """Open datasets and the share of each; `shares` add up to one."""
+
+    def __init__(self, sources: Sequence[Source]):
+        if not sources:
+            raise DatasetError("datasets: expected at least one, got none")
+        names = [source.name for source in sources]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise DatasetError(f"datasets: {', '.join(twice)} is named twice; give each its own name")
+        self.sources = tuple(sources)
+        total = sum(source.weight for source in sources)
+        self.shares = [source.weight / total for source in sources]
+
+    @property
+    def num_rows(self) -> int | None:
+        """Of all datasets together; None if one of them is a stream."""
+        counts = [source.num_rows for source in self.sources]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+
+def open_datasets(entries: Sequence[DatasetConfig | Mapping[str, Any]]) -> Mixture:
+    """Open every dataset of a recipe and find out which columns hold what."""
+    configs = [e if isinstance(e, DatasetConfig) else DatasetConfig.from_dict(e) for e in entries]
+    sources = []
+    for config in configs:
+        rows, folder = open_rows(config.path, config.subset, config.split, config.streaming, config.revision)
+        if config.weight is None and isinstance(rows, Stream) and len(configs) > 1:
+            raise DatasetError(f"{config.name}: a stream among other datasets needs a weight")
+        sources.append(open_source(rows, config, folder))
+    mixture = Mixture(sources)
+    how = "columns: {image: COLUMN} in the dataset's entry, or allow_text_only: true for text alone"
+    found = [  # of all datasets, so that each is looked at
+        config.allow_text_only
+        or find_images(first_rows(source.rows), source.schema.images, source.schema, source.name, how)
+        for config, source in zip(configs, sources, strict=True)
+    ]
+    if not any(found):
+        raise no_images(sources[0].name, columns_of(sources[0].rows, sources[0].name), how)
+    return mixture
+
+
+def open_source(rows: Any, config: DatasetConfig, folder: Path | None = None) -> Source:
+    """A source of rows that are already open: a list of dicts, or any other sequence or `Stream`.
+
+    Args:
+        folder: where relative image paths start; None refuses paths.
+    """
+    if not any(True for _ in first_rows(rows)):
+        raise DatasetError(f"{config.name}: split {config.split!r} has no rows")
+    columns, renamed = columns_of(rows, config.name), dict(config.columns)
+    if "file_name" in columns and not {"image", "images"} & {*columns, *renamed}:
+        renamed["image"] = "file_name"  # an image folder's metadata
+    schema = RowSchema(
+        find_schema(columns, renamed, config.name),
+        columns=renamed,
+        min_ratings=dict(config.min_ratings),
+        folder=folder,
+        allow_urls=config.allow_urls,
+        allow_outside=config.allow_outside,
+    )
+    if absent := sorted(set(config.min_ratings) - set(columns)):
+        has = ", ".join(columns)
+        raise DatasetError(f"{config.name}: min_ratings: no column {', '.join(absent)}; it has {has}")
+    weight = config.weight or (1 if isinstance(rows, Stream) else len(rows))
+    return Source(config.name, rows, schema, float(weight))

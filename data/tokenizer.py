@@ -1,62 +1,291 @@
-"""A checkpoint's tokenizer opened without transformers, which takes seconds to import; and a new one.
+"""Tokenizers: a checkpoint's, opened without transformers, which takes seconds to import; and a new one.
 
     tokenizer = open_tokenizer(Path("checkpoints/ocelli-shapes"))
     tokenizer = build_tokenizer(["how many circles are there?", "two", ...], vocab_size=1024)
 
-A tokenizer.json says by itself how text is read. What transformers adds to it (tokens that only
-tokenizer_config.json or special_tokens_map.json name) is added here in the same order, so ids are the same.
-Folders of another make (no tokenizer.json, a class that builds its own rules, a key not known here) are
-transformers' to open.
+A tokenizer.json says by itself how text is read. Other folders are opened by transformers: those without one,
+with a class that builds its own rules or a key not known here, or with tokens that only another file names.
 
-In a new tokenizer any text can be typed: all 256 bytes are in the vocabulary. Digits stand alone, so counts
-are read digit by digit. The special tokens and their roles are SmolVLM's, so the saved folder opens as an
-Idefics3 processor.
+Tokenizers are strangers: the file is a program. Normalizers rewrite the text one after another, patterns with
+backtracking split it. Twenty replacements of `e` by `ee` make a million characters of one; a pattern such as
+`(a+)+$` takes for ever. So `check_tokenizer` counts the parts, multiplies what they make of one character,
+takes only flat patterns, and says how long a text may be for the rest to stay small.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from data.errors import ProcessorError, one_line
-from data.file_limits import check_tokenizer_class, read_object, read_tokenizer
-from data.tokenizer_limits import no_panic
+from data.errors import ProcessorError, PromptError, one_line
+from models.checkpoints import hub
+from models.checkpoints.hub import (
+    MAX_CONFIG,
+    MAX_TOKENIZER,
+    CheckpointError,
+    check_size,
+    check_values,
+    snapshot,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-IMAGE_TOKEN = "<image>"
-FAKE_IMAGE_TOKEN = "<fake_token_around_image>"
-GLOBAL_IMAGE_TOKEN = "<global-img>"
-END_OF_UTTERANCE = "<end_of_utterance>"
+IMAGE = "<image>"
+FAKE = "<fake_token_around_image>"
+GLOBAL = "<global-img>"
+END = "<end_of_utterance>"
 MAX_GRID = 6  # <row_1_col_1> ... <row_6_col_6>: as many tiles a side as Idefics3 can name
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
-    END_OF_UTTERANCE,
-    FAKE_IMAGE_TOKEN,
-    IMAGE_TOKEN,
-    GLOBAL_IMAGE_TOKEN,
+    END,
+    FAKE,
+    IMAGE,
+    GLOBAL,
     *(f"<row_{r}_col_{c}>" for r in range(1, MAX_GRID + 1) for c in range(1, MAX_GRID + 1)),
 )
 
+
+# ------------------------------------------------------------------------------ files of a stranger's folder
+_CONFIGS = (
+    "config.json", "processor_config.json", "preprocessor_config.json", "chat_template.json",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+)  # fmt: skip
+_VOCABULARY = re.compile(
+    r".*\.(txt|bpe|codes|spm|tiktoken|model)|tokenizer\.model\..*|(tokenizer|tekken|.*vocab.*)\.json"
+)
+# Keys under which transformers finds the names of further files, which it then reads in place of these.
+_POINTERS = {"configuration_files", "fast_tokenizer_files"}
+MOST_LINES = 1_000_000  # of a vocabulary that is no JSON
+
+
+def folder_of(source: str | Path, revision: str | None = None) -> Path:
+    """A folder here, or one in the Hub client's cache with a repository's tokenizer and processor files."""
+    if revision is None and Path(source).is_dir():
+        return Path(source)
+    try:
+        return snapshot(source, revision)
+    except CheckpointError as error:
+        raise ProcessorError(error) from error
+
+
+def check_files(folder: Path) -> None:
+    """Refuse, before transformers and tokenizers open them, files of a processor that are too large, and JSON
+    that is no object, nested too deeply, ambiguous, or leads to files of other names. Raises PromptError."""
+    for path in filter(Path.is_file, sorted(folder.iterdir())):
+        if path.name in _CONFIGS:
+            if lead := read_object(path).keys() & _POINTERS:
+                raise PromptError(
+                    f"{path.name}: expected no {min(lead)}, which leads to files of other names"
+                )
+        elif _VOCABULARY.fullmatch(path.name):
+            with naming_file(path):
+                check_size(path, MAX_TOKENIZER)
+                check_values(raw := path.read_bytes())
+                if path.suffix != ".json":  # which may have a line for each value
+                    _check_most("lines", raw.count(b"\n"), MOST_LINES)
+
+
+def read_object(path: Path, most: int = MAX_CONFIG) -> dict[str, Any]:
+    """The JSON object in a file, {} where there is no file; PromptError as in `check_files`."""
+    with naming_file(path):
+        return hub.read_object(path, most) if path.is_file() else {}
+
+
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """What is wrong with a file, with its name."""
+    try:
+        yield
+    except ValueError as error:
+        raise PromptError(f"{path.name}: {error}") from None
+
+
+@contextmanager
+def no_panic() -> Iterator[None]:
+    """A panic of the tokenizers library, which is no Exception, as a ProcessorError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ProcessorError(f"the tokenizers library gave up ({one_line(error, 200)})") from None
+
+
+# --------------------------------------------------------------------------------- limits of a tokenizer.json
+# Of a published one the most are 7 normalizers, 7 pre-tokenizers, 4 decoders, and patterns of 500 characters;
+# the longest token has 128 characters, and 6,400 are added to a vocabulary.
+MOST_IDS = 4_194_304  # as many as a config may say there are
+MOST_PARTS, DEEPEST = 16, 4
+LONGEST_PATTERN, LONGEST_TOKEN = 2000, 1024
+MOST_ADDED, MOST_ADDED_CHARACTERS = 16_384, 1_000_000
+LONGEST_WORD = 1000  # of WordPiece, whose time grows with the square of it
+LONGEST_POST_PROCESSOR = 100_000  # characters
+MOST_GROWTH = 2000  # characters that one character may become
+MOST_CHARACTERS = 8_000_000  # of text after that: a few hundred megabytes
+MOST_SQUARED = 20_000  # characters for a pattern whose time grows with the square of them: two seconds
+# Characters that one becomes at most: U+FDFA has 18 in compatibility; a byte's letter; a mark before a word.
+_GROWTH = {
+    "NFKC": 18, "NFKD": 18, "BertNormalizer": 18, "NFD": 4, "NFC": 3, "Lowercase": 2,
+    "ByteLevel": 2, "Metaspace": 2,
+}  # fmt: skip
+
+
+def check_tokenizer(spec: Mapping[str, Any]) -> int:
+    """How many characters of text the tokenizer of a parsed tokenizer.json may be given.
+
+    Raises ValueError for one that nobody publishes, with what is wrong with it; for one that is no tokenizer
+    at all, whatever comes of it.
+    """
+    model = spec.get("model") or {}
+    longest_piece = _check_vocabulary(spec.get("added_tokens") or [], model)
+    growth, squared = {}, False
+    for section in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        parts = list(_parts(spec.get(section), section))
+        _check_most(f"{section}: parts", len(parts), MOST_PARTS)
+        growth[section] = math.prod(map(_growth, parts))
+        patterns = [(part.get("pattern") or {}).get("Regex") for part in parts]
+        squared |= any([_is_squared(pattern, section) for pattern in patterns if pattern])
+    affixes = [model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix")]
+    text = growth["normalizer"] * growth["pre_tokenizer"] * (1 + sum(map(len, affixes)))
+    _check_most("growth of a text", max(text, 10 * growth["decoder"]), MOST_GROWTH)
+    written = json.dumps(spec.get("post_processor"))
+    _check_most("post_processor: characters", len(written), LONGEST_POST_PROCESSOR)
+    _check_most("post_processor: texts", written.count('"Sequence":'), 3)  # one, and two of a pair
+    if model.get("type") == "Unigram":  # tries each piece at each place
+        text = max(text, longest_piece)
+    return int(min(MOST_CHARACTERS / text, MOST_SQUARED if squared else MOST_CHARACTERS))
+
+
+def _check_most(what: str, got: float, most: int) -> None:
+    if got > most:
+        raise ValueError(f"{what}: expected at most {most}, got {got}")
+
+
+def _check_vocabulary(added: list[dict], model: Mapping[str, Any]) -> int:
+    """The length of the longest token, in characters, at least 1."""
+    vocab = model.get("vocab") or {}
+    pieces = list(vocab) if isinstance(vocab, dict) else [piece for piece, _ in vocab]
+    contents = [token["content"] for token in added]
+    longest = max(map(len, (*pieces, *contents)), default=1)
+    _check_most("added_tokens", len(added), MOST_ADDED)
+    _check_most("added_tokens: characters", sum(map(len, contents)), MOST_ADDED_CHARACTERS)
+    _check_ids([*(vocab.values() if isinstance(vocab, dict) else ()), *(token["id"] for token in added)])
+    _check_most("characters of a token", longest, LONGEST_TOKEN)
+    _check_most("max_input_chars_per_word", model.get("max_input_chars_per_word", 0), LONGEST_WORD)
+    return max(longest, 1)
+
+
+def _check_ids(ids: Iterable[int]) -> None:
+    """The library counts up to the largest, and keeps each id that is missing."""
+    _check_most("ids", max(ids, default=0), MOST_IDS - 1)
+
+
+def _parts(value: Any, section: str, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """The parts of a section that do something, its sequences taken apart."""
+    if value is None:
+        return
+    _check_most(f"{section}: depth", depth, DEEPEST)
+    lists = ("normalizers", "pretokenizers", "processors", "decoders")
+    inner = [part for name in lists for part in value.get(name) or ()]
+    if not inner:
+        yield value
+    for part in inner[: MOST_PARTS + 1]:
+        yield from _parts(part, section, depth + 1)
+
+
+def _growth(part: Mapping[str, Any]) -> float:
+    """How many characters a part makes of one, at most."""
+    kind = part.get("type")
+    if kind == "Prepend":
+        return 1 + len(part["prepend"])
+    if kind == "Replace":  # a pattern, or no text, may match between any two characters
+        replaced = part["pattern"].get("String")
+        return max(1.0, len(part["content"]) / len(replaced)) if replaced else 1.0 + len(part["content"])
+    if kind == "Precompiled":  # SentencePiece's: its length, a table of that length, strings ended by NUL
+        raw = base64.b64decode(part["precompiled_charsmap"], validate=True)
+        strings = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
+        return max(len(one.decode("utf-8", "replace")) for one in strings) or 1
+    return _GROWTH.get(str(kind), 1)
+
+
+# A flat pattern: classes, letters, and groups of literal choices, each perhaps repeated; no repetition inside
+# a repetition, no reference to a group. Whatever the text, such a pattern ends soon, or in square time.
+_CLASS = r"\[(?:\\.|[^\[\]\\]|\[(?:\\.|[^\[\]\\])*\])+\]"
+_LETTER = rf"(?:{_CLASS}|\\[pP]\{{[^{{}}]*\}}|\\[^1-9kgGKRXC]|[^\\\[\](){{}}|*+?^$])"
+_ITEM = re.compile(
+    rf"(?P<look>\(\?[=!]{_LETTER}+\)|[\^$])"
+    rf"|(?:{_LETTER}|(?P<group>\((?:\?i?:)?(?:{_LETTER}|\|)*\)))"
+    r"(?P<repeat>[?*+]|\{(?P<least>\d{1,2})(?P<comma>,)?(?P<most>\d{1,2})?\})?"
+    r"|(?P<bar>\|)"
+)
+_KNOWN_PATTERN = r"(?=(\d{3})+(?!\d))"  # published, and not flat
+# White space is tried at every length, but then taken at once by what comes last.
+_WHITE_SPACE = (r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)")
+_MOST_CHOICES = 6  # of different lengths, side by side
+
+
+def _is_squared(pattern: str, section: str) -> bool:
+    """Whether the time of a pattern may grow with the square of the text; ValueError if with more."""
+    shown = f"{section}: the pattern {pattern[:60]!r}"
+    _check_most(f"{shown}: characters", len(pattern), LONGEST_PATTERN)
+    if pattern == _KNOWN_PATTERN:
+        return True
+    alternatives: list[list[re.Match]] = [[]]
+    place = 0
+    while place < len(pattern):
+        item = _ITEM.match(pattern, place)
+        if item is None or (item["group"] and item["repeat"] not in (None, "?")):
+            raise ValueError(f"{shown} is not known to end soon, at {pattern[place : place + 20]!r}")
+        if item["bar"]:
+            alternatives.append([])
+        else:
+            alternatives[-1].append(item)
+        place = item.end()
+    last = "".join(item[0] for item in alternatives[-1])
+    squared = False
+    for items in alternatives:
+        if last == r"\s+" and "".join(item[0] for item in items) in _WHITE_SPACE:
+            continue
+        tried, choices, may_fail = 0, 0, False
+        for item in reversed(items):
+            least, most = _lengths(item)
+            tried += may_fail and most > 3 and least != most
+            choices += least != most or "|" in (item["group"] or "")
+            may_fail = may_fail or least > 0 or bool(item["look"])
+        if tried > 1 or choices > _MOST_CHOICES:
+            raise ValueError(f"{shown} may be tried at too many lengths")
+        squared |= tried == 1
+    return squared
+
+
+def _lengths(item: re.Match) -> tuple[float, float]:
+    """How often a part of a pattern may stand there, at least and at most."""
+    if item["least"] is None:
+        return {"?": (0, 1), "*": (0, math.inf), "+": (1, math.inf)}.get(item["repeat"], (1, 1))
+    least = int(item["least"])
+    return least, least if item["comma"] is None else int(item["most"] or 99)
+
+
+# --------------------------------------------------------------------------------------- a folder's tokenizer
 # The roles that transformers knows; the order is that in which it adds tokens.
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# What a tokenizer_config.json may say without changing how text is read, where there is a tokenizer.json.
-_HARMLESS = {
-    "add_bos_token", "add_eos_token", "add_prefix_space", "added_tokens_decoder", "additional_special_tokens",
-    "backend", "chat_template", "clean_up_tokenization_spaces", "errors", "extra_special_tokens", "is_local",
-    "legacy", "local_files_only", "max_length", "model_input_names", "model_max_length",
-    "model_specific_special_tokens", "name_or_path", "pad_to_multiple_of", "pad_token_type_id",
-    "padding_side", "processor_class", "special_tokens_map_file", "stride", "tokenizer_class",
-    "tokenizer_file", "truncation_side", "truncation_strategy", "vocab_size",
+# What a tokenizer_config.json may say that changes how text is read where there is a tokenizer.json.
+_CHANGING = {
+    "auto_map", "fix_mistral_regex", "gguf_file", "merges", "post_processor", "split_special_tokens",
+    "tokenizer_object", "tokenizer_padding", "tokenizer_truncation", "vocab",
 }  # fmt: skip
 _PLAIN, _GPT2 = ("PreTrainedTokenizerFast", "TokenizersBackend"), ("GPT2Tokenizer", "GPT2TokenizerFast")
 _MODELS = (None, "idefics3", "smolvlm", "llama")  # for others transformers may know a better class
@@ -74,23 +303,17 @@ class FolderTokenizer:
         self.folder = folder.absolute()
         self.backend_tokenizer = backend
         self.special_tokens_map = special_tokens_map
-        self._added: list[tuple[dict[str, list[str]], bool]] = []
+        self._added: list[str] = []
 
     @cached_property
     def transformers_tokenizer(self) -> PreTrainedTokenizerBase:
-        """transformers' own, for saving and for whatever this class has not.
-
-        Raises:
-            ProcessorError: transformers cannot open the folder, which may have gone meanwhile.
-        """
+        """transformers' own, for saving and for whatever this class has not."""
         try:
             tokenizer = _of_transformers(self.folder)
-        except Exception as error:  # transformers raises anything
-            raise ProcessorError(
-                f"{self.folder}: transformers cannot open its tokenizer ({one_line(error, 200)})"
-            ) from error
-        for tokens, replace in self._added:
-            tokenizer.add_special_tokens(tokens, replace)
+        except Exception as error:  # whatever transformers raises; the folder may have gone meanwhile
+            said = f"transformers cannot open its tokenizer ({one_line(error, 200)})"
+            raise ProcessorError(f"{self.folder}: {said}") from error
+        tokenizer.add_special_tokens({"additional_special_tokens": self._added}, False)
         return tokenizer
 
     def __getattr__(self, name: str) -> Any:
@@ -127,30 +350,20 @@ class FolderTokenizer:
         return self.backend_tokenizer.token_to_id(unknown) if found is None and unknown else found
 
     def add_special_tokens(self, tokens: Mapping[str, Sequence[str]], replace: bool = True) -> int:
-        """`tokens["additional_special_tokens"]`, with new ids where absent. Returns how many were absent.
-
-        Args:
-            replace: the list of such tokens that transformers writes when it saves, rather than extend it.
-        """
-        added = {name: list(texts) for name, texts in tokens.items()}
-        self._added.append((added, replace))
-        if "transformers_tokenizer" in self.__dict__:
-            self.transformers_tokenizer.add_special_tokens(added, replace)
-        special = [
-            AddedToken(text, normalized=False, special=True) for text in added["additional_special_tokens"]
-        ]
-        return self.backend_tokenizer.add_special_tokens(special)
+        """`tokens["additional_special_tokens"]`, with new ids where absent. Returns how many were absent."""
+        added = list(tokens["additional_special_tokens"])
+        self._added += added
+        self.__dict__.pop("transformers_tokenizer", None)  # to be opened anew
+        return self.backend_tokenizer.add_special_tokens(
+            [AddedToken(text, normalized=False, special=True) for text in added]
+        )
 
     def decode(
-        self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
+        self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
     ) -> str:
         """Text of ids (T,), verbatim: spaces in front of punctuation stay."""
-        if clean_up_tokenization_spaces:
-            return self.transformers_tokenizer.decode(
-                ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=True
-            )
-        ids = ids.tolist() if hasattr(ids, "tolist") else ids
-        ids = [ids] if isinstance(ids, int) else list(ids)
+        assert not clean_up_tokenization_spaces, "which no caller wants"
+        ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         with no_panic():
             return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
@@ -159,156 +372,155 @@ AnyTokenizer: TypeAlias = "FolderTokenizer | PreTrainedTokenizerBase"
 
 
 def open_tokenizer(folder: Path) -> AnyTokenizer:
-    """The tokenizer of a folder whose files `data.file_limits.check_files` has passed.
-
-    Raises:
-        Anything that tokenizers and transformers raise; PromptError: see `read_tokenizer`.
-    """
-    config = read_object(folder / "tokenizer_config.json")
-    model = read_object(folder / "config.json")
+    """The tokenizer of a folder whose files `check_files` has passed; PromptError for one past the limits."""
+    config, model = read_object(folder / "tokenizer_config.json"), read_object(folder / "config.json")
+    spec = read_object(folder / "tokenizer.json", MAX_TOKENIZER)
+    with naming_file(folder / "tokenizer.json"):
+        check_tokenizer(spec)
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
-    smolvlm = model.get("model_type") == "smolvlm"  # of which transformers takes tokenizer.json as it is
-    plain = named in _PLAIN or (smolvlm and named in _GPT2)
-    known = all(key in _HARMLESS or key.endswith("_token") for key in config)
-    spec = read_tokenizer(folder / "tokenizer.json")
-    if not (plain or named in _GPT2) or not known or model.get("model_type") not in _MODELS or spec is None:
-        check_tokenizer_class(config, model)
+    kind = model.get("model_type")  # of smolvlm transformers takes tokenizer.json as it is
+    plain = named in _PLAIN or (named in _GPT2 and kind == "smolvlm")
+    defaults = {} if plain else dict.fromkeys(("unk_token", "bos_token", "eos_token"), SPECIAL_TOKENS[0])
+    known = spec and (plain or named in _GPT2) and kind in _MODELS and not _CHANGING & config.keys()
+    roles = _roles(folder, defaults | config, spec) if known else None
+    if roles is None:
         return _of_transformers(folder)
-    roles, extra = _special_tokens(folder, config)
-    decoder = _added_tokens(folder, config, spec, roles, extra)
-    known_tokens = {token.content: token for token in decoder.values()}
     if plain:
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     else:
-        backend = _gpt2(spec, bool(config.get("add_prefix_space", False)))
-        for role in ("unk_token", "bos_token", "eos_token"):
-            roles.setdefault(role, "<|endoftext|>")
+        backend = _gpt2(spec, bool(config.get("add_prefix_space", False)), set(roles.values()))
     if spec.get("padding"):
         roles.setdefault("pad_token", spec["padding"]["pad_token"])
-    # Named tokens that are added too keep the marks they have there (whether they swallow spaces, say).
-    roles = {role: known_tokens.get(str(token), token) for role, token in roles.items() if token is not None}
-    _add_absent(backend, decoder, roles, extra)
     if backend.post_processor is None:
         backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
     order = sorted(roles, key=lambda role: _ROLES.index(role) if role in _ROLES else len(_ROLES))
-    return FolderTokenizer(folder, backend, {role: str(roles[role]) for role in order})
+    return FolderTokenizer(folder, backend, {role: roles[role] for role in order})
 
 
 def _of_transformers(folder: Path) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
+    """What transformers makes of a folder. It calls `from_pretrained` of whatever class of its own has the
+    name that these files give: a processor's asks for its tokenizer, and so for ever."""
+    import transformers.models.auto.tokenization_auto
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-
-def _token(value: Any, **marks: bool) -> Any:
-    """A token as transformers writes it, alone or as an object."""
-    if isinstance(value, dict) and "content" in value:
-        return AddedToken(**{name: one for name, one in value.items() if name != "__type"} | marks)
-    return value
-
-
-def _special_tokens(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Tokens with a role, by role, and those without one. tokenizer_config.json names them, and
-    special_tokens_map.json where the first does not list the added tokens."""
-    config = {name: _token(value) for name, value in config.items()}
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
-    own = {name: value for name, value in config.items() if _is_own(name, value)}
-    if isinstance(extra, dict):
-        own, extra = own | extra, None
-    own = own or config.get("model_specific_special_tokens") or {}
-    if "added_tokens_decoder" not in config:
-        written = read_object(folder / "special_tokens_map.json")
-        written = {name: _token(value, special=True) for name, value in written.items()}
-        config |= written
-        own = {name: value for name, value in written.items() if _is_own(name, value)} | own
-        extra = extra or written.get("extra_special_tokens") or written.get("additional_special_tokens")
-        if isinstance(extra, dict):
-            own, extra = own | extra, None
-    roles = {name: value for name, value in config.items() if name in _ROLES}
-    return roles | {name: _token(value) for name, value in own.items()}, [_token(one) for one in extra or ()]
+    config, model = read_object(folder / "tokenizer_config.json"), read_object(folder / "config.json")
+    name = config.get("tokenizer_class") or model.get("tokenizer_class")
+    name = name if isinstance(name, str) else ""
+    for known in {name, name.removesuffix("Fast"), f"{name}Fast"} if name else ():
+        found = transformers.models.auto.tokenization_auto.tokenizer_class_from_name(known)
+        if found is None or hasattr(found, "_backends"):  # of a library that is not installed
+            continue
+        if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerBase)):
+            raise PromptError(f"expected tokenizer_class to name a tokenizer, got {name[:80]!r}")
+    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def _is_own(name: str, value: Any) -> bool:
-    """A token with a role of the model's own, such as `image_token`."""
-    return name.endswith("_token") and name not in _ROLES and isinstance(value, str | AddedToken)
-
-
-def _added_tokens(
-    folder: Path, config: dict[str, Any], spec: dict[str, Any], roles: dict[str, Any], extra: list[Any]
-) -> dict[int, AddedToken]:
-    """The added tokens by id: tokenizer_config.json's, or else added_tokens.json's and tokenizer.json's."""
+def _roles(folder: Path, config: dict[str, Any], spec: dict[str, Any]) -> dict[str, str] | None:
+    """Tokens by their role, such as eos_token or image_token; None where other files may name more tokens
+    than tokenizer.json has, or describe them otherwise."""
+    there = {token["content"]: token for token in spec.get("added_tokens") or ()}
     listed = config.get("added_tokens_decoder")
-    if listed is not None:
-        return {int(i): AddedToken(**token) for i, token in listed.items()}
-    named = {str(token) for token in (*roles.values(), *extra)}
-    found = {
-        i: AddedToken(content, normalized=content not in named, special=content in named)
-        for content, i in read_object(folder / "added_tokens.json").items()
+    if listed is None:
+        same = not any((folder / name).exists() for name in ("special_tokens_map.json", "added_tokens.json"))
+    else:
+        same = all(there.get(token["content"]) == {"id": int(i), **token} for i, token in listed.items())
+    roles = {
+        role: value["content"] if isinstance(value, dict) else value
+        for role, value in config.items()
+        if role.endswith("_token") and isinstance(value, str | dict)
     }
-    for token in spec.get("added_tokens", ()):
-        found[token["id"]] = AddedToken(**{name: value for name, value in token.items() if name != "id"})
-    return found
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if isinstance(extra, dict):
+        roles, extra = roles | extra, []
+    if not set(roles) - set(_ROLES):
+        roles |= config.get("model_specific_special_tokens") or {}
+    tokens = [*roles.values(), *(one.get("content") if isinstance(one, dict) else one for one in extra)]
+    return roles if same and all(isinstance(one, str) and one in there for one in tokens) else None
 
 
-def _gpt2(spec: dict[str, Any], add_prefix_space: bool) -> Tokenizer:
+def _gpt2(spec: dict[str, Any], add_prefix_space: bool, special: set[str]) -> Tokenizer:
     """What transformers makes of a tokenizer.json for its class GPT2Tokenizer: vocabulary, merges and
     post-processor are the file's, the other rules are the class's."""
-    bare = spec["model"] | {"vocab": {}, "merges": []}
-    read = Tokenizer.from_str(json.dumps(spec | {"added_tokens": [], "model": bare}))
-    merges = [
-        tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in spec["model"]["merges"]
-    ]
-    backend = Tokenizer(
-        models.BPE(
-            vocab=spec["model"]["vocab"],
-            merges=merges,
-            dropout=None,
-            continuing_subword_prefix="",
-            end_of_word_suffix="",
-            fuse_unk=False,
-        )
-    )
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    backend.decoder = decoders.ByteLevel()
-    if read.post_processor is not None:
-        backend.post_processor = read.post_processor
-    return backend
+    byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    rules = {
+        "normalizer": None,
+        "pre_tokenizer": byte_level | {"add_prefix_space": add_prefix_space},
+        "decoder": byte_level | {"add_prefix_space": True},
+        "model": {name: spec["model"][name] for name in ("type", "vocab", "merges")}
+        | {"continuing_subword_prefix": "", "end_of_word_suffix": ""},
+        "added_tokens": [
+            token | {"special": token["special"] or token["content"] in special}
+            for token in spec.get("added_tokens") or ()
+        ],
+    }
+    return Tokenizer.from_str(json.dumps(spec | rules))
 
 
-def _add_absent(
-    backend: Tokenizer, decoder: dict[int, AddedToken], roles: dict[str, Any], extra: list[Any]
-) -> None:
-    """Add what the backend lacks, as transformers does: the listed ones by id, then those with a role, then
-    the others."""
-    there = backend.get_added_tokens_decoder()
-    marks = {repr(token) for token in there.values()}
-    new = [token for _, token in sorted(decoder.items()) if repr(token) not in marks]
-    taken = {token.content for token in (*there.values(), *new)}
-    for token in (*roles.values(), *extra):
-        if str(token) not in taken and token not in new:
-            new.append(AddedToken(token, special=True) if isinstance(token, str) else token)
-    named = {str(token) for token in roles.values()}
-    for token in new:
-        token.special = token.special or token.content in named
-    backend.add_tokens(new)
+# -------------------------------------------------------------------------------- special tokens out of reach
+_OFFSETS = '"trim_offsets":true', '"trim_offsets":false'
 
 
+class PrivateTokenizer(NamedTuple):
+    """A copy whose added tokens nobody can type, because nobody knows their names."""
+
+    tokenizer: Tokenizer
+    ids: dict[str, int]  # by a token's ordinary name
+    names: dict[str, str]  # the private name, by the ordinary one
+    unknown_id: int | None  # for characters that a model without byte fallback has not seen: may be typed
+    longest: int  # characters that it may be given
+
+
+def private_tokenizer(tokenizer: AnyTokenizer, nonce: str) -> PrivateTokenizer:
+    """The private copy. Added tokens of white space alone, which some tokenizers have for indentation, are
+    text and keep their names. PromptError for a tokenizer that cannot be copied so."""
+    if not tokenizer.is_fast:
+        got = type(tokenizer).__name__
+        raise PromptError(f"tokenizer: expected one of the tokenizers library, got {got}")
+    try:
+        _check_ids(tokenizer.get_vocab().values())  # before it is written out
+        # Offsets include a token's leading space; the ids do not change.
+        spec = json.loads(tokenizer.backend_tokenizer.to_str().replace(*_OFFSETS))
+        longest = check_tokenizer(spec)
+    except ValueError as error:
+        raise PromptError(f"tokenizer: {error}") from error
+    renamed = [t for t in spec["added_tokens"] if t["special"] or t["content"].strip()]
+    ids = {token["content"]: token["id"] for token in renamed}
+    names = {content: f"<{nonce}-{i}>" for content, i in ids.items()}
+    for token in renamed:
+        token["content"] = names[token["content"]]
+    model = spec["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    if "merges" in model:  # none may build, or build on, a special token
+        pairs = (m if isinstance(m, list) else m.split(" ", 1) for m in model["merges"])
+        model["merges"] = [[a, b] for a, b in pairs if names.keys().isdisjoint((a, b, a + b))]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    spec["truncation"] = spec["padding"] = None
+    private = Tokenizer.from_str(json.dumps(spec))
+    wrong = [content for content, i in ids.items() if private.token_to_id(names[content]) != i]
+    if wrong:
+        raise PromptError(f"tokenizer: the ids of its added tokens are inconsistent, first at {wrong[0]!r}")
+    unknown = model.get("unk_id")  # Unigram's
+    if model.get("unk_token"):
+        unknown = private.token_to_id(model["unk_token"])
+    return PrivateTokenizer(private, ids, names, unknown, longest)
+
+
+# -------------------------------------------------------------------------------------------- a new tokenizer
 def build_tokenizer(
     texts: Iterable[str], vocab_size: int = 1024, model_max_length: int = 8192
 ) -> PreTrainedTokenizerFast:
     """Train a tokenizer of at most `vocab_size` entries on `texts`; ids depend on the texts alone.
 
-    A small corpus may not fill the vocabulary: size the embedding by `len(tokenizer)`.
-
-    Raises:
-        ValueError: `vocab_size` cannot hold the 256 bytes and the special tokens.
+    Any text can be typed: all 256 bytes are in the vocabulary. Digits stand alone, so that counts are read
+    digit by digit. The special tokens and their roles are SmolVLM's, so the saved folder opens as an Idefics3
+    processor. A small corpus may not fill the vocabulary: size the embedding by `len(tokenizer)`.
     """
     smallest = len(SPECIAL_TOKENS) + 256
     if vocab_size < smallest:
-        raise ValueError(
-            f"vocab_size: expected at least {smallest} (256 bytes and {len(SPECIAL_TOKENS)} special tokens), "
-            f"got {vocab_size}"
-        )
+        raise ValueError(f"vocab_size: expected {smallest} or more for bytes and tags, got {vocab_size}")
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -328,14 +540,14 @@ def build_tokenizer(
         model_max_length=model_max_length,
         clean_up_tokenization_spaces=False,
         bos_token="<|im_start|>",
-        eos_token=END_OF_UTTERANCE,
+        eos_token=END,
         pad_token="<|im_end|>",
         unk_token="<|endoftext|>",
         # A dictionary rather than a list: transformers 4.57 opens only this form.
         extra_special_tokens={
-            "end_of_utterance_token": END_OF_UTTERANCE,
-            "fake_image_token": FAKE_IMAGE_TOKEN,
-            "image_token": IMAGE_TOKEN,
-            "global_image_token": GLOBAL_IMAGE_TOKEN,
+            "end_of_utterance_token": END,
+            "fake_image_token": FAKE,
+            "image_token": IMAGE,
+            "global_image_token": GLOBAL,
         },
     )

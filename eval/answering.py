@@ -1,17 +1,17 @@
-"""Samples to answers: grouped by picture, longest first, through the scheduler's slots.
+"""Samples to scored answers: grouped by image, longest prompt first, many at a time in the scheduler.
 
     for number, answer in answers(checkpoint, task.samples, slots=32):
         print(task.samples[number].question, answer.text)
 
-All questions about a picture stand one after another: it is opened, cut into tiles, encoded and prefilled
+All questions about an image stand one after another. It is opened, cut into tiles, encoded and prefilled
 once, however many there are. In float32 each answer is the one that the model gives alone, whatever the
 number of slots, the order and the number of ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,32 +19,39 @@ import torch
 from PIL import Image
 
 from data.errors import one_line
-from data.images import image_size
-from data.inputs import TiledPicture
-from eval.tasks import Sample
-from generation.batching import Scheduler, Stats
+from data.images import TiledImage, image_size
+from eval.tasks import EvalSample, EvalTask
 from generation.decoding import GenerationOptions
-from generation.feature_cache import FeatureCache, tile_digests
-from generation.requests import Deferred, Request
-from inference.answer import answer_text, check_context, encode
+from generation.prefix import FeatureCache, tile_digests
+from generation.scheduler import LazyRequest, Request, Scheduler, Stats
+from inference.answer import answer_text, encode
 from inference.checkpoint import Checkpoint, RequestError
 
-BLANK = (200, 200, 200)  # what a blanked picture shows, everywhere
-BLANK_FEATURES = 64 * 2**20  # bytes of features: blank tiles are alike, whatever the picture's size
+BLANK = (200, 200, 200)  # the colour that a blanked image shows everywhere
+BLANK_FEATURES = 64 * 2**20  # bytes of features kept: blank tiles are alike, whatever the image's size
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came of a sample: its answer and how many tokens that is, or "" and what was wrong."""
+class EvalAnswer:
+    """The answer to a sample and its length in tokens, or "" and what was wrong."""
 
     text: str
     tokens: int = 0
     error: str = ""
 
 
-def by_picture(samples: Sequence[Sample]) -> list[list[int]]:
-    """Numbers of the samples by picture: the groups with the longest prompt first, inside them too, so that
-    neighbours are of similar length and what does not fit shows early."""
+def record_of(task: EvalTask, sample: EvalSample, answer: EvalAnswer) -> dict[str, Any]:
+    """A line of samples.jsonl: the question, its answer and its score."""
+    score = 0.0 if answer.error else task.metric.score(answer.text, sample.targets, sample.fields)
+    record: dict[str, Any] = {"id": sample.id} | ({"family": sample.family} if sample.family else {})
+    record |= {"question": sample.question, "prompt": sample.prompt, "targets": list(sample.targets)}
+    record |= {"answer": answer.text, "score": score, "tokens": answer.tokens}
+    return record | ({"error": answer.error} if answer.error else {})
+
+
+def by_image(samples: Sequence[EvalSample]) -> list[list[int]]:
+    """Numbers of the samples by image, the longest prompt first among groups and inside them: neighbours are
+    of similar length, and what does not fit into memory shows early."""
     groups: dict[str, list[int]] = {}
     for number, sample in enumerate(samples):
         groups.setdefault(sample.group, []).append(number)
@@ -54,99 +61,72 @@ def by_picture(samples: Sequence[Sample]) -> list[list[int]]:
 
 
 def share(groups: Sequence[Sequence[int]], rank: int, world_size: int) -> list[list[int]]:
-    """One rank's part of the groups: each goes to the rank that has least, too large ones in pieces."""
+    """One rank's part of the groups. Each group goes to the rank that has least; too large ones are split."""
     largest = max(1, -(-sum(map(len, groups)) // world_size))
     pieces = [list(group[at : at + largest]) for group in groups for at in range(0, len(group), largest)]
-    parts: list[list[list[int]]] = [[] for _ in range(world_size)]
-    counts = [0] * world_size
-    for piece in sorted(pieces, key=len, reverse=True):
+    counts, own = [0] * world_size, []
+    for place in sorted(range(len(pieces)), key=lambda place: -len(pieces[place])):
         least = counts.index(min(counts))
-        parts[least].append(piece)
-        counts[least] += len(piece)
-    order = {id(piece): place for place, piece in enumerate(pieces)}
-    return sorted(parts[rank], key=lambda piece: order[id(piece)])
+        counts[least] += len(pieces[place])
+        if least == rank:
+            own.append(place)
+    return [pieces[place] for place in sorted(own)]
+
+
+def open_scheduler(
+    checkpoint: Checkpoint, slots: int, count: int, feature_cache: FeatureCache | None = None
+) -> Scheduler:
+    """A scheduler for `count` requests. Raises RequestError where memory does not suffice for the slots."""
+    slots, step = max(1, min(slots, count)), checkpoint.decode_step
+    try:
+        return Scheduler(checkpoint.model, slots, decode_step=step, feature_cache=feature_cache)
+    except ValueError as error:
+        raise RequestError(f"{error} (--batch-size)") from None
 
 
 def answers(
     checkpoint: Checkpoint,
-    samples: Sequence[Sample],
+    samples: Sequence[EvalSample],
     slots: int = 32,
     groups: Sequence[Sequence[int]] | None = None,
     blank: bool = False,
     stats: Stats | None = None,
-    tell: Callable[[str], None] = lambda text: None,
-) -> Iterator[tuple[int, Answer]]:
-    """(number of the sample, its answer) as they are ready.
+) -> Iterator[tuple[int, EvalAnswer]]:
+    """(number of the sample, its answer), as they are ready.
 
     Args:
         slots: answers in work at the same time.
-        groups: which samples, as `by_picture` gives them; all by default.
-        blank: show a uniform picture of the same size in place of each.
+        groups: which samples, as `by_image` groups them; default: all.
+        blank: show a uniform image of the same size in place of each.
         stats: counts what the scheduler does.
-        tell: gets one line about the caches' memory before any work.
-
-    Raises:
-        RequestError: the memory does not suffice for so many slots.
     """
-    groups = by_picture(samples) if groups is None else groups
-    slots = max(1, min(slots, sum(map(len, groups))))
+    groups = by_image(samples) if groups is None else groups
     features = FeatureCache(checkpoint.model, BLANK_FEATURES if blank else 0)
-    try:
-        scheduler = Scheduler(
-            checkpoint.model, slots, decode_step=checkpoint.decode_step, feature_cache=features
-        )
-    except ValueError as error:
-        raise RequestError(f"{error} (--batch-size)") from None
-    tell(str(scheduler.plan()))
-    if stats is not None:
-        scheduler.stats = stats
-    pictures = _Pictures(checkpoint, blank)
-    requests = (
-        Deferred(number, partial(_request, checkpoint, samples[number], pictures))
-        for group in groups
-        for number in group
-    )
-    for done in scheduler.run(requests):
+    scheduler = open_scheduler(checkpoint, slots, sum(map(len, groups)), features)
+    scheduler.stats = scheduler.stats if stats is None else stats
+    held: dict[str, tuple[list[TiledImage], list[bytes]]] = {}  # of the group in work: opened and cut once
+
+    def request(sample: EvalSample) -> Request:
+        if sample.group not in held:
+            held.clear()
+            tiled = [_tiled(checkpoint, source, blank) for source in sample.images()]
+            held[sample.group] = tiled, [digest for one in tiled for digest in tile_digests(one.tiles)]
+        tiled, digests = held[sample.group]
+        row = encode(checkpoint, tiled, sample.prompt, sample.system or None)
+        stops = checkpoint.stop_token_ids
+        options = GenerationOptions(max_new_tokens=sample.max_new_tokens, stop_token_ids=stops)
+        return Request(torch.tensor(row.input_ids), row.tiles, options=options, digests=digests or None)
+
+    numbers = (number for group in groups for number in group)
+    for done in scheduler.run(LazyRequest(number, partial(request, samples[number])) for number in numbers):
         if done.error is not None:
-            yield done.key, Answer("", error=one_line(done.error))
+            yield done.key, EvalAnswer("", error=one_line(done.error))
         else:
-            yield done.key, Answer(answer_text(checkpoint, done.token_ids), len(done.token_ids))
+            yield done.key, EvalAnswer(answer_text(checkpoint, done.token_ids), len(done.token_ids))
 
 
-def _request(checkpoint: Checkpoint, sample: Sample, pictures: _Pictures) -> Request:
-    """Raises PromptError, ImageError, RequestError and what the sample's pictures raise."""
-    tiled, digests = pictures.of(sample)
-    row = encode(checkpoint, tiled, sample.prompt, sample.system or None)
-    check_context(checkpoint, row, sample.max_new_tokens)
-    options = GenerationOptions(
-        max_new_tokens=sample.max_new_tokens, stop_token_ids=checkpoint.stop_token_ids
-    )
-    return Request(torch.tensor(row.input_ids), row.tiles, options=options, digests=digests or None)
-
-
-@dataclass
-class _Pictures:
-    """The pictures of the group in work, opened, cut and digested once."""
-
-    checkpoint: Checkpoint
-    blank: bool
-    _group: str | None = None
-    _held: tuple[list[TiledPicture], list[bytes]] = ([], [])
-    _blanks: dict[tuple[int, int], TiledPicture] = field(default_factory=dict)
-
-    def of(self, sample: Sample) -> tuple[list[TiledPicture], list[bytes]]:
-        if self._group != sample.group:
-            self._group = None
-            tiled = [self._tile(source) for source in sample.pictures()]
-            self._held = tiled, [digest for one in tiled for digest in tile_digests(one.tiles)]
-            self._group = sample.group
-        return self._held
-
-    def _tile(self, source: Any) -> TiledPicture:
-        processor = self.checkpoint.processor
-        if not self.blank:
-            return processor.tile(source)
-        size = image_size(source, processor.limits)
-        if size not in self._blanks:
-            self._blanks = {size: processor.tile(Image.new("RGB", size, BLANK))}
-        return self._blanks[size]
+def _tiled(checkpoint: Checkpoint, source: Any, blank: bool) -> TiledImage:
+    processor = checkpoint.processor
+    if blank:
+        source = Image.new("RGB", image_size(source, processor.limits), BLANK)
+    return processor.tile(source)

@@ -1,8 +1,8 @@
-"""results.json into a model's card: a table to read, and the `model-index` that the Hub reads.
+"""Write results.json into a model's card: a table to read, and the `model-index` that the Hub reads.
 
     python -m eval card runs/mine runs/eval/chartqa-mine runs/eval/docvqa-mine
 
-Of the card only the section "Evaluation" and the `model-index` change.
+Nothing else in the card changes but the section "Evaluation".
 """
 
 from __future__ import annotations
@@ -11,133 +11,85 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from eval.records import RESULTS
-from eval.results import interval_text, table_text
+from huggingface_hub import EvalResult, ModelCard
+
+from eval.results import RESULTS, interval_text, official_table, table_text
 from eval.tasks import TaskError
-from inference.command_line import Parser
+from inference.cli import Parser
 
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
-
+LMMS_EVAL = "https://github.com/EvolvingLMMs-Lab/lmms-eval"
 _SECTION = re.compile(r"(^## Evaluation[ \t]*\n)(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-_NEEDED = (
-    {"task", "model", "score", "interval", "n", "families", "controls"},
-    {"task", "figures", "intervals"},
-)
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """The content of a results.json, or of the one in a folder.
-
-    Raises:
-        TaskError: there is none.
-    """
+    """The content of a results.json, or of the one in a folder. Raises TaskError where there is none."""
     path = path / RESULTS if path.is_dir() else path
     if not path.is_file():
         raise TaskError(f"{path}: expected a {RESULTS}, found none: run python -m eval first")
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        results = None
-    if not isinstance(results, dict) or not any(needed <= results.keys() for needed in _NEEDED):
-        raise TaskError(f"{path}: expected what python -m eval wrote, got something else")
-    return results
+        return results | {"task": dict(results["task"])}
+    except (ValueError, KeyError, TypeError):
+        raise TaskError(f"{path}: expected the results of python -m eval, got something else") from None
 
 
 def evaluation_text(several: Sequence[Mapping[str, Any]]) -> str:
-    """The card's section, in Markdown: a table for each result, and how it was got."""
-    return "\n\n".join(_text(results) for results in several)
-
-
-def _text(results: Mapping[str, Any]) -> str:
-    task = results["task"]
-    if "harness" in task:
-        from eval.lmms import table_text as official_table  # of a run with torch
-
-        said = f"**{task['name']}** by {task['harness']}, {results['n']:,} questions."
-        return f"{said}\n\n{official_table(results)}"
-    said = (
-        f"**{task['name']}**: {results['score']:.1%} ({results['confidence']:.0%} interval "
-        f"{interval_text(results['interval'])}) on {results['n']:,} questions, {results['model']['dtype']}."
-    )
-    how = f"Scoring: {task['scoring']} Prompt: `{json.dumps(task['prompt'], ensure_ascii=False)}`."
-    return f"{said}\n\n{table_text(results['families'])}\n\n{how}"
-
-
-def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
-    """What the Hub's `model-index` holds."""
-    from huggingface_hub import EvalResult
-
-    found = []
+    """The card's section in Markdown: a table for each result, and how it was measured."""
+    parts = []
     for results in several:
         task = results["task"]
         if "harness" in task:
-            found += _official(results)
+            heading = f"**{task['name']}** by {task['harness']}, {results['n']:,} questions."
+            parts += [heading, official_table(results)]
+            continue
+        interval = f"{results['confidence']:.0%} interval {interval_text(results['interval'])}"
+        on = f"{results['n']:,} questions, {results['model']['dtype']}"
+        prompt = json.dumps(task["prompt"], ensure_ascii=False)
+        parts.append(f"**{task['name']}**: {results['score']:.1%} ({interval}) on {on}.")
+        parts.append(table_text(results["families"]))
+        parts.append(f"Scoring: {task['scoring']} Prompt: `{prompt}`.")
+    return "\n\n".join(parts)
+
+
+def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
+    """The entries of the Hub's `model-index`: one for each result, or for each figure of an official task."""
+    entries: list[dict[str, Any]] = []
+    for results in several:
+        task, counted = results["task"], {"n": results["n"]}
+        if "harness" in task:
+            harness = {"source_name": task["harness"], "source_url": LMMS_EVAL}
+            for figure, value in results["figures"].items():
+                args = counted | {"interval": results["intervals"].get(figure)}
+                one = {"dataset_type": task["name"], "dataset_name": task["name"], "metric_type": figure}
+                entries.append(one | {"metric_value": value, "metric_args": args} | harness)
             continue
         data = task["data"]
-        name = data.get("path") or data.get("name") or task["name"]
-        found.append(
-            EvalResult(
-                task_type="image-text-to-text",
-                task_name="Visual question answering",
-                dataset_type=re.sub(r"[^\w./-]+", "-", task["name"]).strip("-"),
-                dataset_name=name,
-                dataset_config=data.get("subset"),
-                dataset_split=data.get("split"),
-                dataset_revision=data.get("revision"),
-                metric_type=task["metric"],
-                metric_name=task["metric"].replace("_", " "),
-                metric_value=round(results["score"], 6),
-                metric_args={
-                    "n": results["n"],
-                    "confidence": results["confidence"],
-                    "interval": [round(value, 6) for value in results["interval"]],
-                    **{name: round(one["score"], 6) for name, one in results["controls"].items()},
-                },
-            )
+        counted["confidence"] = results["confidence"]
+        counted["interval"] = [round(value, 6) for value in results["interval"]]
+        counted |= {name: round(one["score"], 6) for name, one in results["controls"].items()}
+        entries.append(
+            {
+                "dataset_type": re.sub(r"[^\w./-]+", "-", task["name"]).strip("-"),
+                "dataset_name": data.get("path") or data.get("name") or task["name"],
+                **{f"dataset_{key}": data.get(key) for key in ("split", "revision")},
+                "dataset_config": data.get("subset"),
+                "metric_type": task["metric"],
+                "metric_value": round(results["score"], 6),
+                "metric_args": counted,
+            }
         )
-    return found
-
-
-def _official(results: Mapping[str, Any]) -> list[EvalResult]:
-    """Each figure of a task of lmms-eval."""
-    from huggingface_hub import EvalResult
-
-    task = results["task"]
-    return [
-        EvalResult(
-            task_type="image-text-to-text",
-            task_name="Visual question answering",
-            dataset_type=task["name"],
-            dataset_name=task["name"],
-            metric_type=figure,
-            metric_name=figure.replace("_", " "),
-            metric_value=value,
-            metric_args={"n": results["n"], "interval": results["intervals"].get(figure)},
-            source_name=task["harness"],
-            source_url="https://github.com/EvolvingLMMs-Lab/lmms-eval",
-        )
-        for figure, value in results["figures"].items()
-    ]
+    common: dict[str, Any] = {"task_type": "image-text-to-text", "task_name": "Visual question answering"}
+    return [EvalResult(**common, metric_name=one["metric_type"].replace("_", " "), **one) for one in entries]
 
 
 def update_card(folder: Path, several: Sequence[Mapping[str, Any]]) -> Path:
-    """Write results into the README.md of a checkpoint's folder.
-
-    Raises:
-        TaskError: no card there, or one that is not to be read.
-    """
+    """Write results into the README.md of a checkpoint's folder. Raises TaskError where it has no card."""
     path = folder / "README.md"
     if not path.is_file():
         raise TaskError(f"{folder}: expected a checkpoint with its card README.md, found none")
-    try:
-        from huggingface_hub import ModelCard
-
-        card = ModelCard.load(path)
-    except ValueError as error:
-        raise TaskError(f"{path}: cannot be read as a card ({error})") from error
+    card = ModelCard.load(path)
     card.data.model_name = card.data.model_name or folder.resolve().name
     card.data.eval_results = eval_results(several)
     section = evaluation_text(several)
@@ -150,7 +102,7 @@ def update_card(folder: Path, several: Sequence[Mapping[str, Any]]) -> Path:
 
 def main(arguments: list[str]) -> None:
     parser = Parser(prog="python -m eval card", description=__doc__)
-    parser.add_argument("model", type=Path, help="checkpoint folder whose README.md is changed")
+    parser.add_argument("model", type=Path, help="checkpoint folder whose README.md is updated")
     parser.add_argument("results", type=Path, nargs="+", help="output folders of runs, or results.json files")
     options = parser.parse_args(arguments)
     print(update_card(options.model, [read_results(path) for path in options.results]))

@@ -1,9 +1,9 @@
-"""Two runs on the same questions: whether the second model is better, and where.
+"""Compare two runs on the same questions: whether the second model is better, and where.
 
     python -m eval compare runs/eval/a runs/eval/b
     python -m eval compare runs/eval/a runs/eval/b --json
 
-Scores are paired question by question, which tells far smaller differences from chance than two intervals do.
+Scores are paired question by question, which shows far smaller differences than two separate intervals do.
 """
 
 from __future__ import annotations
@@ -13,31 +13,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.records import RUN, SAMPLES, Records
-from eval.results import OVERALL, interval_text
+from eval.results import OVERALL, RUN, SAMPLES, Record, by_family, interval_text, read_samples
 from eval.statistics import compare_paired
 from eval.tasks import TaskError
-from inference.command_line import Parser
+from inference.cli import Parser
 
-_CHANCE = 0.05  # p-values below it are taken for a difference of the models
-_DIFFER_AT_WILL = ("prompt", "system", "max_new_tokens", "samples_sha256", "data", "decoding")
+_CHANCE = 0.05  # a smaller p-value is taken for a difference of the models
+_MAY_DIFFER = ("prompt", "system", "max_new_tokens", "samples_sha256", "data", "decoding")
 
 
-def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """(run.json, samples by id) of a finished run.
-
-    Raises:
-        TaskError: no run there, or one that is not at its end.
-    """
+def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Record]]:
+    """(run.json, samples by id) of a finished run. Raises TaskError where there is none."""
     folder = folder.parent if folder.is_file() else folder
     if not (folder / RUN).is_file():
         raise TaskError(f"{folder}: expected the output folder of a run, found no {RUN} there")
-    try:
-        run = json.loads((folder / RUN).read_text(encoding="utf-8"))
-        expected = run["task"]["samples"]
-    except (ValueError, KeyError, TypeError):
-        raise TaskError(f"{folder / RUN}: expected what a run wrote, got something else") from None
-    records = Records(folder / SAMPLES).read()
+    run = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    records, expected = read_samples(folder / SAMPLES), run["task"]["samples"]
     if len(records) != expected:
         raise TaskError(
             f"{folder}: expected {expected} answered questions, got {len(records)}: finish the run first"
@@ -46,46 +37,33 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 
 def compare(first: Path, second: Path) -> dict[str, Any]:
-    """Scores of both, their difference with its interval and p-value, overall and by family.
-
-    Raises:
-        TaskError: the runs are not about the same questions, or not scored alike.
-    """
+    """Both models, and for each family and overall what `paired_row` says."""
     (run_a, a), (run_b, b) = read_run(first), read_run(second)
     for key in ("metric", "scoring"):
         if run_a["task"][key] != run_b["task"][key]:
             raise TaskError(
                 f"expected two runs scored alike, got {key} {run_a['task'][key]!r} and {run_b['task'][key]!r}"
             )
-    common = [name for name in a if name in b and _asked(a[name]) == _asked(b[name])]
-    if len(common) < max(len(a), len(b)):
-        raise TaskError(
-            f"expected two runs on the same questions, but of {len(a)} in {first} and {len(b)} in {second} "
-            f"{len(common)} are the same"
-        )
-    families = list(dict.fromkeys(a[name].get("family", "") for name in common))
+    asked = ("question", "targets", "family")
+    a_asked, b_asked = ({n: [one.get(key) for key in asked] for n, one in run.items()} for run in (a, b))
+    if a_asked != b_asked:
+        raise TaskError(f"expected two runs on the same questions, got others in {first} than in {second}")
     rows = []
-    for family in [*(families if len(families) > 1 else []), None]:
-        names = [name for name in common if family is None or a[name].get("family", "") == family]
-        scores = [[records[name]["score"] for name in names] for records in (a, b)]
-        rows.append({"name": OVERALL if family is None else family or "other", **compared(*scores)})
-    differs = [key for key in _DIFFER_AT_WILL if run_a["task"].get(key) != run_b["task"].get(key)]
+    for name, own in by_family(list(a), lambda one: a[one].get("family", "")).items():
+        rows.append({"name": name, **paired_row(*([run[one]["score"] for one in own] for run in (a, b)))})
+    differs = [key for key in _MAY_DIFFER if run_a["task"].get(key) != run_b["task"].get(key)]
     models = [run["model"] for run in (run_a, run_b)]
     return {"models": models, "metric": run_a["task"]["metric"], "differs": differs, "rows": rows}
 
 
-def _asked(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    return record["question"], record["targets"], record.get("family")
-
-
-def compared(a: Sequence[float], b: Sequence[float]) -> dict[str, Any]:
-    paired = compare_paired(a, b)
+def paired_row(a: Sequence[float], b: Sequence[float]) -> dict[str, Any]:
+    difference, interval, p_value = compare_paired(a, b)
     return {
         "first": sum(a) / len(a),
         "second": sum(b) / len(b),
-        "difference": paired.difference,
-        "interval": [paired.low, paired.high],
-        "p_value": paired.p_value,
+        "difference": difference,
+        "interval": list(interval),
+        "p_value": p_value,
         "better": sum(y > x for x, y in zip(a, b, strict=True)),
         "worse": sum(y < x for x, y in zip(a, b, strict=True)),
         "n": len(a),
@@ -98,11 +76,8 @@ def text(result: Mapping[str, Any]) -> str:
     lines = [f"A: {names[0]}", f"B: {names[1]}"]
     if result["differs"]:
         lines.append(f"The runs differ in their {', '.join(result['differs'])}.")
-    lines += [
-        "",
-        "| questions about | A | B | B - A | 95% interval | p | better | worse | n |",
-        "|---" * 9 + "|",
-    ]
+    lines += ["", "| questions about | A | B | B - A | 95% interval | p | better | worse | n |"]
+    lines.append("|---" * 9 + "|")
     for row in result["rows"]:
         name = f"**{row['name']}**" if row["name"] == OVERALL else row["name"]
         lines.append(
@@ -113,16 +88,16 @@ def text(result: Mapping[str, Any]) -> str:
     row = result["rows"][-1]
     chance = row["p_value"] >= _CHANCE or row["interval"][0] <= 0 <= row["interval"][1]
     better = "B is better than A" if row["difference"] > 0 else "A is better than B"
-    told = "the difference may be chance" if chance else better
-    lines += ["", f"Mean scores by {result['metric']}; on these {row['n']} questions {told}."]
+    verdict = "the difference may be chance" if chance else better
+    lines += ["", f"Mean scores by {result['metric']}; on these {row['n']} questions {verdict}."]
     return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> None:
     parser = Parser(prog="python -m eval compare", description=__doc__)
-    parser.add_argument("first", type=Path, help="output folder of the one run")
-    parser.add_argument("second", type=Path, help="output folder of the other")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("first", type=Path, help="output folder of run A")
+    parser.add_argument("second", type=Path, help="output folder of run B")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args(arguments)
     result = compare(options.first, options.second)
     print(json.dumps(result, ensure_ascii=False) if options.json else text(result))

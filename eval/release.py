@@ -1,15 +1,14 @@
-"""From a run of train.py to the embedded model: small weights, and a card with what they were measured to do.
+"""From a run of train.py to a released model: small weights, and a card with its measured scores.
 
     python -m eval.release runs/shapes checkpoints/ocelli-shapes
 
-The weights are stored in bfloat16, opened again from the new folder and scored on held-out questions with the
-picture shown and blanked; the figures go into the card, and into results.json beside it. What the run says of
-its training data is kept.
+The weights are stored in bfloat16, opened again from the new folder and scored on held-out questions, with
+the images shown and blanked. The figures go into the card, and into results.json beside it. The card keeps
+what the run's own card says about its training data.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import sys
@@ -18,17 +17,16 @@ from pathlib import Path
 
 import torch
 
-from data.errors import ProcessorError
 from data.processor import Processor
+from eval.__main__ import guarded
 from eval.card import eval_results, evaluation_text
-from eval.records import RESULTS
-from eval.results import table_text
+from eval.results import RESULTS, table_text
 from eval.run import evaluate
-from eval.tasks import TaskError, shapes_task
-from inference.checkpoint import RequestError, open_checkpoint
+from eval.tasks import shapes_task
+from inference.checkpoint import open_checkpoint
+from inference.cli import Parser, positive
 from models import VisionLanguageModel
-from models.checkpoints import CheckpointError
-from models.checkpoints.card import model_card
+from models.checkpoints.save import model_card
 
 SUMMARY = (
     "Ocelli's embedded model: it answers questions about one small world of drawn shapes, printed words and "
@@ -39,14 +37,13 @@ SUMMARY = (
 def training_data(run: Path) -> str:
     """What the run's own card says of its training data."""
     card = run / "README.md"
-    found = re.search(
-        r"## Training data\n\n(.*?)\n\n## ", card.read_text() if card.is_file() else "", re.DOTALL
-    )
+    text = card.read_text() if card.is_file() else ""
+    found = re.search(r"## Training data\n\n(.*?)\n\n## ", text, re.DOTALL)
     return found[1] if found else "Not stated."
 
 
-def release(run: Path, folder: Path, questions: int, said: str | None) -> str:
-    """Write `folder`; the table of its scores."""
+def release(run: Path, folder: Path, questions: int, trained_on: str | None) -> str:
+    """Write `folder`; returns the table of its scores."""
     model = VisionLanguageModel.from_pretrained(run, dtype=torch.bfloat16)
     processor = Processor.from_pretrained(run, config=model.config)
     model.save_pretrained(folder, processor)
@@ -58,7 +55,7 @@ def release(run: Path, folder: Path, questions: int, said: str | None) -> str:
             model.config,
             sum(parameter.numel() for parameter in model.parameters()),
             summary=SUMMARY,
-            training_data=said or training_data(run),
+            training_data=trained_on or training_data(run),
             evaluation=evaluation_text([results]),
             license="apache-2.0",
             model_name=folder.name,
@@ -70,20 +67,17 @@ def release(run: Path, folder: Path, questions: int, said: str | None) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="eval.release", description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, help="folder that train.py wrote")
-    parser.add_argument("folder", type=Path, help="folder for the small checkpoint")
-    parser.add_argument("--questions", type=int, default=2000, help="held-out questions (default 2000)")
-    parser.add_argument("--training-data", metavar="TEXT", help="for the card; default: what the run's says")
+    parser = Parser(prog="eval.release", description=__doc__)
+    add = parser.add_argument
+    add("run", type=Path, help="folder that train.py wrote")
+    add("folder", type=Path, help="folder for the released checkpoint")
+    add("--questions", type=positive, default=2000, help="number of held-out questions (default 2000)")
+    add("--training-data", metavar="TEXT", help="the card's words on its data (default: those of the run)")
     options = parser.parse_args(arguments)
-    if options.questions < 1:
-        parser.error(f"--questions: expected at least 1, got {options.questions}")
-    try:
-        print(release(options.run, options.folder, options.questions, options.training_data))
-    except (TaskError, RequestError, CheckpointError, ProcessorError, OSError) as error:
-        print(f"eval.release: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return guarded(
+        parser.prog,
+        lambda: print(release(options.run, options.folder, options.questions, options.training_data)),
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""results.json to look at: one HTML file that holds its pictures and asks no network for anything."""
+"""results.json to look at: one HTML file that holds its images and asks no network for anything."""
 
 from __future__ import annotations
 
 import base64
 import io
 import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,132 +14,87 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from data.files import replacing
 from data.images import load_image
-from eval.results import OVERALL
-from eval.tasks import Sample, Task
+from eval.results import CONTROLS, Record
+from eval.tasks import EvalSample, EvalTask
 
-TEMPLATE = "report.html.jinja"
 SHOWN = 12  # samples of each kind
-SIDE = 320  # pixels that an embedded picture has at most
-PICTURES = 4  # of one sample
-Record = Mapping[str, Any]
+SIDE = 320  # pixels that an embedded image has at most
+IMAGES = 4  # of one sample
 
 
 def write_report(
     path: Path,
-    task: Task,
+    task: EvalTask,
     results: Mapping[str, Any],
     records: Mapping[str, Record],
     blind: Mapping[str, Record] | None = None,
 ) -> None:
-    """Write the report.
+    """Write the report of a results.json; the task's images are opened once more for the samples shown.
 
     Args:
-        task: opens its pictures once more, for the samples that are shown.
-        results: what results.json holds.
-        records: the lines of samples.jsonl by id; `blind`: those with pictures blanked.
+        records: the lines of samples.jsonl by id; `blind` those with images blanked.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"percent": percent, "number": number}
-    worst, wrong = worst_samples(task, records)
-    groups = [
-        {
-            "title": "Worst answers",
-            "note": f"{len(worst)} of the {wrong:,} below full score, one kind of question after another",
-            "cards": [_card(sample, records, blind) for sample in worst],
-        },
-        {
-            "title": "Random answers",
-            "note": "drawn from all, right or wrong",
-            "cards": [_card(sample, records, blind) for sample in random_samples(task)],
-        },
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.lstrip_blocks = True
+    environment.filters |= {"percent": "{:.1%}".format, "number": number}
+    worst, wrong = _worst_samples(task, records)
+    note = f"{len(worst)} of the {wrong:,} below full score, one kind of question after another"
+    some = random.Random(1).sample(list(task.samples), min(SHOWN, len(task.samples)))
+    groups = [("Worst answers", note, worst), ("Random answers", "drawn from all, right or wrong", some)]
+    tables = [
+        ("By kind of question", "questions about", results["families"][:-1]),
+        ("By length of the expected answer", "length", results["answer_lengths"]),
     ]
-    page = environment.get_template(TEMPLATE).render(
+    overall, speed, errors = (
+        results["families"][-1],
+        results["samples_per_second"],
+        results["errors"]["count"],
+    )
+    numbers = {"questions": f"{results['n']:,}", "samples/s": speed and number(speed)}
+    numbers |= {title: f"{overall[name]:.1%}" for name, title in CONTROLS.items() if name in overall}
+    numbers |= {name.replace("_", " "): f"{value:.1%}" for name, value in results["figures"].items()}
+    numbers |= {"not answered": errors or None}
+    page = environment.get_template("report.html.jinja").render(
         results=results,
-        tables=_tables(results),
-        groups=[group for group in groups if group["cards"]],
-        overall=results["families"][-1],
+        overall=overall,
+        numbers=numbers,
+        controls=CONTROLS,
+        tables=[table for table in tables if len(table[-1]) > 1],
+        groups=[(*told, [(one, _embedded(one)) for one in shown]) for *told, shown in groups if shown],
+        records=records,
+        blind=blind,
     )
     with replacing(path) as temporary:
         temporary.write_bytes(page.encode("utf-8", "backslashreplace"))
 
 
-def percent(share: float) -> str:
-    return f"{share:.1%}"
-
-
 def number(value: float) -> str:
-    """Three figures, thousands apart."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def worst_samples(task: Task, records: Mapping[str, Record]) -> tuple[list[Sample], int]:
+def _worst_samples(task: EvalTask, records: Mapping[str, Record]) -> tuple[list[EvalSample], int]:
     """The lowest scores, families in turn among equals; and how many are below 1."""
     wrong = [sample for sample in task.samples if records[sample.id]["score"] < 1]
     random.Random(0).shuffle(wrong)
-    turns: dict[tuple[float, str], int] = {}
-    order: list[tuple[float, int, int]] = []
-    for sample in wrong:
+    turns: Counter[tuple[float, str]] = Counter()
+    order = []
+    for place, sample in enumerate(wrong):
         score = float(records[sample.id]["score"])
-        turn = turns[score, sample.family] = turns.get((score, sample.family), -1) + 1
-        order.append((score, turn, len(order)))
+        order.append((score, turns[score, sample.family], place))
+        turns[score, sample.family] += 1
     return [wrong[place] for *_, place in sorted(order)[:SHOWN]], len(wrong)
 
 
-def random_samples(task: Task) -> list[Sample]:
-    samples = list(task.samples)
-    return random.Random(1).sample(samples, min(SHOWN, len(samples)))
-
-
-def _tables(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The sortable tables: overall and by family, by length of the answer."""
-    families = [row for row in results["families"] if row["name"] != OVERALL]
-    tables = []
-    if families:
-        tables.append({"title": "By kind of question", "first": "questions about", "rows": families})
-    if len(results["answer_lengths"]) > 1:
-        lengths = {"title": "By length of the expected answer", "first": "length"}
-        tables.append(lengths | {"rows": results["answer_lengths"]})
-    return tables
-
-
-def _card(
-    sample: Sample, records: Mapping[str, Record], blind: Mapping[str, Record] | None
-) -> dict[str, Any]:
-    record = records[sample.id]
-    return {
-        "id": sample.id,
-        "family": sample.family,
-        "pictures": _pictures(sample),
-        "question": sample.question,
-        "answer": record["answer"],
-        "targets": list(dict.fromkeys(sample.targets)),
-        "score": record["score"],
-        "error": record.get("error", ""),
-        "blind": blind[sample.id]["answer"] if blind is not None else None,
-    }
-
-
-def _pictures(sample: Sample) -> Sequence[str]:
-    """data: URLs of a sample's pictures, small; "" for one that does not open."""
+def _embedded(sample: EvalSample) -> list[str]:
+    """A sample's images as small data: URLs, "" for one that does not open."""
+    urls = []
     try:
-        sources = list(sample.pictures())[:PICTURES]
+        for source in list(sample.images())[:IMAGES]:
+            image, file = load_image(source), io.BytesIO()
+            image.thumbnail((SIDE, SIDE))
+            image.save(file, "WEBP", quality=82, method=4)
+            urls.append("data:image/webp;base64," + base64.b64encode(file.getvalue()).decode())
     except (ValueError, OSError):
-        return [""]
-    return [_embedded(source) for source in sources]
-
-
-def _embedded(source: Any) -> str:
-    try:
-        picture = load_image(source)
-    except (ValueError, OSError):
-        return ""
-    picture.thumbnail((SIDE, SIDE))
-    file = io.BytesIO()
-    picture.save(file, "WEBP", quality=82, method=4)
-    return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
+        urls.append("")
+    return urls

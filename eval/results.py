@@ -1,115 +1,115 @@
-"""Answers to figures: score and interval, by family and by length of the answer, beside their controls."""
+"""A run's folder, and answers to figures: score and interval, by family and by length of the answer.
+
+| file | holds |
+|---|---|
+| `run.json` | task and model, with which a later run must agree to resume here |
+| `samples.jsonl` | every question, answer, target and score; `samples-blind.jsonl`: images blanked |
+| `results.json` | score, interval, controls, prompts, versions, revision, seconds, samples/s |
+| `report.html` | the same to look at, with images; it opens offline |
+"""
 
 from __future__ import annotations
 
-import hashlib
-import platform
-import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from eval.metrics.base import Metric, Scored, mean_score
-from eval.statistics import figure_interval, score_interval
-from eval.tasks import Task
+from data.files import replacing
+from eval.metrics import Metric, Scored
+from eval.statistics import CONFIDENCE, score_interval
+from eval.tasks import EvalTask
+from inference.results import ResultsFile
 
-if TYPE_CHECKING:
-    from inference.checkpoint import Checkpoint
-
-CONFIDENCE = 0.95
+RUN, SAMPLES, BLIND = "run.json", "samples.jsonl", "samples-blind.jsonl"
+RESULTS, REPORT = "results.json", "report.html"
 OVERALL = "overall"
+CONTROLS = {"blind": "image blanked", "majority": "majority answer"}
 ERRORS_LISTED = 100
 LENGTHS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, None))  # words of an answer
-_ROOT = Path(__file__).resolve().parent.parent
-_PIECES, _PIECE = 16, 64 * 1024  # what is read of each file of weights
+
+Record = Mapping[str, Any]  # a line of samples.jsonl
 
 
+def samples_file(path: Path) -> ResultsFile:
+    return ResultsFile(path, "id", lambda record: {"answer", "score", "targets"} <= record.keys())
+
+
+def read_samples(path: Path) -> dict[str, Record]:
+    """id -> record. Raises RequestError where the file holds something else."""
+    records: dict[str, Record] = {}
+    for record in samples_file(path):
+        records.setdefault(record["id"], record)
+    return records
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    text = json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n"
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+# --------------------------------------------------------------------------------------------- figures
 def figures(metric: Metric, scored: Sequence[Scored]) -> dict[str, Any]:
-    """{"score", "interval": [low, high], "n"} and whatever else the metric tells."""
-    said = metric.summarise(scored)
-    if said["score"] == mean_score(scored)["score"]:
-        interval = score_interval([one.score for one in scored], CONFIDENCE)
-    else:
-        interval = figure_interval(scored, lambda drawn: metric.summarise(drawn)["score"], CONFIDENCE)
-    return {"score": said["score"], "interval": list(interval), "n": len(scored)} | {
-        name: value for name, value in said.items() if name != "score"
-    }
+    """{"score", "interval": [low, high], "n"}, and the metric's other figures."""
+    summary = metric.summarise(scored)
+    interval = score_interval([one.score for one in scored])
+    return {"score": summary.pop("score"), "interval": list(interval), "n": len(scored), **summary}
 
 
-def controls_of(task: Task, blind: Mapping[str, Mapping[str, Any]] | None) -> dict[str, list[Scored]]:
-    """What the majority answers score, and the answers to blanked pictures where there are some."""
-    common = task.majority()
-    majority = {sample.id: common[sample.family] for sample in task.samples}
-    scores = {
-        sample.id: task.metric.score(majority[sample.id], sample.targets, sample.fields)
-        for sample in task.samples
-    }
-    found = {"majority": task.scored(majority, scores)}
-    if blind is not None:
-        found["blind"] = _scored(task, blind)
-    return found
-
-
-def _scored(task: Task, records: Mapping[str, Mapping[str, Any]]) -> list[Scored]:
-    return task.scored(
-        {name: record["answer"] for name, record in records.items()},
-        {name: record["score"] for name, record in records.items()},
-    )
+def by_family(items: Sequence[Any], family_of: Callable[[Any], str]) -> dict[str, Sequence[Any]]:
+    """Name -> items, of each family where there are several, and of all."""
+    families: dict[str, Any] = {}
+    for item in items:
+        families.setdefault(family_of(item) or "other", []).append(item)
+    return (families if len(families) > 1 else {}) | {OVERALL: items}
 
 
 def summarise(
-    task: Task,
-    records: Mapping[str, Mapping[str, Any]],
-    controls: bool = False,
-    blind: Mapping[str, Mapping[str, Any]] | None = None,
+    task: EvalTask, records: Mapping[str, Record], blind: Mapping[str, Record] | None = None
 ) -> dict[str, Any]:
-    """What results.json says of the answers, by sample id.
+    """The figures of results.json, from the records by sample id; with those of `blind` answers, also the
+    controls: what they score, and what the most common answer of each family does."""
 
-    Args:
-        controls: also what the majority answer scores.
-        blind: answers to blanked pictures.
-    """
-    scored = _scored(task, records)
-    beside = controls_of(task, blind) if controls else {}
-    families = sorted({sample.family for sample in task.samples}, key=_first(task))
+    def scored(by_id: Mapping[str, Record]) -> list[Scored]:
+        answers = [(one, by_id[one.id]) for one in task.samples]
+        return [Scored(got["answer"], one.targets, got["score"], one.fields) for one, got in answers]
+
+    own = scored(records)
+    common, beside = {}, {}
+    if blind is not None:
+        common = task.majority()
+        guesses = {}
+        for one in task.samples:
+            guess = common[one.family]
+            score = task.metric.score(guess, one.targets, one.fields)
+            guesses[one.id] = {"answer": guess, "score": score}
+        beside = {"majority": scored(guesses), "blind": scored(blind)}
     rows = []
-    for family in [*(families if len(families) > 1 else []), None]:
-        places = [i for i, s in enumerate(task.samples) if family is None or s.family == family]
-        row: dict[str, Any] = {"name": OVERALL if family is None else family or "other"}
-        row |= figures(task.metric, [scored[i] for i in places])
+    for family, places in by_family(range(len(own)), lambda i: task.samples[i].family).items():
+        row = {"name": family} | figures(task.metric, [own[i] for i in places])
         for name, other in beside.items():
             row[name] = task.metric.summarise([other[i] for i in places])["score"]
         rows.append(row)
-    overall = {name: value for name, value in rows[-1].items() if name != "name"}
+    overall = rows[-1]
     failed = [records[s.id] for s in task.samples if records[s.id].get("error")]
+    listed = [{"id": one["id"], "error": one["error"]} for one in failed[:ERRORS_LISTED]]
+    named = ("name", "score", "interval", "n", *beside)
     return {
         "score": overall["score"],
         "interval": overall["interval"],
         "confidence": CONFIDENCE,
         "n": overall["n"],
-        "figures": {k: v for k, v in overall.items() if k not in ("score", "interval", "n", *beside)},
+        "figures": {key: value for key, value in overall.items() if key not in named},
         "controls": {name: figures(task.metric, other) for name, other in beside.items()},
-        "majority_answers": task.majority() if controls else {},
+        "majority_answers": common,
         "families": rows,
-        "answer_lengths": by_length(task, scored),
-        "errors": {
-            "count": len(failed),
-            "samples": [{"id": one["id"], "error": one["error"]} for one in failed[:ERRORS_LISTED]],
-        },
+        "answer_lengths": _by_length(task, own),
+        "errors": {"count": len(failed), "samples": listed},
     }
 
 
-def _first(task: Task):
-    places: dict[str, int] = {}
-    for place, sample in enumerate(task.samples):
-        places.setdefault(sample.family, place)
-    return places.__getitem__
-
-
-def by_length(task: Task, scored: Sequence[Scored]) -> list[dict[str, Any]]:
+def _by_length(task: EvalTask, scored: Sequence[Scored]) -> list[dict[str, Any]]:
     """Figures by how many words the expected answer has."""
     words = [len(sample.likeliest_target.split()) for sample in task.samples]
     rows = []
@@ -122,12 +122,12 @@ def by_length(task: Task, scored: Sequence[Scored]) -> list[dict[str, Any]]:
     return rows
 
 
-def table_text(rows: Sequence[Mapping[str, Any]], title: str = "questions about") -> str:
-    """The rows of `summarise` as a Markdown table."""
-    names = {"score": "score", "interval": f"{CONFIDENCE:.0%} interval"}
-    names |= {"blind": "picture blanked"} if "blind" in rows[0] else {}
-    names |= {"majority": "majority answer"} if "majority" in rows[0] else {}
-    lines = [f"| {title} | {' | '.join(names.values())} | n |", "|---" * (len(names) + 2) + "|"]
+# ---------------------------------------------------------------------------------------------- tables
+def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The families of `summarise` as a Markdown table."""
+    names = {"score": "score", "interval": f"{CONFIDENCE:.0%} interval"} | CONTROLS
+    names = {key: title for key, title in names.items() if key in rows[0]}
+    lines = [f"| questions about | {' | '.join(names.values())} | n |", "|---" * (len(names) + 2) + "|"]
     for row in rows:
         name = f"**{row['name']}**" if row["name"] == OVERALL else row["name"]
         cells = [interval_text(row[key]) if key == "interval" else f"{row[key]:.1%}" for key in names]
@@ -135,60 +135,21 @@ def table_text(rows: Sequence[Mapping[str, Any]], title: str = "questions about"
     return "\n".join(lines)
 
 
+def official_table(result: Mapping[str, Any]) -> str:
+    """The figures of a task of lmms-eval as a Markdown table, and how many questions failed."""
+    lines = [f"| {result['task']['name']} | figure | 95% interval |", "|---|---|---|"]
+    for metric, value in result["figures"].items():
+        interval = " to ".join(f"{end:.4f}" for end in result["intervals"].get(metric, ()))
+        lines.append(f"| {metric} | {value:.4f} | {interval} |")
+    errors = result["errors"]
+    if errors["count"]:
+        first = errors["samples"][0]
+        lines.append(
+            f"{errors['count']} of {result['n']} could not be answered and count as an empty answer "
+            f"(document {first['id']}: {first['error']})"
+        )
+    return "\n".join(lines)
+
+
 def interval_text(interval: Sequence[float]) -> str:
     return f"{interval[0]:.1%} to {interval[1]:.1%}"
-
-
-# ----------------------------------------------------------------------------------------- where it ran
-def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Name, revision and precision of a model; the revision is the Hub's commit, or a digest of the files."""
-    origin = checkpoint.model.origin
-    assert origin is not None, "a loaded model knows where it came from"
-    return {
-        "name": Path(checkpoint.name).name if Path(checkpoint.name).exists() else checkpoint.name,
-        "revision": origin.commit or files_digest(origin.folder),
-        "dtype": checkpoint.dtype,
-        "parameters": sum(parameter.numel() for parameter in checkpoint.model.parameters()),
-    }
-
-
-def files_digest(folder: Path) -> str:
-    """Tells a folder's weights and settings from others: SHA-256 over sizes and pieces of its files."""
-    digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors"), *folder.glob("*.jinja")]):
-        if path.name == "results.json":  # says what the files were measured to do
-            continue
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size} ".encode())
-        with path.open("rb") as file:
-            for piece in range(_PIECES):
-                file.seek(size * piece // _PIECES)
-                digest.update(file.read(_PIECE))
-    return f"sha256:{digest.hexdigest()[:16]}"
-
-
-def environment(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Versions, device and date."""
-    import torch
-
-    device = checkpoint.model.device
-    names = ("torch", "transformers", "tokenizers", "Pillow", "numpy")
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "decode_step": checkpoint.decode_step_name,
-        "versions": {
-            "ocelli": _commit(),
-            "python": platform.python_version(),
-            **{name: version(name) for name in names},
-        },
-    }
-
-
-def _commit() -> str | None:
-    """The commit of this repository; None outside of one."""
-    if shutil.which("git") is None or not (_ROOT / ".git").exists():
-        return None
-    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None

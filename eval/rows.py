@@ -1,54 +1,54 @@
-"""Rows of your own as a task: a Hub id, a folder, JSON lines or Parquet with pictures, questions and answers.
+"""Rows of your own as a task: a Hub id, a folder, JSON lines or Parquet with images, questions and answers.
 
     task = data_task(DataConfig("rows.jsonl", columns={"question": "query"}), find_metric("anls"))
 
 | column | holds |
 |---|---|
 | `question` | a text |
-| `answer` or `answers` | one or several accepted, `answers` first; with `choices`, an index from 0 |
+| `answer` or `answers` | one or several accepted answers, `answers` first; with `choices`, an index from 0 |
 | `image` or `images` | paths, bytes, data: URLs, or none |
 | `choices` | options of a multiple-choice question, shown as A. B. C. |
-| `family`, `id` | a kind to show figures for; a name that does not depend on the row's place |
+| `family`, `id` | a kind to report separately; a name that does not depend on the row's place |
 
-Rows of conversations (`messages`; `texts` of user and assistant) are questions, too: each turn one, with the
-assistant's text as its answer. All other columns go to the metric, and to the prompt by their names.
+Rows of conversations (`messages`; `texts` of user and assistant) work, too: each turn is a question, and what
+the assistant says is its answer. All other columns go to the metric, and to the prompt by their names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from string import Formatter
+from string import Formatter, ascii_uppercase
 from typing import Any
 
 from data.errors import BadRow, DatasetError
-from data.layouts import COLUMNS as LAYOUT_COLUMNS
-from data.layouts import Layout, find_images, find_layout, no_images
+from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
+from data.row_schemas import RowSchema, find_images, find_schema, no_images
 from data.sources import columns_of, first_rows, open_rows
-from eval.metrics.base import Metric
-from eval.tasks import Sample, Task
+from eval.metrics import Metric
+from eval.tasks import EvalSample, EvalTask
 
 MAX_NEW_TOKENS = 32
-PLAIN_PROMPT = "{question}"
 CHOICES_PROMPT = "{question}\n{choices}\nAnswer with the option's letter from the given choices directly."
 COLUMNS = ("question", "answer", "answers", "image", "images", "choices", "family", "id")
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+_bad = partial(BadRow, "bad row")
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """Which rows, and how to ask them.
 
-    path: Hub id, folder, file or pattern; see `data.sources.open_rows`.
-    split: "" is test for what is on the Hub, and for what is here see `open_rows`.
+    path: Hub id, folder, file or pattern, as `data.sources.open_rows` takes it.
+    split: "" is test on the Hub, and what `open_rows` makes of it for local files.
     columns: our column names -> the data's, where they differ.
-    prompt: a template with columns in braces; "" is the question, with its choices where there are some.
+    prompt: a template with columns in braces; "" is the question with its choices.
     limit: the first so many questions; None is all.
-    allow_urls, allow_outside, allow_text_only: as in `data.datasets.DatasetConfig`.
     """
 
     path: str
@@ -65,41 +65,41 @@ class DataConfig:
     allow_text_only: bool = False
 
 
-def data_task(config: DataConfig, metric: Metric) -> Task:
-    """Read and check all rows; pictures are left where they are.
-
-    Raises:
-        DatasetError: no such data, a column that is missing (names those there are), rows without a question
-            or without answers, no images where text alone is not allowed, a template with an unknown column.
-    """
-    split = config.split or ("" if _is_here(config.path) else "test")
-    rows, folder = open_rows(config.path, config.subset, split, False, config.revision)
+def data_task(config: DataConfig, metric: Metric) -> EvalTask:
+    """Read and check all rows; images are opened when they are asked about. Raises DatasetError."""
+    path = config.path
+    is_local = Path(path).expanduser().exists() or "*" in path or path.startswith((".", "/", "~"))
+    split = config.split or ("" if is_local else "test")
+    rows, folder = open_rows(path, config.subset, split, False, config.revision)
     if not len(rows):
-        raise DatasetError(f"{config.path}: split {split!r} has no rows")
+        raise DatasetError(f"{path}: split {split!r} has no rows")
     reader = _Reader(config, rows, folder)
-    reader.check_images()
-    samples: list[Sample] = []
-    problems = []
+    samples, problems = list[EvalSample](), []
     for number in range(len(rows)):
         if config.limit is not None and len(samples) >= config.limit:
             break
         try:
-            samples += reader.samples(number)
+            samples += reader.samples(number, rows[number])
         except BadRow as error:
             problems.append(f"row {number + 1}: {error}")
     if problems:
         more = f" (and {len(problems) - 1} more such rows)" if len(problems) > 1 else ""
-        raise DatasetError(f"{config.path}: {problems[0]}{more}")
+        raise DatasetError(f"{path}: {problems[0]}{more}")
+    name, count = Counter(sample.id for sample in samples).most_common(1)[0]
+    if count > 1:
+        raise DatasetError(
+            f"{path}: {count} questions have the id {name!r}; choose another: --columns id=..."
+        )
+    split = split or "train"  # as files without a split are called
     data: dict[str, Any] = {
-        "path": config.path,
+        "path": path,
         "subset": config.subset,
-        "split": split or "train",  # as files without a split are called
+        "split": split,
         "revision": config.revision,
     }
     data |= {"columns": dict(config.columns)}
-    name = Path(config.path).stem if _is_here(config.path) else config.path
-    name = f"{name}/{config.subset}" if config.subset else name
-    return Task(name, _named(samples, reader)[: config.limit], metric, reader.prompt, data, config.system)
+    name = (Path(path).stem if is_local else path) + (f"/{config.subset}" if config.subset else "")
+    return EvalTask(name, samples[: config.limit], metric, reader.prompt, data, config.system)
 
 
 class _Reader:
@@ -107,130 +107,105 @@ class _Reader:
 
     def __init__(self, config: DataConfig, rows: Sequence[Any], folder: Path | None):
         self.config, self.rows = config, rows
-        columns = columns_of(rows, config.path)
-        _check_columns(config, columns)
-        self.names = {name: config.columns.get(name, name) for name in COLUMNS}
-        self.have = {name for name in COLUMNS if self.names[name] in columns}
-        if "file_name" in columns and not {"image", "images"} & self.have:
-            self.names["image"] = "file_name"  # an image folder's metadata
-            self.have.add("image")
-        self.answers = [self.names[name] for name in ("answers", "answer") if name in self.have]
-        self.is_plain = "question" in self.have and bool(self.answers)
-        named = {key: self.names[key] for key in ("image", "images")}
+        columns, path, renamed = columns_of(rows, config.path), config.path, config.columns
+        has = f"it has {', '.join(columns) or 'none'}"
+        if wrong := ({*renamed} - {*COLUMNS, *SCHEMA_COLUMNS}) | ({*renamed.values()} - {*columns}):
+            raise DatasetError(
+                f"{path}: no column {', '.join(sorted(wrong))}; {has}; ours are {', '.join(COLUMNS)}"
+            )
+        self.names = {name: renamed.get(name, name) for name in COLUMNS}
+        have = {name for name in COLUMNS if self.names[name] in columns}
+        if "file_name" in columns and not {"image", "images"} & have:
+            self.names["image"] = "file_name"  # metadata of an image folder
+        self.answers = [self.names[name] for name in ("answers", "answer") if name in have]
+        self.is_plain = "question" in have and bool(self.answers)
         kind: tuple[str, ...] = ("question", "answer")
+        schema_columns = {key: self.names[key] for key in ("image", "images")}
         if not self.is_plain:
-            _check_plain(config, columns, self.have)
-            renamed = {key: value for key, value in config.columns.items() if key in LAYOUT_COLUMNS}
-            kind = find_layout(columns, renamed, config.path)
-            named |= renamed
-        self.layout = Layout(
-            kind, named, folder=folder, allow_urls=config.allow_urls, allow_outside=config.allow_outside
-        )
-        default = CHOICES_PROMPT if "choices" in self.have else PLAIN_PROMPT
-        self.prompt = config.prompt or default
-        known = [*columns, "question", "choices"] if self.is_plain else ["question"]
-        self.in_prompt = _fields_of(self.prompt, config.path, known)
-
-    def check_images(self) -> None:
-        """Raises DatasetError where there are none in the first rows, and that was not asked for."""
-        config, layout = self.config, self.layout
-        if config.allow_text_only:
-            return
-        images_of = layout.pictures if self.is_plain else layout.images
-        how = "--columns image=COLUMN, or --allow-text-only"
-        if not find_images(first_rows(self.rows), images_of, layout, config.path, how):
-            raise no_images(config.path, columns_of(self.rows, config.path), how)
-
-    def samples(self, number: int) -> list[Sample]:
-        """The questions of a row, which counts from 0.
-
-        Raises:
-            BadRow: what is wrong with it.
-        """
-        row = self.rows[number]
-        if not isinstance(row, Mapping):
-            raise BadRow("bad row", f"expected an object with columns, got {str(row)[:200]}")
-        if not self.is_plain:
-            return self._turns(number, row)
-        question = row.get(self.names["question"])
-        if not isinstance(question, str) or not question.strip():
-            raise BadRow("bad row", f"expected a question, got {question!r}")
-        options = self._choices(row)
-        given = [row[name] for name in self.answers if row.get(name) is not None]
-        targets = _targets(given[0] if given else None, options)
-        fields = self._fields(row, question, options)
-        asked = {**fields, "choices": "\n".join(f"{x}. {text}" for x, text in zip(LETTERS, options))}
-        absent = [name for name in self.in_prompt if asked.get(name) is None]
-        if absent:
-            raise BadRow("bad row", f"the prompt needs {', '.join(absent)}, which the row does not have")
-        shows = _keys([row.get(self.names[name]) for name in ("images", "image")])
-        own = row.get(self.names["id"])
-        sample = Sample(
-            id=str(number + 1) if own is None else str(own),
-            question=question,
-            prompt=self.prompt.format(**{name: asked[name] for name in self.in_prompt}),
-            targets=targets,
-            pictures=partial(self._pictures, number),
-            group=" ".join(shows) or f"row {number + 1}",
-            shows=shows,
-            max_new_tokens=self.config.max_new_tokens,
-            family=str(row.get(self.names["family"]) or ""),
-            system=self.config.system,
-            fields=fields,
-        )
-        return [sample]
-
-    def _pictures(self, number: int) -> list[Any]:
-        return self.layout.pictures(self.rows[number])
-
-    def _choices(self, row: Mapping[str, Any]) -> list[str]:
-        options = row.get(self.names["choices"]) if "choices" in self.have else None
-        if options is None:
-            return []
-        if not isinstance(options, Sequence) or isinstance(options, str) or len(options) > len(LETTERS):
-            raise BadRow(
-                "bad row", f"choices: expected a list of at most {len(LETTERS)}, got {options!r:.80}"
-            )
-        return [str(option) for option in options]
-
-    def _fields(self, row: Mapping[str, Any], question: str, options: list[str]) -> dict[str, Any]:
-        """Every column that is no picture, under the data's name; question and choices also under ours."""
-        pictures = {self.names["image"], self.names["images"]}
-        fields = {key: value for key, value in row.items() if key not in pictures and _is_plain(value)}
-        return fields | {"question": question} | ({"choices": options} if options else {})
-
-    def _turns(self, number: int, row: Mapping[str, Any]) -> list[Sample]:
-        """A conversation's turns, each a question of its own about the pictures shown so far."""
-        made = []
-        for turn, (question, answer, images) in enumerate(self._conversation(row)):
-            if not question.strip() or not answer.strip():
-                raise BadRow("bad row", f"turn {turn + 1}: expected a question and an answer")
-            shows = _keys(images)
-            made.append(
-                Sample(
-                    id=f"{number + 1}.{turn + 1}",
-                    question=question,
-                    prompt=self.prompt.format(question=question),
-                    targets=(answer,),
-                    pictures=partial(self._shown, number, turn),
-                    group=" ".join(shows) or f"row {number + 1}",
-                    shows=shows,
-                    max_new_tokens=self.config.max_new_tokens,
-                    family=str(row.get(self.names["family"]) or ""),
-                    system=self.config.system,
-                    fields={"question": question},
+            if not {"messages", "texts", "completion"} & {*columns, *renamed}:
+                missing = "answer or answers" if "question" in have else "question"
+                raise DatasetError(
+                    f"{path}: no column {missing}; {has}: name yours with --columns OURS=YOURS"
                 )
+            of_schema = {key: value for key, value in renamed.items() if key in SCHEMA_COLUMNS}
+            schema_columns |= of_schema
+            kind = find_schema(columns, of_schema, path)
+        urls, outside = config.allow_urls, config.allow_outside
+        schema = RowSchema(kind, schema_columns, folder=folder, allow_urls=urls, allow_outside=outside)
+        self.schema = schema
+        self.prompt = config.prompt or (CHOICES_PROMPT if "choices" in have else "{question}")
+        named = _columns_in(self.prompt)
+        known = [*columns, "question", "choices"] if self.is_plain else ["question"]
+        if named is None or not {*named} <= {*known}:
+            raise DatasetError(
+                f"{path}: prompt {self.prompt!r}: expected columns out of {', '.join(dict.fromkeys(known))} "
+                "in braces, and {{ for a brace"
             )
-        return made
+        self.in_prompt = named
+        if not config.allow_text_only:
+            images_of = schema.column_images if self.is_plain else schema.images
+            how = "--columns image=COLUMN, or --allow-text-only"
+            if not find_images(first_rows(rows), images_of, schema, path, how):
+                raise no_images(path, columns, how)
 
-    def _shown(self, number: int, turn: int) -> list[Any]:
-        return list(self._conversation(self.rows[number]))[turn][2]
+    def samples(self, number: int, row: Any) -> Iterator[EvalSample]:
+        """The questions of a row, counted from 0. Raises BadRow."""
+        if not isinstance(row, Mapping):
+            raise _bad(f"expected an object with columns, got {str(row)[:200]}")
+        for name, fields, answer, images, shown in self._asked(number, row):
+            question, choices = fields["question"], fields.get("choices") or ()
+            if not isinstance(question, str) or not question.strip():
+                raise _bad(f"expected a question, got {question!r}")
+            lettered = "\n".join(f"{letter}. {text}" for letter, text in zip(ascii_uppercase, choices))
+            prompted = {key: (fields | {"choices": lettered}).get(key) for key in self.in_prompt}
+            if absent := [key for key, value in prompted.items() if value is None]:
+                raise _bad(f"the prompt needs {', '.join(absent)}, which the row does not have")
+            shows = _keys(shown)
+            yield EvalSample(
+                id=name,
+                question=question,
+                prompt=self.prompt.format(**prompted),
+                targets=_targets(answer, choices),
+                images=images,
+                group=" ".join(shows) or f"row {number + 1}",
+                max_new_tokens=self.config.max_new_tokens,
+                shows=shows,
+                family=str(row.get(self.names["family"]) or ""),
+                system=self.config.system,
+                fields=fields,
+            )
 
-    def _conversation(self, row: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Any]]]:
-        """(question, answer, pictures so far) of each turn."""
+    def _asked(self, number: int, row: Mapping[str, Any]) -> Iterator[tuple]:
+        """(id, fields, answer, () -> images, images as the row holds them) of each question of a row."""
+        if not self.is_plain:
+            for turn, (question, answer, images) in enumerate(self._turns(row)):
+                opened = partial(self._images_of_turn, number, turn)
+                yield f"{number + 1}.{turn + 1}", {"question": question}, answer, opened, images
+            return
+        held = self.names["images"], self.names["image"]
+        fields = {key: value for key, value in row.items() if key not in held and _is_plain(value)}
+        fields["question"] = row.get(self.names["question"])
+        if choices := row.get(self.names["choices"]):
+            if not isinstance(choices, list | tuple) or len(choices) > len(ascii_uppercase):
+                raise _bad(f"choices: expected a list of at most {len(ascii_uppercase)}, got {choices!r:.80}")
+            fields["choices"] = [str(choice) for choice in choices]
+        name = row.get(self.names["id"])
+        given = [row[key] for key in self.answers if row.get(key) is not None]
+        of_row = partial(self._images_of_row, number)
+        shown = [row.get(column) for column in held]
+        yield str(number + 1 if name is None else name), fields, (given or [None])[0], of_row, shown
+
+    def _images_of_row(self, number: int) -> list[Any]:
+        return self.schema.column_images(self.rows[number])
+
+    def _images_of_turn(self, number: int, turn: int) -> list[Any]:
+        return [*self._turns(self.rows[number])][turn][2]
+
+    def _turns(self, row: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Any]]]:
+        """(question, answer, images so far) of each turn of a conversation."""
         images: list[Any] = []
         question = ""
-        for message in self.layout.conversation(row) or ():
+        for message in self.schema.conversation(row) or ():
             text = "".join(part["text"] for part in message["content"] if part["type"] == "text")
             if message["role"] == "user":
                 question = text
@@ -239,91 +214,40 @@ class _Reader:
                 yield question, text, images
 
 
-def _named(samples: list[Sample], reader: _Reader) -> list[Sample]:
-    """The samples, if the names that their rows give them differ."""
-    seen: set[str] = set()
-    for sample in samples:
-        if sample.id in seen:
-            raise DatasetError(
-                f"{reader.config.path}: two questions have the id {sample.id!r}; expected a column of "
-                "different ones: name another with --columns id=..."
-            )
-        seen.add(sample.id)
-    return samples
-
-
-def _is_here(path: str) -> bool:
-    local = Path(path).expanduser()
-    return local.exists() or "*" in path or path.startswith((".", "/", "~"))
-
-
-def _check_columns(config: DataConfig, columns: Sequence[str]) -> None:
-    has = f"it has {', '.join(columns) or 'none'}"
-    unknown = sorted(set(config.columns) - {*COLUMNS, *LAYOUT_COLUMNS})
-    if unknown:
-        raise DatasetError(
-            f"{config.path}: --columns: expected names out of {', '.join(COLUMNS)}, got {', '.join(unknown)}"
-        )
-    absent = sorted(set(config.columns.values()) - set(columns))
-    if absent:
-        raise DatasetError(f"{config.path}: no column {', '.join(absent)}; {has}")
-
-
-def _check_plain(config: DataConfig, columns: Sequence[str], have: set[str]) -> None:
-    """Raises DatasetError where rows are half of question and answer, and no conversations either."""
-    if not {"messages", "texts", "completion"} & {*columns, *config.columns}:
-        missing = "question" if "question" not in have else "answer or answers"
-        raise DatasetError(
-            f"{config.path}: no column {missing}; it has {', '.join(columns) or 'none'}: name yours with "
-            f"--columns {missing.split()[0]}=..."
-        )
-
-
-def _fields_of(template: str, where: str, known: Sequence[str]) -> list[str]:
-    """The columns that a prompt names."""
+def _columns_in(template: str) -> list[str] | None:
+    """The columns that a prompt names in braces; None where it is no template."""
     try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        raise DatasetError(f"{where}: prompt {template!r}: {error}; write {{{{ for a brace") from error
-    formatted = [name for _, name, layout, conversion in parts if name and (layout or conversion)]
-    if formatted:
-        raise DatasetError(
-            f"{where}: prompt {template!r}: expected no more than a column's name in braces, got a format "
-            f"or conversion of {', '.join(formatted)}"
-        )
-    names = [name for _, name, _, _ in parts if name is not None]
-    unknown = sorted(set(names) - set(known))
-    if unknown:
-        shown = ", ".join(dict.fromkeys(known))
-        raise DatasetError(f"{where}: prompt {template!r}: no column {', '.join(unknown)}; it has {shown}")
-    return names
+        parts = [part[1:] for part in Formatter().parse(template)]
+    except ValueError:
+        return None
+    if any(form or conversion for _, form, conversion in parts):
+        return None
+    return [name for name, *_ in parts if name is not None]
 
 
-def _targets(value: Any, options: Sequence[str]) -> tuple[str, ...]:
+def _targets(value: Any, choices: Sequence[str]) -> tuple[str, ...]:
     """Accepted answers: of a text, a number, a list, or the Hub's {"text": [...]} and [{"answer": ...}]."""
     if isinstance(value, Mapping):
         value = value.get("text", value.get("answer"))
-    values = list(value) if isinstance(value, list | tuple) else [value]
     found = []
-    for one in values:
+    for one in value if isinstance(value, list | tuple) else [value]:
         if isinstance(one, Mapping):
             one = one.get("answer", one.get("text"))
-        if options and isinstance(one, float) and one.is_integer():
+        if choices and isinstance(one, float) and one.is_integer():
             one = int(one)  # a column of integers with a gap is one of floats
-        if options and isinstance(one, int) and not isinstance(one, bool):
-            if not 0 <= one < len(options):
-                raise BadRow("bad row", f"answer {one}: expected an index of {len(options)} choices, from 0")
-            one = LETTERS[one]
+        if choices and type(one) is int:
+            if not 0 <= one < len(choices):
+                raise _bad(f"answer {one}: expected an index of {len(choices)} choices, from 0")
+            one = ascii_uppercase[one]
         if one is not None and str(one).strip():
             found.append(str(one))
     if not found:
-        got = "none" if value is None else repr(value)
-        raise BadRow("bad row", f"expected at least one answer, got {got}")
+        raise _bad(f"expected at least one answer, got {value!r}")
     return tuple(found)
 
 
 def _keys(value: Any) -> tuple[str, ...]:
-    """What tells each picture of a column from others: its path, or a digest of its bytes."""
+    """A key of each image in a column: its path, or a digest of its bytes."""
     if isinstance(value, Mapping):
         value = value["bytes"] if value.get("bytes") is not None else value.get("path")
     if isinstance(value, list | tuple):
@@ -337,9 +261,9 @@ def _keys(value: Any) -> tuple[str, ...]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a column's value is text and numbers, not a picture in disguise."""
+    """Whether a column's value is text and numbers, not an image in disguise."""
     if isinstance(value, Mapping):
-        return all(map(_is_plain, value.values()))
+        value = [*value.values()]
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, str | int | float)

@@ -1,195 +1,95 @@
-"""How far a score can be trusted: intervals, and two models compared on the same questions.
+"""How far a score can be trusted: intervals of scores, and two models compared on the same questions.
 
-Shares of right answers have exact intervals (Clopper and Pearson, 1934): a resampled one is of no width where
-all answers are right, and near 100% it holds the true share far less often than it says. The same is true of
-other scores near an end, whose means get the interval of a share that is as large. Other means are resampled
-(BCa: Efron, "Better Bootstrap Confidence Intervals", 1987), in an order that does not depend on the samples'.
-Two models are compared by the questions on which they differ: an exact sign test (McNemar's) for shares, else
-permutations. SciPy has them all; the one interval that it has not is Bonett and Price's of a difference of
-paired shares ("Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based on Paired
-Data", 2012).
+Shares of right answers have exact intervals (Clopper and Pearson, 1934): a bootstrap interval has no width
+where all answers are right. Means near 0 or 1 of other scores get the interval of an equally large share.
+Other means are resampled (BCa: Efron, "Better Bootstrap Confidence Intervals", 1987), sorted, so that their
+order does not matter. Two models are compared by the questions on which they differ: with an exact sign test
+(McNemar's) where scores are right or wrong, otherwise with permutations. The interval of a difference of
+paired shares is Bonett and Price's ("Adjusted Wald Confidence Interval for a Difference of Binomial
+Proportions Based on Paired Data", 2012).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+import scipy  # which imports scipy.stats, half a second, when it is first used
 
-# SciPy takes half a second to import: functions do it.
-
+CONFIDENCE = 0.95
 RESAMPLES = 9_999
-_FEW = 5  # right or wrong answers: resampling fewer says little of those that were not drawn
+_FEW = 5  # right or wrong answers: resampling fewer says little about those that were not drawn
 _NUMBERS_AT_ONCE = 4_000_000
 
-
-@dataclass(frozen=True)
-class PairedResult:
-    """Two models on the same questions: what the second one gains over the first.
-
-    difference: mean of scores_b minus mean of scores_a.
-    low, high: its interval.
-    p_value: two-sided; how often chance alone would show a difference this large.
-    """
-
-    difference: float
-    low: float
-    high: float
-    p_value: float
+Interval = tuple[float, float]
 
 
-def score_interval(
-    scores: Sequence[float], confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[float, float]:
-    """Interval (low, high) of the mean of scores from 0 to 1: exact where all of them are 0 or 1; that of a
-    share, which is at least as wide, where their sum is within 5 of 0 or of their number.
-
-    Raises:
-        ValueError: no scores, a score that is no finite number, or arguments outside what they can be.
-    """
-    values = _checked(scores, confidence, resamples)
+def score_interval(scores: Sequence[float]) -> Interval:
+    """Interval of the mean of scores. It is exact where all of them are 0 or 1, and that of an equally large
+    share, which is no narrower, where their sum is within 5 of 0 or of their number."""
+    values = np.asarray(scores, np.float64)
     right, count = float(values.sum()), len(values)
-    exact = _exact(right, count, confidence)
     near_an_end = ((values >= 0) & (values <= 1)).all() and min(right, count - right) < _FEW
-    if _is_share(values) or near_an_end:
-        return exact
-    return _resampled(values, confidence, resamples, seed) or exact
+    if _is_share(values) or near_an_end or np.ptp(values) == 0:
+        return _exact(right, count)
+    return _resampled(values)
 
 
-def figure_interval(
-    samples: Sequence[Any],
-    statistic: Callable[[list[Any]], float],
-    confidence: float = 0.95,
-    resamples: int = 1_000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Percentile bootstrap interval (low, high) of a figure from 0 to 1 that is no mean.
-
-    Args:
-        statistic: a list of samples as long as `samples` -> the figure. Called once for each resample, which
-            takes time: lower `resamples` for large sets.
-
-    Raises:
-        ValueError: no samples, or arguments outside what they can be.
-    """
-    from scipy.stats import bootstrap
-
-    numbers = _checked(range(len(samples)), confidence, resamples).astype(int)
-
-    def figure(drawn: np.ndarray) -> float:
-        return statistic([samples[i] for i in drawn])
-
-    if len(samples) > 1:
-        found = bootstrap(
-            (numbers,), figure, n_resamples=resamples, confidence_level=confidence, method="percentile",
-            vectorized=False, rng=seed,
-        ).confidence_interval  # fmt: skip
-        if found.low < found.high:
-            return float(found.low), float(found.high)
-    # Each resample gave the same: there is nothing to tell from them how far off it may be.
-    return _exact(figure(numbers) * len(samples), len(samples), confidence)
-
-
-def compare_paired(
-    scores_a: Sequence[float],
-    scores_b: Sequence[float],
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> PairedResult:
-    """Compare two models by their scores on the same questions, in the same order.
-
-    Raises:
-        ValueError: not one score of each model for each question, or arguments outside what they can be.
-    """
-    if len(scores_a) != len(scores_b):
-        raise ValueError(
-            f"expected two models' scores on the same questions, got {len(scores_a)} and {len(scores_b)}"
-        )
-    a, b = _checked(scores_a, confidence, resamples), _checked(scores_b, confidence, resamples)
+def compare_paired(scores_a: Sequence[float], scores_b: Sequence[float]) -> tuple[float, Interval, float]:
+    """Scores of two models on the same questions, in the same order -> how much higher the second model's
+    mean is, the interval of that, and its two-sided p-value: how often chance alone shows as much."""
+    a, b = np.asarray(scores_a, np.float64), np.asarray(scores_b, np.float64)
     gains = b - a
     if _is_share(a) and _is_share(b):
-        interval = _paired_shares(gains, confidence)
-    else:
-        # Gains lie from -1 to 1: where they are all the same, half of them and a half is a score.
-        low, high = _exact(float((gains + 1).sum() / 2), len(gains), confidence)
-        interval = _resampled(gains, confidence, resamples, seed) or (2 * low - 1, 2 * high - 1)
-    return PairedResult(float(gains.mean()), *interval, _p_value(gains[gains != 0], resamples, seed))
+        interval = _paired_shares(gains)
+    elif np.ptp(gains) > 0:
+        interval = _resampled(gains)
+    else:  # Gains lie from -1 to 1, so (gain + 1) / 2 is a score.
+        low, high = _exact(float((gains + 1).sum() / 2), len(gains))
+        interval = 2 * low - 1, 2 * high - 1
+    return float(gains.mean()), interval, _p_value(gains[gains != 0])
 
 
-def _p_value(gains: np.ndarray, resamples: int, seed: int) -> float:
+def _p_value(gains: np.ndarray) -> float:
     """Of the questions on which the models differ: could each as well have been the other way round?"""
-    from scipy.stats import binomtest, permutation_test
-
     if len(gains) < 2:
         return 1.0
     if (np.abs(gains) == 1).all():
-        return float(binomtest(int((gains > 0).sum()), len(gains)).pvalue)
-    return float(
-        permutation_test(
-            (np.sort(gains), np.zeros(len(gains))),
-            lambda x, y, axis: np.sum(x - y, axis=axis),
-            permutation_type="samples",
-            vectorized=True,
-            n_resamples=resamples,  # all there are, where they are fewer: up to 13 questions
-            batch=max(1, _NUMBERS_AT_ONCE // len(gains)),
-            rng=seed,
-        ).pvalue
-    )
+        return float(scipy.stats.binomtest(int((gains > 0).sum()), len(gains)).pvalue)
+    batch = max(1, _NUMBERS_AT_ONCE // len(gains))
+    found = scipy.stats.permutation_test(  # all permutations, where they are fewer: up to 13 questions
+        (np.sort(gains), np.zeros(len(gains))), lambda x, y, axis: np.sum(x - y, axis=axis), vectorized=True,
+        permutation_type="samples", n_resamples=RESAMPLES, batch=batch, rng=0,
+    )  # fmt: skip
+    return float(found.pvalue)
 
 
-def _paired_shares(gains: np.ndarray, confidence: float) -> tuple[float, float]:
+def _paired_shares(gains: np.ndarray) -> Interval:
     """Interval of a difference of two models' shares, from gains of -1, 0 and 1."""
-    from scipy.stats import norm
-
     count = len(gains) + 2
     better, worse = ((gains > 0).sum() + 1) / count, ((gains < 0).sum() + 1) / count
     middle = better - worse
-    reach = norm.ppf((1 + confidence) / 2) * ((better + worse - middle**2) / count) ** 0.5
+    reach = scipy.stats.norm.ppf((1 + CONFIDENCE) / 2) * ((better + worse - middle**2) / count) ** 0.5
     return float(max(-1.0, middle - reach)), float(min(1.0, middle + reach))
 
 
-def _exact(right: float, count: int, confidence: float) -> tuple[float, float]:
-    """Clopper and Pearson's interval of a share; `right` need not be whole: a mean score is at most as
+def _exact(right: float, count: int) -> Interval:
+    """Clopper and Pearson's interval of a share. `right` need not be whole: a mean score is at most as
     uncertain as the share of right answers that it equals."""
-    from scipy.stats import beta
-
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     right = min(max(right, 0.0), float(count))
-    low = 0.0 if right == 0 else float(beta.ppf(tail, right, count - right + 1))
-    high = 1.0 if right == count else float(beta.isf(tail, right + 1, count - right))
+    low = 0.0 if right == 0 else float(scipy.stats.beta.ppf(tail, right, count - right + 1))
+    high = 1.0 if right == count else float(scipy.stats.beta.isf(tail, right + 1, count - right))
     return low, high
 
 
-def _resampled(
-    values: np.ndarray, confidence: float, resamples: int, seed: int
-) -> tuple[float, float] | None:
-    """BCa interval of a mean; None where all values are the same, which says nothing of others."""
-    from scipy.stats import bootstrap
-
-    if np.ptp(values) == 0:
-        return None
-    found = bootstrap(
-        (np.sort(values),), np.mean, n_resamples=resamples, confidence_level=confidence, method="BCa",
-        batch=max(1, _NUMBERS_AT_ONCE // len(values)), rng=seed,
+def _resampled(values: np.ndarray) -> Interval:
+    found = scipy.stats.bootstrap(
+        (np.sort(values),), np.mean, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, method="BCa",
+        batch=max(1, _NUMBERS_AT_ONCE // len(values)), rng=0,
     ).confidence_interval  # fmt: skip
     return float(found.low), float(found.high)
 
 
 def _is_share(values: np.ndarray) -> bool:
     return bool(np.isin(values, (0, 1)).all())
-
-
-def _checked(scores: Sequence[float], confidence: float, resamples: int) -> np.ndarray:
-    values = np.asarray(scores, dtype=np.float64)
-    if not len(values):
-        raise ValueError("expected at least one score, got none")
-    if resamples < 1:
-        raise ValueError(f"resamples: expected at least 1, got {resamples}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence: expected above 0 and below 1, got {confidence}")
-    if not np.isfinite(values).all():
-        raise ValueError("scores: expected finite numbers, got NaN or infinity")
-    return values

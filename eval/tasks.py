@@ -1,9 +1,4 @@
-"""What is asked and how it is scored: a task holds its samples, its prompt and its metric.
-
-task = shapes_task(500)                                    # the built-in picture world
-task = data_task(DataConfig("rows.jsonl"), find_metric("relaxed_accuracy"))  # rows of your own
-print(task)                                                # prompt and post-processing in words
-"""
+"""What an evaluation asks and how it scores: a task holds its samples, its prompt and its metric."""
 
 from __future__ import annotations
 
@@ -18,41 +13,44 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from data.shapes import heldout_questions, render
-from data.shapes import score as shapes_score
-from eval.metrics.base import Metric, MetricError, Scored, mean_score
+from data.errors import DatasetError
+from eval.metrics import Metric, MetricError
+from inference.errors import user_errors
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "checkpoints" / "ocelli-shapes"
-PICTURE_SIZE = 256  # pixels a side of the drawn pictures; the processor reduces them
+IMAGE_SIZE = 256  # pixels a side of the drawn images; the processor reduces them
 SHAPES_QUESTIONS = 2000
 DESCRIBE_TOKENS, SHORT_TOKENS = 128, 16
 
 
 class TaskError(ValueError):
-    """A task that does not exist, or a run that cannot be done as asked; one sentence to show to a person."""
+    """A task that does not exist, or a run that cannot be done as requested; one sentence for a person."""
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Whether an error is a person's to mend, so that its message is enough."""
+    return isinstance(error, (TaskError, MetricError, DatasetError, *user_errors()))
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
-    """One question about pictures.
+class EvalSample:
+    """One question about images.
 
-    id: names it within its task, whatever the order.
-    question: as the data have it.
-    prompt: what the model is asked.
+    id: its name within the task, whatever the order.
+    question: as the data have it; `prompt` is what the model is asked.
     targets: accepted answers, at least one.
-    pictures: () -> what `load_image` takes, for each picture; may raise ValueError or OSError.
-    group: equal for samples that show the same pictures.
-    shows: what tells each of its pictures from others.
-    max_new_tokens: of the answer.
+    images: () -> what `load_image` takes, for each image; may raise ValueError or OSError.
+    group: equal for samples that show the same images.
+    shows: a key of each of its images.
     family: what kind of question it is; "" where the data do not say.
-    fields: the sample's other columns, for the metric.
+    fields: the row's other columns, for the metric.
     """
 
     id: str
     question: str
     prompt: str
     targets: tuple[str, ...]
-    pictures: Callable[[], Sequence[Any]]
+    images: Callable[[], Sequence[Any]]
     group: str
     max_new_tokens: int
     shows: tuple[str, ...] = ()
@@ -62,32 +60,31 @@ class Sample:
 
     @property
     def likeliest_target(self) -> str:
-        """The target given most often; of equals, the first."""
+        """The target that was given most often; of equals, the first."""
         return Counter(self.targets).most_common(1)[0][0]
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """Samples and all that their score depends on besides the model.
+class EvalTask:
+    """Samples, and all that their score depends on besides the model.
 
     prompt: the template that the samples' prompts were made with.
     data: where the samples come from, in names and values that JSON can hold.
     """
 
     name: str
-    samples: Sequence[Sample]
+    samples: Sequence[EvalSample]
     metric: Metric
     prompt: str
     data: Mapping[str, Any]
     system: str = ""
 
     def definition(self) -> dict[str, Any]:
-        """What tells this task from another one; in JSON."""
-        limits = sorted({sample.max_new_tokens for sample in self.samples})
+        """What makes this task a different one from others, as run.json and results.json keep it."""
+        limits = sorted({one.max_new_tokens for one in self.samples})
         digest = hashlib.sha256()
-        for sample in self.samples:
-            line = [sample.id, sample.prompt, sample.system, sample.targets, sample.group]
-            digest.update(json.dumps(line).encode())
+        for one in self.samples:
+            digest.update(json.dumps([one.id, one.prompt, one.system, one.targets, one.group]).encode())
         return {
             "name": self.name,
             "data": dict(self.data),
@@ -102,38 +99,26 @@ class Task:
         }
 
     def __str__(self) -> str:
-        said = self.definition()
-        pictures = len({shown for sample in self.samples for shown in sample.shows})
+        definition = self.definition()
+        images = len({shown for sample in self.samples for shown in sample.shows})
+        needed = self.metric.targets_needed
+        few = sum(len(sample.targets) < needed for sample in self.samples)
+        warning = f"{few:,} questions have fewer than the {needed} answers that a score of 1 needs"
         rows = {
-            "task": f"{self.name}: {len(self.samples):,} questions about {pictures:,} different pictures",
+            "task": f"{self.name}: {len(self.samples):,} questions about {images:,} different images",
             "data": ", ".join(
                 f"{key} {value}" for key, value in self.data.items() if value not in (None, "")
             ),
             "prompt": repr(self.prompt),
             "system": repr(self.system) if self.system else "",
-            "answer": f"{said['decoding']}; at most {said['max_new_tokens']} tokens",
+            "answer": f"{definition['decoding']}; at most {definition['max_new_tokens']} tokens",
             "metric": self.metric.description,
-            "warning": self.warning(),
+            "warning": warning if few else "",
         }
         return "\n".join(f"{key:>8}  {value}" for key, value in rows.items() if value)
 
-    def warning(self) -> str:
-        """What the metric cannot do with these samples: they have too few targets for it; "" where it can."""
-        needed = self.metric.targets_needed
-        few = [len(sample.targets) for sample in self.samples if len(sample.targets) < needed]
-        if not few:
-            return ""
-        return (
-            f"{len(few):,} questions have fewer than {needed} answers (some have {min(few)}): whatever the "
-            f"model says, {self.metric.name} scores them below 1; choose another metric if that is not meant"
-        )
-
     def check(self) -> None:
-        """Whether every sample can be scored, before any is answered.
-
-        Raises:
-            TaskError: naming the first that cannot.
-        """
+        """Raises TaskError, before anything is answered, where a sample cannot be scored."""
         if not self.samples:
             raise TaskError(f"{self.name}: expected at least one question, got none")
         for sample in self.samples:
@@ -142,68 +127,51 @@ class Task:
             except MetricError as error:
                 raise TaskError(f"{self.name}: question {sample.id}: {error}") from error
 
-    def scored(self, answers: Mapping[str, str], scores: Mapping[str, float]) -> list[Scored]:
-        """Answers and scores by sample id, as metrics take them, in the samples' order."""
-        return [
-            Scored(answers[sample.id], sample.targets, scores[sample.id], sample.fields)
-            for sample in self.samples
-        ]
-
     def majority(self) -> dict[str, str]:
-        """Family -> the answer given most often in it: a control that never looks at the picture. It is
-        taken from the very questions that it is scored on, which flatters it where these are few."""
+        """Family -> its most common answer: a control that never looks at the image. It is taken from the
+        very questions that it is scored on, which flatters it where these are few."""
         counts: dict[str, Counter[str]] = {}
         for sample in self.samples:
             counts.setdefault(sample.family, Counter())[sample.likeliest_target] += 1
         return {family: count.most_common(1)[0][0] for family, count in counts.items()}
 
 
-# ------------------------------------------------------------------------------------- the picture world
-def _score_shapes(answer: str, targets: Sequence[str], fields: Mapping[str, Any]) -> float:
-    family = fields["family"]
-    return max(shapes_score(family, target, answer) for target in targets)
+# ----------------------------------------------------------------------------------- the shapes world
+def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
+    """Held-out questions about the shapes world, one about each scene, families in turn. Training never
+    draws these scenes and never sees their digits."""
+    from shapes import heldout_questions, render, score  # with NumPy and Pillow, which --help does without
 
-
-SHAPES_METRIC = Metric(
-    "shapes",
-    'Exact match after lower-casing and dropping a final dot; for "describe", F1 over the things named '
-    "(colour and shape, word, digit); data/shapes/scoring.py.",
-    _score_shapes,
-    mean_score,
-)
-
-
-def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> Task:
-    """Held-out questions about the built-in picture world: scenes that training never draws, with digits that
-    training never sees, a scene for each question, families in turn."""
-    samples = []
-    for number, (scene, qa) in enumerate(heldout_questions(questions, seed)):
-        samples.append(
-            Sample(
-                id=str(number),
-                question=qa.question,
-                prompt=qa.question,
-                targets=(qa.answer, *qa.accept),
-                pictures=partial(_drawn, scene),
-                group=f"scene {number}",
-                shows=(f"scene {number}",),
-                max_new_tokens=DESCRIBE_TOKENS if qa.family == "describe" else SHORT_TOKENS,
-                family=qa.family,
-                fields={"family": qa.family},
-            )
+    metric = Metric(
+        "shapes",
+        'Exact match after lower-casing and dropping a final dot; for "describe", F1 over the things named '
+        "(colour and shape, word, digit).",
+        lambda answer, targets, fields: max(score(fields["family"], one, answer) for one in targets),
+    )
+    samples = [
+        EvalSample(
+            id=str(number),
+            question=qa.question,
+            prompt=qa.question,
+            targets=(qa.answer, *qa.accept),
+            images=partial(lambda scene: [render(scene, IMAGE_SIZE)], scene),
+            group=f"scene {number}",
+            shows=(f"scene {number}",),
+            max_new_tokens=DESCRIBE_TOKENS if qa.family == "describe" else SHORT_TOKENS,
+            family=qa.family,
+            fields={"family": qa.family},
         )
-    data = {"name": "Ocelli's picture world, held out", "seed": seed, "picture_size": PICTURE_SIZE}
-    return Task("shapes", samples, SHAPES_METRIC, "{question}", data)
+        for number, (scene, qa) in enumerate(heldout_questions(questions, seed))
+    ]
+    # Kept word for word: run.json of earlier runs must agree with it.
+    data = {"name": "Ocelli's picture world, held out", "seed": seed, "picture_size": IMAGE_SIZE}
+    return EvalTask("shapes", samples, metric, "{question}", data)
 
 
-def _drawn(scene) -> list[Any]:
-    return [render(scene, PICTURE_SIZE)]
-
-
-# --------------------------------------------------------------------------------- tasks of other people
+# ------------------------------------------------------------------------------------ official tasks
 OWN = ("shapes",)
-# Tasks of lmms-eval whose definitions, prompts and scorers are tried here; every other one of its tasks that
-# generates answers about pictures may do as well.
+# Tasks of lmms-eval whose definitions, prompts and scorers are tested here. Its other tasks that generate
+# answers about images may work as well.
 TRIED = (
     *("mmstar", "mmmu_val", "ai2d", "scienceqa_img", "textvqa_val", "docvqa_val"),
     *("chartqa", "infovqa_val", "ocrbench", "mme", "pope"),
@@ -211,19 +179,12 @@ TRIED = (
 
 
 def check_official(names: Sequence[str]) -> None:
-    """Whether tasks that are not ours may be lmms-eval's; where it is installed, it knows best.
-
-    Raises:
-        TaskError: a name that looks like a slip (it names the nearest), or lmms-eval is not installed.
-    """
-    here = find_spec("lmms_eval") is not None
+    """Raises TaskError, before torch is imported, at a misspelt name, and where lmms-eval is not installed;
+    where it is, it knows its own names."""
+    installed = find_spec("lmms_eval") is not None
     for name in names:
-        near = difflib.get_close_matches(name, OWN if here else [*OWN, *TRIED], cutoff=0.7 if here else 0.5)
-        if name not in TRIED and (near or not here):
-            some = " or ".join(near or [*OWN, *TRIED])
-            raise TaskError(f"unknown task {name!r}; expected {some}, or another of lmms-eval's")
-    if names and not here:
-        raise TaskError(
-            f"{', '.join(names)}: needs lmms-eval, which is not installed: "
-            "pip install -r requirements-eval.txt"
-        )
+        near = difflib.get_close_matches(name, OWN if installed else (*OWN, *TRIED))
+        if name not in TRIED and (near or not installed):
+            raise TaskError(f"unknown task {name!r}; expected {' or '.join(near or (*OWN, *TRIED))}")
+    if names and not installed:
+        raise TaskError(f"{', '.join(names)}: needs lmms-eval: pip install -r requirements-eval.txt")

@@ -2,14 +2,14 @@
 
     prompt = compact(embeddings, attention_mask, lengths)
     logits = prefill(language_model, prompt, kv_cache)
-    for token in decode(step, logits, chooser, cursor, max_new_tokens): ...
+    for token in decode(step, logits, sampler, position, max_new_tokens): ...
 
 The loop owns the positions. Rows of one length share an int `start_pos` and need no mask anywhere; rows of
-different lengths have a (B,) tensor. What stands behind a shorter row's end in the cache is garbage that no
+different lengths have a (B,) tensor. What lies after a shorter row's end in the cache is garbage that no
 real query sees: prefill is causal, and decoding overwrites each slot before its first query looks at it.
 
-A decode step is any callable (token ids (B, 1), kv_cache, start_pos) -> logits (B, V). One that is an
-`OwnLoop` besides chooses the tokens itself, and `decode` leaves the loop to it.
+A decode step is any callable (token ids (B, 1), kv_cache, start_pos) -> logits (B, V). One that is also a
+`DecodeLoop` samples by itself, and `decode` leaves the loop to it.
 """
 
 from __future__ import annotations
@@ -24,37 +24,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.chooser import Chooser
-from generation.chooser import NotFiniteError as NotFiniteError
 from generation.kv_cache import KVCache
+from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
-from generation.prompt import Prompt
+from generation.prompt import Prompt, compact, prompt_lengths, seen_tokens
+from generation.protocol import Decoder, VisionLanguage
+from generation.sampling import Sampler
 
-DecodeStep = Callable[[Tensor, "KVCache | None", "int | Tensor"], Tensor]
+DecodeStep = Callable[[Tensor, KVCache, "int | Tensor"], Tensor]
 
 VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
 
 
 @dataclass(frozen=True)
-class Generated:
-    """What `generate` made of B prompts with N answers each; answers to a prompt stand side by side.
+class GenerationOutput:
+    """N answers to each of B prompts; the answers to one prompt are consecutive rows."""
 
-    token_ids: (B · N, T_new), the pad id behind a row's stop token.
-    lengths: tokens of each row, its stop token included.
-    stop_reasons: "stop" or "length" for each row.
-    prompt_tokens: positions of each prompt, pictures included, padding not.
-    seconds: "vision" (with the token embeddings), "prefill", "decode".
-    kv_cache_bytes: of the buffers as they were at the end; 0 without a cache.
-    decode_steps: calls of the decode step.
-    """
-
-    token_ids: Tensor
-    lengths: list[int]
-    stop_reasons: list[str]
-    prompt_tokens: list[int]
-    seconds: dict[str, float]
-    kv_cache_bytes: int
-    decode_steps: int
+    token_ids: Tensor  # (B · N, T_new), the pad id after a row's stop token
+    lengths: list[int]  # tokens of each row, its stop token included
+    stop_reasons: list[str]  # "stop" or "length" for each row
+    prompt_tokens: list[int]  # positions of each prompt, with its images, without padding
+    seconds: dict[str, float]  # "vision" (with the token embeddings), "prefill", "decode"
+    kv_cache_bytes: int  # of the buffers at the end; 0 without a cache
+    decode_steps: int  # calls of the decode step
 
     def rows(self) -> list[list[int]]:
         """The token ids of each row, up to and including its stop token."""
@@ -62,28 +54,28 @@ class Generated:
 
 
 class TokenStream:
-    """Iterate for the new ids of each step, (B · N,) on the CPU; then `result` is filled in.
+    """Iterate for the new ids of each step, (B · N,) on the CPU; at the end `result` is set.
 
-    Iterating may be broken off and taken up again, by another loop or by `drain`.
+    You may leave the loop and go on later, in another loop or by `drain`.
     """
 
     def __init__(self, steps: Iterator[Tensor]):
         self._steps = steps
-        self.result: Generated | None = None
+        self.result: GenerationOutput | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
         for token in self._rest():
-            yield token.cpu()  # of a loop that reads its tokens late, they are there already
+            yield token.cpu()
 
-    def drain(self) -> Generated:
+    def drain(self) -> GenerationOutput:
         """Run to the end."""
         for _ in self._rest():
             pass
-        assert self.result is not None, "a stream that has come to its end has a result"
+        assert self.result is not None, "a stream at its end has a result"
         return self.result
 
     def _rest(self) -> Iterator[Tensor]:
-        # Not `yield from`: a loop that is broken off would close the steps.
+        # Not `yield from`: leaving a loop early would close the steps.
         while self.result is None:
             try:
                 token = next(self._steps)
@@ -94,20 +86,20 @@ class TokenStream:
 
 
 def prefill(
-    language_model, prompt: Prompt, kv_cache: KVCache | None = None, start_pos: int | Tensor = 0
+    language_model: Decoder, prompt: Prompt, kv_cache: KVCache | None = None, start_pos: int | Tensor = 0
 ) -> Tensor:
     """One pass over the prompt: fills the cache, returns the logits (B, V) of each row's last position."""
-    hidden, _ = language_model(prompt.embeddings, kv_cache=kv_cache, start_pos=start_pos)  # (B, L, D)
-    if prompt.ragged:
+    hidden, _ = language_model(prompt.embeddings, kv_cache=kv_cache or None, start_pos=start_pos)  # (B, L, D)
+    if min(prompt.lengths) != max(prompt.lengths):
         last = (prompt.lengths_tensor() - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
         return language_model.logits(hidden.gather(1, last)[:, 0])
     return language_model.logits(hidden[:, max(prompt.lengths) - 1])
 
 
-def eager_step(language_model) -> DecodeStep:
+def eager_step(language_model: Decoder) -> DecodeStep:
     """The ordinary decode step: (B, 1) ids in, (B, V) logits out, the cache one position longer."""
 
-    def step(token_ids: Tensor, kv_cache: KVCache | None, start_pos: int | Tensor) -> Tensor:
+    def step(token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         x = language_model.embed_tokens(token_ids)  # (B, 1, D)
         hidden, _ = language_model(x, kv_cache=kv_cache, start_pos=start_pos)
         return language_model.logits(hidden[:, -1])
@@ -115,35 +107,29 @@ def eager_step(language_model) -> DecodeStep:
     return step
 
 
-def recompute_step(language_model, embed_prompt: Callable[[], Prompt]) -> DecodeStep:
-    """The reference decode step: no cache; pictures, prompt and every token so far anew for each token."""
+def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -> DecodeStep:
+    """The slow reference: no cache; images, prompt and all tokens so far are recomputed for each token."""
     new_ids: list[Tensor] = []
 
-    def step(token_ids: Tensor, kv_cache: KVCache | None, start_pos: int | Tensor) -> Tensor:
+    def step(token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         new_ids.append(token_ids)
         prompt, new = embed_prompt(), language_model.embed_tokens(torch.cat(new_ids, 1))  # (B, n, D)
         count = new.shape[1]
         x = F.pad(prompt.embeddings, (0, 0, 0, count))  # (B, L + n, D)
         slots = prompt.lengths_tensor()[:, None] + torch.arange(count, device=x.device)  # (B, n)
         rows = torch.arange(x.shape[0], device=x.device)
-        x[rows[:, None], slots] = new
+        x[rows[:, None], slots] = new  # after each row's real positions
         hidden, _ = language_model(x)
         return language_model.logits(hidden[rows, slots[:, -1]])
 
     return step
 
 
-class CacheCursor:
-    """Where the next token of each row goes: hands each decode step its cache and start_pos.
+class CachePosition:
+    """Where the next token of each row goes in a cache that has `lengths` filled positions a row. It is grown
+    up to `limit` when it is full, and empty when nothing is cached."""
 
-    Args:
-        kv_cache: filled with a prompt, grown when it is outlived; None where nothing is kept.
-        lengths: filled positions of each row.
-        device: of the positions.
-        limit: positions that will be needed at most.
-    """
-
-    def __init__(self, kv_cache: KVCache | None, lengths: tuple[int, ...], device, limit: int | None = None):
+    def __init__(self, kv_cache: KVCache, lengths: tuple[int, ...], device, limit: int | None = None):
         self.kv_cache, self.limit = kv_cache, limit
         self.longest = max(lengths)
         shared = min(lengths) == self.longest
@@ -153,100 +139,162 @@ class CacheCursor:
     @property
     def full(self) -> bool:
         """Whether the cache has to grow for the next token."""
-        return self.kv_cache is not None and self.longest >= kv.capacity(self.kv_cache)
+        return bool(self.kv_cache) and self.longest >= kv.capacity(self.kv_cache)
 
-    def make_room(self) -> None:
-        """One more position in each row: called once before each decode step."""
-        if self.kv_cache is not None and self.full:
-            kv.grow(self.kv_cache, self.longest + 1, self.limit)  # what outgrew the buffer outgrew the view
+    def reserve(self) -> None:
+        """Make room for one more position in each row; called once before each decode step."""
+        if self.full:
+            kv.grow(self.kv_cache, self.longest + 1, self.limit)  # the view is too short by then as well
         self.longest += 1
 
-    def advance(self) -> tuple[KVCache | None, int | Tensor]:
+    def advance(self) -> tuple[KVCache, int | Tensor]:
         """(cache, start_pos) for the next token of each row."""
-        self.make_room()
+        self.reserve()
         start_pos = self.start_pos
         self.start_pos = start_pos + 1
-        if self.kv_cache is None or isinstance(start_pos, int):
+        if not self.kv_cache or isinstance(start_pos, int):
             return self.kv_cache, start_pos
-        # A tensor of positions reads the whole buffer it is given: give it what the longest row needs.
+        # With a tensor of positions attention reads all of the buffer: pass only what the longest row needs.
         if self._view is None or kv.capacity(self._view) < self.longest:
-            length = min(kv.round_up(self.longest, VIEW_STEP), kv.capacity(self.kv_cache))
-            self._view = kv.view(self.kv_cache, length)
+            self._view = kv.view(self.kv_cache, view_length(self.longest, self.kv_cache))
         return self._view, start_pos
 
 
+def view_length(longest: int, kv_cache: KVCache) -> int:
+    """Positions of the cache that rows of different lengths read, the longest of them of `longest`."""
+    return min(kv.round_up(longest, VIEW_STEP), kv.capacity(kv_cache))
+
+
 @runtime_checkable
-class OwnLoop(Protocol):
-    """A decode step that runs the whole loop, to choose tokens where the logits are made."""
+class DecodeLoop(Protocol):
+    """A decode step that runs the whole loop, to sample tokens where the logits are made."""
 
     def decode(
-        self, logits: Tensor, chooser: Chooser, cursor: CacheCursor, max_new_tokens: int
+        self, logits: Tensor, sampler: Sampler, position: CachePosition, max_new_tokens: int
     ) -> Iterator[Tensor]:
-        """What `decode` does, in every respect that a caller can see.
+        """What the function `decode` does, as far as a caller can see.
 
-        It calls `cursor.make_room` before each step, uses the cursor up, and leaves in the chooser who has
-        stopped after how many tokens. It may write into the cache behind what was yielded, and yield tokens
-        that it has on the host.
+        It calls `position.reserve` before each step, and leaves in the sampler which rows have stopped after
+        how many tokens. It may write into the cache after these, and may yield tokens on the host.
         """
 
 
 def decode(
-    step: DecodeStep, logits: Tensor, chooser: Chooser, cursor: CacheCursor, max_new_tokens: int
+    step: DecodeStep, logits: Tensor, sampler: Sampler, position: CachePosition, max_new_tokens: int
 ) -> Iterator[Tensor]:
-    """Yield (B, 1) token ids until every row has stopped: n tokens take n - 1 calls of `step`.
-
-    Args:
-        step: one decode step, eager or compiled.
-        logits: (B, V), of the prompts' last positions.
-        chooser: turns logits into tokens and knows who has stopped.
-        cursor: where tokens go in the cache.
-        max_new_tokens: at most so many are yielded.
-
-    Raises:
-        NotFiniteError: logits that are not finite.
-    """
-    if isinstance(step, OwnLoop):
-        yield from step.decode(logits, chooser, cursor, max_new_tokens)
+    """Yield (B, 1) token ids until every row has stopped, from the logits (B, V) of the prompts' last
+    positions: n tokens take n - 1 calls of `step`."""
+    if isinstance(step, DecodeLoop):
+        yield from step.decode(logits, sampler, position, max_new_tokens)
         return
     for remaining in range(max_new_tokens - 1, -1, -1):
-        token = chooser.choose(logits)
-        finished = chooser.finished()
+        token = sampler.sample(logits)
+        finished = sampler.finished()
         yield token
         if finished or not remaining:
             break
-        kv_cache, start_pos = cursor.advance()
+        kv_cache, start_pos = position.advance()
         logits = step(token, kv_cache, start_pos)
-    chooser.check_finite()
+    sampler.check_finite()
+
+
+def generate_stream(
+    model: VisionLanguage,
+    input_ids: Tensor,
+    pixel_values: Tensor | None,
+    pixel_attention_mask: Tensor | None,
+    attention_mask: Tensor | None,
+    options: GenerationOptions,
+) -> TokenStream:
+    """The answers of `VisionLanguageModel.generate`, token by token; wrong inputs are refused at once."""
+    has_images = pixel_values is not None and pixel_values.numel() > 0
+    lengths = prompt_lengths(model.config, input_ids, attention_mask, has_images, options.max_new_tokens)
+    if options.use_cache:
+        rows, answers, longest = len(lengths), options.num_return_sequences, max(lengths)
+        caches = [(rows * answers, longest + options.max_new_tokens - 1)]
+        if answers > 1:  # the prompts' own cache exists beside it while it is copied
+            caches.append((rows, longest))
+        check_caches_fit(model.language_model, caches)
+    input_ids = input_ids.to(model.device)
+    attention_mask = None if attention_mask is None else attention_mask.to(model.device)
+
+    def embed_prompt() -> Prompt:
+        x = model.embed(input_ids, pixel_values, pixel_attention_mask)
+        return compact(x, attention_mask, lengths)
+
+    seen = None
+    if options.repetition_penalty != 1:
+        vocab = model.config.text.vocab_size
+        seen = seen_tokens(input_ids, attention_mask, vocab, options.num_return_sequences)
+    return TokenStream(_generate(model, embed_prompt, lengths, options, seen))
+
+
+def _generate(
+    model: VisionLanguage,
+    embed_prompt: Callable[[], Prompt],
+    lengths: list[int],
+    options: GenerationOptions,
+    seen: Tensor | None,
+) -> Generator[Tensor, None, GenerationOutput]:
+    """Yield (B · N,) ids: one prefill pass, then token by token through the cache."""
+    language_model, answers, longest = model.language_model, options.num_return_sequences, max(lengths)
+    room = initial_capacity(longest, options.max_new_tokens)
+    kv_cache: KVCache = []
+    watch = Stopwatch(model.device)
+    with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
+        prompt = embed_prompt()
+        watch.lap("vision")
+        if options.use_cache:
+            filled = room if answers == 1 else longest
+            like, dtype = prompt.embeddings, language_model.cache_dtype
+            kv_cache = kv.allocate_for(language_model.config, len(lengths), filled, like, dtype)
+        logits = prefill(language_model, prompt, kv_cache).repeat_interleave(answers, 0)  # (B · N, V)
+    del prompt
+    if not kv_cache:
+        step = uncached_step(language_model, lambda: embed_prompt().repeat(answers))
+    else:
+        if answers > 1:
+            kv_cache = kv.fork(kv_cache, longest, answers, room)
+        step = options.decode_step or eager_step(language_model)
+        del embed_prompt
+    watch.lap("prefill")
+
+    sampler = Sampler(options, len(lengths), pad_id(model, options), model.device, seen)
+    row_lengths = tuple(length for length in lengths for _ in range(answers))
+    position = CachePosition(kv_cache, row_lengths, model.device, longest + options.max_new_tokens - 1)
+    return (yield from run_decode(step, logits, sampler, position, options.max_new_tokens, lengths, watch))
+
+
+def pad_id(model: VisionLanguage, options: GenerationOptions) -> int:
+    """What a row that has stopped goes on with: an id that has an embedding, which not all configs name."""
+    ids = (model.config.pad_token_id, *(options.stop_token_ids or ()), 0)
+    return next(i for i in ids if i is not None and i < model.config.text.vocab_size)
 
 
 @torch.no_grad()
-def answer(
+def run_decode(
     step: DecodeStep,
     logits: Tensor,
-    chooser: Chooser,
-    cursor: CacheCursor,
+    sampler: Sampler,
+    position: CachePosition,
     max_new_tokens: int,
     prompt_tokens: list[int],
     watch: Stopwatch,
-) -> Generator[Tensor, None, Generated]:
-    """`decode` after a prefill, whoever did it: yields (B · N,) ids, returns what came of it.
-
-    Args:
-        prompt_tokens: positions of each prompt, for the result.
-        watch: has the laps of what was done before; gets "decode".
-    """
+) -> Generator[Tensor, None, GenerationOutput]:
+    """`decode` as a generator that yields (B · N,) ids and returns the output, to which `prompt_tokens`, the
+    positions of each prompt, and the laps of `watch` belong."""
     tokens = []
-    for token in decode(step, logits, chooser, cursor, max_new_tokens):
+    for token in decode(step, logits, sampler, position, max_new_tokens):
         tokens.append(token)
         yield token[:, 0]
     watch.lap("decode")
-    return Generated(
-        token_ids=torch.cat(tokens, dim=1).to(chooser.stopped.device),
-        lengths=chooser.lengths.tolist(),
-        stop_reasons=["stop" if stopped else "length" for stopped in chooser.stopped.tolist()],
+    return GenerationOutput(
+        token_ids=torch.cat(tokens, dim=1).to(sampler.stopped.device),
+        lengths=sampler.lengths.tolist(),
+        stop_reasons=["stop" if stopped else "length" for stopped in sampler.stopped.tolist()],
         prompt_tokens=prompt_tokens,
         seconds=watch.seconds,
-        kv_cache_bytes=kv.size_in_bytes(cursor.kv_cache) if cursor.kv_cache else 0,
+        kv_cache_bytes=kv.size_in_bytes(position.kv_cache),
         decode_steps=len(tokens) - 1,
     )
 
@@ -270,7 +318,7 @@ class Stopwatch:
 
 
 def initial_capacity(prompt_length: int, max_new_tokens: int) -> int:
-    """Positions to start with: all that will be needed, or what fills the step the prompt ends in.
+    """Positions to start with: all that will be needed, or what fills the step that the prompt ends in.
 
     The last token is never fed back, so it takes no position.
     """

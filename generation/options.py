@@ -1,19 +1,37 @@
-"""What a caller may ask of `generate`, validated. Nothing here needs torch: a mistake is told at once."""
+"""What a caller may ask of `generate`, and what it refuses or fails with. Nothing here needs torch.
+
+options = GenerationOptions(max_new_tokens=64, temperature=0.7)
+options = with_overrides(options, {"seed": 3}, config.eos_token_ids)    # model.generate(..., seed=3)
+"""
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 MAX_SEED = 2**63 - 1
+
+# What people bring from transformers' `generate`, and what to use here instead.
+_INSTEAD = {
+    "do_sample": "set temperature: 0 (the default) takes the likeliest token, more than 0 samples one",
+    "num_beams": "there is no beam search; num_return_sequences with a temperature gives several answers",
+    "max_length": "use max_new_tokens, which does not count the prompt",
+    "eos_token_id": "use stop_token_ids",
+    "streamer": "iterate over generate_stream",
+    "stopping_criteria": "iterate over generate_stream and break",
+    "logits_processor": "pass a decode_step that changes the logits",
+    "past_key_values": "use generation.session.Session, which keeps its cache",
+}
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How the next token is chosen.
 
-    temperature: 0 is greedy, the exact argmax; the filters then have nothing to choose among.
+    temperature: 0 is greedy, the exact argmax; the filters then have no effect.
     top_k: keep the k likeliest (ties with the k-th stay); 0 is off.
     top_p: keep the likeliest tokens up to and including the one that reaches this mass; 1 is off.
     min_p: keep tokens at least this fraction as likely as the likeliest; 0 is off.
@@ -45,9 +63,9 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class GenerationOptions(SamplingParams):
-    """Everything a caller may ask of `generate` besides the inputs, validated.
+    """Everything a caller may ask of `generate` besides the inputs.
 
-    max_new_tokens: at most so many; prompt and answer must fit the model's context.
+    max_new_tokens: maximum length of an answer; prompt and answer must fit the model's context.
     stop_token_ids: a row ends with any of these; None means the checkpoint's, () none.
     num_return_sequences: answers to each prompt, from one prefill.
     use_cache: False recomputes everything for every token: the slow reference.
@@ -74,6 +92,44 @@ class GenerationOptions(SamplingParams):
             object.__setattr__(self, "stop_token_ids", ids)
 
 
+def with_overrides(
+    options: GenerationOptions | None, overrides: Mapping[str, Any], eos_token_ids: Iterable[int]
+) -> GenerationOptions:
+    """`options` (None: the defaults) with some fields replaced, and the checkpoint's stop ids if it has none.
+    A TypeError says of names that are no options what to use instead."""
+    known = [field.name for field in fields(GenerationOptions)]
+    if unknown := [name for name in overrides if name not in known]:
+        raise TypeError(f"generate takes no {'; no '.join(_what_instead(name, known) for name in unknown)}")
+    options = replace(options, **overrides) if options else GenerationOptions(**overrides)
+    if options.stop_token_ids is None:
+        options = replace(options, stop_token_ids=tuple(eos_token_ids))
+    return options
+
+
+def _what_instead(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    otherwise = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
+    return f"{name}: {_INSTEAD.get(name, otherwise)}"
+
+
+class CacheMemoryError(ValueError):
+    """More rows or positions than there is memory for."""
+
+
+class NotFiniteError(ValueError):
+    """The logits for new token number `token` (from 1) hold NaN or infinity."""
+
+    def __init__(self, token: int):
+        super().__init__(
+            f"the model's logits are not finite (NaN or infinity) for new token {token}: broken weights, or "
+            "a dtype of too small a range"
+        )
+        self.token = token
+
+    def __reduce__(self):  # exceptions are pickled with their message alone
+        return type(self), (self.token,)
+
+
 def check_number(name: str, value, good: Callable[[float], bool], wanted: str) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not good(value):
@@ -81,11 +137,7 @@ def check_number(name: str, value, good: Callable[[float], bool], wanted: str) -
 
 
 def check_integer(name: str, value, low: int, high: int | None = None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < low
-        or (high is not None and value > high)
-    ):
+    known = isinstance(value, int) and not isinstance(value, bool)
+    if not known or value < low or (high is not None and value > high):
         bound = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name}: expected an integer {bound}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Logits to tokens: one function, and explicit random numbers.
+"""Logits to tokens: `sample` is one choice for a batch, `Sampler` all choices of an answer.
 
 The order is transformers': repetition penalty, temperature, top-k, top-p, min-p.
 
@@ -9,20 +9,19 @@ in any batch, without a generator's state, and all rows in one call. So they can
 from __future__ import annotations
 
 import math
+from copy import copy
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from generation.options import MAX_SEED
-from generation.options import SamplingParams as SamplingParams
+from generation.options import MAX_SEED, GenerationOptions, NotFiniteError, SamplingParams
 
 _SCAN = 256  # probabilities summed in one piece
 # 2**64 over the golden ratio, and two odd factors, as in SplitMix64 (Steele, Lea and Flood, 2014); here
 # as signed numbers.
-_GOLDEN, _FIRST_FACTOR, _SECOND_FACTOR = (
-    -7046029254386353131, -4658895280553007687, -7723592293110705685
-)  # fmt: skip
+_GOLDEN = -7046029254386353131
+_FACTORS = -4658895280553007687, -7723592293110705685
 
 
 def make_seeds(seed: int | None, prompts: int, answers: int) -> list[int]:
@@ -33,11 +32,9 @@ def make_seeds(seed: int | None, prompts: int, answers: int) -> list[int]:
 
 
 def uniforms(seeds: Tensor, drawn: Tensor) -> Tensor:
-    """Each row's random number after it has drawn `drawn` of them: (B,) float32 in [0, 1), 24 bits.
+    """The next random number of rows with `seeds` (B,), of which each has drawn `drawn`, () or (B,).
 
-    Args:
-        seeds: (B,) int64.
-        drawn: () or (B,) int64.
+    (B,) float32 in [0, 1), of 24 bits.
     """
     bits = _hash(_hash(seeds) + (drawn + 1) * _GOLDEN)
     return _shift(bits, 40).float() * 2.0**-24
@@ -50,48 +47,41 @@ def _shift(x: Tensor, by: int) -> Tensor:
 
 def _hash(x: Tensor) -> Tensor:
     """Every bit of int64 `x` moves about half of the result's; products wrap around."""
-    x = (x ^ _shift(x, 30)) * _FIRST_FACTOR
-    x = (x ^ _shift(x, 27)) * _SECOND_FACTOR
+    x = (x ^ _shift(x, 30)) * _FACTORS[0]
+    x = (x ^ _shift(x, 27)) * _FACTORS[1]
     return x ^ _shift(x, 31)
 
 
 def sample(
     logits: Tensor, params: SamplingParams, uniform: Tensor | None = None, seen: Tensor | None = None
 ) -> Tensor:
-    """Choose one token a row, without reading anything back from the device.
+    """Logits (B, V) to token ids (B, 1), without reading anything back from the device.
 
     Args:
-        logits: (B, V). What a row with NaN gets means nothing: `Chooser` in chooser.py checks that together
-            with the stop flags.
-        params: see `SamplingParams`.
-        uniform: (B,) random numbers in [0, 1), see `uniforms`; not needed where greedy.
-        seen: (B, V) bool, True for tokens of the row so far; needed with a repetition penalty.
-
-    Returns:
-        (B, 1) int64.
-
-    Raises:
-        ValueError: a missing `uniform` or `seen`, or as many random numbers as there are not rows.
+        logits: must be finite; `Sampler` checks that together with the stop flags.
+        uniform: (B,) random numbers from `uniforms`; not needed when greedy.
+        seen: (B, V) bool, True for tokens that the row holds already; needed for a repetition penalty.
     """
     scores = adjusted_scores(logits, params, seen)
     if params.greedy:
         return scores.argmax(dim=-1, keepdim=True)
-    if uniform is None:
-        raise ValueError("sampling with a temperature needs a random number for each row")
-    if uniform.shape != scores.shape[:1]:
-        raise ValueError(f"expected a random number for each of {len(scores)} rows, got {len(uniform)}")
-    # The first token at which the summed probability exceeds the random share of the total: unlike
-    # torch.multinomial this does not ask the device whether the sum is positive. Sums at what was filtered
-    # out count as none, for rounding may let a sum rise where nothing was added.
+    if uniform is None or uniform.shape != scores.shape[:1]:
+        raise ValueError(f"sampling with a temperature needs a random number for each of {len(scores)} rows")
+    # The first token at which the summed probability exceeds the random share of the total. Unlike
+    # torch.multinomial this does not ask the device whether the sum is positive. Sums at tokens that were
+    # filtered out are zeroed, because rounding may let a sum rise where nothing was added.
     summed = _running_sum(scores.softmax(-1)).masked_fill(scores == -math.inf, 0)
     wanted = uniform[:, None] * summed.amax(-1, keepdim=True)
-    # Of equal maxima the first; not of bool, which argmax does not take.
+    # argmax returns the first of equal maxima, and takes no bool.
     return (summed > wanted).to(torch.uint8).argmax(-1, keepdim=True)
 
 
 def _running_sum(x: Tensor) -> Tensor:
-    """Cumulative sum of (B, V) along V, in pieces: rounding stays that of short sums, and a scan of one long
-    row, which CUDA does in an order of its own each time, is none."""
+    """Cumulative sum of (B, V) along V, in pieces.
+
+    Rounding stays that of short sums, and CUDA, which scans a long row in an order that varies from run to
+    run, gives the same sums every time.
+    """
     batch, length = x.shape
     pieces = F.pad(x, (0, -length % _SCAN)).view(batch, -1, _SCAN).cumsum(-1)
     totals = pieces[..., -1]
@@ -109,7 +99,7 @@ def adjusted_scores(logits: Tensor, params: SamplingParams, seen: Tensor | None 
     if params.greedy:
         return scores
     if params.temperature != 1:
-        # The likeliest goes to 0 first, so that what a tiny temperature makes of the others is -inf at most.
+        # The maximum goes to 0 first, so that a tiny temperature sends the others to -inf and none to inf.
         temperature = max(params.temperature, torch.finfo(torch.float32).tiny)
         scores = (scores - scores.amax(-1, keepdim=True)) / temperature
     if params.top_k:
@@ -119,9 +109,8 @@ def adjusted_scores(logits: Tensor, params: SamplingParams, seen: Tensor | None 
         scores = _keep_top_p(scores, params.top_p)
     if params.min_p > 0:
         # p >= min_p · p_max, without the softmax.
-        scores = scores.masked_fill(
-            scores < scores.amax(-1, keepdim=True) + math.log(params.min_p), -math.inf
-        )
+        least = scores.amax(-1, keepdim=True) + math.log(params.min_p)
+        scores = scores.masked_fill(scores < least, -math.inf)
     return scores
 
 
@@ -130,3 +119,81 @@ def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     drop = _running_sum(ordered.softmax(-1)) <= 1 - top_p
     drop[:, -1] = False  # the likeliest stays, whatever rounding says
     return scores.masked_fill(torch.empty_like(drop).scatter_(1, order, drop), -math.inf)
+
+
+class Sampler:
+    """Chooses a token for each of B · N rows, the N answers to a prompt side by side, and knows which rows
+    have stopped: those get `pad_id`.
+
+    All state is on the device, in tensors that are changed in place and never replaced, so that a CUDA graph
+    can do what `sample` does. `seen` (B · N, V) bool are the prompts' tokens, for a repetition penalty.
+    """
+
+    def __init__(self, options: GenerationOptions, prompts: int, pad_id: int, device, seen: Tensor | None):
+        self.options, self.pad_id, self.seen = options, pad_id, seen
+        answers = options.num_return_sequences
+        rows = prompts * answers
+        seeds = [0] * rows if options.greedy else make_seeds(options.seed, prompts, answers)
+        self.seeds = torch.tensor(seeds, device=device)
+        self.num_drawn = torch.zeros((), dtype=torch.int64, device=device)
+        self.stop_ids = torch.tensor(options.stop_token_ids, dtype=torch.int64, device=device)
+        self.stopped = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.finite = torch.ones((), dtype=torch.bool, device=device)
+        self.num_finite = torch.zeros((), dtype=torch.int64, device=device)  # tokens before the first bad one
+
+    @property
+    def state(self) -> list[Tensor]:
+        """All of its tensors, which `load` fills."""
+        return [value for value in vars(self).values() if isinstance(value, Tensor)]
+
+    @property
+    def signature(self) -> tuple:
+        """Equal for samplers that differ in their state only."""
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop_token_ids")
+        return self.pad_id, *(getattr(self.options, name) for name in names)
+
+    def clone(self) -> Sampler:
+        other = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(other, name, value.clone())
+        return other
+
+    def load(self, other: Sampler) -> None:
+        """Copy the state of a sampler with the same signature and number of rows."""
+        for mine, theirs in zip(self.state, other.state, strict=True):
+            mine.copy_(theirs)
+
+    def sample(self, logits: Tensor) -> Tensor:
+        """(B, V) logits -> (B, 1) token ids, the pad id for rows that have stopped."""
+        # The maximum is NaN or +inf if any logit is; -inf alone is a banned token.
+        self.finite &= logits.amax(-1).isfinite().all()
+        self.num_finite += self.finite
+        uniform = None if self.options.greedy else uniforms(self.seeds, self.num_drawn)
+        token = sample(logits, self.options, uniform, self.seen)
+        token = token.masked_fill_(self.stopped[:, None], self.pad_id)
+        self.num_drawn += 1
+        self.lengths += ~self.stopped
+        self.stopped |= (token == self.stop_ids).any(-1)
+        if self.seen is not None:
+            self.seen.scatter_(1, token, True)
+        return token
+
+    def finished(self) -> bool:
+        """Whether every row has stopped: the loop's one read from the device. A NotFiniteError comes before
+        anyone sees a token drawn from such logits.
+
+        Without stop ids nothing is read, and the loop calls `check_finite` at its end instead.
+        """
+        if self.stop_ids.numel() == 0:
+            return False
+        if not (self.stopped.all() | ~self.finite).item():
+            return False
+        self.check_finite()
+        return True
+
+    def check_finite(self) -> None:
+        """Raises NotFiniteError if any logits so far held NaN or infinity."""
+        if not self.finite.item():
+            raise NotFiniteError(int(self.num_finite) + 1)

@@ -1,102 +1,28 @@
-"""Questions to an opened checkpoint; answers as text while they are made.
+"""Questions to an opened checkpoint, and their answers as text while they are made.
 
 reply = ask(checkpoint, ["photo.jpg"], "How many boats are there?", GenerationOptions(max_new_tokens=32))
 for number, piece in reply:
     print(piece, end="", flush=True)
 print(reply.finish()["decode_tokens_per_second"])
 
-Several questions about the same pictures share a `Session(checkpoint.model)`: same answers, and the pictures
-are encoded and prefilled once.
+`ask_each` asks several questions about the same images, which are encoded and prefilled once.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from data.inputs import EncodedConversation
-from generation.decoding import GenerationOptions
-from generation.requests import Request, each_answer
-from generation.session import Session, SessionGenerated
-from generation.streaming import TextStream
+from data.processor import EncodedConversation
+from generation.decoding import TokenStream
+from generation.options import CacheMemoryError, GenerationOptions
+from generation.scheduler import Request, each_answer
+from generation.session import Session, SessionOutput
 from inference.checkpoint import Checkpoint, RequestError
 
-
-class AnswerText:
-    """The text of one answer, token by token: without its stop token and the space before its first word."""
-
-    def __init__(self, tokenizer, stop_token_ids: Sequence[int]):
-        self._stream = TextStream(tokenizer)
-        self._stops = frozenset(stop_token_ids)
-        self._begun = self._ended = False
-
-    def put(self, token_id: int) -> str:
-        """The text that this token completes; "" from the stop token on."""
-        if self._ended:
-            return ""
-        return self.finish() if token_id in self._stops else self._after_space(self._stream.put(token_id))
-
-    def finish(self) -> str:
-        if self._ended:
-            return ""
-        self._ended = True
-        return self._after_space(self._stream.finish())
-
-    def _after_space(self, piece: str) -> str:
-        if not self._begun:
-            piece = piece.lstrip()
-            self._begun = bool(piece)
-        return piece
-
-
-class Reply:
-    """Answers to one question, being made: iterate for (number of the answer, piece of its text).
-
-    `finish` makes what is left and tells what came of it; iterating first is not needed.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        row: EncodedConversation,
-        options: GenerationOptions,
-        prepare: float,
-        session: Session | None = None,
-    ):
-        # Without its tiles, of which the model gets a copy that it lets go of.
-        self._checkpoint, self._row, self._prepare = checkpoint, replace(row, tiles=None), prepare
-        self._answers = options.num_return_sequences
-        answerer = checkpoint.model if session is None else session
-        self._stream = answerer.generate_stream(**checkpoint.processor.collate([row]), **vars(options))
-
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        tokenizer, stops = self._checkpoint.processor.tokenizer, self._checkpoint.stop_token_ids
-        texts = [AnswerText(tokenizer, stops) for _ in range(self._answers)]
-        for column in self._stream:
-            for number, token_id in enumerate(column.tolist()):
-                if piece := texts[number].put(token_id):
-                    yield number, piece
-        for number, text in enumerate(texts):
-            if piece := text.finish():
-                yield number, piece
-
-    def finish(self) -> dict[str, Any]:
-        """Answers, token ids, stop reasons, sizes and timings."""
-        made = self._stream.result or self._stream.drain()
-        checkpoint, rows, decode = self._checkpoint, made.rows(), made.seconds["decode"]
-        after_first = sum(len(ids) for ids in rows) - len(rows)
-        return {
-            **answers_of(checkpoint, self._row, rows),
-            "reused_tokens": made.reused if isinstance(made, SessionGenerated) else 0,
-            "seconds": {"load": checkpoint.load_seconds, "prepare": self._prepare, **made.seconds},
-            "decode_tokens_per_second": after_first / decode if after_first else None,
-            "kv_cache_bytes": made.kv_cache_bytes,
-            "device": str(checkpoint.model.device),
-            "dtype": checkpoint.dtype,
-            "decode_step": checkpoint.decode_step_name,
-        }
+_INCOMPLETE = "\ufffd"  # what tokenizers decode half a UTF-8 sequence to
 
 
 def ask(
@@ -107,80 +33,189 @@ def ask(
     system: str | None = None,
     session: Session | None = None,
 ) -> Reply:
-    """Put a question about pictures (any number, anything that `load_image` takes).
-
-    Args:
-        session: of the checkpoint's model: what the prompt shares with the session's last one is not computed
-            again, and counted in "reused_tokens".
-
-    Raises:
-        PromptError, ImageError: question or picture cannot be used.
-        RequestError: prompt and answer do not fit the context, or no image where the model needs one. Nothing
-            has been computed by then.
+    """Ask a question about images (any number, anything that `load_image` takes); what cannot be answered is
+    refused before anything is computed. What a prompt shares with the session's last one is not computed
+    again.
     """
     began = time.perf_counter()
     checkpoint.check_images(len(images))
     row = encode(checkpoint, images, question, system)
-    check_context(checkpoint, row, options.max_new_tokens)
-    options = replace(options, stop_token_ids=checkpoint.stop_token_ids)
-    if options.use_cache:
-        options = replace(options, decode_step=checkpoint.decode_step)
-    return Reply(checkpoint, row, options, prepare=time.perf_counter() - began, session=session)
+    stream = start(checkpoint, row, options, session)
+    row = replace(row, tiles=None)  # the model has a copy, which it gives back after the prefill
+    return Reply(checkpoint, row, stream, options.num_return_sequences, time.perf_counter() - began)
+
+
+def ask_each(
+    checkpoint: Checkpoint,
+    images: Sequence[Any],
+    questions: Sequence[str],
+    options: GenerationOptions,
+    system: str | None = None,
+) -> Iterator[Reply]:
+    """`ask` several questions about the same images, each after the reply before it has ended."""
+    session = None
+    if len(questions) > 1:
+        images = [checkpoint.processor.tile(image) for image in images]
+        session = Session(checkpoint.model) if options.use_cache else None
+    for question in questions:
+        yield ask(checkpoint, images, question, options, system, session)
 
 
 def encode(
     checkpoint: Checkpoint, images: Sequence[Any], question: str, system: str | None = None
 ) -> EncodedConversation:
-    """A question as token ids and tiles. Raises PromptError, ImageError."""
+    """A question as token ids and tiles."""
     messages = checkpoint.processor.conversation(list(images), question, system)
-    return checkpoint.processor.encode_conversation(messages, True, where="question")
+    return checkpoint.processor.encode_conversation(messages, True, label="question")
 
 
-def prompt_tokens(checkpoint: Checkpoint, row: EncodedConversation) -> int:
-    """Positions that a prompt takes, its pictures included."""
-    in_front = row.image_tokens if checkpoint.model.config.image_placement == "prefix" else 0
-    return in_front + len(row.input_ids)
+def start(
+    checkpoint: Checkpoint,
+    row: EncodedConversation,
+    options: GenerationOptions,
+    session: Session | None = None,
+) -> TokenStream:
+    """The token stream of a prompt's answers; a RequestError if they do not fit the context."""
+    step = checkpoint.decode_step if options.use_cache else None
+    options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=step)
+    generate_stream = (checkpoint.model if session is None else session).generate_stream
+    try:
+        return generate_stream(**checkpoint.processor.collate([row]), options=options)
+    except CacheMemoryError:
+        raise
+    except ValueError as error:
+        raise RequestError(error) from error
 
 
-def check_context(checkpoint: Checkpoint, row: EncodedConversation, max_new_tokens: int) -> None:
-    """Raises RequestError where prompt and answer do not fit the model's context."""
-    prompt = prompt_tokens(checkpoint, row)
-    if prompt + max_new_tokens > checkpoint.context:
-        raise RequestError(
-            f"context too long: expected at most {checkpoint.context} tokens, got {prompt} of prompt "
-            f"({row.image_tokens} of them picture) and {max_new_tokens} new ones; "
-            "shorten the question or lower max_new_tokens"
-        )
+@dataclass
+class Reply:
+    """The answers to one question: iterate for (number of the answer, next piece of its text).
 
-
-def requests_for(
-    checkpoint: Checkpoint, row: EncodedConversation, limit: int, options: GenerationOptions
-) -> list[Request]:
-    """What to ask a `Scheduler` for the answers to one question: `num_return_sequences` requests.
-
-    Args:
-        limit: new tokens of each answer, at most.
-        options: for everything else.
+    `finish` makes what is left; iterating first is not needed. `prepare` is the time that the prompt took.
     """
-    options = replace(options, max_new_tokens=limit, stop_token_ids=checkpoint.stop_token_ids)
-    inputs = checkpoint.processor.collate([row])
-    pixels, mask = inputs.get("pixel_values"), inputs.get("pixel_attention_mask")
-    return [Request(inputs["input_ids"][0], pixels, mask, own) for own in each_answer(options)]
+
+    checkpoint: Checkpoint
+    row: EncodedConversation
+    stream: TokenStream
+    answers: int
+    prepare: float
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        texts = [AnswerText(self.checkpoint) for _ in range(self.answers)]
+        for column in self.stream:
+            for number, token_id in enumerate(column.tolist()):
+                if piece := texts[number].put(token_id):
+                    yield number, piece
+        for number, text in enumerate(texts):
+            if piece := text.finish():
+                yield number, piece
+
+    def finish(self) -> dict[str, Any]:
+        """Answers, token ids, stop reasons, sizes and timings."""
+        output, checkpoint = self.stream.result or self.stream.drain(), self.checkpoint
+        ids, decode = output.rows(), output.seconds["decode"]
+        after_first = sum(map(len, ids)) - len(ids)
+        return {
+            **answers_of(checkpoint, self.row, ids),
+            "reused_tokens": output.reused if isinstance(output, SessionOutput) else 0,
+            "seconds": {"load": checkpoint.load_seconds, "prepare": self.prepare, **output.seconds},
+            "decode_tokens_per_second": after_first / decode if after_first else None,
+            "kv_cache_bytes": output.kv_cache_bytes,
+            **checkpoint.settings,
+        }
+
+
+class TextStream:
+    """The text of token ids as they arrive, cut only where a character is complete.
+
+    A token may hold part of a character, and its text may depend on the token before. So text is decoded from
+    the first token of the last piece on, and the part that was returned already is cut off.
+    """
+
+    def __init__(self, tokenizer, skip_special_tokens: bool = True):
+        self.tokenizer, self.skip_special_tokens = tokenizer, skip_special_tokens
+        self._ids: list[int] = []  # tokens of the last piece returned, then those not yet returned
+        self._returned = 0  # how many of them are in the text already
+
+    def put(self, token_id: int) -> str:
+        """The text that this token completes, "" while a character is incomplete."""
+        self._ids.append(int(token_id))
+        text = self._new_text()
+        if text and not text.endswith(_INCOMPLETE):
+            self._ids, self._returned = self._ids[self._returned :], len(self._ids) - self._returned
+            return text
+        return ""
+
+    def finish(self) -> str:
+        """What is left at the end, without a character that never became complete."""
+        text = self._new_text()
+        self._ids, self._returned = [], 0
+        return text.rstrip(_INCOMPLETE)
+
+    def _new_text(self) -> str:
+        before, text = (
+            self.tokenizer.decode(
+                ids, skip_special_tokens=self.skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+            for ids in (self._ids[: self._returned], self._ids)
+        )
+        return text[len(before) :]
+
+
+class AnswerText:
+    """The text of one answer, token by token, without its stop token and the space before its first word."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self._stream = TextStream(checkpoint.processor.tokenizer)
+        self._stops = frozenset(checkpoint.stop_token_ids)
+        self._begun = self._ended = False
+
+    def put(self, token_id: int) -> str:
+        """The text that this token completes; "" from the stop token on."""
+        if token_id in self._stops:
+            return self.finish()
+        return "" if self._ended else self._strip(self._stream.put(token_id))
+
+    def finish(self) -> str:
+        """The text of what is left."""
+        self._ended = True
+        return self._strip(self._stream.finish())
+
+    def _strip(self, piece: str) -> str:
+        piece = piece if self._begun else piece.lstrip()
+        self._begun = self._begun or bool(piece)
+        return piece
+
+
+def answer_text(checkpoint: Checkpoint, ids: Sequence[int]) -> str:
+    """The whole text of one answer, as streaming gives it, without space at its end."""
+    text = AnswerText(checkpoint)
+    return ("".join(map(text.put, ids)) + text.finish()).rstrip()
 
 
 def answers_of(checkpoint: Checkpoint, row: EncodedConversation, ids: list[list[int]]) -> dict[str, Any]:
-    """What answers with these token ids say, and how they and their prompt are counted."""
-    stops = checkpoint.stop_token_ids
+    """The fields of a result that describe answers with these token ids, and their prompt."""
+    stops = set(checkpoint.stop_token_ids)
     return {
         "answers": [answer_text(checkpoint, answer) for answer in ids],
         "token_ids": ids,
-        "stop_reasons": ["stop" if answer[-1] in stops else "length" for answer in ids],
+        "stop_reasons": ["stop" if stops & set(answer[-1:]) else "length" for answer in ids],
         "prompt_tokens": prompt_tokens(checkpoint, row),
         "image_tokens": row.image_tokens,
     }
 
 
-def answer_text(checkpoint: Checkpoint, ids: Sequence[int]) -> str:
-    """The text of one answer: what streaming it gives, without space at its end."""
-    text = AnswerText(checkpoint.processor.tokenizer, checkpoint.stop_token_ids)
-    return ("".join(map(text.put, ids)) + text.finish()).rstrip()
+def prompt_tokens(checkpoint: Checkpoint, row: EncodedConversation) -> int:
+    """Positions of a prompt, including images that stand in front of the text."""
+    front = row.image_tokens if checkpoint.model.config.image_placement == "prefix" else 0
+    return front + len(row.input_ids)
+
+
+def requests_for(
+    checkpoint: Checkpoint, row: EncodedConversation, limit: int, options: GenerationOptions
+) -> list[Request]:
+    """A request to a `Scheduler` for each answer to one question, of at most `limit` new tokens."""
+    options = replace(options, max_new_tokens=limit, stop_token_ids=checkpoint.stop_token_ids)
+    inputs = checkpoint.processor.collate([row])
+    pixels, mask = inputs.get("pixel_values"), inputs.get("pixel_attention_mask")
+    return [Request(inputs["input_ids"][0], pixels, mask, own) for own in each_answer(options)]

@@ -1,38 +1,32 @@
-"""A batch of questions, several at a time: each result is appended as it comes, and put in order at the end.
+"""A batch of questions, several at a time. Each result is appended at once; at the end they are sorted.
 
-    files = BatchFiles(Path("questions.jsonl"), Path("answers.jsonl"), name, options)
-    print(BatchJob(files).run(open_checkpoint(name), GenerationOptions()))
+    files = BatchFiles(Path("questions.jsonl"), Path("answers.jsonl"), name, {})
+    print(run_batch(files, open_checkpoint(name), GenerationOptions(), system=None, batch_size=8, log=print))
 
-Lines about the same pictures are taken one after another, wherever they stand, so that a picture is encoded
-and prefilled once. A run that was killed leaves the results in the order in which they were ready; the next
-one goes on from there, and ends with all of them in the order of the questions.
+Questions about the same images follow one another, wherever they stand in the file, so that each image is
+encoded and prefilled once. If a run is killed, the next one answers what is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from tqdm import tqdm
 
 from data.errors import one_line
-from data.files import naming
-from data.inputs import EncodedConversation
-from data.lines import line_at
-from generation.batching import Scheduler
+from data.processor import EncodedConversation
 from generation.decoding import GenerationOptions
-from generation.requests import Completed, Deferred, Request
-from inference.answer import answers_of, check_context, encode, requests_for
-from inference.batch_files import BatchFiles, Line, carried, read_object, read_question
+from generation.scheduler import LazyRequest, Request, Scheduler
+from inference.answer import answers_of, encode, requests_for
+from inference.batch_files import BatchFiles, Line, passed_on, read_object, read_question
 from inference.checkpoint import Checkpoint, RequestError
-from inference.results import KEPT, rewrite, to_json
 
 
 @dataclass
 class Summary:
-    """What a run did. `seconds` are those of the whole run, by what they went into."""
+    """Counts of a run, and the seconds that each kind of work took."""
 
     answered: int = 0
     failed: int = 0
@@ -45,134 +39,93 @@ class Summary:
         return f"{self.answered} answered, {self.failed} failed, {self.skipped} skipped (answered before)"
 
 
-class BatchJob:
-    """The questions of `files` that have no answer yet, put to a model."""
+def run_batch(
+    files: BatchFiles,
+    checkpoint: Checkpoint,
+    options: GenerationOptions,
+    system: str | None,
+    batch_size: int,
+    log: Callable[[str], None],
+) -> Summary:
+    """Answer the questions that have no answer yet, `batch_size` answers at a time.
 
-    def __init__(self, files: BatchFiles):
-        self.files = files
+    `log` gets one line about memory before any work. Raises RequestError if the memory does not suffice.
+    """
+    try:
+        scheduler = Scheduler(checkpoint.model, batch_size, decode_step=checkpoint.decode_step)
+    except ValueError as error:
+        raise RequestError(f"{error} (--batch-size)") from None
+    log(str(scheduler.budget))
+    summary = Summary(skipped=files.total - len(files.missing))
+    bar = tqdm(total=files.total, initial=summary.skipped, unit="question")
+    with files.questions.open("rb") as lines, bar, files.results.appending() as write:
 
-    def run(
-        self,
-        checkpoint: Checkpoint,
-        options: GenerationOptions,
-        system: str | None = None,
-        batch_size: int = 8,
-        progress: bool = True,
-        tell: Callable[[str], None] = lambda text: None,
-    ) -> Summary:
-        """Answer what has no answer yet.
-
-        Args:
-            batch_size: answers in work at the same time.
-            tell: gets one line about memory before any work.
-
-        Raises:
-            RequestError: the memory does not suffice for so many.
-        """
-        try:
-            scheduler = Scheduler(checkpoint.model, batch_size, decode_step=checkpoint.decode_step)
-        except ValueError as error:
-            raise RequestError(f"{error} (--batch-size)") from None
-        tell(str(scheduler.plan()))
-        files = self.files
-        summary = Summary(skipped=len(files.answered))
-        bar = tqdm(total=files.total, initial=summary.skipped, unit="question", disable=not progress)
-        with bar, naming(files.out, KEPT), files.out.open("a", encoding="utf-8") as file:
-            for done in scheduler.run(self._requests(checkpoint, options, system)):
-                question: Question = done.key[0]
-                if not question.take(done):
-                    continue
-                record = question.record(checkpoint, files.model)
-                if question.line is not None and question.error is None:
-                    record["options"] = files.options_of(question.line)
-                file.write(to_json(record) + "\n")
-                file.flush()
-                if question.error is None:
-                    summary.answered += 1
-                    summary.unused_keys.update(carried(question.value).get("other", ()))
-                else:
-                    summary.failed += 1
-                bar.update()
-        rewrite(files.out, errors=True)
-        summary.new_tokens, summary.seconds = scheduler.stats.new_tokens, scheduler.stats.seconds
-        return summary
-
-    def _requests(
-        self, checkpoint: Checkpoint, options: GenerationOptions, system: str | None
-    ) -> Iterator[Deferred]:
-        """For each question without an answer as many requests as it is to have answers."""
-
-        def prepare(line: Line) -> tuple[EncodedConversation, list[Request]]:
-            row, limit = self._prepare(checkpoint, line, options, system)
-            return row, requests_for(checkpoint, row, limit, options)
-
-        with self.files.questions.open("rb") as file:
-            for number, place in self.files.by_pictures():
-                question = Question(number, line_at(file, place), options.num_return_sequences, prepare)
+        def requests() -> Iterator[LazyRequest]:
+            """A request for each answer. Its question is read when the scheduler has room for it."""
+            for number, place in files.missing:
+                lines.seek(place)
+                question = _Question(number, lines.readline(), files, checkpoint, options, system)
                 for answer in range(options.num_return_sequences):
-                    yield Deferred((question, answer), partial(question.request, answer))
+                    yield LazyRequest((question, answer), question.next_request)
 
-    def _prepare(
-        self, checkpoint: Checkpoint, line: Line, options: GenerationOptions, system: str | None
-    ) -> tuple[EncodedConversation, int]:
-        limit = options.max_new_tokens
-        if line.max_new_tokens is not None:
-            try:
-                limit = replace(options, max_new_tokens=line.max_new_tokens).max_new_tokens
-            except ValueError as error:
-                raise RequestError(str(error)) from None
-        checkpoint.check_images(len(line.images))
-        sources = [self.files.place_of(image) for image in line.images]
-        row = encode(checkpoint, sources, line.question, line.system if line.system is not None else system)
-        check_context(checkpoint, row, limit)
-        return row, limit
+        for done in scheduler.run(requests()):
+            question, answer = done.key
+            question.error = question.error or done.error
+            question.ids[answer] = done.token_ids
+            if len(question.ids) < options.num_return_sequences:
+                continue
+            write(question.record())
+            summary.answered += question.error is None
+            summary.failed += question.error is not None
+            summary.unused_keys.update(passed_on(question.value).get("other", ()))
+            bar.update()
+    files.results.compact(errors=True, ordered=True)
+    summary.new_tokens, summary.seconds = scheduler.stats.new_tokens, scheduler.stats.seconds
+    return summary
 
 
-class Question:
-    """A line on its way to its answers. It is read when the first of them is begun.
+@dataclass(eq=False)
+class _Question:
+    """Line `number` of a batch, on its way to its answers.
 
-    Args:
-        number: of the line.
-        raw: its content.
-        answers: how many it is to have.
-        prepare: makes the encoded question and a request for each answer.
+    requests: for its answers. Each is given away once, so that its tiles are not kept.
+    ids: the answers so far, by their number. error: why there are none.
     """
 
-    def __init__(self, number: int, raw: bytes, answers: int, prepare: Callable):
-        self.number, self._raw, self._prepare = number, raw, prepare
-        self.value: dict[str, Any] = {}
-        self.line: Line | None = None
-        self.error: Exception | None = None
-        self._row: EncodedConversation | None = None
-        self._requests: list[Request | None] = []
-        self._ids: list[list[int]] = [[] for _ in range(answers)]
-        self._missing = answers
+    number: int
+    raw: bytes
+    files: BatchFiles
+    checkpoint: Checkpoint
+    options: GenerationOptions
+    system: str | None
+    value: dict[str, Any] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    ids: dict[int, list[int]] = field(default_factory=dict)
+    error: Exception | None = None
+    asked: tuple[Line, EncodedConversation] | None = None
 
-    def request(self, answer: int) -> Request:
-        """The request for one of the answers; once, so that its tiles are not kept. Raises what is wrong."""
+    def next_request(self) -> Request:
         if self.error is not None:
             raise self.error
-        if self._row is None:
-            self.value = read_object(self._raw)
-            self.line = read_question(self.number, self.value)
-            row, self._requests = self._prepare(self.line)
-            self._row = replace(row, tiles=None)
-        request, self._requests[answer] = self._requests[answer], None
-        assert request is not None, "each request is made once"
-        return request
+        if self.asked is None:
+            self.value = read_object(self.raw)
+            line = read_question(self.value)
+            own = {"system": self.system, "max_new_tokens": self.options.max_new_tokens} | line.options
+            limit = replace(self.options, max_new_tokens=own["max_new_tokens"]).max_new_tokens
+            self.checkpoint.check_images(len(line.images))
+            images = [self.files.image_path(image) for image in line.images]
+            row = encode(self.checkpoint, images, line.question, own["system"])
+            self.requests = requests_for(self.checkpoint, row, limit, self.options)
+            self.asked = line, replace(row, tiles=None)
+        return self.requests.pop(0)
 
-    def take(self, done: Completed) -> bool:
-        """Note one of the answers: whether it was the last one missing."""
-        self._ids[done.key[1]] = done.token_ids
-        self.error = self.error or done.error
-        self._missing -= 1
-        return self._missing == 0
-
-    def record(self, checkpoint: Checkpoint, model: str) -> dict[str, Any]:
-        """The line of the results."""
-        begin = {"line": self.number, **carried(self.value)}
+    def record(self) -> dict[str, Any]:
+        """The result."""
+        result = {"line": self.number, **passed_on(self.value)}
         if self.error is not None:
-            return begin | {"error": one_line(self.error)}
-        assert self.line is not None and self._row is not None, "without an error there is a question"
-        asked = {"model": model, "images": self.line.images, "question": self.line.question}
-        return begin | asked | answers_of(checkpoint, self._row, self._ids)
+            return result | {"error": one_line(self.error)}
+        assert self.asked is not None, "without an error there is a question"
+        line, row = self.asked
+        result |= {"model": self.files.model, "images": line.images, "question": line.question}
+        answers = answers_of(self.checkpoint, row, [self.ids[number] for number in sorted(self.ids)])
+        return result | answers | {"options": self.files.options_of(line)}

@@ -1,164 +1,144 @@
-"""The two files of a batch, checked before a model is loaded: nothing here needs torch.
+"""The two files of a batch, checked before torch is imported.
 
     questions.jsonl   {"image": "boats.jpg", "question": "How many boats?", "id": 7, "max_new_tokens": 16}
     answers.jsonl     {"line": 1, "id": 7, "images": ["boats.jpg"], ..., "answers": ["three"], ...}
 
-`images` takes a list, paths are relative to the questions' file, `system` is possible, too. A line that
-cannot be answered gets {"line": n, "error": ...}. Keys that mean nothing here are kept under "other".
+A question may have "images", a list, in place of "image", and "system". Paths are relative to the questions'
+file. A line that cannot be answered gets {"line": n, "error": ...}. Other keys are kept under "other".
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+import codecs
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data.files import nearest_file
-from data.lines import MAX_LINE, is_too_long, lines_of, parse_line
-from inference.mistakes import RequestError
-from inference.results import fingerprint, read_results, rewrite
+from inference.errors import RequestError
+from inference.results import ResultsFile
 
-KEYS = ("image", "images", "question", "id", "system", "max_new_tokens")
+OPTIONS = ("system", "max_new_tokens")  # of a line, in place of those of the batch
+KEYS = ("image", "images", "question", "id", *OPTIONS)
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the questions' file, checked; `images` as written there."""
+    """A question of the file, checked. Its images are as written there, `options` are its own."""
 
-    number: int
     question: str
     images: list[str]
-    system: str | None
-    max_new_tokens: int | None
-
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """(number from 1, place in the file, content) of every line that is not blank; see `data.lines`."""
-    with path.open("rb") as file:
-        for number, (begin, raw) in enumerate(lines_of(file), 1):
-            if number == 1 and raw.startswith(BYTE_ORDER_MARK):
-                raw, begin = raw.removeprefix(BYTE_ORDER_MARK), len(BYTE_ORDER_MARK)
-            if raw.strip():
-                yield number, begin, raw
+    options: dict[str, Any]
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """Raises RequestError where a line is too long or not a JSON object."""
-    if is_too_long(raw):
-        raise RequestError(f"expected a line of at most {MAX_LINE >> 20} MiB, got a longer one")
+    """The JSON object of a line. Raises RequestError."""
     try:
-        value = parse_line(raw)
-    except ValueError as error:
+        value = json.loads(raw.decode("utf-8-sig"))  # the first line may begin with a byte order mark
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise RequestError(f"expected a JSON object, got {type(value).__name__}")
     return value
 
 
-def read_question(number: int, value: dict[str, Any]) -> Line:
-    """Raises RequestError where an object is no question."""
+def read_question(value: Mapping[str, Any]) -> Line:
+    """The question of a JSON object. Raises RequestError."""
+    image, question = value.get("image"), value.get("question")
+    images = value.get("images", [] if image is None else [image])
     if "image" in value and "images" in value:
         raise RequestError("expected either image or images, got both")
-    images = value.get("images", value.get("image"))
-    images = [] if images is None else images if "images" in value else [images]
-    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+    if not isinstance(images, list) or not all(isinstance(path, str) for path in images):
         raise RequestError(f"expected image as a path or images as a list of paths, got {str(images)[:80]}")
-    if not isinstance(value.get("question"), str):
-        got = type(value["question"]).__name__ if "question" in value else "none"
-        raise RequestError(f"expected a question as text, got {got}")
-    return Line(number, value["question"], images, value.get("system"), value.get("max_new_tokens"))
+    if not isinstance(question, str):
+        raise RequestError(f"expected a question as text, got {type(question).__name__}")
+    return Line(question, images, {name: value[name] for name in OPTIONS if value.get(name) is not None})
 
 
-def carried(value: dict[str, Any]) -> dict[str, Any]:
-    """What goes from a question to its result: its id, and under "other" what has no meaning here."""
+def passed_on(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a question that its result repeats: its id, and "other" for keys with no meaning here."""
     other = {key: kept for key, kept in value.items() if key not in KEYS}
     return ({"id": value["id"]} if "id" in value else {}) | ({"other": other} if other else {})
 
 
 class BatchFiles:
-    """The questions of one file that have no answer yet, and the file for their answers.
+    """The questions of one file that have no answer yet, and the file of results, read and repaired.
 
-    Making one reads and repairs the results, before any model is loaded. `options` is what answers depend on
-    besides the question: it is written beside them.
+    missing: (number from 1, place in the file) of each line without an answer. Lines about the same images
+        stand together, where the first of them stands.
+    total: how many questions there are.
+    options: everything that answers depend on besides the question; the results record it.
 
-    Raises:
-        RequestError: the results belong to other questions, options or another model, or are no results.
-        OSError: a file that cannot be read or written.
+    Raises RequestError where the results belong to other questions, options or another model or are no
+    results, and OSError.
     """
 
     def __init__(self, questions: Path, out: Path, model: str, options: Mapping[str, Any]):
-        if questions.exists() and out.exists() and os.path.samefile(questions, out):
+        if not questions.exists():
+            raise RequestError(f"{questions}: no such file{nearest_file(questions)}")
+        for path in (questions, out):  # questions are read twice; `compact` would replace a device
+            if path.exists() and not path.is_file():
+                raise RequestError(f"{path}: expected a file, got a folder, a pipe or a device")
+        if out.exists() and out.samefile(questions):
             raise RequestError(f"{out}: expected another file for the results than for the questions")
-        self.questions, self.out, self.model, self.options = questions, out, model, options
-        try:
-            with questions.open("rb"):  # before a file for its results is made
-                pass
-        except FileNotFoundError:
-            raise RequestError(f"{questions}: no such file{nearest_file(questions)}") from None
-        if not questions.is_file():
-            raise RequestError(
-                f"{questions}: expected a file, which can be read twice, got a pipe or a device"
-            )
-        earlier = read_results(out)
-        self.answered = earlier.answered.keys()
-        self.total = self._compare(earlier.answered)
-        if earlier.needs_cleaning:
-            rewrite(out, errors=False)
+        self.questions, self.model, self.options = questions, model, options
+        self.results = ResultsFile(out, "line", _is_result)
+        names = ("model", "images", "question", "options")
+        # Hashes, for a file of results may be large.
+        answered = {
+            record["line"]: _hash(*map(record.get, names)) for record in self.results if "error" not in record
+        }
+        self.missing = self._compare(answered)
+        self.total = len(answered) + len(self.missing)
+        with self.results.appending():  # shows that it can be written to
+            pass
+        self.results.compact(errors=False, ordered=True)
 
-    @property
-    def remaining(self) -> int:
-        return self.total - len(self.answered)
-
-    def _compare(self, answered: dict[int, int]) -> int:
-        """Hold earlier answers against the questions; how many questions there are."""
-        total, foreign = 0, set(answered)
-        for number, _, raw in read_lines(self.questions):
-            total += 1
-            if number in answered and self._fingerprint(number, raw) == answered[number]:
-                foreign.remove(number)
+    def _compare(self, answered: Mapping[int, int]) -> list[tuple[int, int]]:
+        """`missing`; the other lines have to be the questions that were answered."""
+        first: dict[int, int] = {}  # hash of the images -> the first line about them
+        missing, foreign, end = [], set(answered), 0
+        with self.questions.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                place, end = end, end + len(raw)
+                if raw.strip() in (b"", codecs.BOM_UTF8):
+                    continue
+                images, own = [], None
+                try:
+                    line = read_question(read_object(raw))
+                    images = line.images
+                    own = _hash(self.model, images, line.question, self.options_of(line))
+                except RequestError:
+                    pass  # its result will report the error
+                if number not in answered:
+                    group = first.setdefault(_hash(images), number) if images else number
+                    missing.append((group, number, place))
+                elif own == answered[number]:
+                    foreign.remove(number)
         if foreign:
             raise RequestError(
-                f"{self.out}: expected answers by {self.model} to {self.questions}, but what it has for line "
-                f"{min(foreign)} is by another model, to another question or with other options; choose "
-                "another file for results"
+                f"{self.results.path}: the result of line {min(foreign)} is by another model, to another "
+                f"question or with other options than this run of {self.questions}; choose another file"
             )
-        return total
-
-    def _fingerprint(self, number: int, raw: bytes) -> int | None:
-        try:
-            line = read_question(number, read_object(raw))
-        except RequestError:
-            return None
-        return fingerprint(self.model, line.images, line.question, self.options_of(line))
+        return [(number, place) for _, number, place in sorted(missing)]
 
     def options_of(self, line: Line) -> dict[str, Any]:
-        """The options, with what a line says itself."""
-        own = {"system": line.system, "max_new_tokens": line.max_new_tokens}
-        return {**self.options, **{name: value for name, value in own.items() if value is not None}}
+        """The options of the batch, replaced by those that a line has itself."""
+        return {**self.options, **line.options}
 
-    def by_pictures(self) -> list[tuple[int, int]]:
-        """(number, place in the file) of each line without an answer, those about the same pictures together,
-        otherwise in their order."""
-        first: dict[int, int] = {}  # hash of the pictures -> the first line about them
-        lines = []
-        for number, place, raw in read_lines(self.questions):
-            if number not in self.answered:
-                group = number
-                try:
-                    if images := read_question(number, read_object(raw)).images:
-                        group = first.setdefault(hash(tuple(images)), number)
-                except RequestError:
-                    pass  # it will say so in its result
-                lines.append((group, number, place))
-        return [(number, place) for _, number, place in sorted(lines)]
-
-    def place_of(self, image: str) -> str:
-        """Where an image lies that a line names: beside the questions' file, or where a URL or ~ says."""
+    def image_path(self, image: str) -> str:
+        """The path or URL of an image of a line; a relative path begins at the questions' folder."""
         if "://" in image[:16] or image[:5].lower() == "data:" or image.startswith("~"):
             return image
         return str(self.questions.parent / image)
+
+
+def _is_result(record: dict[str, Any]) -> bool:
+    answer = {"model", "images", "question", "answers"}
+    return type(record["line"]) is int and ("error" in record or answer <= record.keys())
+
+
+def _hash(*values: Any) -> int:
+    return hash(json.dumps(values, sort_keys=True))

@@ -1,107 +1,96 @@
-"""The chat of `generate.py --chat`: lines in, answers out as they are made, and commands between them.
+"""The chat of `generate.py --chat`: questions and commands, a line each, from a terminal or a pipe.
 
-From a terminal, with line editing and Ctrl-C for an answer; or from a pipe, a question or command a line.
-Answers go to stdout, everything else to stderr. No line can end the session but /quit; the exit status of a
-pipe is 2 where one of its lines could not be done.
+Answers go to stdout while they are made, everything else to stderr. At a terminal, Ctrl-C stops an answer;
+only /quit or Ctrl-D ends the session. From a pipe, the exit status is 2 if one of the lines failed.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.output import create_output
+from prompt_toolkit.shortcuts import CompleteStyle
+
 from data.errors import did_you_mean
-from data.files import expanded
-from data.inputs import TiledPicture
+from data.files import expanded, replacing
+from data.images import TiledImage
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
-from inference.checkpoint import RequestError
-from inference.conversation import Conversation, TurnReply
-from inference.mistakes import mistakes, sentence
-from inference.options import check_image_name
-from inference.stats import as_table, stats_rows
-from inference.transcript import save_transcript
+from inference.checkpoint import Checkpoint, RequestError
+from inference.cli import check_image_name, stats_table
+from inference.conversation import Conversation
+from inference.errors import user_errors, user_message
+from inference.results import to_json
 
 COMMANDS = {
-    "/image": ("PATH", "show a picture (or its URL) with the next question"),
-    "/undo": ("", "take back the last picture, or the last question with its answer"),
-    "/reset": ("", "begin anew: no pictures, no questions"),
-    "/memory": ("on|off", "whether earlier questions and answers stand before the next one"),
+    "/image": ("PATH", "show an image (or its URL) with the next question"),
+    "/undo": ("", "take back the last image, or the last question with its answer"),
+    "/reset": ("", "start again, without images and questions"),
+    "/memory": ("on|off", "whether the model sees earlier questions and answers"),
     "/save": ("FILE", "write the conversation to a new file: .md to read, .jsonl to train on"),
-    "/stats": ("", "what the last answer took"),
+    "/stats": ("", "size and speed of the last answer"),
     "/help": ("", "this list"),
     "/quit": ("", "leave, as Ctrl-D does"),
 }
-REMEMBERS = "each question is asked with the questions and answers before it"
-FORGETS = "each question is asked alone, about the pictures shown last; /memory on changes that"
-KEYS = "Ctrl-C stops an answer, Tab completes, arrows and Ctrl-R find earlier lines."
-MORE_MEMORY = "/reset gives the conversation's memory back, --device cpu may have more"
+FORGETS = "each question is asked alone, about the last images; /memory on changes that"
+ENDINGS = {
+    "stopped": "stopped; /undo takes the question back",
+    "length": "cut at --max-new-tokens",
+    "context": "the context is full: /undo takes questions back, /reset starts again",
+}
 # Control characters in an answer could do anything to a terminal; line breaks and tabs are text.
 CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
 
 class Chat:
-    """A conversation by lines.
+    """A conversation by lines. Without memory if the model was trained on single questions.
 
-    Args:
-        conversation: to go on with, without memory where its model was trained on single questions.
-        options: of each answer; each next one draws with the next seed, where there is one.
-        stats: tell what each answer took.
-        debug: show the traceback of an error.
-
-    `pictures` are shown with the next question; `failed` counts lines that could not be done; `at_terminal`
-    says whether a person watches: Ctrl-C stops the answer then, and how one ended is told.
+    options: of each answer; if there is a seed, the next answer uses the next one.
+    stats: print the size and speed of each answer. debug: print the traceback of an error.
     """
 
     def __init__(
         self,
-        conversation: Conversation,
+        checkpoint: Checkpoint,
+        system: str | None,
         options: GenerationOptions,
         stats: bool = False,
         debug: bool = False,
     ):
-        self.conversation, self.options, self.stats, self.debug = conversation, options, stats, debug
-        conversation.remember = not conversation.checkpoint.single_turn
-        self.at_terminal = is_at_terminal()
-        self.pictures: list[TiledPicture] = []
-        self.failed = self._asked = 0
-        self._made: dict[str, Any] | None = None
-        self._commands: dict[str, Callable[[str], None]] = {
-            "/image": self._image,
-            "/undo": self._undo,
-            "/reset": self._reset,
-            "/memory": self._memory,
-            "/save": self._save,
-            "/stats": self._stats,
-            "/help": self._help,
-        }
+        self.conversation, self.options = Conversation(checkpoint, system), options
+        self.conversation.remember = not checkpoint.single_turn
+        self.stats, self.debug = stats, debug
+        # Whether a person types and reads.
+        shown = sys.stdout.isatty() or sys.stderr.isatty()
+        self.at_terminal = sys.stdin is not None and sys.stdin.isatty() and shown
+        self.images: list[TiledImage] = []  # to show with the next question
+        self.failed = self._sent = 0  # lines that failed, questions that were sent
+        self._result: dict[str, Any] | None = None  # of the last answer, unless it was taken back
 
-    def show(self, picture: Any, name: str) -> None:
-        """Show a picture (anything that `load_image` takes) under this name with the next question.
-
-        Raises:
-            ImageError: see `load_image`.
-        """
-        self.pictures.append(replace(self.conversation.picture(picture), name=name))
+    def show(self, image: Any, name: str) -> None:
+        """Show an image (anything that `load_image` takes) with the next question. Raises ImageError."""
+        self.images.append(replace(self.conversation.image(image), name=name))
 
     def run(self, questions: Sequence[str] = ()) -> int:
-        """Ask these, then do every line that is typed or piped in, up to /quit: the exit status."""
-        lines: Iterable[str] = piped_lines()
+        """Send these questions, then do every line up to /quit. Returns the exit status."""
+        lines: Iterable[str] = (line.rstrip("\r\n") for line in sys.stdin or ())
         if self.at_terminal:
-            from inference.terminal import TerminalLines
-
-            lines = TerminalLines(tuple(COMMANDS), tell, take_pictures=["/image"], take_files=["/save"])
-            tell("/help lists the commands, Ctrl-D leaves")
+            lines = terminal_lines()
+            log("/help lists the commands, Ctrl-D leaves")
         if not self.conversation.remember:
-            tell(f"this model was trained on single questions: {FORGETS}")
+            log(f"this model was trained on single questions: {FORGETS}")
         for question in questions:
             if self.at_terminal:
                 print(f"> {question}", flush=True)
@@ -113,171 +102,228 @@ class Chat:
         return 2 if self.failed and not self.at_terminal else 0
 
     def take(self, line: str) -> None:
-        """Do one line. What is wrong with it is told in one sentence."""
+        """Do one line. What is wrong with it is logged in one sentence."""
         try:
-            self._do(line)
+            if line.startswith("/"):
+                self._command(line.strip())
+            elif line.strip():
+                self._send(line.strip())
+            else:
+                log("type a question, or /help")
         except BrokenPipeError:
             raise
-        except mistakes() as error:
+        except user_errors() as error:
             if self.debug:
                 traceback.print_exc()
             self.failed += 1
-            tell("error: " + sentence(error, MORE_MEMORY))
+            memory = "/reset frees the conversation's memory, --device cpu may have more"
+            log("error: " + user_message(error, memory))
         except KeyboardInterrupt:
             if not self.at_terminal:
                 raise
-            tell("stopped")
+            log("stopped")
 
-    def _do(self, line: str) -> None:
-        if not line.strip():
-            tell("type a question, or /help")
-        elif line.startswith("/"):
-            name, _, argument = line.strip().partition(" ")
-            if name not in COMMANDS:
-                raise RequestError(f"{name}: no such command{did_you_mean(name, COMMANDS)}; /help lists them")
-            takes, _ = COMMANDS[name]
-            if bool(argument.strip()) != bool(takes):
-                raise RequestError(f"expected {f'{name} {takes}'.strip()}, got {line.strip()!r}")
-            self._commands[name](argument.strip())
-        else:
-            self._ask(line.strip())
-
-    def _ask(self, question: str) -> None:
-        options = self.options
+    def _send(self, question: str) -> None:
+        options, conversation, images = self.options, self.conversation, self.images
         if options.seed is not None:
-            options = replace(options, seed=(options.seed + self._asked) % MAX_SEED)
-        self._asked += 1
-        reply, talk = None, self.conversation
-        pictures = self.pictures
-        if not (pictures or talk.remember) and talk.turns:
-            pictures = list(talk.turns[-1].pictures)  # those shown last stay on the table
-        try:
-            with stoppable(self.at_terminal) as begun:
-                reply = talk.ask(question, pictures, options)
-                self._stream(reply, begun)
-        except KeyboardInterrupt:
-            if reply is None or not self.at_terminal:
-                raise
-        made = reply.finish()
+            options = replace(options, seed=(options.seed + self._sent) % MAX_SEED)
+        self._sent += 1
+        if not (images or conversation.remember) and conversation.turns:
+            images = list(conversation.turns[-1].images)  # the last ones are still being talked about
+        shown = ""
+        with conversation.send(question, images, options) as reply:
+            try:
+                for _, shown in reply:
+                    print(shown.translate(CONTROL) if self.at_terminal else shown, end="", flush=True)
+            except KeyboardInterrupt:
+                if not self.at_terminal:
+                    raise
+            finally:
+                if shown or reply.kept:
+                    print(flush=True)
+        result = reply.finish()
         if not reply.kept:
-            tell("stopped before the first word: the question is not kept")
+            log("stopped before the first word: the question is not kept")
             return
-        self.pictures.clear()
-        self._made = made | {"model": self.conversation.checkpoint.name}
-        if self.at_terminal:
-            self._tell_ending(made["stop_reasons"][0])
+        self.images.clear()
+        self._result = result
+        if self.at_terminal and reply.turn.ended in ENDINGS:
+            log(ENDINGS[reply.turn.ended])
         if self.stats:
             self._stats()
 
-    def _stream(self, reply: TurnReply, begun: Callable[[TurnReply], None]) -> None:
-        shown = False
-        try:
-            for _, piece in reply:
-                if not shown:
-                    begun(reply)
-                shown = True
-                print(piece.translate(CONTROL) if self.at_terminal else piece, end="", flush=True)
-        finally:
-            if shown or reply.kept:
-                print(flush=True)
-
-    def _tell_ending(self, ending: str) -> None:
-        if ending == "stopped":
-            tell("stopped; /undo takes the question back")
-        elif ending == "length":
-            tell(f"cut after {self.options.max_new_tokens} tokens: --max-new-tokens allows more")
-        elif ending == "context":
-            tell("the context is full: /undo takes questions back, /reset begins anew")
-
     # -------------------------------------------------------------------------------------- commands
+    def _command(self, line: str) -> None:
+        name, _, argument = line.partition(" ")
+        if name not in COMMANDS:
+            raise RequestError(f"{name}: no such command{did_you_mean(name, COMMANDS)}; /help lists them")
+        takes, _ = COMMANDS[name]
+        if bool(argument) != bool(takes):
+            raise RequestError(f"expected {f'{name} {takes}'.strip()}, got {line!r}")
+        method = getattr(self, f"_{name[1:]}")
+        method(argument.strip()) if takes else method()
+
     def _image(self, argument: str) -> None:
         path = path_of(argument)
         check_image_name(path)
         self.show(path, path)
-        tell(f"{path} is shown with the next question")
+        log(f"{path} is shown with the next question")
 
-    def _undo(self, _: str) -> None:
-        if self.pictures:
-            tell(f"took back {self.pictures.pop().name}")
+    def _undo(self) -> None:
+        if self.images:
+            log(f"took back {self.images.pop().name}")
             return
         turn = self.conversation.undo()
-        self._made = None
-        self.pictures = list(turn.pictures)
-        names = ", ".join(picture.name for picture in turn.pictures)
+        self._result = None
+        self.images = list(turn.images)
+        names = ", ".join(image.name for image in turn.images)
         shown = f"; {names} is shown with the next one, unless taken back too" if names else ""
-        tell(f"took back {turn.question!r}{shown}")
+        log(f"took back {turn.question!r}{shown}")
 
-    def _reset(self, _: str) -> None:
+    def _reset(self) -> None:
         self.conversation.reset()
-        self.pictures.clear()
-        self._made = None
-        tell("begun anew, without pictures")
+        self.images.clear()
+        self._result = None
+        log("started again, without images")
 
     def _memory(self, argument: str) -> None:
-        if argument not in ("on", "off"):
+        texts = {"on": "the model sees earlier questions and answers", "off": FORGETS}
+        if argument not in texts:
             raise RequestError(f"expected /memory on or /memory off, got {argument!r}")
         self.conversation.remember = argument == "on"
-        tell(REMEMBERS if argument == "on" else FORGETS)
+        log(texts[argument])
 
     def _save(self, argument: str) -> None:
         path = Path(expanded(path_of(argument)))
         save_transcript(self.conversation, path)
-        tell(f"saved to {path}")
+        log(f"saved to {path}")
 
-    def _stats(self, _: str = "") -> None:
-        if self._made is None:
-            raise RequestError("no answer yet, or it was taken back: nothing to tell about")
-        used = self._made["prompt_tokens"] + len(self._made["token_ids"][0])
-        context = f"{used} of {self.conversation.checkpoint.context} tokens"
-        tell(as_table(stats_rows(self._made) | {"context": context}))
+    def _stats(self) -> None:
+        if self._result is None:
+            raise RequestError("there is no answer yet, or it was taken back")
+        checkpoint = self.conversation.checkpoint
+        used = self._result["prompt_tokens"] + len(self._result["token_ids"][0])
+        log(stats_table(self._result, checkpoint.name, context=f"{used} of {checkpoint.context} tokens"))
 
-    def _help(self, _: str) -> None:
+    def _help(self) -> None:
         for name, (takes, what) in COMMANDS.items():
-            tell(f"{name + ' ' + takes:12}  {what}")
-        tell("Everything else is a question; one that begins with a slash takes a space in front of it.")
-        tell(KEYS)
+            log(f"{name + ' ' + takes:12}  {what}")
+        log("Everything else is a question. Put a space before one that begins with a slash.")
+        log("Ctrl-C stops an answer, Tab completes, arrows and Ctrl-R find earlier lines.")
 
 
-def tell(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def path_of(argument: str) -> str:
-    """A path as typed, or as a terminal writes one that was dropped on it: quoted, or its spaces escaped."""
-    if os.path.exists(expanded(argument)):
-        return argument
+    """A path as typed, or as a terminal writes a dropped file: quoted, or with escaped spaces."""
+    if "\0" in argument:
+        raise RequestError(f"expected a path, got {argument!r}")
     try:
         words = shlex.split(argument)
     except ValueError:  # an apostrophe
         return argument
-    return words[0] if len(words) == 1 else argument
+    return words[0] if len(words) == 1 and not os.path.exists(expanded(argument)) else argument
 
 
-@contextmanager
-def stoppable(enabled: bool) -> Iterator[Callable[[TurnReply], None]]:
-    """Gives what to call once an answer has begun: from then on Ctrl-C lets it end at its next token, so that
-    nothing is torn; before, and a second time, it interrupts whatever is being done."""
-    begun: list[TurnReply] = []
+# ------------------------------------------------------------------------------------------ the terminal
+def terminal_lines() -> Iterator[str]:
+    """The lines that a person types, until Ctrl-D. Ctrl-C clears a line."""
+    session: PromptSession[str] = PromptSession(
+        history=open_history(),
+        completer=CommandCompleter(),
+        complete_style=CompleteStyle.READLINE_LIKE,
+        complete_while_typing=False,
+        output=create_output(sys.stdout if sys.stdout.isatty() else sys.stderr),
+    )
+    while True:
+        try:
+            yield session.prompt("> ")
+        except KeyboardInterrupt:
+            if not session.default_buffer.text:
+                log("Ctrl-D or /quit leaves")
+        except EOFError:
+            return
 
-    def interrupt(*_) -> None:
-        if not begun:
-            raise KeyboardInterrupt
-        begun.pop().stop()
 
-    before = signal.signal(signal.SIGINT, interrupt) if enabled else None
+class CommandCompleter(Completer):
+    """Completes commands, and paths after those that take one."""
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        command, space, argument = document.text_before_cursor.partition(" ")
+        if command in ("/image", "/save") and space:
+            yield from PathCompleter(expanduser=True).get_completions(Document(argument), event)
+        elif command.startswith("/") and not space:
+            for name, (takes, _) in COMMANDS.items():
+                if name.startswith(command):
+                    yield Completion(name + " " * bool(takes), start_position=-len(command))
+
+
+def open_history() -> History:
+    """The lines of earlier sessions, in the user's state folder (XDG), for no other user to read."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    path = state / "ocelli" / "chat_history"
     try:
-        yield begun.append
-    finally:
-        if enabled:
-            signal.signal(signal.SIGINT, before)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    except OSError as error:
+        log(f"the history of this session is not saved: {path}: {error.strerror}")
+        return InMemoryHistory()
+    return _FileHistory(str(path))
 
 
-def is_at_terminal() -> bool:
-    """Whether a person types, and sees what is told."""
-    return sys.stdin is not None and sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
+class _FileHistory(FileHistory):
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):  # a full disk does not end the conversation
+            super().store_string(string)
 
 
-def piped_lines() -> Iterator[str]:
-    """Lines of stdin, none where it is closed."""
-    for line in sys.stdin or ():
-        yield line.rstrip("\r\n")
+# ---------------------------------------------------------------------------------------- the transcript
+def save_transcript(conversation: Conversation, path: Path) -> None:
+    """Write the turns so far to a new file that ends in .md or .jsonl. Raises RequestError, OSError."""
+    formats = {".md": as_markdown, ".jsonl": as_json_lines}
+    if path.suffix not in formats:
+        raise RequestError(f"{path}: expected a name that ends in .md or .jsonl")
+    if not conversation.turns:
+        raise RequestError("nothing to save: the conversation is empty")
+    if os.path.lexists(path):
+        raise RequestError(f"{path}: expected the name of a new file; nothing was saved")
+    with replacing(path) as temporary:
+        # Names of files may hold bytes that are no text; JSON reads their escapes \udc.. as they were.
+        temporary.write_bytes(formats[path.suffix](conversation).encode("utf-8", "backslashreplace"))
+
+
+def as_json_lines(conversation: Conversation) -> str:
+    """A row of `train.py --data` for each stretch of turns that the model saw together, with its name."""
+    rows: list[dict[str, Any]] = []
+    for turn in conversation.turns:
+        if turn.alone:
+            system = [{"type": "text", "text": conversation.system}]
+            messages = [{"role": "system", "content": system}] if conversation.system else []
+            rows.append({"messages": messages, "images": [], "model": conversation.checkpoint.name})
+        rows[-1]["images"] += map(place, turn.images)
+        parts = [{"type": "image"} for _ in turn.images] + [{"type": "text", "text": turn.question}]
+        rows[-1]["messages"] += [
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": [{"type": "text", "text": turn.answer}]},
+        ]
+    return "".join(to_json(row) + "\n" for row in rows)
+
+
+def as_markdown(conversation: Conversation) -> str:
+    """Questions with their images, and answers, with a note on those that were cut off."""
+    blocks = [f"# A conversation with {conversation.checkpoint.name}"]
+    if conversation.system:
+        blocks.append(f"**System:** {conversation.system}")
+    for turn in conversation.turns:
+        cut = "" if turn.ended == "stop" else f" _(ended by: {turn.ended})_"
+        blocks += [f"![{Path(image.name).name}](<{place(image)}>)" for image in turn.images]
+        blocks += [f"**You:** {turn.question}", f"**Model:** {turn.answer}{cut}"]
+    return "\n\n".join(blocks) + "\n"
+
+
+def place(image: TiledImage) -> str:
+    """The URL of an image, or its absolute path."""
+    path = expanded(image.name)
+    return os.path.abspath(path) if os.path.isfile(path) else image.name

@@ -1,7 +1,7 @@
 """A checkpoint opened for questions: model and processor on a device that exists, in a dtype that suits it.
 
 checkpoint = open_checkpoint("HuggingFaceTB/SmolVLM-256M-Instruct", device="auto", dtype="int8")
-checkpoint = checkpoint.compiled()           # answers with the fastest decode step there is here
+checkpoint = checkpoint.compiled()           # answers with the fastest decode step of this machine
 """
 
 from __future__ import annotations
@@ -14,35 +14,27 @@ import torch
 
 from data.processor import Processor
 from generation.decoding import DecodeStep
-from generation.fast_decode import fast_step, has_fast_bfloat16, set_precision
-from generation.graph_step import GraphStep
-from inference.mistakes import RequestError as RequestError
-from inference.mistakes import check_images
-from models.checkpoints.locate import snapshot
-from models.checkpoints.one_version import one_version
-from models.device_settings import prepare_device
-from models.devices import check_device
-from models.vision_language_model import VisionLanguageModel
+from generation.fast.choose_step import break_even_steps, fast_step, has_fast_bfloat16, set_precision
+from generation.fast.cuda_graph import GraphStep
+from inference.errors import RequestError as RequestError
+from inference.errors import check_text_only
+from models.checkpoints.hub import snapshot
+from models.checkpoints.load import one_version
+from models.config import check_device
+from models.vision_language_model import VisionLanguageModel, prepare_device
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model and its processor.
+    """A model and its processor."""
 
-    name: what it was opened by.
-    load_seconds: what opening took, compiling a decode step included.
-    dtype: what the weights are stored in: float32, bfloat16, float16 or int8.
-    decode_step: the one that answers are made with; None is the eager one.
-    decode_step_chosen: what it is, or why it is the eager one.
-    """
-
-    name: str
+    name: str  # the folder or repository
     model: VisionLanguageModel
     processor: Processor
-    load_seconds: float
-    dtype: str = "float32"
-    decode_step: DecodeStep | None = None
-    decode_step_chosen: str = "eager"
+    load_seconds: float  # a decode step's compilation included
+    dtype: str = "float32"  # of the weights: float32, bfloat16, float16 or int8
+    decode_step: DecodeStep | None = None  # None is the eager one
+    decode_step_chosen: str = "eager"  # its name, or why it is the eager one
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -51,9 +43,15 @@ class Checkpoint:
 
     @property
     def decode_step_name(self) -> str:
-        """What answers: the step that was chosen, and what has become of it."""
+        """The decode step that was chosen, and why it has been replaced since."""
         failure = self.decode_step.failure if isinstance(self.decode_step, GraphStep) else None
         return self.decode_step_chosen + (f", eager since: {failure}" if failure else "")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What every result reports about the machine."""
+        device = str(self.model.device)
+        return {"device": device, "dtype": self.dtype, "decode_step": self.decode_step_name}
 
     @property
     def context(self) -> int:
@@ -61,17 +59,23 @@ class Checkpoint:
 
     @property
     def single_turn(self) -> bool:
-        """Whether it was trained on one question at a time, and answers a second one wrong that stands after
-        a first: what its generation_config.json says."""
+        """Whether its generation_config.json says that it was trained on one question at a time. Such a model
+        often gets a follow-up question wrong."""
         return bool(self.model.generation_config.get("single_turn", False))
 
     def check_images(self, count: int) -> None:
-        """Raises RequestError: see `mistakes.check_images`."""
-        check_images(self.model.generation_config, count)
+        """Raises RequestError for a question without an image if the model needs one."""
+        if count == 0:
+            check_text_only(self.model.generation_config)
+
+    def eager_in_vain(self, steps: int | None) -> bool:
+        """Whether `compiled(steps)` found no compiled step though it would have paid."""
+        pays = steps is None or steps >= break_even_steps(self.model.language_model)
+        return self.decode_step is None and pays
 
     def compiled(self, steps: int | None = None) -> Checkpoint:
-        """This checkpoint with the fastest decode step of this machine, or the eager one and why; the answers
-        are the same. `steps` as in `fast_step`."""
+        """This checkpoint with the fastest decode step of this machine; the answers are the same. `steps` is
+        as in `fast_step`."""
         began = time.perf_counter()
         step, name = fast_step(self.model.language_model, steps)
         seconds = self.load_seconds + time.perf_counter() - began
@@ -83,27 +87,20 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Load model and processor from a folder or the Hub.
 
-    Args:
-        source: a folder, or a repository id.
-        revision: branch, tag or commit of the repository.
-        device: auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.
-        dtype: as for `models.checkpoints.load.load`, or int8 (weights only, CPU only), rounded from what is
-            stored. A CPU without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32.
-
-    Raises:
-        RequestError: a device that is not here, int8 on another device than a CPU.
-        CheckpointError, ProcessorError: see `VisionLanguageModel.from_pretrained` and `Processor`.
+    `device` is auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1 or mps; `dtype` is as for
+    `VisionLanguageModel.from_pretrained`, or int8 (weights only, CPU only). A CPU without bfloat16 arithmetic
+    keeps bfloat16 weights and multiplies in float32.
     """
-    chosen = pick_device(device)
-    began = time.perf_counter()
+    chosen, began = pick_device(device), time.perf_counter()
     if dtype == "int8" and chosen.type != "cpu":
         raise RequestError(f"dtype int8: expected device cpu, got {chosen}; use bfloat16 there")
-    loaded = loading_dtype(dtype)
 
     def read() -> tuple[VisionLanguageModel, Processor]:
-        model = VisionLanguageModel.from_pretrained(source, revision=revision, dtype=loaded, device=chosen)
+        model = VisionLanguageModel.from_pretrained(
+            source, revision=revision, dtype=loading_dtype(dtype), device=chosen
+        )
         assert model.origin is not None, "a loaded model knows where it came from"
-        # The commit of the weights: a branch may have moved on meanwhile.
+        # The commit of the weights: the branch may have moved on meanwhile.
         folder = snapshot(source, model.origin.commit or revision)
         return model, Processor.from_pretrained(folder, config=model.config)
 
@@ -115,26 +112,22 @@ def open_checkpoint(
 
 
 def loading_dtype(dtype: str) -> str:
-    """What the weights are loaded in where `open_checkpoint` is asked for `dtype`."""
+    """The dtype in which `open_checkpoint` loads the weights before it converts them to `dtype`."""
     return "stored" if dtype == "int8" else dtype
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name, ready to compute on.
-
-    Raises:
-        RequestError: no such kind of device, or none of it on this machine.
-    """
+    """The device of that name, ready to compute on. Raises RequestError if it does not exist here."""
     try:
         check_device(name)
     except ValueError as error:
         raise RequestError(str(error)) from None
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if name == "auto":
-        return prepare_device("cuda" if cuda else "mps" if mps else "cpu")
+        name = next(kind for kind, count in counts.items() if count)
     kind, _, index = name.partition(":")
-    here = {"cpu": 1, "cuda": torch.cuda.device_count() if cuda else 0, "mps": int(mps)}[kind]
-    if int(index or 0) >= here:
-        got = "none" if here == 0 else f"{here} of them"
-        raise RequestError(f"device {name}: PyTorch {torch.__version__} finds {got} here; use auto or cpu")
+    if int(index or 0) >= counts[kind]:
+        raise RequestError(
+            f"device {name}: PyTorch {torch.__version__} finds {counts[kind] or 'none'} here; use auto or cpu"
+        )
     return prepare_device(name)

@@ -1,117 +1,101 @@
-"""The results of a batch: a JSONL file that a run appends to and a later run goes on from.
+"""A file of results: JSON lines that one run appends to and a later run resumes from.
 
-Each line is {"line": n, ...}: n is the line of the questions' file, counted from 1, the rest an answer, or
-{"error": ...}. A run that was killed leaves at most one half-written line, at the end.
+    results = ResultsFile(Path("answers.jsonl"), "line", lambda record: "answers" in record)
+    answered = {record["line"] for record in results if not record.get("error")}
+    results.compact(errors=False)                # before a run: failed questions are tried again
+    with results.appending() as write:
+        write({"line": 7, "answers": ["three"], ...})
+    results.compact(errors=True, ordered=True)   # after it
+
+Each record begins with its key and is written by one call, so a run that was killed leaves at most one
+half-written line, at the end. With several ranks, each further rank appends to a part file of its own.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.files import replacing
-from data.lines import is_too_long, line_at, lines_of, parse_line
-from inference.mistakes import RequestError
+from data.files import naming, replacing
+from inference.errors import RequestError
 
-KEPT = "what has been answered is kept, and the same command goes on from there"
-_BEGINNING = b'{"line": '  # of every result
+KEPT = "answers so far are kept, and the same command resumes"
 
 
 def to_json(record: dict[str, Any]) -> str:
-    """One line of JSON, readable in any script; half a surrogate pair, which is no text, as its escape."""
+    """One line of JSON, readable in any script. Half a surrogate pair, which no encoding has, is escaped."""
     text = json.dumps(record, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """What a results file holds: for each line answered, a `fingerprint` of what was asked; and whether
-    anything else is in it, an error or a half-written line, or its lines are not in order."""
+class ResultsFile:
+    """Iterate for the records, those of part files included; the path may not exist yet.
 
-    answered: dict[int, int]
-    needs_cleaning: bool
-
-
-def fingerprint(model: str, images: Sequence[str], question: str, options: Any) -> int:
-    """Tells one question, and how it is to be answered, from another within this process."""
-    return hash((model, *images, question, json.dumps(options, sort_keys=True)))
-
-
-def read_results(path: Path) -> Earlier:
-    """Read the results of an earlier run. Makes an empty file where there is none, so that a place which
-    cannot be written to shows before any work.
-
-    Raises:
-        RequestError: the file holds something other than results.
-        OSError: it cannot be read or written.
+    key: the field that names a record, its first.
+    is_result: tells a record of this kind from any other JSON object.
     """
-    if path.exists() and not path.is_file():
-        raise RequestError(f"{path}: expected a file to write results to, got something else")
-    with path.open("ab"):
-        pass
-    answered: dict[int, int] = {}
-    needs_cleaning, last = False, 0
-    with path.open("rb") as file:
-        for number, (_, raw) in enumerate(lines_of(file), 1):
-            record = _parse(raw)
-            if record is None and (raw.endswith(b"\n") or not _may_be_half(raw)):
-                raise RequestError(
-                    f"{path}, line {number}: expected the results of an earlier run, got {raw[:60]!r}"
-                )
-            if record is None or "error" in record or not raw.endswith(b"\n"):
-                needs_cleaning = True
-            if record is not None:
-                needs_cleaning, last = needs_cleaning or record["line"] < last, record["line"]
-            if record is not None and "error" not in record:
-                answered[record["line"]] = fingerprint(
-                    record["model"], record["images"], record["question"], record.get("options")
-                )
-    return Earlier(answered, needs_cleaning)
 
+    path: Path
+    key: str
+    is_result: Callable[[dict[str, Any]], bool]
 
-def rewrite(path: Path, errors: bool) -> None:
-    """Put results into the order of their questions, and drop a half-written last line: written beside the
-    file, then renamed.
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (record for path in self._paths() for record, _ in self._lines(path))
 
-    Args:
-        errors: keep them, too; without them they are tried again.
-    """
-    with path.open("rb") as old:
-        kept = [
-            (record["line"], place)
-            for place, raw in lines_of(old)
-            if (record := _parse(raw)) is not None and (errors or "error" not in record)
-        ]
-        if errors and kept == sorted(kept):
+    def compact(self, errors: bool, ordered: bool = False) -> None:
+        """Make one file of the parts, with every record once and without a half-written line: with those that
+        report an error or without, `ordered` by their key or as they are."""
+        paths = self._paths()
+        kept: dict[Any, bytes] = {}
+        for record, line in (pair for path in paths for pair in self._lines(path)):
+            if errors or not record.get("error"):
+                kept.setdefault(record[self.key], line)
+        if not paths:
             return
-        with replacing(path) as temporary, temporary.open("wb") as new:
-            for _, place in sorted(kept):
-                new.write(line_at(old, place).rstrip(b"\n") + b"\n")
+        with replacing(self.path) as temporary, temporary.open("wb") as new:
+            new.writelines(kept[key].rstrip(b"\n") + b"\n" for key in (sorted(kept) if ordered else kept))
             new.flush()
             os.fsync(new.fileno())
+        for part in set(paths) - {self.path}:
+            part.unlink()
 
+    @contextmanager
+    def appending(self, rank: int = 0) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """A function that appends one record. Opening the file shows at once whether it can be written."""
+        path = self.path if rank == 0 else self.path.with_suffix(f".{rank}.part")
+        with path.open("ab", buffering=0) as file:
 
-def _parse(raw: bytes) -> dict[str, Any] | None:
-    """A result, or None for anything else."""
-    try:
-        record = None if is_too_long(raw) else parse_line(raw)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or type(record.get("line")) is not int:
-        return None
-    if "error" in record:
-        return record
-    model, images, question = (record.get(name) for name in ("model", "images", "question"))
-    named = isinstance(images, list) and all(isinstance(text, str) for text in (model, question, *images))
-    return record if named else None
+            def write(record: dict[str, Any]) -> None:
+                line = (to_json(record) + "\n").encode()
+                with naming(path, KEPT):
+                    while line:  # a disk takes it in one call; a full one takes a part and then raises
+                        line = line[file.write(line) :]
 
+            yield write
 
-def _may_be_half(raw: bytes) -> bool:
-    """Whether a line is the beginning of a result: what is not must not be thrown away."""
-    if is_too_long(raw):  # of which the end is not known, nor whether it has one
-        return False
-    return raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw)
+    def _paths(self) -> list[Path]:
+        parts = self.path.parent.glob(glob.escape(self.path.stem) + ".*.part")
+        return [path for path in (self.path, *sorted(parts)) if path.exists()]
+
+    def _lines(self, path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """(record, line) of every line but a half-written last one. Raises RequestError for a file of
+        something else, which must not be overwritten."""
+        beginning = f'{{"{self.key}": '.encode()
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError):
+                    record = None
+                    if (line.startswith(beginning) or beginning.startswith(line)) and line[-1:] != b"\n":
+                        return  # half-written
+                if not (isinstance(record, dict) and self.key in record and self.is_result(record)):
+                    raise RequestError(f"{path}: expected the results of an earlier run, got {line[:60]!r}")
+                yield record, line

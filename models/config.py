@@ -1,31 +1,47 @@
-"""Frozen, validated configurations with the Hub's field names.
+"""The sizes of a model, and the names of devices: all that is checked before PyTorch is imported.
 
-Readers in `models/checkpoints/` translate a checkpoint's config.json into these; nothing else
-interprets a config file. Unknown fields are refused by the dataclass constructor itself.
+Configs are frozen, checked when they are made, and named as on the Hub. Readers in `models/checkpoints/` make
+them from a checkpoint's config.json, which is a stranger's file; nothing else interprets it.
 """
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import dataclass, field
 
-# Bounds that no real model comes near: a config past them is broken or hostile, and is refused before
-# anything is allocated.
+# Far beyond any real model: a config past these is refused before anything is allocated.
 _MAX_WIDTH = 65_536
 _MAX_LAYERS = 1_024
 _MAX_VOCAB = 4_194_304
 _MAX_POSITIONS = 16_777_216
 
 
-def _check_range(owner: str, name: str, value, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{owner}.{name}: expected an integer from {low} to {high}, got {value!r}")
+def _check_range(config, low: int, high: int, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(
+                f"{type(config).__name__}.{name}: expected an integer from {low} to {high}, got {value!r}"
+            )
+
+
+def _check_choice(config, name: str, *choices: str) -> None:
+    if (value := getattr(config, name)) not in choices:
+        raise ValueError(f"{type(config).__name__}.{name}: expected {' or '.join(choices)}, got {value!r}")
+
+
+def _check_multiple(config, name: str, divisor: str) -> None:
+    value, by = getattr(config, name), getattr(config, divisor)
+    if value % by:
+        raise ValueError(f"{type(config).__name__}.{name} ({value}) must be a multiple of {divisor} ({by})")
 
 
 def _make_positive(config, *names: str) -> None:
-    """Floats, of whole numbers too: 10**30 is saved as the float that it is used as."""
+    """Check fields and make floats of them: 10**30 is saved as the float that it is used as."""
     for name in names:
         value = getattr(config, name)
-        # Within what float32 holds: beyond it eps would be none, and a frequency infinite.
+        # The range of float32: beyond it eps would be zero, and a frequency infinite.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-38 <= value <= 1e38:
             raise ValueError(f"{type(config).__name__}.{name}: expected a positive number, got {value!r}")
         object.__setattr__(config, name, float(value))
@@ -46,22 +62,14 @@ class VisionConfig:
     hidden_act: str = "gelu_pytorch_tanh"
 
     def __post_init__(self):
-        for name in ("hidden_size", "intermediate_size", "image_size"):
-            _check_range("VisionConfig", name, getattr(self, name), 1, _MAX_WIDTH)
-        _check_range("VisionConfig", "num_hidden_layers", self.num_hidden_layers, 1, _MAX_LAYERS)
-        _check_range("VisionConfig", "num_attention_heads", self.num_attention_heads, 1, self.hidden_size)
-        _check_range("VisionConfig", "num_channels", self.num_channels, 1, 16)
-        _check_range("VisionConfig", "patch_size", self.patch_size, 1, self.image_size)
+        _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size", "image_size")
+        _check_range(self, 1, _MAX_LAYERS, "num_hidden_layers")
+        _check_range(self, 1, self.hidden_size, "num_attention_heads")
+        _check_range(self, 1, 16, "num_channels")
+        _check_range(self, 1, self.image_size, "patch_size")
+        _check_multiple(self, "hidden_size", "num_attention_heads")
+        _check_choice(self, "hidden_act", "gelu_pytorch_tanh", "gelu")
         _make_positive(self, "layer_norm_eps")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"VisionConfig.hidden_size ({self.hidden_size}) must be a multiple of "
-                f"num_attention_heads ({self.num_attention_heads})"
-            )
-        if self.hidden_act not in ("gelu_pytorch_tanh", "gelu"):
-            raise ValueError(
-                f"VisionConfig.hidden_act: expected gelu_pytorch_tanh or gelu, got {self.hidden_act!r}"
-            )
 
     @property
     def grid(self) -> int:
@@ -75,10 +83,8 @@ class VisionConfig:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Rotary-embedding scaling: `linear` divides every frequency; `llama3` smooths between bands.
-
-    The llama3 fields are those of Llama 3.1's config ("rope_scaling" on the Hub).
-    """
+    """Rotary-embedding scaling: `linear` divides every frequency; `llama3` smooths between bands, with the
+    fields of Llama 3.1's config."""
 
     rope_type: str = "llama3"
     factor: float = 1.0
@@ -87,16 +93,9 @@ class RopeScaling:
     original_max_position_embeddings: int = 8192
 
     def __post_init__(self):
-        if self.rope_type not in ("linear", "llama3"):
-            raise ValueError(f"RopeScaling.rope_type: expected linear or llama3, got {self.rope_type!r}")
+        _check_choice(self, "rope_type", "linear", "llama3")
         _make_positive(self, "factor", "low_freq_factor", "high_freq_factor")
-        _check_range(
-            "RopeScaling",
-            "original_max_position_embeddings",
-            self.original_max_position_embeddings,
-            1,
-            _MAX_POSITIONS,
-        )
+        _check_range(self, 1, _MAX_POSITIONS, "original_max_position_embeddings")
         if self.rope_type == "llama3" and self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
                 f"RopeScaling.high_freq_factor ({self.high_freq_factor}) must exceed "
@@ -123,37 +122,33 @@ class TextConfig:
     hidden_act: str = "silu"
     attention_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False  # queries and keys are normed, head by head, before they are rotated (Qwen3)
+    qkv_bias_only: bool = False  # attention_bias is not about the output's projection (Qwen2)
 
     def __post_init__(self):
+        _check_range(self, 1, _MAX_WIDTH, "hidden_size", "intermediate_size", "num_attention_heads")
         if self.num_key_value_heads is None:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
-        _check_range("TextConfig", "num_attention_heads", self.num_attention_heads, 1, _MAX_WIDTH)
         if self.head_dim is None:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        for name in ("hidden_size", "intermediate_size", "head_dim", "num_key_value_heads"):
-            _check_range("TextConfig", name, getattr(self, name), 1, _MAX_WIDTH)
-        _check_range("TextConfig", "vocab_size", self.vocab_size, 1, _MAX_VOCAB)
-        _check_range("TextConfig", "num_hidden_layers", self.num_hidden_layers, 1, _MAX_LAYERS)
-        _check_range("TextConfig", "max_position_embeddings", self.max_position_embeddings, 1, _MAX_POSITIONS)
-        _make_positive(self, "rms_norm_eps", "rope_theta")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"TextConfig.num_attention_heads ({self.num_attention_heads}) must be a multiple of "
-                f"num_key_value_heads ({self.num_key_value_heads})"
-            )
+        _check_range(self, 1, _MAX_WIDTH, "num_key_value_heads", "head_dim")
+        _check_range(self, 1, _MAX_VOCAB, "vocab_size")
+        _check_range(self, 1, _MAX_LAYERS, "num_hidden_layers")
+        _check_range(self, 1, _MAX_POSITIONS, "max_position_embeddings")
+        _check_multiple(self, "num_attention_heads", "num_key_value_heads")
         if self.head_dim % 2:
             raise ValueError(f"TextConfig.head_dim must be even for rotary embeddings, got {self.head_dim}")
-        if self.hidden_act != "silu":
-            raise ValueError(f"TextConfig.hidden_act: expected silu, got {self.hidden_act!r}")
+        _check_choice(self, "hidden_act", "silu")
+        _make_positive(self, "rms_norm_eps", "rope_theta")
 
 
 @dataclass(frozen=True)
 class VLMConfig:
-    """The whole model: vision, projector, text and how pictures stand among the tokens.
+    """The whole model: vision, projector, text, and where images stand among the tokens.
 
-    `image_placement` is "placeholder" where the prompt carries `image_token_id` once per picture
-    feature (Idefics3, SmolVLM, today's nanoVLM), and "prefix" where the features are put in front
-    of the text (nanoVLM v0.1), one tile a row.
+    `image_placement` is "placeholder" where the prompt holds `image_token_id` once per image feature
+    (Idefics3, SmolVLM, today's nanoVLM), and "prefix" where the features of a row's one tile stand in front
+    of its text (nanoVLM v0.1).
     """
 
     vision: VisionConfig = field(default_factory=VisionConfig)
@@ -168,22 +163,31 @@ class VLMConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self):
-        _check_range("VLMConfig", "scale_factor", self.scale_factor, 1, self.vision.grid)
+        _check_range(self, 1, self.vision.grid, "scale_factor")
         if self.vision.grid % self.scale_factor:
             raise ValueError(
                 f"VLMConfig.scale_factor ({self.scale_factor}) must divide the vision grid "
                 f"({self.vision.grid} patches a side)"
             )
-        if self.image_placement not in ("placeholder", "prefix"):
-            raise ValueError(
-                f"VLMConfig.image_placement: expected placeholder or prefix, got {self.image_placement!r}"
-            )
+        _check_choice(self, "image_placement", "placeholder", "prefix")
         if self.image_placement == "placeholder":
-            if self.image_token_id is None:
-                raise ValueError("VLMConfig.image_token_id is needed where pictures stand as placeholders")
-            _check_range("VLMConfig", "image_token_id", self.image_token_id, 0, self.text.vocab_size - 1)
+            _check_range(self, 0, self.text.vocab_size - 1, "image_token_id")
 
     @property
     def tokens_per_tile(self) -> int:
         """Language-model positions that one tile takes."""
         return (self.vision.grid // self.scale_factor) ** 2
+
+
+def check_device(name: str) -> str:
+    """Refuse the name of a device that this machine cannot have, before PyTorch is imported for it."""
+    if re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", name) is None:
+        raise ValueError(f"device: expected auto, cpu, cuda, mps or cuda:N, got {name!r}")
+    if name.startswith("cuda"):
+        from importlib.metadata import version  # slow to import, and hardly ever needed
+
+        if (torch := version("torch")).endswith("+cpu"):
+            raise ValueError(f"device {name}: PyTorch {torch} is built for CPUs only; use auto or cpu")
+    if name.startswith("mps") and sys.platform != "darwin":
+        raise ValueError(f"device {name}: only Macs have one; use auto or cpu")
+    return name

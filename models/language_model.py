@@ -49,11 +49,10 @@ def rope_frequencies(config: TextConfig, device=None) -> Tensor:
     if scaling.rope_type == "linear":
         return inv_freq / scaling.factor
     original = scaling.original_max_position_embeddings
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
     wavelength = 2 * math.pi / inv_freq
-    long_limit, short_limit = original / scaling.low_freq_factor, original / scaling.high_freq_factor
-    blend = (original / wavelength - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor
-    )
+    long_limit, short_limit = original / low, original / high
+    blend = (original / wavelength - low) / (high - low)
     blended = (1 - blend) * (inv_freq / scaling.factor) + blend * inv_freq
     scaled = torch.where(wavelength > long_limit, inv_freq / scaling.factor, inv_freq)
     between = (wavelength <= long_limit) & (wavelength >= short_limit)
@@ -87,7 +86,9 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(width, self.num_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(width, self.num_kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(width, self.num_kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.num_heads * self.head_dim, width, bias=bias)
+        self.o_proj = nn.Linear(self.num_heads * self.head_dim, width, bias=bias and not config.qkv_bias_only)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(
         self,
@@ -99,10 +100,7 @@ class Attention(nn.Module):
         kv_length: int,
     ) -> Tensor:
         batch, length, _ = x.shape
-        q = self.q_proj(x).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
-        k = self.k_proj(x).view(batch, length, self.num_kv_heads, self.head_dim).transpose(1, 2)
-        v = self.v_proj(x).view(batch, length, self.num_kv_heads, self.head_dim).transpose(1, 2)
-        q, k = apply_rope(q, *rope), apply_rope(k, *rope)  # rotated before they are cached
+        q, k, v = self.project(x, rope)
         if layer_cache is not None:
             write_cache(layer_cache, k, v, start_pos)
             if kv_length > length:  # there is a prefix: read it back with what was just written
@@ -111,6 +109,18 @@ class Attention(nn.Module):
                 v = layer_cache["value"][:, :, :kv_length].to(q.dtype)
         out = attend(q, k, v, mask)
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
+
+    def project(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, D) -> queries (B, H, T, D_h), keys and values (B, H_kv, T, D_h), rotated as they are cached.
+
+        Attribution takes them from here as well. The fast steps compute their own, and refuse a model whose
+        attention has parts that they do not know.
+        """
+        by_head = (*x.shape[:2], -1, self.head_dim)
+        q, k, v = (part(x).view(by_head).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj))
+        if self.q_norm and self.k_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return apply_rope(q, *rope), apply_rope(k, *rope), v
 
 
 def write_cache(layer_cache: dict[str, Tensor], key: Tensor, value: Tensor, start_pos: int | Tensor) -> None:
@@ -147,18 +157,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         # Training and full prefill: as many queries as keys, plain causal.
         assert length == k.shape[2], f"causal attention needs T == S, got {length} and {k.shape[2]}"
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    if isinstance(mask, BlockMask):  # packed documents on a GPU
-        return flex_attention_for(q.device)(q, k, v, block_mask=mask, enable_gqa=grouped)
-    # A chunk on a cached prefix, padding, or packed documents: the mask says all.
+    if isinstance(mask, BlockMask):  # packed segments on a GPU
+        # Only compiled it is one kernel that skips blocks; else it keeps all T² scores. Within a block that
+        # is compiled as a whole it is compiled with it.
+        as_it_is = q.device.type != "cuda" or torch.compiler.is_compiling()
+        flex = flex_attention if as_it_is else _compiled_flex_attention()
+        return flex(q, k, v, block_mask=mask, enable_gqa=grouped)
+    # A chunk on a cached prefix, padding, or packed segments: the mask says all.
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
-
-
-def flex_attention_for(device: torch.device) -> Callable[..., Tensor]:
-    """flex_attention as it has to be called there. Only compiled it is one kernel that skips blocks; else it
-    keeps all T² scores. Within a block that is compiled as a whole it is compiled with it."""
-    if device.type != "cuda" or torch.compiler.is_compiling():
-        return flex_attention
-    return _compiled_flex_attention()
 
 
 @cache
@@ -237,7 +243,7 @@ class LanguageModel(nn.Module):
         Args:
             x: (B, T, D) embeddings.
             attention_mask: None; or (B, S) with 0 on padding, S = start_pos + T; or (B, T, S) bool, True
-                where a query may look, which then has the whole say (packed documents, shared prefixes),
+                where a query may look, which then has the whole say (packed segments, shared prefixes),
                 as has a `BlockMask` of flex_attention.
             kv_cache: one {"key", "value"} dict per layer, written in place at start_pos; None keeps nothing.
             start_pos: position of the first token, an int, or (B,) int64 where rows differ.
@@ -245,15 +251,35 @@ class LanguageModel(nn.Module):
 
         Returns:
             (hidden states (B, T, D), the cache that was given).
-
-        Raises:
-            ValueError: position_ids given together with start_pos or a cache, or a cache too short.
         """
-        positions, slots = self._positions(x, attention_mask, kv_cache, start_pos, position_ids)
-        kv_length = self._kv_length(x.shape[1], kv_cache, start_pos)
+        batch, length, _ = x.shape
+        steps = torch.arange(length, device=x.device)
+        if isinstance(start_pos, int):
+            slots = start_pos + steps  # (T,): where the queries stand
+            kv_length = start_pos + length  # the keys that they may look at
+        else:
+            if kv_cache is None:
+                raise ValueError("a start_pos for each row needs a kv_cache")
+            slots = start_pos[:, None] + steps  # (B, T)
+            # Reading the longest row back would stop the device: whoever decodes hands in a buffer (or a view
+            # of one) of fitting length, and the mask hides what a row has not filled.
+            kv_length = kv_cache[0]["key"].shape[2]
+        positions = slots
+        if position_ids is not None:
+            if kv_cache is not None or start_pos != 0:
+                raise ValueError("position_ids are for training: give either them or start_pos and a cache")
+            positions = position_ids
+        elif isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 and kv_cache is None:
+            # Padding takes no position: the first real token of a row stands at 0.
+            positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
         if kv_cache is not None:
-            self._check_cache(kv_cache, x.shape[0], kv_length)
-        mask = attention_mask_for(x.shape[1], kv_length, attention_mask, slots)
+            rows, _, capacity, _ = kv_cache[0]["key"].shape
+            if rows != batch or capacity < kv_length:
+                raise ValueError(
+                    f"kv_cache holds {rows} rows of {capacity} positions; "
+                    f"this call needs {batch} rows of {kv_length}"
+                )
+        mask = attention_mask_for(length, kv_length, attention_mask, slots)
         if isinstance(mask, Tensor) and kv_cache is None and torch.is_grad_enabled():
             mask = additive(mask, x)
         rope = rope_tables(self.inv_freq(x.device), positions, x.dtype)
@@ -262,56 +288,14 @@ class LanguageModel(nn.Module):
             x = layer(x, rope, mask, layer_cache, start_pos, kv_length)
         return self.norm(x), kv_cache
 
-    @staticmethod
-    def _kv_length(length: int, kv_cache: KVCache | None, start_pos: int | Tensor) -> int:
-        """Keys that this call's queries may look at."""
-        if isinstance(start_pos, int):
-            return start_pos + length
-        # Reading the longest row back would stop the device: whoever decodes hands in a buffer (or a view of
-        # one) of fitting length, and the mask hides what a row has not filled.
-        return kv_cache[0]["key"].shape[2] if kv_cache is not None else length
-
-    def _positions(self, x, attention_mask, kv_cache, start_pos, position_ids):
-        """Rotary positions (T,) or (B, T), and the slots that the queries stand at, likewise."""
-        length = x.shape[1]
-        steps = torch.arange(length, device=x.device)
-        if position_ids is not None:
-            if kv_cache is not None or not isinstance(start_pos, int) or start_pos:
-                raise ValueError("position_ids are for training: give either them or start_pos and a cache")
-            return position_ids, steps
-        if not isinstance(start_pos, int):
-            if kv_cache is None:
-                raise ValueError("a start_pos for each row needs a kv_cache")
-            slots = start_pos[:, None] + steps  # (B, T)
-            return slots, slots
-        slots = steps + start_pos
-        if attention_mask is not None and attention_mask.dim() == 2 and kv_cache is None:
-            # Padding takes no position: the first real token of a row stands at 0.
-            counted = attention_mask.long().cumsum(-1) - 1
-            return counted.clamp(min=0)[:, -length:], slots
-        return slots, slots
-
-    @staticmethod
-    def _check_cache(kv_cache: KVCache, batch: int, kv_length: int) -> None:
-        rows, _, capacity, _ = kv_cache[0]["key"].shape
-        if rows != batch or capacity < kv_length:
-            raise ValueError(
-                f"kv_cache holds {rows} rows of {capacity} positions; "
-                f"this call needs {batch} rows of {kv_length}"
-            )
-
 
 def attention_mask_for(
     length: int, kv_length: int, attention_mask: Tensor | BlockMask | None, slots: Tensor
 ) -> Tensor | BlockMask | None:
-    """The one explicit mask, (B or 1, 1, T, S) bool, or None where plain causal or full attention is right; a
-    flex_attention mask stays what it is.
+    """The one mask of T queries at `slots` (T,) or (B, T) over S keys: (B or 1, 1, T, S) bool, or None where
+    plain causal or full attention is right; a flex_attention mask stays what it is.
 
-    Args:
-        length: T, queries in this call.
-        kv_length: S, keys they may see.
-        attention_mask: None, (B, S) with 0 on padding, or (B, T, S) bool.
-        slots: (T,) or (B, T), the slot each query stands at.
+    `attention_mask` is as in `LanguageModel.forward`.
     """
     if isinstance(attention_mask, BlockMask):
         return attention_mask

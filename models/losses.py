@@ -1,10 +1,11 @@
 """Summed cross-entropy of a head's logits, a chunk of positions at a time.
 
-A vocabulary is wide: at SmolVLM's 49,280 words, 4,096 positions in float32 make 0.8 GB of logits, and
+A vocabulary is wide: at SmolVLM's 49,280 tokens, 4,096 positions in float32 make 0.8 GB of logits, and
 autograd would keep them, their softmax and their gradient at once. Here one chunk of logits exists. The
 gradient of this loss with respect to logits needs nothing but the logits (softmax minus one-hot, times
 whatever the sum is scaled by), so it is taken while they are there: backward runs no head again and only
-scales what it finds.
+scales what it finds. (torch.nn.functional.linear_cross_entropy does the same, with other rounding, more
+memory, and for plain matrices only.)
 
     total, count = summed_cross_entropy(hidden, targets, head), len(targets)    # hidden (N, D), targets (N,)
 """
@@ -20,55 +21,44 @@ from torch.utils.checkpoint import checkpoint
 # Bytes of float32 logits in a chunk. Each chunk adds to the gradient of the whole head, which costs its time
 # in memory traffic: a GPU, which multiplies faster than it adds, wants more positions at once.
 CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**28}
-_FEWEST = 16  # positions in a chunk, however wide the vocabulary
+_MIN_POSITIONS = 16  # in a chunk, however wide the vocabulary
 
 
 def chunk_positions(vocab_size: int, device: str) -> int:
-    """How many positions' logits `summed_cross_entropy` holds at once on a device (its type's name)."""
-    return max(_FEWEST, CHUNK_BYTES.get(device, CHUNK_BYTES["cpu"]) // (4 * vocab_size))
+    """How many positions' logits exist at once on a device (its type's name)."""
+    return max(_MIN_POSITIONS, CHUNK_BYTES.get(device, CHUNK_BYTES["cpu"]) // (4 * vocab_size))
 
 
 def summed_cross_entropy(
     hidden: Tensor, targets: Tensor, head: nn.Module, chunk: int | None = None
 ) -> Tensor:
-    """Sum over positions of the cross-entropy of `head(hidden)`, accumulated in float32.
+    """Sum over positions of the cross-entropy of `head(hidden)`, accumulated in float32 (float64 in float64).
 
     Under autocast the head multiplies in autocast's dtype. No positions give a zero whose gradients are
-    zeros: whoever takes part in an exchange of gradients has some. A head that is not a plain linear layer
-    (one with an adapter, one sharded or compiled by itself) is called as it is, and again in backward.
+    zeros: a rank that takes part in an exchange of gradients has some. A head that is not a plain linear
+    layer (with an adapter, sharded, or compiled by itself) is called as it is, and again in backward.
 
     Args:
         hidden: (N, D), of labelled positions only.
         targets: (N,) int64, none of them ignored.
         head: (n, D) → (n, V) logits.
         chunk: positions whose logits exist at once; by default what `CHUNK_BYTES` allows.
-
-    Returns:
-        A float32 scalar (float64 for float64).
-
-    Raises:
-        ValueError: other shapes.
     """
     if hidden.dim() != 2 or targets.shape != hidden.shape[:1]:
         raise ValueError(
             f"expected hidden (N, D) and targets (N,), got {tuple(hidden.shape)} and {tuple(targets.shape)}"
         )
+    chunk = chunk or chunk_positions(getattr(head, "out_features", 2**16), hidden.device.type)
     if type(head) is nn.Linear and head.bias is None:
-        chunk = chunk or chunk_positions(head.out_features, hidden.device.type)
-        return _LinearHeadLoss.apply(hidden, head.weight, targets, chunk, _autocast_dtype(hidden))
-    vocab = getattr(head, "out_features", 2**16)
-    chunk = chunk or chunk_positions(vocab, hidden.device.type)
+        kind = hidden.device.type
+        autocast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
+        return _LinearHeadLoss.apply(hidden, head.weight, targets, chunk, dtype)
     losses = [
         checkpoint(_chunk_loss, head, rows, wanted, use_reentrant=False)
         for rows, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True)
     ]
     return torch.stack(losses).sum()
-
-
-def _autocast_dtype(x: Tensor) -> torch.dtype:
-    """What a matrix product of x is computed in here."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -70,23 +70,16 @@ class VisionTransformer(nn.Module):
         self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, pixel_values: Tensor, patch_mask: Tensor | None = None) -> Tensor:
-        """Encode tiles.
+        """(N, C, H, W) normalised tiles, H and W at most `image_size` -> (N, P, D_v) features.
 
-        Args:
-            pixel_values: (N, C, H, W), normalised; H and W at most `image_size`.
-            patch_mask: (N, H / patch, W / patch) bool, True on real patches; None when all are.
-
-        Returns:
-            (N, P, D_v) features, P = (H / patch) · (W / patch), row-major.
-
-        Raises:
-            ValueError: if the tiles are larger than the position table.
+        The P = (H / patch) · (W / patch) patches are row-major. `patch_mask` (N, H / patch, W / patch) is
+        True on the real ones, and None where all are.
         """
         height, width = pixel_values.shape[-2:]
         if max(height, width) > self.config.image_size:
             raise ValueError(
                 f"tiles of {height}×{width} px do not fit a vision tower of {self.config.image_size} px: "
-                f"resize or split the picture with the checkpoint's processor"
+                f"resize or split the image with the checkpoint's processor"
             )
         x = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)  # (N, D, h, w) -> (N, P, D)
         grid = (height // self.config.patch_size, width // self.config.patch_size)
@@ -110,13 +103,10 @@ class VisionTransformer(nn.Module):
         fractional coordinates, as NaViT does (arXiv:2307.06304) and Idefics3 with it.
         """
         side = self.config.grid
-        if patch_mask is None:
-            if grid == (side, side):
-                return torch.arange(side * side, device=device)
-            patch_mask = torch.ones(1, *grid, dtype=torch.bool, device=device)
-        full = patch_mask.all().item() and grid == (side, side)
-        if full:
+        if grid == (side, side) and (patch_mask is None or patch_mask.all().item()):
             return torch.arange(side * side, device=device)
+        if patch_mask is None:
+            patch_mask = torch.ones(1, *grid, dtype=torch.bool, device=device)
         boundaries = torch.arange(1 / side, 1.0, 1 / side, device=device)
         buckets = []
         for axis, counts in ((0, patch_mask[:, :, 0].sum(1)), (1, patch_mask[:, 0, :].sum(1))):

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 import generate
-from benchmarks import workers
-from inference import command_line
-from models.checkpoints import one_version
+from inference import cli as inference_cli
+from models.checkpoints import load
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
-from tests.processors import embedded, picture
+from tests.processors import draw_image, embedded
 from tests.tiny import randomize
 
 
@@ -24,12 +23,12 @@ def pytest_configure():
     """One thread: tests fork, and what is forked from a process whose OpenMP has threads may hang."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    one_version.QUIET = 0.01  # tests write files and load them at once, hundreds of times
+    load.QUIET = 0.01  # tests write files and load them at once, hundreds of times
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory) -> Path:
-    """A checkpoint whose random weights make its answers vary with question and picture."""
+    """A checkpoint whose random weights make its answers vary with question and image."""
     processor = embedded(split=True)
     tokenizer = processor.tokenizer
     config = VLMConfig(
@@ -74,7 +73,7 @@ def single_folder(model_folder, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def photo(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("pictures") / "photo.png"
-    picture(40, 30).save(path)
+    draw_image(40, 30).save(path)
     return path
 
 
@@ -82,7 +81,7 @@ def photo(tmp_path_factory) -> Path:
 def cli(model_folder, capsys, monkeypatch):
     """Run generate.py: (exit status, stdout, stderr)."""
 
-    monkeypatch.setattr(command_line, "PATIENCE", 60)  # however slow this machine is
+    monkeypatch.setattr(inference_cli, "LOG_AFTER", 60)  # however slow this machine is
 
     def run(*arguments, model=model_folder) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -116,32 +115,6 @@ def complaint(cli):
         assert (status, out) == (2, ""), err
         assert err.startswith("generate.py: error: ") and err.count("\n") == 1 and err.endswith("\n")
         return err
-
-    return run
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """A benchmark's main with its children in this process: the result of its last line."""
-
-    def run(benchmark, *arguments: str) -> dict:
-        class Local(workers.Worker):
-            def _start(self):
-                self._handle = benchmark.make_handler(self.setup)
-                self._process = self
-
-            def _exchange(self, job):
-                return json.loads(json.dumps(self._handle(job)))
-
-            def close(self):
-                self._process = self._handle = None
-
-        monkeypatch.setattr(workers, "Worker", Local)
-        assert benchmark.main(["--shape", "tiny", "--threads", "1", *arguments]) == 0
-        printed = capsys.readouterr().out
-        result = json.loads(printed.splitlines()[-1])
-        assert {"cpu", "cores", "isa", "memory_bytes", "gpu", "torch"} <= result["hardware"].keys()
-        return result | {"printed": printed}
 
     return run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NEED = re.compile(r"#.*\bneeds (.+)$")  # a comment that a reader sees, too
+NEED = re.compile(r"#.*\bneeds (.+)$", re.MULTILINE)  # a comment that a reader sees, too
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,9 @@ class Block:
     output: str | None
 
     @property
-    def need(self) -> str | None:
-        """What its first line says it needs, for python."""
-        found = NEED.match(self.text.split("\n", 1)[0])
-        return found[1] if found else None
+    def need(self) -> bool:
+        """Whether its first line says what it needs, for python."""
+        return NEED.match(self.text) is not None
 
     def commands(self) -> list[Command]:
         """Of a shell. A comment belongs to its line; one on a line of its own, to the next command."""
@@ -79,7 +78,7 @@ def inline_code(page: Path) -> list[str]:
 
 
 def links(page: Path) -> list[str]:
-    """Targets of links and pictures."""
+    """Targets of links and images."""
     return re.findall(r"\]\(([^)\s]+)\)", prose(page))
 
 

@@ -1,4 +1,4 @@
-"""Rows about pictures, and runs of the evaluation on them, for its tests."""
+"""Rows about images, and runs of the evaluation on them, for its tests."""
 
 from __future__ import annotations
 
@@ -10,40 +10,30 @@ from pathlib import Path
 
 from PIL import Image
 
-from data.shapes import ask, render, sample_scene
 from eval.__main__ import main
+from shapes import ask, render, sample_scene
 from tests.waiting import PATIENCE, free_port
 
 FORK = multiprocessing.get_context("fork")
 ASKED = ("count", "colour", "shape", "exists", "position", "size", "describe")
 
 
-def write_rows(folder: Path, pictures: int = 4, each: int = 6, shuffle: int | None = None) -> Path:
-    """rows.jsonl: questions of the picture world, several about each picture, in an order that `shuffle`
+def write_rows(folder: Path, images: int = 4, each: int = 6, shuffle: int | None = None) -> Path:
+    """rows.jsonl: questions of the image world, several about each image, in an order that `shuffle`
     seeds."""
     rows = []
-    for picture in range(pictures):
-        scene, rng = sample_scene(random.Random(2**41 + picture), "heldout"), random.Random(picture)
-        name = f"picture-{picture}.png"
-        render(scene, 96 + 16 * picture).save(folder / name)
+    for image in range(images):
+        scene, rng = sample_scene(random.Random(2**41 + image), "heldout"), random.Random(image)
+        name = f"image-{image}.png"
+        render(scene, 96 + 16 * image).save(folder / name)
         for number in range(each):
             family = ASKED[number % len(ASKED)]
             qa = ask(scene, rng, family) or ask(scene, rng, "count") or ask(scene, rng, "describe")
-            row = {"id": f"{picture}-{number}", "image": name, "family": qa.family}
+            row = {"id": f"{image}-{number}", "image": name, "family": qa.family}
             rows.append(row | {"question": qa.question, "answers": [qa.answer, *qa.accept]})
     if shuffle is not None:
         random.Random(shuffle).shuffle(rows)
     return save_rows(folder / "rows.jsonl", rows)
-
-
-def report_of(folder: Path) -> Path:
-    """The report of a run with controls, some of whose answers are wrong."""
-    rows = [json.loads(line) for line in write_rows(folder).read_text().splitlines()]
-    for row in rows[:3]:
-        row["answers"] = ["never heard of"]
-    arguments = ("--data", save_rows(folder / "rows.jsonl", rows), "--output", folder / "out")
-    assert run(*arguments, "--compile", "off", "--controls") == 0
-    return folder / "out" / "report.html"
 
 
 def save_rows(path: Path, rows: list[dict]) -> Path:
@@ -51,7 +41,7 @@ def save_rows(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def blank_picture(folder: Path, name: str = "grey.png") -> str:
+def blank_image(folder: Path, name: str = "grey.png") -> str:
     Image.new("RGB", (48, 48), (90, 90, 90)).save(folder / name)
     return name
 
@@ -62,11 +52,6 @@ def run(*arguments) -> int:
         return main([str(argument) for argument in arguments])
     except SystemExit as stop:  # from argparse
         return stop.code
-
-
-def run_ranks(ranks: int, *arguments) -> None:
-    """The same in as many forked processes, as torchrun starts them."""
-    assert exits_of_ranks([arguments] * ranks) == [0] * ranks
 
 
 def exits_of_ranks(each: list[tuple]) -> list[int | None]:

@@ -9,10 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from generation.decoding import Generated
-from generation.graph_step import GraphStep
-from tests import invariants
-from tests.prompts import NO_STOP, Picture, inputs_of, words
+from generation.decoding import GenerationOutput
+from generation.fast.cuda_graph import GraphStep
+from tests.invariants import collate
+from tests.prompts import NO_STOP, some_rows
 
 SAMPLINGS = [
     {},
@@ -23,19 +23,8 @@ SAMPLINGS = [
 ]
 
 
-def rows(count: int) -> list[dict]:
-    """Prompts of several lengths, some with a picture."""
-    prompts = [
-        [*words(1, 5), Picture(1), *words(2, 3)],
-        words(3, 14),
-        [Picture(2), 7],
-        [*words(4, 2), Picture(1), Picture(3), *words(5, 30)],
-    ]
-    return [inputs_of(prompt) for prompt in prompts[:count]]
-
-
 def batch(count: int, device="cpu") -> dict:
-    inputs = invariants.collate(rows(count)) if count > 1 else rows(1)[0]
+    inputs = collate(some_rows(count)) if count > 1 else some_rows(1)[0]
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
@@ -45,12 +34,11 @@ def stops_for(model, inputs: dict, **options) -> tuple[int, ...]:
     return tuple({int(tokens[min(3 + 4 * row, len(tokens) - 1)]) for row, tokens in enumerate(free)})
 
 
-def assert_as_eager(model, step: GraphStep, inputs: dict, **options) -> Generated:
+def assert_as_eager(model, step: GraphStep, inputs: dict, **options) -> GenerationOutput:
     """Tokens, lengths, reasons and counts of both; the stream hands out what the result holds."""
     expected = model.generate_detailed(**inputs, **options)
     stream = model.generate_stream(**inputs, decode_step=step, **options)
-    columns = list(stream)
-    got = stream.result
+    columns, got = list(stream), stream.result
     assert torch.equal(torch.stack(columns, 1), expected.token_ids.cpu())
     assert torch.equal(got.token_ids, expected.token_ids)
     for name in ("lengths", "stop_reasons", "prompt_tokens", "decode_steps"):
@@ -87,12 +75,10 @@ class Tape(TorchDispatchMode):
                     old.copy_(new)
 
 
-def record_on_tape(self, function, shape, state):
+def record_on_tape(self, function, shape, restore):
     """`Graphs._record` with a tape. Recording changes no state, as capturing does not."""
-    saved = [tensor.clone() for tensor in state]
     tape = Tape()
     with tape:
         function()
-    for tensor, value in zip(state, saved, strict=True):
-        tensor.copy_(value)
+    restore()
     return tape.replay

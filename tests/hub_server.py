@@ -116,7 +116,7 @@ class HubServer:
         if kind not in ("", "revision", "tree"):
             self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound"})
         elif self._known(request, repo, revision.partition("/")[0] or "main"):
-            names = [{"rfilename": name} for name in self.files(repo)]
+            names = [{"rfilename": name, "size": f.stat().st_size} for name, f in self.files(repo).items()]
             info = {"id": repo.removeprefix("datasets/"), "sha": self.commit(repo), "siblings": names}
             below = revision.partition("/")[2]
             if below and not (self.repos[repo] / below).is_dir():
@@ -138,29 +138,15 @@ class HubServer:
 
     def _tree(self, repo: str, below: str, recursive: bool) -> list[dict[str, Any]]:
         """The files and folders below a path; without `recursive` those right below it."""
-        top = self.repos[repo]
-        folders = [path.relative_to(top).as_posix() for path in top.rglob("*") if path.is_dir()]
-        found = [
-            {"type": "directory", "path": f, "oid": hashlib.sha1(f.encode()).hexdigest()} for f in folders
-        ]
-        found += self._entries(repo)
-        start = below + "/" if below else ""
-        return [
-            entry
-            for entry in found
-            if entry["path"].startswith(start) and (recursive or "/" not in entry["path"][len(start) :])
-        ]
-
-    def _entries(self, repo: str) -> list[dict[str, Any]]:
-        return [
-            {
-                "type": "file",
-                "path": name,
-                "size": file.stat().st_size,
-                "oid": hashlib.sha1(file.read_bytes()).hexdigest(),
-            }
-            for name, file in self.files(repo).items()
-        ]
+        top, start = self.repos[repo], below + "/" if below else ""
+        found = []
+        for path in sorted(top.rglob("*")):
+            name = path.relative_to(top).as_posix()
+            if name.startswith(start) and (recursive or "/" not in name[len(start) :]):
+                kind = "directory" if path.is_dir() else "file"
+                oid = hashlib.sha1(name.encode()).hexdigest()
+                found.append({"type": kind, "path": name, "size": path.stat().st_size, "oid": oid})
+        return found
 
     # ------------------------------------------------------------------------------------------ uploads
     def _take(self, request: BaseHTTPRequestHandler) -> None:
@@ -180,7 +166,9 @@ class HubServer:
             return
         elif kind == "paths-info":
             asked = json.loads(lines[0])["paths"]
-            self._json(request, [entry for entry in self._entries(repo) if entry["path"] in asked], repo)
+            self._json(
+                request, [entry for entry in self._tree(repo, "", True) if entry["path"] in asked], repo
+            )
         elif kind == "preupload":
             files = json.loads(lines[0])["files"]
             modes = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False} for file in files]

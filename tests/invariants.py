@@ -1,17 +1,27 @@
-"""What must hold for every model, each property said once: functions that take a model and assert.
+"""What must hold for every model and every way to an answer, each property said once.
 
 `vlm` is a `VisionLanguageModel` and `language_model` a `LanguageModel`, in float32 and eval mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
+from generation.fast.cuda_graph import GraphStep
+from generation.fast.native.step import NativeStep, NoCompiler
+from generation.options import GenerationOptions
+from generation.prefix import FeatureCache
+from generation.scheduler import Request, Scheduler, each_answer
+from generation.session import Session
+from models.config import RopeScaling
+from tests.prompts import NO_STOP, ImageBlock, inputs_of, some_rows, tiny_vlm, words
 
 TOLERANCE = 1e-5  # of hidden states, relative to their largest value
 
@@ -77,25 +87,15 @@ def ragged_starts_equal_alone(language_model, rows: Sequence[Tensor], prefixes: 
 
 
 @torch.no_grad()
-def padded_equals_alone(vlm, rows: Sequence[dict], side: str, pad_id: int = 0) -> None:
-    """Hidden states and greedy tokens of padded rows equal those of each row alone.
-
-    Args:
-        rows: keyword inputs of one row each, input_ids (1, T_i) and maybe pixel_values (1, n_i, 3, H, W).
-        side: "left" or "right", where the padding goes.
-    """
-    batch = collate(rows, side, pad_id)
+def padded_hidden_states_equal_alone(vlm, rows: Sequence[dict], side: str) -> None:
+    """Of rows that are inputs of one row each: input_ids (1, T_i), maybe pixel_values (1, n_i, 3, H, W)."""
+    batch = collate(rows, side)
     together, _ = vlm.hidden_states(**batch)
-    tokens = vlm.generate(**batch, max_new_tokens=12, stop_token_ids=())
     for index, row in enumerate(rows):
         alone, _ = vlm.hidden_states(**row)
-        front = together.shape[1] - batch["input_ids"].shape[1]  # picture positions, all real
+        front = together.shape[1] - batch["input_ids"].shape[1]  # image positions, all real
         mask = F.pad(batch["attention_mask"][index].bool(), (front, 0), value=True)
         assert_close(together[index][mask], alone[0], f"row {index}, {side} padding")
-        expected = vlm.generate(**row, max_new_tokens=12, stop_token_ids=())
-        assert torch.equal(tokens[index], expected[0]), (
-            f"row {index}, {side} padding: tokens differ from alone"
-        )
 
 
 def collate(rows: Sequence[dict], side: str = "left", pad_id: int = 0) -> dict:
@@ -120,31 +120,107 @@ def collate(rows: Sequence[dict], side: str = "left", pad_id: int = 0) -> dict:
 
 
 @torch.no_grad()
-def forked_equals_separate(vlm, inputs: dict, answers: int, **options) -> None:
-    """N answers from one prefill are the tokens of N runs: answer j is that of seed + j."""
-    seed = options.pop("seed", 0)
-    forked = vlm.generate(**inputs, num_return_sequences=answers, seed=seed, **options)
-    for row, tokens in enumerate(forked):
-        one = {name: tensor[row // answers : row // answers + 1] for name, tensor in inputs.items()}
-        alone = vlm.generate(**one, seed=seed + row % answers, **options)[0]
-        shared = min(len(alone), len(tokens))
-        assert torch.equal(tokens[:shared], alone[:shared]), (
-            f"answer {row % answers} differs from its own run"
+def session_holds(session: Session, vlm, prompt: list[int], in_front: bool = False) -> None:
+    """A session's cache is what one pass over (the beginning of) a prompt would have left there."""
+    x = vlm.embed(**inputs_of(prompt, in_front))[:, : session.held]
+    assert x.shape[1] == session.held
+    expected = new_cache(vlm.language_model, 1, session.held)
+    vlm.language_model(x, kv_cache=expected)
+    for got, layer in zip(session._slots.kv_cache, expected, strict=True):
+        for name in ("key", "value"):
+            assert_close(got[name][:, :, : session.held], layer[name], name)
+
+
+# ------------------------------------------------------------------------------------------ answers
+# Every way to an answer gives the same tokens: those of the slow reference, which computes everything anew
+# for each token. What this catches: a mask shifted by one, a position that restarts, a cache row swapped,
+# overwritten or read past its end, a prefix that ignores pixels, a random number that depends on the batch.
+
+ENTRANCES = (
+    "cached", "left padding", "right padding", "session", "session backwards", "one slot", "three slots",
+    "graph", "graph padded", "graph session", "graph slots", "native", "native padded", "native session",
+    "native slots",
+)  # fmt: skip
+MODELS = {
+    "placeholder": {},
+    "prefix": {"placement": "prefix"},
+    "one kv head, own head size": {"num_key_value_heads": 1, "head_dim": 20},
+    "biases, llama3 rope": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "num_key_value_heads": 4,
+        "rope_scaling": RopeScaling(factor=8.0, original_max_position_embeddings=16),
+    },
+    "biases on q, k, v": {"attention_bias": True, "qkv_bias_only": True},
+    "norms of queries and keys": {"qk_norm": True, "head_dim": 20},
+}
+SAMPLINGS = {
+    "greedy": {},
+    "sampled": {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": 3},
+    "two answers, penalty": {
+        "temperature": 1.1, "repetition_penalty": 1.4, "seed": 7, "num_return_sequences": 2
+    },
+}  # fmt: skip
+
+
+@cache
+def case(model: str, sampling: str) -> tuple:
+    """(model, rows, options, expected answers): uneven rows, half of which stop."""
+    vlm, options = tiny_vlm(**MODELS[model]), {"max_new_tokens": 14, **SAMPLINGS[sampling]}
+    rows = some_rows(4)
+    if model == "prefix":
+        prompts = [[ImageBlock(1), *words(1, 5)], [ImageBlock(1), *words(2, 11)], [ImageBlock(2), 7]]
+        rows = [inputs_of(prompt, in_front=True) for prompt in prompts]
+    free = answers(vlm, "recomputed", rows, **options, **NO_STOP)
+    options["stop_token_ids"] = (free[0][2], free[-1][6])
+    return vlm, rows, options, answers(vlm, "recomputed", rows, **options)
+
+
+def answers(vlm, entrance: str, rows: Sequence[dict], **options) -> list[list[int]]:
+    """The answers to each row, of several answers side by side, by one of the `ENTRANCES`, or "recomputed",
+    the slow reference. Raises the error of a request that fails."""
+    step, kind, way = None, entrance.split()[0], entrance
+    if kind in ("native", "graph"):
+        step, way = (
+            fast_step(vlm, NativeStep if kind == "native" else GraphStep),
+            entrance[len(kind) + 1 :],
         )
+    if way in ("slots", "one slot", "three slots"):
+        requests = [
+            Request(row["input_ids"][0], row.get("pixel_values"), options=own, key=(index, number))
+            for index, row in enumerate(rows)
+            for number, own in enumerate(each_answer(GenerationOptions(**options)))
+        ]
+        outputs, _ = run_all(vlm, requests, 1 if way == "one slot" else 3, decode_step=step)
+        for output in outputs.values():
+            if output.error is not None:
+                raise output.error
+        return [outputs[key].token_ids for key in sorted(outputs)]
+    options |= {"decode_step": step, "use_cache": entrance != "recomputed"}
+    if "pad" in way:
+        return vlm.generate_detailed(**collate(rows, way.partition(" ")[0]), **options).rows()
+    if "session" not in way:
+        return [ids for row in rows for ids in vlm.generate_detailed(**row, **options).rows()]
+    session, order = Session(vlm, FeatureCache(vlm, 2**16)), list(enumerate(rows))
+    found = {}
+    for index, row in reversed(order) if way.endswith("backwards") else order:
+        for _ in range(2):  # again, when the prompt is there already
+            found[index] = session.generate_detailed(**row, **options).rows()
+    return [ids for index in sorted(found) for ids in found[index]]
 
 
-@torch.no_grad()
-def cached_equals_recomputed(vlm, inputs: dict, **options) -> Tensor:
-    """The same tokens with and without a cache; returns them."""
-    cached = vlm.generate(**inputs, **options)
-    recomputed = vlm.generate(**inputs, use_cache=False, **options)
-    assert torch.equal(cached, recomputed), f"cached and recomputed tokens differ under {options}"
-    return cached
+def fast_step(vlm, kind: type[NativeStep] | type[GraphStep]) -> NativeStep | GraphStep:
+    """A fast step; skips the test where there is no compiler or the step cannot run the model."""
+    try:
+        return kind(vlm.language_model)
+    except (NoCompiler, ValueError) as error:
+        pytest.skip(str(error))
 
 
-@torch.no_grad()
-def step_equals_eager(vlm, inputs: dict, make_step: Callable, **options) -> None:
-    """A decode step that replaces the eager one (`make_step(language_model)`) gives the same tokens."""
-    expected = vlm.generate(**inputs, **options)
-    got = vlm.generate(**inputs, decode_step=make_step(vlm.language_model), **options)
-    assert torch.equal(got, expected), "the replaced decode step changes tokens"
+def run_all(vlm, requests: Sequence[Request], slots: int = 3, **options) -> tuple[dict, Scheduler]:
+    """The outputs of a `Scheduler` by key, one for each request, and the scheduler."""
+    scheduler = Scheduler(vlm, slots, **options)
+    outputs = list(scheduler.run(requests))
+    by_key = {output.key: output for output in outputs}
+    assert len(by_key) == len(outputs) == len(requests)
+    return by_key, scheduler

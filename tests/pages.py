@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -9,23 +10,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pytest
 import torch
-from gradio import http_server
 from gradio_client import Client
 
 import app
 from generation.decoding import eager_step
 from inference.checkpoint import Checkpoint, open_checkpoint
-from tests.waiting import PATIENCE, free_port, wait_for
-from web.asking import Desk
-from web.limits import PageLimits
-from web.model_thread import ModelThread
+from tests.waiting import PATIENCE, wait_for
+from web.guard import Hosts
 from web.models import Models
-from web.page import build, close, serve
-from web.visitors import Visitors
+from web.page import Server
+from web.service import Service, ServiceLimits
 
 EMBEDDED = str(app.DEFAULT_MODEL)
+EXAMPLE, CUP, THREE, WOLF = (
+    str(app.ROOT / "assets" / f"{name}.png") for name in ("example", "cup", "three", "wolf")
+)
 NAME = "page.example"  # that pages have besides
 STEP = 0.2  # seconds that a slow model's decode step takes at least: 51 for the 256 tokens of an answer
 
@@ -49,39 +49,31 @@ class Served:
     """A page that answers at `url`, and what is behind it."""
 
     url: str
-    desk: Desk
-    server: http_server.Server
+    service: Service
+    thread: threading.Thread
 
 
-def make_desk(*names: str | Path, slow: bool = False, any_model: bool = False, **visitors) -> Desk:
-    """A desk on these models (the embedded one)."""
-    people = Visitors(**visitors)
+def make_service(*names: str | Path, slow: bool = False, any_model: bool = False, **limits) -> Service:
+    """A service with these models (the embedded one)."""
     kind = SlowModels if slow else Models
-    models = kind([str(name) for name in names] or [EMBEDDED], any_model, "cpu", closed=people.close_model)
-    return Desk(models, ModelThread(), people, PageLimits())
+    models = kind([str(name) for name in names] or [EMBEDDED], any_model, "cpu")
+    return Service(models, ServiceLimits(**limits))
 
 
 @contextmanager
-def served(desk: Desk) -> Iterator[Served]:
-    """Serve a page for as long as the block lasts."""
-    desk.models.open(desk.models.default)
-    page = build(desk)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http_server.Server, "run_in_thread", run_in_thread)
-        # Not of the ports that app.py tries: one that is being started beside these tests counts on its own.
-        url = serve(page, desk, "127.0.0.1", free_port(), allowed_hosts=[NAME])
+def served(service: Service) -> Iterator[Served]:
+    """Serve a page for as long as the block lasts; it ends with its service."""
+    service.models.open(service.models.default)
+    server = Server(service, Hosts("127.0.0.1", [NAME]))
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    assert wait_for(lambda: server.started or not thread.is_alive()) and server.started
     try:
-        yield Served(url, desk, page.server)
+        yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}/", service, thread)
     finally:
-        close(page, PATIENCE)
-
-
-def run_in_thread(server: http_server.Server) -> None:
-    """Gradio's own, which gives up after five seconds, with more patience."""
-    server.thread = threading.Thread(target=server.run, daemon=True)
-    server.thread.start()
-    wait_for(lambda: server.started or not server.thread.is_alive())
-    assert server.started, "the page's server did not begin"
+        server.should_exit = True
+        thread.join(PATIENCE)
 
 
 def client_of(page: Served) -> Client:
@@ -90,22 +82,15 @@ def client_of(page: Served) -> Client:
 
 
 @contextmanager
-def full(thread: ModelThread) -> Iterator[None]:
-    """The thread of the models has its hands full: what is asked has no first word before the block's end."""
-    began, gate = threading.Event(), threading.Event()
-
-    def waits():
-        began.set()
-        gate.wait(PATIENCE)
-        yield
-
-    task = thread.begin(waits)
-    assert began.wait(PATIENCE)
+def full(service: Service) -> Iterator[None]:
+    """The thread of the models has its hands full: no answer has a first word before the block's end."""
+    gate = threading.Event()
+    task = service._thread.submit(gate.wait, PATIENCE)
     try:
         yield
     finally:
         gate.set()
-        task.wait(PATIENCE)
+        task.result(PATIENCE)
 
 
 def never_stopping(folder: Path) -> Path:
@@ -114,7 +99,6 @@ def never_stopping(folder: Path) -> Path:
     head = checkpoint.model.language_model.lm_head.weight
     first, second = checkpoint.processor.tokenizer.convert_tokens_to_ids(["Ġblue", "Ġstar"])
     with torch.no_grad():
-        head[list(checkpoint.stop_token_ids)] = (
-            head[first] + head[second]
-        ) / 2  # below the larger of the two
+        likelier = (head[first] + head[second]) / 2  # always below the larger of the two
+        head[list(checkpoint.stop_token_ids)] = likelier
     return checkpoint.model.save_pretrained(folder, processor=checkpoint.processor)

@@ -21,6 +21,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+from data.nanovlm import open_nanovlm
 from data.processor import Processor, make_processor
 from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
@@ -28,7 +29,7 @@ GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 CORPUS = (
     "how many circles are there? 3 or 12 of them, and two red squares",
     "what colour is the big triangle on the left? it is blue",
-    "describe the picture: a green star above a small image of a row",
+    "describe the image: a green star above a small image of a row",
 )
 LLAMA_TEMPLATE = (
     "<|begin_of_text|>{% for message in messages %}{{message['role']|capitalize}}:"
@@ -51,7 +52,7 @@ def assert_same(ours: dict, theirs: dict) -> None:
         assert torch.equal(ours[name], theirs[name]), name
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+def draw_image(width: int, height: int, seed: int = 0) -> Image.Image:
     """Noise: a wrong crop, order or resampling filter shows."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
@@ -68,23 +69,15 @@ def processor(kind: str) -> Processor:
     if kind == "embedded":
         return embedded(split=True)
     if kind == "nanovlm-base":  # the Hub's situation: lm_tokenizer without the extra tokens
-        return nanovlm_base()
+        images, tokenizer, template = open_nanovlm(
+            GOLDEN / "nanovlm-current", nano_config(lm_tokenizer="tokenizer_base")
+        )
+        return Processor(images, tokenizer, template)
     if kind.startswith("nanovlm"):
         return Processor.from_pretrained(GOLDEN / kind)
     tokenizer = {"llama": _llama, "merged": _merged, "nfkc": _nfkc, "unigram": _unigram}[kind]()
     template = {"chat_template": LLAMA_TEMPLATE} if kind == "llama" else {}
     return make_processor(tokenizer, image_size=32, image_seq_len=4, split=True, **template)
-
-
-@cache
-def nanovlm_base() -> Processor:
-    from data.nanovlm_processing import NanoVLMPictures, open_nanovlm
-
-    config = json.loads((GOLDEN / "nanovlm-current" / "config.json").read_text())
-    config["lm_tokenizer"] = "tokenizer_base"
-    pictures, tokenizer, template = open_nanovlm(GOLDEN / "nanovlm-current", config)
-    assert isinstance(pictures, NanoVLMPictures)
-    return Processor(pictures, tokenizer, template)
 
 
 def _fast(backend: Tokenizer, eos: str = "<end_of_utterance>", **names: str) -> PreTrainedTokenizerFast:

@@ -1,13 +1,15 @@
-"""A tiny model, prompts with pictures by their seeds, and what to hold a `Session` against."""
+"""A tiny model, and prompts with images by their seeds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import torch
 
-from generation.session import Session
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
-from tests.invariants import assert_close, new_cache
 from tests.tiny import IMAGE_ID, PAD_ID, VOCAB, randomize
 
 PER_TILE, SIDE = 4, 16
@@ -56,15 +58,15 @@ def words(seed: int, count: int) -> list[int]:
     return torch.randint(IMAGE_ID, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-class Picture(int):
+class ImageBlock(int):
     """A tile in a prompt, by its seed."""
 
 
 def inputs_of(prompt: list[int], in_front: bool = False) -> dict:
-    """Model inputs of a prompt: token ids, with a `Picture` wherever a tile stands."""
-    ids, seeds = [], [part for part in prompt if isinstance(part, Picture)]
+    """Model inputs of a prompt: token ids, with an `ImageBlock` wherever a tile stands."""
+    ids, seeds = [], [part for part in prompt if isinstance(part, ImageBlock)]
     for part in prompt:
-        if not isinstance(part, Picture):
+        if not isinstance(part, ImageBlock):
             ids.append(part)
         elif not in_front:
             ids += [IMAGE_ID] * PER_TILE
@@ -74,45 +76,43 @@ def inputs_of(prompt: list[int], in_front: bool = False) -> dict:
     return inputs
 
 
-def positions_of(prompt: list[int]) -> list:
-    """What stands at each position, as the session should see it but made of other stuff."""
-    positions = []
-    for part in prompt:
-        positions += [f"{part}.{place}" for place in range(PER_TILE)] if isinstance(part, Picture) else [part]
-    return positions
+def length_of(prompt: list[int]) -> int:
+    """Positions of a prompt."""
+    return sum(PER_TILE if isinstance(part, ImageBlock) else 1 for part in prompt)
 
 
-def shared(first: list, second: list) -> int:
-    count = 0
-    while count < min(len(first), len(second)) and first[count] == second[count]:
-        count += 1
-    return count
+def some_rows(count: int) -> list[dict]:
+    """Inputs of prompts of several lengths, some with an image."""
+    prompts = [
+        [*words(1, 5), ImageBlock(1), *words(2, 3)],
+        words(3, 14),
+        [ImageBlock(2), 7],
+        [*words(4, 2), ImageBlock(1), ImageBlock(3), *words(5, 30)],
+    ]
+    return [inputs_of(prompt) for prompt in prompts[:count]]
 
 
-def record(monkeypatch, model) -> tuple[list, list, list]:
-    """What passes from now on: positions of each decoder pass, tiles of each encoding, logits."""
-    passes, pictures, logits = [], [], []
+def record(monkeypatch, model) -> tuple[list, list]:
+    """What passes from now on: positions of each decoder pass, and tiles of each encoding."""
+    passes, images = [], []
     forward, encode = model.language_model.forward, model.encode_images
-    head = model.language_model.logits
     monkeypatch.setattr(
         model.language_model, "forward", lambda x, **k: passes.append(x.shape[1]) or forward(x, **k)
     )
     monkeypatch.setattr(
-        model, "encode_images", lambda *a: pictures.append(a[0].numel() // (3 * SIDE**2)) or encode(*a)
+        model, "encode_images", lambda *a: images.append(a[0].numel() // (3 * SIDE**2)) or encode(*a)
     )
-    monkeypatch.setattr(
-        model.language_model, "logits", lambda hidden: logits.append(head(hidden)) or logits[-1]
-    )
-    return passes, pictures, logits
+    return passes, images
 
 
-@torch.no_grad()
-def assert_holds(session: Session, model, prompt: list[int], in_front: bool = False) -> None:
-    """The session's cache is what one pass over (the beginning of) a prompt would have left there."""
-    x = model.embed(**inputs_of(prompt, in_front))[:, : session.held]
-    assert x.shape[1] == session.held
-    expected = new_cache(model.language_model, 1, session.held)
-    model.language_model(x, kv_cache=expected)
-    for got, layer in zip(session._cache, expected, strict=True):
-        for name in ("key", "value"):
-            assert_close(got[name][:, :, : session.held], layer[name], name)
+@contextmanager
+def count_reads() -> Iterator[list]:
+    """What is read from the device inside, one entry for each time; `clear` it between counts."""
+    reads: list = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("item", "tolist", "__bool__", "__int__"):
+            original = getattr(torch.Tensor, name)
+            patch.setattr(
+                torch.Tensor, name, lambda tensor, original=original: reads.append(1) or original(tensor)
+            )
+        yield reads

@@ -1,27 +1,27 @@
-"""Small rows, pictures and loaders for the tests of datasets and packing."""
+"""Small rows, images and loaders for the tests of datasets and packing."""
 
 from __future__ import annotations
 
 import io
 import random
 
-from data.datasets import DatasetConfig, Mixture, Source, source_of
 from data.loader import Loader, LoaderConfig
 from data.processor import Processor
-from tests.processors import embedded, picture
+from data.sources import DatasetConfig, Mixture, Source, open_source
+from tests.processors import draw_image, embedded
 
 WORDS = ("how", "many", "circles", "are", "there", "three", "of", "them", "and", "two", "red", "squares")
 
 
 def png(width: int = 8, height: int = 6, seed: int = 0) -> bytes:
-    """An encoded picture."""
+    """An encoded image."""
     file = io.BytesIO()
-    picture(width, height, seed).save(file, "PNG")
+    draw_image(width, height, seed).save(file, "PNG")
     return file.getvalue()
 
 
 def rows(count: int, every: int = 5, longest: int = 24) -> list[dict]:
-    """Questions of 1 to `longest` words, answers that name the row, and a picture with each `every`th."""
+    """Questions of 1 to `longest` words, answers that name the row, and an image with each `every`th."""
     rng = random.Random(0)
     return [
         {
@@ -46,7 +46,7 @@ class ListStream:
 
 
 def source(data, name: str = "toy", **config) -> Source:
-    return source_of(data, DatasetConfig(name, **config))
+    return open_source(data, DatasetConfig(name, **config))
 
 
 def mixture(data, **config) -> Mixture:
@@ -58,13 +58,8 @@ def loader(
 ) -> Loader:
     """A loader of rows, of a mixture, or of a stream."""
     mixed = data if isinstance(data, Mixture) else mixture(data)
-    settings = LoaderConfig(**{"batch_size": 4, "sequence_length": 128, "waiting": 8, "lanes": 4} | config)
+    settings = LoaderConfig(**{"batch_size": 4, "sequence_length": 128, "packing_buffer_size": 3} | config)
     return Loader(mixed, processor or embedded(), settings, rank, world_size)
-
-
-def ids_of(batch) -> list:
-    """The sample ids of each row of a batch."""
-    return list(batch.sample_ids)
 
 
 def flat(batches) -> list:

@@ -10,9 +10,12 @@ import random
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 
 import train
+from data.processor import Processor
+from eval.tasks import DEFAULT_MODEL
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
 from tests.processors import embedded
@@ -39,32 +42,40 @@ SETTINGS = {
     "save_every": 1000,
     "eval_every": 1000,
 }
+# Three steps of each stage on shapes.
+SMALL_SHAPES = {
+    "device": "cpu",
+    "threads": 1,
+    "workers": 0,
+    "pictures": 18,
+    "vision_pictures": 12,
+    "vision_batch_size": 4,
+    "batch_size": 2,
+    "log_every": 1,
+    "eval_every": 3,
+    "eval_pictures": 2,
+    "eval_questions": 10,
+    "save_every": 4,
+    "vision_layers": 1,
+    "text_layers": 2,
+}
+
+
+def shapes_processor(config) -> Processor:
+    """In place of `shapes.training.build_processor`, which takes seconds: the one that it made for Ocelli."""
+    return Processor.from_pretrained(DEFAULT_MODEL)
 
 
 def tiny_checkpoint(folder: Path) -> Path:
     """A random model of 30,000 parameters with the tests' processor."""
     processor = embedded()
     tokenizer = processor.tokenizer
-    vision = VisionConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=32,
-        patch_size=8,
-    )
-    text = TextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-    )
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text |= {"vocab_size": len(tokenizer), "num_key_value_heads": 2, "max_position_embeddings": 256}
     config = VLMConfig(
-        vision=vision,
-        text=text,
+        vision=VisionConfig(**vision, image_size=32, patch_size=8),
+        text=TextConfig(**text),
         scale_factor=2,
         image_token_id=processor.image_token_id,
         eos_token_ids=(tokenizer.eos_token_id,),
@@ -77,7 +88,7 @@ def tiny_checkpoint(folder: Path) -> Path:
 
 
 def write_rows(path: Path, count: int = 60, every: int = 4) -> Path:
-    """A JSONL with answers of 1 to 12 words, and a picture with each row `every`."""
+    """A JSONL with answers of 1 to 12 words, and an image with each row `every`."""
     rng = random.Random(3)
     with path.open("w", encoding="utf-8") as file:
         for i in range(count):
@@ -98,10 +109,10 @@ def named(rows: Path, **more) -> list[dict]:
     return [{"path": str(rows), "name": rows.stem, **more}]
 
 
-def prepared(folder: Path) -> Path:
+def prepared(folder: Path, rows: int = 60) -> Path:
     """The folder, with a checkpoint and rows for `settings_in`."""
     tiny_checkpoint(folder / "tiny")
-    write_rows(folder / "rows.jsonl")
+    write_rows(folder / "rows.jsonl", rows)
     return folder
 
 
@@ -143,13 +154,36 @@ def _rank(rank: int, ranks: int, port: str, arguments: list[str]) -> None:
 
 def run(ranks: int = 1, **settings) -> None:
     """Train to the end."""
-    processes = start(ranks, **settings)
+    assert ended(start(ranks, **settings)) == [0] * ranks
+
+
+def ended(processes: list) -> list[int]:
+    """Their exit codes, when they have ended."""
     for process in processes:
         process.join(PATIENCE)
-    assert [process.exitcode for process in processes] == [0] * ranks
+    return [process.exitcode for process in processes]
+
+
+def refused(capsys, arguments: list[str], act=train.main) -> str:
+    """The one sentence with which train.py leaves."""
+    with pytest.raises(SystemExit) as left:
+        act(arguments)
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and "Traceback" not in said
+    (sentence,) = [line for line in said.splitlines() if line.startswith("train.py: error:")]
+    return sentence
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def metrics(folder: Path, key: str = "step") -> list[dict]:
+    """The lines of metrics.jsonl that have this key."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if key in row]
 
 
 def curve(folder: Path) -> list[tuple]:
     """(step, loss, samples in any order) of each step."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], row["loss"], row["samples"]) for row in rows if "loss" in row]
+    return [(row["step"], row["loss"], row["samples"]) for row in metrics(folder, "loss")]

@@ -1,39 +1,57 @@
-"""DESIGN: who may import whom, and importing does nothing."""
+"""Who may import whom, that importing does nothing, and that the core stays as short as README says."""
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
+
+from tests.walks import WALKS
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = {"app", "generate", "train"}
-ROOMS = ("models", "generation", "data", "training", "inference", "web", "eval", "benchmarks")
-EVERYTHING_BELOW = {"models", "generation", "data", "training", "inference"}
+ROOMS = ("models", "generation", "data", "shapes", "training", "inference", "web", "eval", "benchmarks")
+EVERYTHING_BELOW = {"models", "generation", "data", "shapes", "training", "inference"}
 # The first prefix that fits a module says what of this repository it may import.
 MAY_IMPORT = {
-    "models.vision_language_model": {"models", "generation"},
     "models.checkpoints.__main__": {"models", "data", "inference"},  # an entry point: it opens tokenizers
-    "models.checkpoints": {"models"},
+    "models.checkpoints.convert": {"models", "data"},  # the work of these two commands
+    "models.checkpoints.inspect": {"models", "data"},
+    "models.checkpoints": {"models.checkpoints", "models.config"},  # the class of models is handed to it
+    "models.vision_language_model": {"models", "generation"},
     "models": {"models"},
     "generation": {"generation"},
-    # By a name on the Hub, as the model is opened; nothing below models.checkpoints imports data.
-    "data.processor": {
-        "data",
-        "models.config",
-        "models.untrusted",
-        "models.checkpoints.errors",
-        "models.checkpoints.locate",
-    },
-    "data": {"data", "models.config", "models.untrusted"},
-    "training": {"training", "models", "data"},
+    "data": {"data", "models.config", "models.checkpoints.hub"},  # hub: files by name, and JSON of strangers
+    "shapes": {"shapes", "training", "models", "data", "generation"},
+    "training": {"training", "models", "data", "generation"},
     "inference": {"inference", "models", "generation", "data"},
     "web": {"web", "inference", "models", "generation", "data"},
     "eval": {"eval"} | EVERYTHING_BELOW,
     "benchmarks": {"benchmarks", "eval"} | EVERYTHING_BELOW,
 }
-LIBRARIES_OF_GENERATION = {"torch"}
+# From an image and a question to the answer; README names the same files.
+READING_ORDER = (
+    "generate.py",
+    "inference/answer.py",
+    "data/processor.py",
+    "data/smolvlm.py",
+    "models/vision_language_model.py",
+    "models/vision_transformer.py",
+    "models/modality_projector.py",
+    "models/language_model.py",
+    "models/config.py",
+    "generation/decoding.py",
+    "generation/sampling.py",
+    "generation/kv_cache.py",
+    "generation/prompt.py",
+)
+MOST_READING_LINES = 2_750
+MOST_LATE_IMPORTS = 38  # inside functions, where start-up demands it
 
 
 def modules() -> dict[str, Path]:
@@ -94,7 +112,43 @@ def test_who_imports_whom():
 def test_generation_needs_torch_only():
     for name in (name for name in OURS if within(name, "generation")):
         libraries = {module.split(".")[0] for module in imports(name)} - sys.stdlib_module_names
-        assert libraries <= {*LIBRARIES_OF_GENERATION, "generation"}, name
+        assert libraries <= {"torch", "psutil", "generation"}, name
+
+
+def test_no_import_circle():
+    """Inside functions and for types as well. A package's __init__ is a module like any other."""
+    known = {*OURS, *ENTRY_POINTS}
+    try:
+        TopologicalSorter({name: (imports(name) & known) - {name} for name in known}).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_imports_stand_at_the_top_but_for_a_few():
+    late = [
+        f"{name}:{node.lineno}"
+        for name in (*OURS, *ENTRY_POINTS)
+        for function in ast.walk(tree(name))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert len(set(late)) <= MOST_LATE_IMPORTS, f"{len(set(late))}: {sorted(set(late))}"
+
+
+def test_the_reading_order_is_an_afternoon():
+    lines = {name: len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in READING_ORDER}
+    assert len(lines) <= 13 and sum(lines.values()) <= MOST_READING_LINES, (sum(lines.values()), lines)
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Read the code")[1]
+    table = section.split("| folder |")[0]
+    assert set(re.findall(r"`([\w/]+\.py)`", table)) == set(READING_ORDER)
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_few_files_run(name, tmp_path):
+    walk, most = WALKS[name]
+    files = walk(tmp_path)
+    assert 5 < len(files) <= most, sorted(files)
 
 
 def test_importing_does_nothing():

@@ -1,4 +1,4 @@
-"""`Scheduler` against `generate` alone: the same tokens whatever shares the slots, at less work."""
+"""`Scheduler`: the tokens of `generate` alone, at less work; failures and memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,68 @@ from dataclasses import replace
 import pytest
 import torch
 
-from generation import kv_cache as kv
-from generation.batching import Deferred, Scheduler
 from generation.decoding import eager_step
-from generation.fast_decode import set_precision
-from generation.feature_cache import FeatureCache
-from tests.batches import SYSTEM, alone, assert_as_alone, request, run, uneven
-from tests.prompts import NO_STOP, PER_TILE, TILE_BYTES, Picture, inputs_of, record, tiny_vlm, words
+from generation.fast.choose_step import set_precision
+from generation.options import CacheMemoryError, GenerationOptions, NotFiniteError
+from generation.scheduler import LazyRequest, Request, Scheduler
+from tests.invariants import run_all as run
+from tests.prompts import (
+    NO_STOP,
+    PER_TILE,
+    ImageBlock,
+    count_reads,
+    inputs_of,
+    record,
+    tiny_vlm,
+    words,
+)
+from tests.tiny import VOCAB
+
+STOPS = tuple(range(20, 40))  # so many that answers end at all lengths
+SYSTEM = words(900, 40)  # a beginning that prompts may share without an image
+
+
+def request(prompt: list[int], key, **options) -> Request:
+    inputs = inputs_of(prompt)
+    return Request(
+        inputs["input_ids"][0],
+        inputs.get("pixel_values"),
+        options=GenerationOptions(**{"max_new_tokens": 12, "stop_token_ids": STOPS} | options),
+        key=key,
+    )
+
+
+def uneven() -> list[Request]:
+    """Prompts of 1 to 60 positions, limits of 1 to 30; no image, one, two; some share an image or more."""
+    prompts = [
+        words(1, 3),
+        [*words(2, 2), ImageBlock(1), *words(3, 9)],
+        [*words(2, 2), ImageBlock(1), *words(4, 2)],
+        words(5, 1),
+        [ImageBlock(2), ImageBlock(3), *words(6, 5)],
+        [ImageBlock(2), ImageBlock(4), *words(6, 5)],
+        [*SYSTEM, *words(7, 20)],
+        [*words(2, 2), ImageBlock(1), *words(3, 9)],  # the second one again
+        [*words(2, 2), ImageBlock(5), *words(3, 9)],  # the same ids, another image
+        [*SYSTEM, ImageBlock(1), *words(8, 4)],
+        [*SYSTEM, *words(9, 4)],
+        [ImageBlock(2), ImageBlock(3), *words(6, 5), ImageBlock(2), *words(10, 2)],
+    ]
+    limits = [9, 1, 30, 5, 12, 3, 2, 17, 8, 25, 6, 4]
+    return [
+        request(prompt, key, max_new_tokens=limit)
+        for key, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+    ]
+
+
+def assert_as_alone(model, requests: list[Request], results: dict) -> None:
+    """Each output is what `generate` gives its request alone."""
+    assert sorted(results) == sorted(one.key for one in requests)
+    for one in requests:
+        done = results[one.key]
+        alone = model.generate_detailed(one.input_ids[None], one.pixel_values, options=one.options)
+        assert done.error is None
+        assert (done.token_ids, done.stop_reason) == (alone.rows()[0], alone.stop_reasons[0]), one.key
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +80,7 @@ def vlm():
 # ------------------------------------------------------------------------------------------ the same tokens
 
 
-@pytest.mark.parametrize("slots, shuffle", [(1, None), (1, 1), (3, None), (3, 1), (3, 2), (8, 3), (20, None)])
+@pytest.mark.parametrize("slots, shuffle", [(1, 1), (3, None), (8, 3), (20, None)])
 def test_every_request_as_alone(vlm, slots, shuffle):
     requests = uneven()
     if shuffle is not None:
@@ -35,51 +90,6 @@ def test_every_request_as_alone(vlm, slots, shuffle):
     assert {done.stop_reason for done in results.values()} == {"stop", "length"}
     lengths = {one.key: len(one.input_ids) for one in requests}
     assert {key: done.prompt_tokens for key, done in results.items()} == lengths
-
-
-SAMPLING = (
-    {"temperature": 1.0, "seed": 3},
-    {"temperature": 1.3, "top_p": 0.9, "seed": 4},
-    {},
-    {"temperature": 0.7, "repetition_penalty": 1.3, "seed": 5},
-    {"repetition_penalty": 1.5},
-)
-
-
-@pytest.mark.parametrize("slots", [1, 4])
-def test_sampled_rows_as_alone_whatever_their_neighbours_want(vlm, slots):
-    requests = [
-        replace(one, options=replace(one.options, **SAMPLING[one.key % len(SAMPLING)])) for one in uneven()
-    ]
-    assert_as_alone(vlm, requests, run(vlm, requests, slots)[0])
-    reseeded = [replace(one, options=replace(one.options, seed=99)) for one in requests]
-    changed = run(vlm, reseeded, slots)[0]
-    assert any(changed[one.key].token_ids != alone(vlm, one)[0] for one in requests)
-
-
-def test_without_a_seed_rows_draw_from_torchs_generator(vlm):
-    requests = [request(words(1, 4), key, temperature=1.0, **NO_STOP) for key in range(3)]
-    torch.manual_seed(1)
-    first = run(vlm, requests)[0]
-    assert len({tuple(done.token_ids) for done in first.values()}) > 1
-    torch.manual_seed(1)
-    assert run(vlm, requests)[0] == first
-
-
-@pytest.mark.parametrize("slots", [1, 3])
-def test_with_the_picture_in_front(slots):
-    model = tiny_vlm("prefix")
-    prompts = [
-        [Picture(1), *words(1, 4)],
-        words(2, 6),
-        [Picture(1), *words(3, 2)],
-        [Picture(2), *words(1, 4)],
-    ]
-    requests = [request(prompt, key, in_front=True) for key, prompt in enumerate(prompts)]
-    results, scheduler = run(model, requests, slots)
-    assert_as_alone(model, requests, results)
-    assert scheduler.stats.tiles_encoded == 3 - (slots == 3)  # one slot has forgotten picture 1 by then
-    assert results[0].prompt_tokens == PER_TILE + 4
 
 
 def test_a_longer_request_grows_the_cache():
@@ -92,24 +102,10 @@ def test_a_longer_request_grows_the_cache():
     scheduler = Scheduler(model, 2)
     sizes, results = [], {}
     for done in scheduler.run(requests):
-        sizes.append(scheduler.kv_cache_bytes // scheduler.plan().bytes_per_position)
+        sizes.append(scheduler.kv_cache_bytes // scheduler.budget.bytes_per_position)
         results[done.key] = done
     assert_as_alone(model, requests, results)
     assert sizes[0] == 2 * 1024 and sizes[-1] == 2 * 1500
-
-
-def test_another_decode_step_is_used(vlm):
-    widths, eager = [], eager_step(vlm.language_model)
-
-    def step(token_ids, kv_cache, start_pos):
-        assert token_ids.shape == (kv.rows(kv_cache), 1)
-        widths.append(len(token_ids))
-        return eager(token_ids, kv_cache, start_pos)
-
-    requests = uneven()
-    results, scheduler = run(vlm, requests, 4, decode_step=step)
-    assert_as_alone(vlm, requests, results)
-    assert len(widths) == scheduler.stats.decode_steps and sum(widths) == scheduler.stats.decoded_rows
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
@@ -121,7 +117,7 @@ def test_a_cache_in_fewer_bits_than_the_activations(precision):
     assert results == run(model, requests, 1)[0] and not any(done.error for done in results.values())
     text = model.config.text
     per_position = 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * 2
-    assert scheduler.kv_cache_bytes == scheduler.plan().needed == 3 * 400 * per_position
+    assert scheduler.kv_cache_bytes == 3 * 400 * per_position
 
 
 # ------------------------------------------------------------------------------------------------ less work
@@ -150,21 +146,21 @@ def test_requests_are_taken_when_there_is_a_slot(vlm):
     def endless():
         for key in range(1_000_000):
             taken.append(key)
-            yield Deferred(key, lambda key=key: request(words(key, 4), None, max_new_tokens=3, **NO_STOP))
+            yield LazyRequest(key, lambda key=key: request(words(key, 4), None, max_new_tokens=3, **NO_STOP))
 
     results = Scheduler(vlm, 2).run(endless())
     first = [next(results) for _ in range(5)]
     assert [done.key for done in first] == [0, 1, 2, 3, 4] and len(taken) <= 6
 
 
-@pytest.mark.parametrize("slots", [1, 2, 5])
-def test_questions_about_one_picture_encode_and_prefill_it_once(vlm, monkeypatch, slots):
-    head = [*words(1, 3), Picture(1), Picture(2)]
+@pytest.mark.parametrize("slots", [1, 3])
+def test_questions_about_one_image_encode_and_prefill_it_once(vlm, monkeypatch, slots):
+    head = [*words(1, 3), ImageBlock(1), ImageBlock(2)]
     requests = [request([*head, *words(10 + key, 2 + key % 3)], key) for key in range(9)]
-    passes, pictures, _ = record(monkeypatch, vlm)
+    passes, images = record(monkeypatch, vlm)
     results, scheduler = run(vlm, requests, slots)
     monkeypatch.undo()
-    assert sum(pictures) == 2 == scheduler.stats.tiles_encoded
+    assert sum(images) == 2 == scheduler.stats.tiles_encoded
     questions = [2 + key % 3 for key in range(9)]
     shared = len(words(1, 3)) + 2 * PER_TILE
     # Random questions may share a first word, too.
@@ -175,10 +171,10 @@ def test_questions_about_one_picture_encode_and_prefill_it_once(vlm, monkeypatch
     assert_as_alone(vlm, requests, results)
 
 
-def test_a_picture_is_known_by_its_pixels_and_its_mask(vlm):
-    """Same ids throughout: only the first and the last request have a picture in common."""
-    one = request([Picture(1), *words(1, 3)], 0)
-    other = request([Picture(2), *words(1, 3)], 1)
+def test_a_image_is_known_by_its_pixels_and_its_mask(vlm):
+    """Same ids throughout: only the first and the last request have an image in common."""
+    one = request([ImageBlock(1), *words(1, 3)], 0)
+    other = request([ImageBlock(2), *words(1, 3)], 1)
     mask = torch.ones(1, 1, *one.pixel_values.shape[-2:], dtype=torch.int64)
     whole = replace(one, pixel_attention_mask=mask, key=3)
     mask = mask.clone()
@@ -195,36 +191,12 @@ def test_a_picture_is_known_by_its_pixels_and_its_mask(vlm):
     assert own == expected.rows()[0] != results[0].token_ids
 
 
-def test_several_answers_to_one_prompt_prefill_it_once(vlm):
-    prompt = [*SYSTEM, Picture(1), *words(1, 6)]
-    requests = [request(prompt, key, temperature=1.0, seed=7 + key, **NO_STOP) for key in range(6)]
-    results, scheduler = run(vlm, requests, 4)
-    forked = vlm.generate(
-        **inputs_of(prompt), temperature=1.0, seed=7, num_return_sequences=6, max_new_tokens=12, **NO_STOP
-    )
-    assert [results[key].token_ids for key in range(6)] == forked.tolist()
-    assert scheduler.stats.prefilled == len(requests[0].input_ids) + 5
-
-
-def test_prompts_of_similar_length_are_prefilled_together(vlm, monkeypatch):
-    calls, forward = [], vlm.language_model.forward
-    monkeypatch.setattr(
-        vlm.language_model, "forward", lambda x, **k: calls.append(tuple(x.shape[:2])) or forward(x, **k)
-    )
-    lengths = (70, 75, 80, 20, 10)
-    requests = [request(words(key, length), key, max_new_tokens=1) for key, length in enumerate(lengths)]
-    results, _ = run(vlm, requests, 5)
-    assert calls == [(3, 80), (2, 20)]
-    monkeypatch.undo()
-    assert_as_alone(vlm, requests, results)
-
-
-def test_a_slot_forgets_what_its_next_request_has_overwritten(vlm):
-    long = words(1, 100)
-    prompts = [long, long[:40], long]  # the second one's answer stands where the first one's prompt did
-    requests = [request(prompt, key, **NO_STOP) for key, prompt in enumerate(prompts)]
-    results, _ = run(vlm, requests, 1)
-    assert [results[key].reused_tokens for key in range(3)] == [0, 39, 40]
+def test_slots_that_are_free_at_the_same_step_share_nothing_they_do_not_hold(vlm):
+    """The second pair begins alike, but in slots that still count the first pair's positions."""
+    prompts = [words(1, 60), words(2, 60), [*words(3, 50), *words(4, 4)], [*words(3, 50), *words(5, 4)]]
+    requests = [request(prompt, key, max_new_tokens=6, **NO_STOP) for key, prompt in enumerate(prompts)]
+    results, _ = run(vlm, requests, 2)
+    assert results[3].reused_tokens >= 50
     assert_as_alone(vlm, requests, results)
 
 
@@ -238,29 +210,128 @@ def test_prompts_are_not_padded_past_the_end_of_the_cache(vlm):
     assert_as_alone(vlm, requests, results)
 
 
-def test_a_feature_cache_outlives_the_slots(vlm):
-    pictures = [1, 2, 3, 1]
-    requests = [request([Picture(seed), *words(1, 3)], key) for key, seed in enumerate(pictures)]
-    kept = FeatureCache(vlm, 3 * TILE_BYTES)
-    assert run(vlm, requests, 1)[1].stats.tiles_encoded == 4
-    results, scheduler = run(vlm, requests, 1, feature_cache=kept)
-    assert scheduler.stats.tiles_encoded == 3
-    assert_as_alone(vlm, requests, results)
-
-
-def test_one_read_back_a_step(vlm, monkeypatch):
+def test_one_read_from_the_device_for_a_step(vlm):
     """New tokens and whether logits are finite come together; nothing else waits for the device."""
-    reads, counts = [], []
-    for name in ("item", "tolist", "__bool__", "__int__"):
-        original = getattr(torch.Tensor, name)
-        monkeypatch.setattr(torch.Tensor, name, lambda t, original=original: reads.append(1) or original(t))
-    for new in (5, 15):
-        reads.clear()
-        requests = [
-            request(words(key, 3 + key), key, max_new_tokens=new, temperature=key / 2, seed=1, **NO_STOP)
-            for key in range(3)
-        ]
-        list(Scheduler(vlm, 3).run(requests))
-        counts.append(len(reads))
-    monkeypatch.undo()
+    counts = []
+    with count_reads() as reads:
+        for new in (5, 15):
+            reads.clear()
+            requests = [
+                request(words(key, 3 + key), key, max_new_tokens=new, temperature=key / 2, seed=1, **NO_STOP)
+                for key in range(3)
+            ]
+            list(Scheduler(vlm, 3).run(requests))
+            counts.append(len(reads))
     assert counts[1] - counts[0] == 10
+
+
+# ------------------------------------------------------------------------------------------------- failures
+
+
+def bad_requests(vlm) -> dict[str, Request | LazyRequest]:
+    good = request([ImageBlock(1), *words(1, 3)], None)
+
+    def unreadable():
+        raise OSError("photo.jpg: cannot be read")
+
+    def wrong():
+        raise ValueError("a bad question")
+
+    def bad(**fields):
+        return replace(good, **fields)
+
+    options = good.options
+    return {
+        "cannot be read": LazyRequest("cannot be read", unreadable),
+        "a bad question": LazyRequest("a bad question", wrong),
+        "image placeholders": bad(pixel_values=None),
+        "images give": bad(pixel_values=good.pixel_values.repeat(1, 2, 1, 1, 1)),
+        "expected tiles of": bad(pixel_values=good.pixel_values[..., :8]),
+        "pixel_attention_mask": bad(pixel_attention_mask=torch.ones(1, 1, 3, 3)),
+        "from 0 to": bad(input_ids=torch.tensor([VOCAB])),
+        "at least one token": bad(input_ids=torch.tensor([], dtype=torch.int64), pixel_values=None),
+        "context holds 400": bad(options=replace(options, max_new_tokens=394)),
+        "num_return_sequences": bad(options=replace(options, num_return_sequences=2)),
+        "use_cache": bad(options=replace(options, use_cache=False)),
+    }
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_bad_request_fails_alone(vlm, slots):
+    bad = bad_requests(vlm)
+    good = uneven()
+    mixed = [replace(one, key=key) if isinstance(one, Request) else one for key, one in bad.items()] + good
+    random.Random(slots).shuffle(mixed)
+    results, scheduler = run(vlm, mixed, slots)
+    for key in bad:
+        done = results.pop(key)
+        assert key in str(done.error) and (done.token_ids, done.stop_reason) == ([], "error")
+    assert_as_alone(vlm, good, results)
+    assert (scheduler.stats.failed, scheduler.stats.completed) == (len(bad), len(good))
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_logits_that_are_not_finite_fail_alone(slots):
+    """Also behind them: a later request in the same slot must not meet NaN, not even masked."""
+    model = tiny_vlm()
+    poison = 77
+    with torch.no_grad():
+        model.language_model.embed_tokens.weight[poison] = float("nan")
+        model.language_model.lm_head.weight[poison] = 0  # no answer holds it
+    good = [request([word % poison for word in words(key, 4 + key)], key) for key in range(6)]
+    bad = request([1, 2, poison, *range(3, 40)], "bad", max_new_tokens=50)
+    results, _ = run(model, [good[0], bad, *good[1:]], slots)
+    assert isinstance(results.pop("bad").error, NotFiniteError)
+    assert_as_alone(model, good, results)
+
+
+def test_a_programming_error_is_not_hidden(vlm):
+    def broken():
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
+        run(vlm, [*uneven(), LazyRequest("x", broken)])
+    scheduler = Scheduler(vlm, 2, decode_step=lambda *a: (_ for _ in ()).throw(ValueError("a bug")))
+    with pytest.raises(ValueError, match="a bug"):
+        list(scheduler.run(uneven()))
+
+
+def test_a_run_that_was_given_up_leaves_the_scheduler_usable(vlm):
+    scheduler, requests = Scheduler(vlm, 3), uneven()
+    results = scheduler.run(requests)
+    next(results)
+    with pytest.raises(ValueError, match="running already"):
+        next(scheduler.run(uneven()))
+    results.close()
+    assert_as_alone(vlm, requests, {done.key: done for done in scheduler.run(requests)})
+    assert torch.is_grad_enabled()
+
+
+# --------------------------------------------------------------------------------------------------- memory
+
+
+def test_memory_is_counted_and_more_than_there_is_refused_up_front(vlm, monkeypatch):
+    text = vlm.config.text
+    needed = 5 * 400 * 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * 4
+    monkeypatch.setattr("generation.scheduler.available_bytes", lambda device: needed)
+    scheduler = Scheduler(vlm, 5)
+    assert f"5 slots of 400 positions: {needed / 2**20:.1f} MiB" in str(scheduler.budget)
+    assert scheduler.kv_cache_bytes == 0  # nothing is taken before there is a request
+    list(scheduler.run([request(words(1, 3), 0)]))
+    assert scheduler.kv_cache_bytes == needed
+    with pytest.raises(CacheMemoryError, match=f"{needed} are available"):
+        Scheduler(vlm, 6)
+    for bad in (0, 2.5):
+        with pytest.raises(ValueError, match="slots: expected an integer"):
+            Scheduler(vlm, bad)
+
+
+def test_a_request_that_needs_more_than_the_memory_fails_alone(monkeypatch):
+    model = tiny_vlm(max_position_embeddings=1500, num_hidden_layers=1)
+    each = Scheduler(model, 2).budget.bytes_per_position
+    monkeypatch.setattr("generation.scheduler.available_bytes", lambda device: 2 * 1024 * each)
+    requests = [request(words(1, 5), 0), request(words(2, 1100), 1), request(words(3, 5), 2)]
+    results, _ = run(model, requests, 2)
+    error = results.pop(1).error
+    assert isinstance(error, CacheMemoryError) and f"{2 * 1500 * each} bytes" in str(error)
+    assert_as_alone(model, [requests[0], requests[2]], results)

@@ -1,4 +1,4 @@
-"""Pictures travel as bytes, and are the same numbers to the bit where they arrive."""
+"""Images travel as bytes, and are the same numbers to the bit where they arrive."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data.byte_tiles import LEVELS, ByteTiles
-from tests.processors import picture, processor
+from data.packing import LEVELS, ByteTiles
+from tests.processors import draw_image, processor
 
 
 def levels(count: int, which: int, side: int = 16) -> torch.Tensor:
@@ -35,18 +35,18 @@ def test_every_tile_comes_back_to_the_bit_and_in_its_place(tiles):
 
 @pytest.mark.parametrize("kind", ["llama", "embedded", "nanovlm-current"])
 def test_the_tiles_of_real_processors_are_bytes(kind):
-    made = processor(kind).pictures.tiles(picture(150, 90))[0]
+    made = processor(kind).images.tiles(draw_image(150, 90))[0]
     bytes_ = ByteTiles.of(made)
     assert torch.equal(bytes_.to("cpu"), made)
-    assert len(bytes_.others) <= 1  # nanoVLM's whole picture is interpolated in floating point
+    assert len(bytes_.others) <= 1  # nanoVLM's whole image is interpolated in floating point
     assert kind.startswith("nanovlm") or bytes_.nbytes < 0.26 * made.nbytes
 
 
 @pytest.mark.parametrize(("megabytes", "piped"), [(64, True), (10_000, False)])
-def test_where_shared_memory_is_short_pictures_go_through_the_pipe(monkeypatch, megabytes, piped):
+def test_where_shared_memory_is_short_images_go_through_the_pipe(monkeypatch, megabytes, piped):
     """Docker gives 64 MB of it, and a process that writes more is killed."""
     space = SimpleNamespace(f_bavail=megabytes * 2**8, f_frsize=2**12)
-    monkeypatch.setattr("data.byte_tiles.os.statvfs", lambda path: space)
+    monkeypatch.setattr("data.packing.os.statvfs", lambda path: space)
     tiles = ByteTiles.of(levels(6, 1, side=512))
     sent = ForkingPickler.dumps(tiles)
     assert (len(sent) > tiles.nbytes) == piped

@@ -1,15 +1,22 @@
-"""A new model from a bare SigLIP vision tower and a bare Llama-family language model."""
+"""A new model from a bare SigLIP vision tower and a bare language model: Llama, Qwen2 or Qwen3."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
     LlamaConfig,
     LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     SiglipConfig,
     SiglipModel,
     SiglipVisionConfig,
@@ -17,7 +24,8 @@ from transformers import (
 )
 
 from models import VisionLanguageModel
-from models.checkpoints import CheckpointError
+from models.checkpoints import CheckpointError, idefics3, nanovlm
+from tests.invariants import new_cache
 from tests.tiny import randomize
 
 VISION = {
@@ -62,10 +70,28 @@ def llama(folder, tied: bool = False) -> LlamaForCausalLM:
     return model.eval()
 
 
+# Beyond TEXT. Qwen3 says its head_dim, which is not hidden_size / num_attention_heads.
+QWENS = {
+    "qwen2": {},
+    "qwen3": {"head_dim": 20},
+    "qwen3-biases": {"head_dim": 20, "attention_bias": True},
+}
+
+
+def qwen(folder, family: str, tied: bool = False, **changes) -> Qwen2ForCausalLM | Qwen3ForCausalLM:
+    kinds = (Qwen2Config, Qwen2ForCausalLM) if family == "qwen2" else (Qwen3Config, Qwen3ForCausalLM)
+    rope = {"rope_type": "default", "rope_theta": 5e4}
+    more = {"tie_word_embeddings": tied, "rope_parameters": rope}
+    model = kinds[1](kinds[0](**TEXT | QWENS[family] | more | changes))
+    randomize(model, 4)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
 @pytest.mark.parametrize(("alone", "tied"), [(True, True), (False, False)])
 @torch.no_grad()
 def test_joined(tmp_path, alone, tied):
-    """Each half computes what it did; new rows are the mean of the old; pictures have a place."""
+    """Each half computes what it did; new rows are the mean of the old; images have a place."""
     vision, text = siglip(tmp_path / "vision", alone), llama(tmp_path / "text", tied)
     model = VisionLanguageModel.from_backbones(
         tmp_path / "vision", tmp_path / "text", scale_factor=2, extra_tokens=3
@@ -93,98 +119,170 @@ def test_joined(tmp_path, alone, tied):
     )
 
 
-def test_projector_follows_the_generator(tmp_path):
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", QWENS)
+@torch.no_grad()
+def test_qwen(tmp_path, family, tied):
+    """Its logits in one pass, token by token through the cache, and in padded batches."""
+    siglip(tmp_path / "vision", True)
+    theirs = qwen(tmp_path / "text", family, tied)
+    ours = VisionLanguageModel.from_backbones(tmp_path / "vision", tmp_path / "text", scale_factor=2).eval()
+    assert ours.config.tie_word_embeddings == tied
+    for name, parameter in theirs.named_parameters():
+        if "layers" in name:
+            found = ours.get_parameter(name.replace("model.", "language_model.", 1))
+            assert torch.equal(found, parameter), name
+
+    ids = torch.randint(3, 90, (2, 40), generator=torch.Generator().manual_seed(0))
+    expected = theirs(ids).logits
+    assert (ours(ids).logits[..., :90] - expected).abs().max() <= 1e-4
+
+    cache, start = new_cache(ours.language_model, 2, 40), 0
+    for size in (9, *[1] * 31):
+        hidden, _ = ours.hidden_states(ids[:, start : start + size], kv_cache=cache, start_pos=start)
+        got = ours.language_model.logits(hidden)[..., :90]
+        assert (got - expected[:, start : start + size]).abs().max() <= 1e-4, start
+        start += size
+
+    for padding in (slice(0, 13), slice(27, 40)):
+        mask = torch.ones_like(ids)
+        mask[1, padding] = 0
+        got, expected = (model(ids, attention_mask=mask).logits[..., :90] for model in (ours, theirs))
+        assert (got - expected)[mask.bool()].abs().max() <= 1e-4
+
+    asked = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    answer = theirs.generate(ids[:1], attention_mask=torch.ones_like(ids[:1]), **asked)[:, 40:]
+    assert torch.equal(ours.generate(ids[:1], max_new_tokens=12, stop_token_ids=()), answer)
+
+
+@pytest.mark.parametrize("family", QWENS)
+@torch.no_grad()
+def test_qwen_is_saved_and_opened_here_and_by_transformers(tmp_path, family):
+    siglip(tmp_path / "vision", True), qwen(tmp_path / "text", family)
+    model = VisionLanguageModel.from_backbones(tmp_path / "vision", tmp_path / "text", scale_factor=2).eval()
+    model.save_pretrained(tmp_path / "new")
+    again = VisionLanguageModel.from_pretrained(tmp_path / "new").eval()
+    assert again.config.text == model.config.text
+    ids = torch.randint(3, 90, (2, 40), generator=torch.Generator().manual_seed(0))
+    theirs = AutoModelForImageTextToText.from_pretrained(tmp_path / "new").eval()
+    assert (theirs(ids).logits - model(ids).logits).abs().max() <= 1e-4
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    with pytest.raises(CheckpointError, match="nanoVLM"):
+        nanovlm.check_expressible(model.config)
+
+
+@pytest.mark.parametrize("stored", [{}, {"num_attention_heads": 16, "num_key_value_heads": None}])
+@pytest.mark.parametrize("kind", idefics3.TEXT_FAMILIES)
+def test_keys_that_are_absent_or_null(kind, stored):
+    """transformers leaves out of a config.json what equals its defaults."""
+    ours = idefics3.text_config({"model_type": kind, **stored}, {})
+    theirs = AutoConfig.for_model(kind, **stored)
+    found = {name: getattr(theirs, name) for name in idefics3.TEXT_KEYS if hasattr(theirs, name)}
+    found = {name: value for name, value in found.items() if not name.startswith("rope_")}
+    assert {name: getattr(ours, name) for name in found} == found
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+
+
+def test_parts_that_no_family_has_together_are_not_saved(tmp_path):
+    siglip(tmp_path / "vision", True), qwen(tmp_path / "text", "qwen2")
+    config = VisionLanguageModel.from_backbones(tmp_path / "vision", tmp_path / "text").config
+    config = replace(config, text=replace(config.text, qk_norm=True))
+    with pytest.raises(CheckpointError):
+        VisionLanguageModel(config).save_pretrained(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        {"use_sliding_window": True, "layer_types": None},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"layer_types": [5, {}]},
+    ],
+)
+def test_sliding_windows_are_refused(tmp_path, windows):
+    siglip(tmp_path / "vision", True), qwen(tmp_path / "text", "qwen2")
+    edit(tmp_path / "text", **windows)
+    assert "sliding-window" in complaint(tmp_path / "vision", tmp_path / "text")
+
+
+def test_the_family_says_what_its_blocks_have(tmp_path):
+    """Keys that transformers does not look at change nothing; tensors must be those of the family."""
+    vision, text = tmp_path / "vision", tmp_path / "text"
+    siglip(vision, True)
+    for make, keys in (
+        (lambda: llama(text), {"qk_norm": True, "qkv_bias_only": True, "use_sliding_window": True}),
+        (lambda: qwen(text, "qwen2"), {"attention_bias": False, "mlp_bias": True, "qk_norm": True}),
+        (lambda: qwen(text, "qwen3"), {"qk_norm": False, "mlp_bias": True}),
+    ):
+        theirs = make()
+        edit(text, **keys)
+        model, ids = VisionLanguageModel.from_backbones(vision, text, scale_factor=2), torch.arange(30)[None]
+        assert (model(ids).logits[..., :90] - theirs(ids).logits).abs().max() <= 1e-4
+    qwen(text, "qwen3")
+    edit(text, model_type="llama")
+    assert "q_norm.weight" in complaint(vision, text)
+    qwen(text, "qwen2")
+    edit(text, model_type="qwen3", head_dim=12)
+    assert "q_norm.weight" in complaint(vision, text)
+
+
+def edit(folder, **changes) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture
+def folders(tmp_path):
     siglip(tmp_path / "vision", True)
     llama(tmp_path / "text")
+    return tmp_path / "vision", tmp_path / "text"
 
+
+def test_projector_follows_the_generator(folders):
     def projector(seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
-        model = VisionLanguageModel.from_backbones(
-            tmp_path / "vision", tmp_path / "text", scale_factor=2, generator=generator, dtype=dtype
-        )
+        model = VisionLanguageModel.from_backbones(*folders, scale_factor=2, generator=generator, dtype=dtype)
         assert all(parameter.dtype == dtype for parameter in model.parameters())
         return model.projector.proj.weight
 
     assert torch.equal(projector(1), projector(1)) and not torch.equal(projector(1), projector(2))
     assert torch.equal(projector(1), projector(1, torch.float32).bfloat16())
-
-
-def test_projector_is_drawn_where_the_generator_is(tmp_path, monkeypatch):
-    """A generator of the CPU cannot fill a tensor of another device; "meta" stands for a GPU here."""
-    siglip(tmp_path / "vision", True)
-    llama(tmp_path / "text")
-    init, devices = VisionLanguageModel.init_weights, []
-
-    def watched(self, *arguments, **options):
-        devices.append(self.projector.proj.weight.device.type)
-        init(self, *arguments, **options)
-
-    monkeypatch.setattr(VisionLanguageModel, "init_weights", watched)
+    # A generator of the CPU cannot fill a tensor of another device; "meta" stands for a GPU here.
     model = VisionLanguageModel.from_backbones(
-        tmp_path / "vision", tmp_path / "text", scale_factor=2, generator=torch.Generator(), device="meta"
+        *folders, scale_factor=2, generator=torch.Generator(), device="meta"
     )
-    assert devices == ["cpu"] and model.projector.proj.weight.is_meta
+    assert model.projector.proj.weight.is_meta
 
 
-def test_own_image_token(tmp_path):
+def test_own_image_token(folders):
     """A row that the vocabulary already has may be the placeholder."""
-    siglip(tmp_path / "vision", True)
-    llama(tmp_path / "text")
-    model = VisionLanguageModel.from_backbones(
-        tmp_path / "vision", tmp_path / "text", scale_factor=4, extra_tokens=0, image_token_id=17
-    )
+    model = VisionLanguageModel.from_backbones(*folders, scale_factor=4, extra_tokens=0, image_token_id=17)
     assert model.config.image_token_id == 17 and model.config.text.vocab_size == 90
 
 
-class TestRefused:
-    @pytest.fixture
-    def folders(self, tmp_path):
-        siglip(tmp_path / "vision", True)
-        llama(tmp_path / "text")
-        return tmp_path / "vision", tmp_path / "text"
+def complaint(vision, text, **options) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        VisionLanguageModel.from_backbones(vision, text, **{"scale_factor": 2} | options)
+    return str(caught.value)
 
-    def complaint(self, vision, text, **options) -> str:
-        with pytest.raises(CheckpointError) as caught:
-            VisionLanguageModel.from_backbones(vision, text, **{"scale_factor": 2} | options)
-        return str(caught.value)
 
-    def test_the_wrong_way_round(self, folders):
-        vision, text = folders
-        assert f"{text}: unsupported vision backbone (model_type 'llama')" in self.complaint(text, vision)
-        assert f"{vision}: unsupported text backbone (model_type 'siglip_vision_model')" in self.complaint(
-            vision, vision
-        )
+def test_what_does_not_fit_together(folders):
+    vision, text = folders
+    assert "llama" in complaint(text, vision) and "siglip_vision_model" in complaint(vision, vision)
+    for options in ({"extra_tokens": 0}, {"image_token_id": 91}, {"scale_factor": 3}):
+        assert next(iter(options)) in complaint(*folders, **options)
+    with pytest.raises(CheckpointError, match="from_backbones"):
+        VisionLanguageModel.from_pretrained(vision)
 
-    def test_naflex(self, folders):
-        vision, text = folders
-        config = json.loads((vision / "config.json").read_text())
-        (vision / "config.json").write_text(json.dumps(config | {"model_type": "siglip2"}))
-        assert "fixed-resolution SigLIP2" in self.complaint(vision, text)
 
-    def test_no_room_for_pictures(self, folders):
-        assert "extra_tokens must be at least 1" in self.complaint(*folders, extra_tokens=0)
-        assert "image_token_id: expected an integer from 0 to 90" in self.complaint(
-            *folders, image_token_id=91
-        )
-        assert "scale_factor (3) must divide the vision grid" in self.complaint(*folders, scale_factor=3)
-
-    @pytest.mark.parametrize("which", [0, 1])
-    def test_missing_and_extra_tensors(self, folders, which):
-        path = folders[which] / "model.safetensors"
-        tensors = load_file(path)
-        name = next(
-            name
-            for name in tensors
-            if name.endswith("layers.1.mlp.fc1.weight" if which == 0 else "norm.weight")
-        )
-        weight = tensors.pop(name).clone()
-        save_file(tensors, path, metadata={"format": "pt"})
-        assert f"are missing: {name}" in self.complaint(*folders)
-        save_file(tensors | {name: weight, f"{name}.lora": weight.clone()}, path, metadata={"format": "pt"})
-        assert f"have no place in the model that config.json describes: {name}.lora" in self.complaint(
-            *folders
-        )
-
-    def test_a_bare_backbone_is_no_model(self, folders):
-        with pytest.raises(CheckpointError, match="from_backbones"):
-            VisionLanguageModel.from_pretrained(folders[0])
+@pytest.mark.parametrize(("which", "end"), [(0, "layers.1.mlp.fc1.weight"), (1, "norm.weight")])
+def test_missing_and_extra_tensors(folders, which, end):
+    path = folders[which] / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith(end))
+    weight = tensors.pop(name).clone()
+    save_file(tensors, path, metadata={"format": "pt"})
+    assert name in complaint(*folders)
+    save_file(tensors | {name: weight, f"{name}.lora": weight.clone()}, path, metadata={"format": "pt"})
+    assert f"{name}.lora" in complaint(*folders)

@@ -1,4 +1,5 @@
-"""Loading through the real huggingface_hub client, from a Hub on loopback."""
+"""Finding a checkpoint: the name a person gives, and the real huggingface_hub client on a Hub on loopback,
+which may answer slowly, wrongly or not at all."""
 
 from __future__ import annotations
 
@@ -7,22 +8,100 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 
 from models import VisionLanguageModel
-from models.checkpoints import CheckpointError, locate
-from models.checkpoints.measure import measure
+from models.checkpoints import CheckpointError
+from models.checkpoints import hub as hub_module
+from models.checkpoints.hub import EMBEDDED, resolve_source
 from tests import tiny
-from tests.hub_server import HubServer, point_client_at
+from tests.hub_server import HubServer, etag, point_client_at
+from tests.tiny import same_weights
 
 NOBODY = "http://127.0.0.1:9"
 PLAIN, SHARDED, EMPTY = "owner/plain", "owner/sharded", "owner/empty"
+WEIGHTS = "model.safetensors"
+Fault = Callable[[BaseHTTPRequestHandler, str], bool]
+load = VisionLanguageModel.from_pretrained
 
 
+def complaint(ask: Callable, *args, **options) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        ask(*args, **options)
+    text = str(caught.value)
+    assert text.isprintable() and 0 < len(text) < 600
+    return text
+
+
+# ---------------------------------------------------------------------------------------------------- names
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """A folder to start in, which is not the repository's own, with three checkpoints and other folders."""
+    for name in ("runs/first", "runs/second", "owner/model-256M"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "google").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        *((name, "runs/first") for name in ("runs/first", "./runs/first", "runs/first/", Path("runs/first"))),
+        ("google", "google"),
+        *((name, EMBEDDED / "ocelli-shapes") for name in ("ocelli-shapes", "checkpoints/ocelli-shapes")),
+    ],
+)
+def test_folders_come_first_then_the_embedded_model(here, name, found):
+    assert Path(resolve_source(name)).samefile(here / found)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "HuggingFaceTB/SmolVLM-256M-Instruct", "me/ocelli-shapes", "google/siglip-base"]
+)
+def test_the_hub_for_what_nothing_here_is_like(here, name):
+    assert resolve_source(name) == name
+    assert resolve_source("runs/mine", "main") == "runs/mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("ocelli-shape", "did you mean ocelli-shapes?"),
+        ("Ocelli-Shapes", "did you mean ocelli-shapes?"),
+        ("checkpoints/oceli-shapes", "did you mean checkpoints/ocelli-shapes?"),
+        ("runs/frist", "did you mean runs/first?"),
+        ("./runs/secon", "did you mean runs/second?"),
+        ("owner/model-500M", "did you mean owner/model-256M?"),
+        ("https://huggingface.co/owner/name/tree/main", "did you mean the repository owner/name?"),
+        ("runs/mine", "first, second"),
+        ("runs/first/config.json", "runs/first,"),
+        *(
+            (name, "")
+            for name in ("", " ", "a b", "-", "\0", "owner/na:me", "a//b", "~nobody-of-this-name/x")
+        ),
+    ],
+)
+def test_slips_are_refused_before_the_hub_is_asked(here, name, named):
+    assert named in complaint(resolve_source, name)
+
+
+def test_no_torch_is_imported_for_it():
+    script = (
+        "import sys\nfrom models.checkpoints.hub import resolve_source\n"
+        "try: resolve_source('./nothing')\nexcept ValueError: pass\n"
+        "assert not {'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=EMBEDDED.parent)
+
+
+# -------------------------------------------------------------------------------------------------- the Hub
 @pytest.fixture(scope="module")
 def repos(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("repos")
@@ -31,11 +110,14 @@ def repos(tmp_path_factory) -> dict[str, Path]:
     model.save_pretrained(root / "sharded", max_shard_size="60KB")
     (root / "plain" / "training_state.bin").write_bytes(bytes(1000))
     (root / "plain" / "chat_template.jinja").write_text("{{ messages }}")
-    (root / "plain" / "training_log.json").write_text("[]")
-    (root / "plain" / "notes.txt").write_text("nothing for a processor")
     (root / "empty").mkdir()
     (root / "empty" / "config.json").write_bytes((root / "plain" / "config.json").read_bytes())
     return {PLAIN: root / "plain", SHARDED: root / "sharded", EMPTY: root / "empty"}
+
+
+@pytest.fixture(scope="module")
+def local(repos):
+    return load(repos[PLAIN])
 
 
 @pytest.fixture
@@ -45,161 +127,90 @@ def hub(repos, tmp_path, monkeypatch):
         yield server
 
 
-def same_weights(first, second) -> bool:
-    pairs = zip(first.parameters(), second.parameters(), strict=True)
-    return all(torch.equal(one, other) for one, other in pairs)
+def test_repository_and_revision(hub, local):
+    for revision in (None, "v1", hub.commit(PLAIN)):
+        assert same_weights(load(PLAIN, revision=revision), local)
+    fetched = {path.rsplit("/", 1)[1] for path in hub.served}
+    assert fetched == {"config.json", "generation_config.json", WEIGHTS}
+    assert {path.name for path in hub_module.snapshot(PLAIN).iterdir()} == fetched | {"chat_template.jinja"}
 
 
-def complaint(*args, **options) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        VisionLanguageModel.from_pretrained(*args, **options)
-    text = str(caught.value)
-    assert text and "\n" not in text
-    return text
-
-
-def test_repository_and_revision(hub, repos):
-    local = VisionLanguageModel.from_pretrained(repos[PLAIN])
-    assert same_weights(VisionLanguageModel.from_pretrained(PLAIN), local)
-    assert same_weights(VisionLanguageModel.from_pretrained(PLAIN, revision="v1"), local)
-    assert same_weights(VisionLanguageModel.from_pretrained(PLAIN, revision=hub.commit(PLAIN)), local)
-    fetched = {
-        line.rsplit("/", 1)[1] for line in hub.requests if line.startswith("GET /owner/plain/resolve/")
-    }
-    assert fetched == {"config.json", "generation_config.json", "model.safetensors"}
-
-
-def test_every_file_is_of_the_commit_of_the_config(hub):
-    VisionLanguageModel.from_pretrained(SHARDED)
+def test_shards_of_one_commit_and_a_second_load_that_asks_once(hub, local):
+    """Each file is of the commit of config.json; loaded again, that is asked for, and by commit nothing."""
+    assert same_weights(load(SHARDED), local)
     others = [line for line in hub.requests if "/resolve/" in line and "config.json" not in line]
     assert others and all(f"/resolve/{hub.commit(SHARDED)}/" in line for line in others)
-
-
-def test_sharded(hub, repos):
-    model = VisionLanguageModel.from_pretrained(SHARDED)
-    assert same_weights(model, VisionLanguageModel.from_pretrained(repos[PLAIN]))
-
-
-def test_second_load_asks_once(hub):
-    VisionLanguageModel.from_pretrained(SHARDED)
     hub.requests.clear()
-    VisionLanguageModel.from_pretrained(SHARDED)
+    load(SHARDED)
     assert hub.requests == ["HEAD /owner/sharded/resolve/main/config.json"]
+    load(SHARDED, hub.commit(SHARDED))
+    assert len(hub.requests) == 1
 
 
-@pytest.mark.parametrize("repo", [PLAIN, SHARDED])
-def test_second_load_offline_asks_nothing(hub, monkeypatch, tmp_path, repo):
-    online = VisionLanguageModel.from_pretrained(repo)
+@pytest.mark.parametrize(("url", "offline"), [(None, True), (NOBODY, False)])
+def test_a_second_load_without_a_network(hub, monkeypatch, tmp_path, local, url, offline):
+    load(SHARDED)
     hub.requests.clear()
-    point_client_at(monkeypatch, hub.url, tmp_path / "cache", offline=True)
-    assert same_weights(VisionLanguageModel.from_pretrained(repo), online)
-    assert hub.requests == []
+    point_client_at(monkeypatch, url or hub.url, tmp_path / "cache", offline)
+    assert same_weights(load(SHARDED), local) and hub.requests == []
 
 
-def test_second_load_with_the_server_gone(repos, monkeypatch, tmp_path):
-    with HubServer(repos) as server:
-        point_client_at(monkeypatch, server.url, tmp_path / "cache")
-        online = VisionLanguageModel.from_pretrained(SHARDED)
-    point_client_at(monkeypatch, NOBODY, tmp_path / "cache")  # the server goes on with kept connections
-    assert same_weights(VisionLanguageModel.from_pretrained(SHARDED), online)
-
-
-def test_first_load_offline(hub, monkeypatch, tmp_path):
-    point_client_at(monkeypatch, hub.url, tmp_path / "cache", offline=True)
-    text = complaint(PLAIN)
-    assert "config.json of owner/plain is not in the local cache and HF_HUB_OFFLINE is set" in text
-
-
-@pytest.mark.parametrize(
-    "load", [VisionLanguageModel.from_pretrained, locate.snapshot, locate.describe, measure]
-)
-def test_no_network(monkeypatch, tmp_path, load, caplog):
+@pytest.mark.parametrize("ask", [load, hub_module.snapshot, hub_module.describe, hub_module.measure])
+def test_no_network(monkeypatch, tmp_path, ask, caplog):
     """Found out with one try, without the client's 23 seconds of others."""
     point_client_at(monkeypatch, NOBODY, tmp_path / "cache")
     waits = []
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
-    with pytest.raises(CheckpointError, match=rf"{NOBODY} cannot be reached for .* of owner/plain"):
-        load(PLAIN)
-    assert not waits and not caplog.records
+    text = complaint(ask, PLAIN)
+    assert NOBODY in text and PLAIN in text and not waits and not caplog.records
 
 
-def test_no_network_and_a_cache_that_was_filled_otherwise(repos, monkeypatch, tmp_path, caplog):
+def test_no_network_and_a_cache_that_was_filled_otherwise(hub, monkeypatch, tmp_path, local):
     """What the cache does not know to be absent is not asked for again, either."""
-    with HubServer(repos) as server:
-        point_client_at(monkeypatch, server.url, tmp_path / "cache")
-        snapshot_download(SHARDED, allow_patterns=["config.json", "model*"])
-    shutil.rmtree(locate.cache_folder(SHARDED) / "trees")  # an older client's cache has no such list
+    snapshot_download(SHARDED, allow_patterns=["config.json", "model*"])
     point_client_at(monkeypatch, NOBODY, tmp_path / "cache")
     waits = []
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
-    model = VisionLanguageModel.from_pretrained(SHARDED)
-    assert locate.snapshot(SHARDED, model.origin.commit) == model.origin.folder
-    assert same_weights(model, VisionLanguageModel.from_pretrained(repos[PLAIN]))
-    assert not waits and not caplog.records
+    model = load(SHARDED)
+    assert hub_module.snapshot(SHARDED, model.origin.commit) == model.origin.folder
+    assert same_weights(model, local) and not waits
 
 
-def test_missing_repository(hub):
-    assert "no folder owner/nothing here and no repository owner/nothing on" in complaint("owner/nothing")
-
-
-def test_missing_revision(hub):
-    assert "repository owner/plain has no revision 'v2'" in complaint(PLAIN, revision="v2")
-
-
-def test_missing_weights(hub):
-    text = complaint(EMPTY)
-    assert "repository owner/empty has neither model.safetensors nor model.safetensors.index.json" in text
-
-
-def test_missing_config(hub, repos, tmp_path):
+def test_what_is_missing_is_named(hub, repos, tmp_path, monkeypatch):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "README.md").write_text("nothing here")
-    hub.repos = repos | {"owner/bare": tmp_path / "bare"}
-    assert "repository owner/bare has no config.json" in complaint("owner/bare")
-
-
-def test_missing_shard(hub, repos, tmp_path):
-    (tmp_path / "part").mkdir()
-    for path in repos[SHARDED].iterdir():
-        if "00002-of" not in path.name:
-            (tmp_path / "part" / path.name).write_bytes(path.read_bytes())
-    hub.repos = repos | {"owner/part": tmp_path / "part"}
-    text = complaint("owner/part")
-    assert "repository owner/part has no model-00002-of-" in text and "which its index names" in text
-
-
-@pytest.mark.parametrize("name", ["no spaces", "-", "a//b", "owner/na:me"])
-def test_impossible_names(hub, name):
-    assert "neither a folder here nor a valid repository id" in complaint(name) or "no folder" in complaint(
-        name
-    )
-
-
-def test_snapshot_fetches_processor_files_only(hub, repos):
-    folder = locate.snapshot(PLAIN)
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"config.json", "chat_template.jinja"}
-    assert locate.snapshot(repos[PLAIN]) == repos[PLAIN]
-    for source, sentence in (
-        ("owner/nothing", "no repository owner/nothing"),
-        ("./x", "there is no folder ./x"),
+    part = shutil.copytree(repos[SHARDED], tmp_path / "part")
+    next(part.glob("*00002-of*")).unlink()
+    hub.repos = repos | {"owner/bare": tmp_path / "bare", "owner/part": part}
+    for ask, repo, revision, named in (
+        (load, "owner/nothing", None, hub.url),
+        (hub_module.snapshot, "owner/nothing", None, hub.url),
+        (load, PLAIN, "v2", "'v2'"),
+        (load, EMPTY, None, WEIGHTS),
+        (load, "owner/bare", None, "config.json"),
+        (load, "owner/part", None, "model-00002-of-"),
     ):
-        with pytest.raises(CheckpointError, match=sentence):
-            locate.snapshot(source)
+        text = complaint(ask, repo, revision)
+        assert repo in text and named in text
+    point_client_at(monkeypatch, hub.url, tmp_path / "cold", offline=True)
+    assert "HF_HUB_OFFLINE" in complaint(load, PLAIN)
 
 
-def test_environment_variables(repos, tmp_path):
-    """The same once in a process of its own, with the variables that users set."""
+def test_environment_variables(repos, tmp_path, local):
+    """The same once in a process of its own, with the variables that users set; and nothing is imported that
+    takes seconds."""
     script = (
         "import json, sys, torch\nfrom models import VisionLanguageModel\n"
         "model = VisionLanguageModel.from_pretrained(sys.argv[1]).requires_grad_(False)\n"
+        "assert not {'torch._dynamo', 'transformers', 'torch.distributed.tensor'} & sys.modules.keys()\n"
         "print(json.dumps(float(sum(p.double().sum() for p in model.parameters()))))\n"
     )
     with HubServer(repos) as server:
         variables = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | variables
+        command = [sys.executable, "-c", script, SHARDED]
         done = subprocess.run(
-            [sys.executable, "-c", script, SHARDED],
+            command,
             env=environment,
             cwd=Path(__file__).parents[1],
             capture_output=True,
@@ -207,5 +218,118 @@ def test_environment_variables(repos, tmp_path):
             timeout=600,
         )
     assert done.returncode == 0, done.stderr
-    local = VisionLanguageModel.from_pretrained(repos[PLAIN]).requires_grad_(False)
-    assert json.loads(done.stdout) == float(sum(p.double().sum() for p in local.parameters()))
+    assert json.loads(done.stdout) == float(sum(p.detach().double().sum() for p in local.parameters()))
+
+
+# --------------------------------------------------------------------------------------------------- faults
+@pytest.fixture
+def faulty(hub, local):
+    """In the end, without the fault, all is well: nothing half is in the cache."""
+    yield hub
+    hub.fault = None
+    assert same_weights(load(PLAIN), local)
+
+
+def times(count: int, fault: Fault, of: str = WEIGHTS, method: str = "GET") -> Fault:
+    """A fault for the first so many requests for paths that end so."""
+    left = [count]
+
+    def some(request: BaseHTTPRequestHandler, path: str) -> bool:
+        if not path.endswith("/" + of) or request.command != method or not left[0]:
+            return False
+        left[0] -= 1
+        return fault(request, path)
+
+    return some
+
+
+def status(code: int) -> Fault:
+    def answer(request: BaseHTTPRequestHandler, path: str) -> bool:
+        HubServer._send(request, code, b"busy", {"Retry-After": "1"})
+        return True
+
+    return answer
+
+
+def hung_up(request: BaseHTTPRequestHandler, path: str) -> bool:
+    """The connection is closed without an answer."""
+    request.close_connection = True
+    return True
+
+
+def body(folder: Path, change: Callable[[bytes], bytes]) -> Fault:
+    """The file with other bytes, under its own ETag and length."""
+
+    def answer(request: BaseHTTPRequestHandler, path: str) -> bool:
+        name = path.rpartition("/")[2]
+        whole = (folder / name).read_bytes()
+        request.send_response(200)
+        request.send_header("ETag", f'"{etag(name, whole)}"')
+        request.send_header("X-Repo-Commit", path.split("/")[4])
+        request.send_header("Content-Length", str(len(whole)))
+        request.end_headers()
+        request.wfile.write(change(whole))
+        request.close_connection = True
+        return True
+
+    return answer
+
+
+@pytest.mark.parametrize("code", [401, 500])
+@pytest.mark.parametrize("count", [2, 10**6], ids=["passes", "stays"])
+@pytest.mark.parametrize(("name", "method"), [(WEIGHTS, "GET"), (WEIGHTS, "HEAD"), ("config.json", "HEAD")])
+def test_an_error(faulty, local, code, count, name, method):
+    faulty.fault = times(count, status(code), name, method)
+    try:
+        assert same_weights(load(PLAIN), local) and count == 2
+    except CheckpointError as error:
+        assert name in str(error) or str(code) in str(error) or "reach" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("ask", "of", "method"),
+    [
+        (load, "config.json", "HEAD"),
+        (load, WEIGHTS, "GET"),
+        (hub_module.snapshot, "config.json", "HEAD"),  # a tokenizer's repository is asked so, too
+        (hub_module.measure, PLAIN, "GET"),
+    ],
+)
+def test_a_connection_that_the_hub_had_closed(faulty, ask, of, method):
+    """The client keeps connections for later, and finds out only when it uses them."""
+    faulty.fault = times(1, hung_up, of, method)
+    ask(PLAIN)
+
+
+@pytest.mark.parametrize("count", [1, 10**6])
+def test_a_body_that_breaks_off_or_differs(faulty, repos, count):
+    """The client compares lengths; a flipped bit in the weights would be a model that answers, wrongly."""
+    halved, flipped = lambda b: b[: len(b) // 2], lambda b: b[:-1] + bytes([b[-1] ^ 1])
+    faulty.fault = times(count, body(repos[PLAIN], flipped if count == 1 else halved))
+    assert WEIGHTS in complaint(load, PLAIN)
+
+
+def test_a_page_of_a_proxy_instead_of_a_file(faulty, repos, tmp_path, monkeypatch):
+    page = body(repos[PLAIN], lambda whole: b"<html>".ljust(len(whole)))
+    faulty.fault = times(10**6, page, of="config.json")
+    assert "config.json" in complaint(load, PLAIN)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "other"))  # text has no hash to be held to
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"[1,2]", b"null", b"{}"])
+def test_other_bytes_instead_of_an_answer_of_the_api(faulty, answer):
+    def answers(request: BaseHTTPRequestHandler, path: str) -> bool:
+        HubServer._send(request, 200, answer, {"Content-Type": "application/json"})
+        return True
+
+    faulty.fault = times(10**6, answers, PLAIN)
+    text = complaint(hub_module.measure, PLAIN)
+    assert faulty.url in text and PLAIN in text
+
+
+def test_offline_with_half_a_checkpoint(faulty, monkeypatch):
+    faulty.fault = times(10**6, status(500))
+    complaint(load, PLAIN)
+    with monkeypatch.context() as offline:
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert WEIGHTS in complaint(load, PLAIN)

@@ -1,28 +1,46 @@
-"""Saving: whole folders, portable files, the processor."""
+"""Saving whole folders and portable files; the model card; the upload to the Hub."""
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, pipeline
 
-from models import VisionLanguageModel, VLMConfig
-from models.checkpoints import CheckpointError, atomic_folder, idefics3, save
+from data.processor import Processor
+from models import TextConfig, VisionLanguageModel
+from models.checkpoints import CheckpointError, save
+from models.checkpoints import folder as folder_module
+from models.checkpoints.save import model_card, public_name
 from tests import tiny
+from tests.hub_server import HubServer, point_client_at
+from tests.tiny import same_weights
+
+load = VisionLanguageModel.from_pretrained
+WRITTEN = {"config.json", "generation_config.json", "model.safetensors"}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> VisionLanguageModel:
-    folder = tmp_path_factory.mktemp("theirs")
-    return VisionLanguageModel.from_pretrained(tiny.save(tiny.hf_model("idefics3-1-tile"), folder))
+    return load(tiny.save(tiny.hf_model("idefics3-1-tile"), tmp_path_factory.mktemp("theirs")))
+
+
+@pytest.fixture(scope="module")
+def other(model) -> VisionLanguageModel:
+    """The same with other weights."""
+    other = VisionLanguageModel(model.config)
+    other.init_weights(torch.Generator().manual_seed(1))
+    return other
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +48,8 @@ def with_processor(tmp_path_factory):
     """(our model, our processor, the folder that both were saved to)."""
     processor, theirs = tiny.model_with_processor("smolvlm-1-tile")
     root = tmp_path_factory.mktemp("with-processor")
-    ours = VisionLanguageModel.from_pretrained(tiny.save(theirs, root / "theirs"))
+    ours = load(tiny.save(theirs, root / "theirs"))
     return ours, processor, ours.save_pretrained(root / "ours", processor=processor)
-
-
-def other_weights(model: VisionLanguageModel) -> VisionLanguageModel:
-    other = VisionLanguageModel(model.config)
-    other.init_weights(torch.Generator().manual_seed(1))
-    return other
-
-
-def same_weights(first, second) -> bool:
-    pairs = zip(first.parameters(), second.parameters(), strict=True)
-    return all(torch.equal(one, other) for one, other in pairs)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -50,33 +57,19 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 class TestWholeFolders:
-    def test_files_and_modes(self, model, tmp_path):
-        folder = model.save_pretrained(tmp_path / "deep" / "saved")
-        assert set(content(folder)) == {"config.json", "generation_config.json", "model.safetensors"}
-        assert all(stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444 for path in folder.iterdir())
-        assert [path.name for path in folder.parent.iterdir()] == ["saved"]
-
-    def test_replacing_drops_old_shards_and_keeps_what_is_not_ours(self, model, tmp_path):
-        folder = model.save_pretrained(tmp_path / "saved", max_shard_bytes=60_000, card="# old\n")
+    def test_replacing_drops_old_shards_and_keeps_what_is_not_ours(self, model, other, tmp_path):
+        folder = model.save_pretrained(tmp_path / "deep" / "saved", max_shard_bytes=60_000, card="# old\n")
         (folder / "log.jsonl").write_text("{}")
         (folder / "state").mkdir()
         (folder / "state" / "optimizer.pt").write_text("moments")
-        other = other_weights(model)
         other.save_pretrained(folder)
-        assert set(content(folder)) == {
-            "README.md",
-            "config.json",
-            "generation_config.json",
-            "log.jsonl",
-            "model.safetensors",
-            "state/optimizer.pt",
-        }
-        assert (folder / "state" / "optimizer.pt").read_text() == "moments"
-        assert same_weights(VisionLanguageModel.from_pretrained(folder), other)
+        assert set(content(folder)) == {*WRITTEN, "README.md", "log.jsonl", "state/optimizer.pt"}
+        assert all(stat.S_IMODE((folder / name).stat().st_mode) & 0o444 == 0o444 for name in WRITTEN)
+        assert same_weights(load(folder), other)
         assert [path.name for path in folder.parent.iterdir()] == ["saved"]
 
     @pytest.mark.parametrize("stage", ["write_weights", "write_json"])
-    def test_an_error_leaves_the_old_one(self, model, tmp_path, monkeypatch, stage):
+    def test_an_error_leaves_the_old_one(self, model, other, tmp_path, monkeypatch, stage):
         folder = model.save_pretrained(tmp_path / "saved")
         before = content(folder)
 
@@ -84,171 +77,136 @@ class TestWholeFolders:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(save, stage, full)
-        with pytest.raises(CheckpointError, match="could not be written, what it held is unchanged"):
-            other_weights(model).save_pretrained(folder)
+        with pytest.raises(CheckpointError, match="No space left"):
+            other.save_pretrained(folder)
         assert content(folder) == before
         assert [path.name for path in folder.parent.iterdir()] == ["saved"]
 
-    def test_a_kill_leaves_the_old_one_and_the_next_save_works(self, model, tmp_path, monkeypatch):
+    def test_a_kill_leaves_the_old_one_and_the_next_save_works(self, model, other, tmp_path):
         """The process ends, without any clean-up, when all but the exchange is done."""
         folder = model.save_pretrained(tmp_path / "saved")
         before = content(folder)
-        other = other_weights(model)
 
         def save_and_die():
-            atomic_folder._exchange = lambda *paths: os._exit(9)
+            folder_module._exchange = lambda *paths: os._exit(9)
             other.save_pretrained(folder)
 
         child = multiprocessing.get_context("fork").Process(target=save_and_die)
         child.start()
         child.join(600)
-        assert child.exitcode == 9
-        assert content(folder) == before
-        assert (tmp_path / ".saved.saving" / "model.safetensors").exists()
+        assert child.exitcode == 9 and content(folder) == before
         other.save_pretrained(folder)
-        assert same_weights(VisionLanguageModel.from_pretrained(folder), other)
+        assert same_weights(load(folder), other)
         assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
-    def test_without_an_exchange_in_the_kernel(self, model, tmp_path, monkeypatch):
+    def test_through_a_link_and_without_an_exchange_in_the_kernel(self, model, other, tmp_path, monkeypatch):
         folder = model.save_pretrained(tmp_path / "saved")
-        monkeypatch.setattr(atomic_folder, "_exchange", lambda *paths: False)
-        other = other_weights(model)
-        other.save_pretrained(folder)
-        assert same_weights(VisionLanguageModel.from_pretrained(folder), other)
-        assert [path.name for path in tmp_path.iterdir()] == ["saved"]
-
-    def test_through_a_link(self, model, tmp_path):
-        model.save_pretrained(tmp_path / "real")
-        (tmp_path / "link").symlink_to("real")
-        other = other_weights(model)
+        (tmp_path / "link").symlink_to("saved")
+        monkeypatch.setattr(folder_module, "_exchange", lambda *paths: False)
         other.save_pretrained(tmp_path / "link")
-        assert (tmp_path / "link").is_symlink()
-        assert same_weights(VisionLanguageModel.from_pretrained(tmp_path / "real"), other)
-
-    def test_places_that_cannot_be_replaced(self, model, tmp_path, monkeypatch):
-        (tmp_path / "file").write_text("text")
-        with pytest.raises(CheckpointError, match="is a file: expected a folder"):
-            model.save_pretrained(tmp_path / "file")
-        (tmp_path / "in" / "here").mkdir(parents=True)
-        monkeypatch.chdir(tmp_path / "in" / "here")
-        for place in (".", tmp_path / "in"):
-            with pytest.raises(CheckpointError, match="holds the current directory"):
-                model.save_pretrained(place)
+        assert same_weights(load(folder), other)
+        assert {path.name for path in tmp_path.iterdir()} == {"saved", "link"}
 
     def test_places_that_are_somebody_elses(self, model, tmp_path, monkeypatch):
-        home, foreign = tmp_path / "homes" / "me", tmp_path / "photos"
-        home.mkdir(parents=True)
-        foreign.mkdir()
+        home, foreign, here = tmp_path / "homes" / "me", tmp_path / "photos", tmp_path / "in" / "here"
+        for folder in (home, foreign, here):
+            folder.mkdir(parents=True)
         (foreign / "boat.jpg").write_text("pixels")
         monkeypatch.setenv("HOME", str(home))
-        for place, sentence in (
-            ("~nobody-of-this-name/x", "nobody here has a home of that name"),
-            ("~", "is a home directory or holds one"),
-            (home.parent, "is a home directory or holds one"),
-            ("/proc", "is a mount point"),
-            (foreign, "has files in it that are no checkpoint"),
-        ):
-            with pytest.raises(CheckpointError, match=sentence) as error:
+        monkeypatch.chdir(here)
+        boat = foreign / "boat.jpg"
+        for place in ("~nobody-of-this-name/x", "~", home.parent, "/proc", foreign, boat, ".", here.parent):
+            with pytest.raises(CheckpointError) as error:
                 model.save_pretrained(place)
-            assert "\n" not in str(error.value)
+            assert str(place) in str(error.value)
         assert content(tmp_path) == {"photos/boat.jpg": b"pixels"}
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["homes", "photos"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["homes", "in", "photos"]
 
     @pytest.mark.parametrize("mark", [None, "metrics.jsonl", "training_state.pt"])
     def test_an_empty_folder_and_that_of_a_run_are_taken(self, model, tmp_path, mark):
-        (tmp_path / "run").mkdir()
         if mark is not None:
-            (tmp_path / "run" / mark).write_text("kept")
-        assert (model.save_pretrained(tmp_path / "run") / "model.safetensors").exists()
-        assert mark is None or (tmp_path / "run" / mark).read_text() == "kept"
+            (tmp_path / mark).write_text("kept")
+        assert (model.save_pretrained(tmp_path) / "model.safetensors").exists()
+        assert mark is None or (tmp_path / mark).read_text() == "kept"
+
+    def test_two_who_save_to_one_folder(self, model, other, tmp_path):
+        """One is refused while the other writes; in the end the folder holds one whole checkpoint."""
+        target = tmp_path / "shared"
+
+        def save_often(model: VisionLanguageModel) -> int:
+            saved = 0
+            for _ in range(10):
+                try:
+                    model.save_pretrained(target, max_shard_bytes=40_000)
+                    saved += 1
+                except CheckpointError as error:
+                    assert str(target) in str(error)
+            return saved
+
+        with ThreadPoolExecutor() as pool:
+            assert sum(pool.map(save_often, (model, other))) > 0
+        found = load(target)
+        assert same_weights(found, model) or same_weights(found, other)
+        assert [path.name for path in tmp_path.iterdir()] == ["shared"]  # nobody's half is left
 
 
-class TestRefused:
-    def test_no_weights_yet(self, model, tmp_path):
-        with torch.device("meta"):
-            empty = VisionLanguageModel(model.config)
-        with pytest.raises(CheckpointError, match="on the meta device"):
-            empty.save_pretrained(tmp_path / "saved")
-        assert not (tmp_path / "saved").exists()
-
-    @pytest.mark.parametrize(
-        ("changes", "sentence"),
-        [
-            ({"projector_bias": True}, "its projector has no bias"),
-            ({"image_placement": "prefix"}, "in front of the text"),
-        ],
-    )
-    def test_what_transformers_cannot_express(self, tmp_path, changes, sentence):
-        config = tiny_config(**changes)
-        with pytest.raises(CheckpointError, match=sentence):
-            VisionLanguageModel(config).save_pretrained(tmp_path / "saved")
-
-    def test_heads_that_do_not_divide(self, tmp_path):
-        config = tiny_config()
-        text = type(config.text)(vocab_size=160, hidden_size=50, num_attention_heads=4, head_dim=8)
-        with torch.device("meta"):
-            odd = VisionLanguageModel(VLMConfig(config.vision, text, image_token_id=5, scale_factor=2))
-        with pytest.raises(
-            CheckpointError, match=r"hidden_size \(50\) to be a multiple of num_attention_heads"
-        ):
-            odd.save_pretrained(tmp_path / "saved")
-
-    def test_a_processor_that_does_not_fit(self, model, with_processor, tmp_path):
-        _, processor, _ = with_processor
-        with pytest.raises(CheckpointError, match="the processor's image token id is 5, the model's is 150"):
-            model.save_pretrained(tmp_path / "saved", processor=processor)
-        assert not (tmp_path / "saved").exists()
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, "meta"),
+        ({"projector_bias": True}, "projector_bias"),
+        ({"image_placement": "prefix"}, "in front of the text"),
+        (
+            {
+                "text": TextConfig(vocab_size=160, hidden_size=50, num_attention_heads=4, head_dim=8),
+                "image_token_id": 5,
+            },
+            "num_attention_heads",
+        ),
+    ],
+)
+def test_models_that_cannot_be_saved(model, tmp_path, changes, named):
+    """Without weights; and what transformers cannot express."""
+    with torch.device("meta"):
+        empty = VisionLanguageModel(replace(model.config, **changes))
+    with pytest.raises(CheckpointError, match=named):
+        empty.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
 
 
-def tiny_config(**changes) -> VLMConfig:
-    stored = tiny.config_for(tiny.CASES["idefics3-1-tile"]).to_dict()
-    return replace(idefics3.read_config(stored, {}), **changes)
+def test_a_processor_that_does_not_fit(model, with_processor, tmp_path):
+    with pytest.raises(CheckpointError, match="image token id"):
+        model.save_pretrained(tmp_path / "saved", processor=with_processor[1])
+    assert not (tmp_path / "saved").exists()
 
 
-class TestGenerationConfig:
-    def test_what_it_says_besides_ids_is_carried(self, model, tmp_path):
-        folder = model.save_pretrained(tmp_path / "saved")
-        path = folder / "generation_config.json"
-        stored = json.loads(path.read_text())
-        assert stored["do_sample"] is False
-        own = {"do_sample": True, "temperature": 0.4, "max_new_tokens": 99, "some_key_of_2027": [1]}
-        path.write_text(json.dumps(stored | own | {"eos_token_id": 7, "transformers_version": "4.1"}))
-        again = VisionLanguageModel.from_pretrained(folder)
-        assert again.generation_config == {**model.generation_config, **own}
-        assert again.config.eos_token_ids == (7,)
-        again.save_pretrained(tmp_path / "again")
-        kept = json.loads((tmp_path / "again" / "generation_config.json").read_text())
-        assert kept == stored | own | {"eos_token_id": 7}
+def test_what_generation_config_says_besides_ids_is_carried(model, tmp_path):
+    folder = model.save_pretrained(tmp_path / "saved")
+    path = folder / "generation_config.json"
+    stored = json.loads(path.read_text())
+    assert stored["do_sample"] is False
+    own = {"do_sample": True, "temperature": 0.4, "max_new_tokens": 99, "some_key_of_2027": [1]}
+    path.write_text(json.dumps(stored | own | {"eos_token_id": 7, "transformers_version": "4.1"}))
+    again = load(folder)
+    assert again.generation_config == {**model.generation_config, **own}
+    assert again.config.eos_token_ids == (7,)
+    again.save_pretrained(tmp_path / "again")
+    kept = json.loads((tmp_path / "again" / "generation_config.json").read_text())
+    assert kept == stored | own | {"eos_token_id": 7}
 
 
 class TestProcessor:
     """The saved folder in transformers: AutoProcessor, AutoModelForImageTextToText, pipeline."""
 
-    MESSAGES = (
-        {
-            "role": "user",
-            "content": [{"type": "image"}, {"type": "text", "text": "how many circles are there?"}],
-        },
-    )
-
     def test_portable_files(self, with_processor):
+        """In the forms that 4.57 reads, too."""
         folder = with_processor[2]
-        assert {path.name for path in folder.iterdir()} == {
-            "chat_template.jinja",
-            "config.json",
-            "generation_config.json",
-            "model.safetensors",
-            "preprocessor_config.json",
-            "processor_config.json",
-            "tokenizer.json",
-            "tokenizer_config.json",
-        }
-        tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+        read = lambda name: json.loads((folder / name).read_text())
+        tokenizer, config = read("tokenizer_config.json"), read("config.json")
         assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
         assert tokenizer["extra_special_tokens"]["image_token"] == "<image>"
         for name in ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
-            assert json.loads((folder / name).read_text())["processor_class"] == "Idefics3Processor"
-        config = json.loads((folder / "config.json").read_text())
+            assert read(name)["processor_class"] == "Idefics3Processor"
         text = config["text_config"]
         assert text["rope_theta"] == text["rope_parameters"]["rope_theta"] == 100_000.0
         assert config["dtype"] == config["torch_dtype"] == text["dtype"] == text["torch_dtype"] == "float32"
@@ -256,42 +214,139 @@ class TestProcessor:
     def test_same_inputs_and_same_answer(self, with_processor):
         _, processor, folder = with_processor
         opened = AutoProcessor.from_pretrained(folder)
-        picture = Image.effect_noise((70, 50), 80).convert("RGB")
-        prompt = opened.apply_chat_template(list(self.MESSAGES), add_generation_prompt=True)
-        inputs = opened(text=prompt, images=[picture], return_tensors="pt")
-        before = processor.hf_processor(text=prompt, images=[picture], return_tensors="pt")
+        image = Image.effect_noise((70, 50), 80).convert("RGB")
+        question = {"type": "text", "text": "how many circles are there?"}
+        messages = [{"role": "user", "content": [{"type": "image"}, question]}]
+        prompt = opened.apply_chat_template(messages, add_generation_prompt=True)
+        inputs = opened(text=prompt, images=[image], return_tensors="pt")
+        before = processor.hf_processor(text=prompt, images=[image], return_tensors="pt")
         assert inputs.keys() == before.keys()
         assert all(torch.equal(inputs[name], before[name]) for name in inputs)
         theirs = AutoModelForImageTextToText.from_pretrained(folder)
-        stops = theirs.generation_config.eos_token_id
-        assert stops == processor.tokenizer.eos_token_id
+        assert theirs.generation_config.eos_token_id == processor.tokenizer.eos_token_id
         expected = theirs.generate(**inputs, max_new_tokens=12)[:, inputs["input_ids"].shape[1] :]
-        got = VisionLanguageModel.from_pretrained(folder).generate(**inputs, max_new_tokens=12)
+        got = load(folder).generate(**inputs, max_new_tokens=12)
         assert torch.equal(got, expected)
+        shown = [{"role": "user", "content": [{"type": "image", "image": image}, question]}]
         answer = pipeline("image-text-to-text", model=str(folder))(
-            text=[
-                {
-                    "role": "user",
-                    "content": [{"type": "image", "image": picture}, *self.MESSAGES[0]["content"][1:]],
-                }
-            ],
-            max_new_tokens=12,
-            return_full_text=False,
+            text=shown, max_new_tokens=12, return_full_text=False
         )
         text = opened.decode(got[0], skip_special_tokens=True)
         assert answer[0]["generated_text"].strip() == text.strip()
 
     def test_saving_again_without_one_keeps_it(self, with_processor, tmp_path):
+        """And the tokenizer's end token joins the stop tokens."""
         ours, processor, _ = with_processor
-        folder = ours.save_pretrained(tmp_path / "saved", processor=processor)
-        before = content(folder)
+        changed = copy.copy(ours)
+        changed.config = replace(ours.config, eos_token_ids=(9,))
+        folder = changed.save_pretrained(tmp_path / "saved", processor=processor)
+        again, before = load(folder).config, content(folder)
+        assert set(again.eos_token_ids) == {9, processor.tokenizer.eos_token_id}
         ours.save_pretrained(folder)
         assert content(folder).keys() == before.keys()
 
-    def test_the_tokenizers_end_token_joins_the_stop_tokens(self, with_processor, tmp_path):
-        ours, processor, _ = with_processor
-        other = other_weights(ours)
-        other.config = replace(ours.config, eos_token_ids=(9,))
-        folder = other.save_pretrained(tmp_path / "saved", processor=processor)
-        again = VisionLanguageModel.from_pretrained(folder).config
-        assert set(again.eos_token_ids) == {9, processor.tokenizer.eos_token_id}
+
+def test_card(model):
+    told = {
+        "summary": "Answers about shapes.",
+        "training_data": "Drawn scenes.",
+        "evaluation": "| a | 0.97 |",
+    }
+    card = ModelCard(model_card("me/small", model.config, 1234, **told, license="apache-2.0"))
+    assert card.data.library_name == "transformers" and card.data.license == "apache-2.0"
+    assert card.data.pipeline_tag == "image-text-to-text" and "ocelli" in card.data.tags
+    commands = 'from_pretrained("me/small")', 'pipeline("image-text-to-text", model="me/small")'
+    for part in (*told.values(), "1,234", *commands):
+        assert part in card.content
+    bare = model_card("me/small", model.config, 1234, with_processor=False)
+    assert "pipeline(" not in bare and "generate.py" not in bare
+    assert 'AutoModelForImageTextToText.from_pretrained("me/small")' in bare
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("owner/name", "owner/name"),
+        ("/home/someone/models/base", "base"),
+        ("~/models/base", "base"),
+        ("here/base", "base"),
+        ("hf://datasets/owner/rows", "hf://datasets/owner/rows"),
+    ],
+)
+def test_cards_name_no_path_of_the_machine(tmp_path, monkeypatch, source, shown):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here" / "base").mkdir(parents=True)
+    assert public_name(source) == shown
+
+
+OLD = (
+    "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json",
+    "pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
+OLD_PROCESSOR = (
+    "chat_template.json", "additional_chat_templates/rag.jinja", "vocab.json", "special_tokens_map.json",
+)  # fmt: skip
+THEIRS = ("notes.md", "onnx/model.onnx", "eval/model.safetensors", "model_notes.json", "chat_templates.txt")
+
+
+class TestUpload:
+    @pytest.fixture
+    def hub(self, monkeypatch, tmp_path):
+        """An empty Hub; `held(hub)` is what has been uploaded to it."""
+        with HubServer({}, uploads=tmp_path / "hub") as server:
+            point_client_at(monkeypatch, server.url, tmp_path / "cache")
+            yield server
+
+    def held(self, hub: HubServer) -> dict[str, bytes]:
+        return content(hub.repos["me/small"])
+
+    def test_files_and_card(self, model_folder, hub, tmp_path):
+        ours, processor = load(model_folder), Processor.from_pretrained(model_folder)
+        address = ours.push_to_hub("me/small", processor=processor, private=True)
+        assert address == f"{hub.url}/me/small/commit/{hub.commit('me/small')}"
+        assert (hub.created[0]["name"], hub.created[0]["visibility"]) == ("small", "private")
+        files = self.held(hub)
+        card = files.pop("README.md").decode()
+        assert files == content(ours.save_pretrained(tmp_path / "saved", processor))
+        parameters = sum(parameter.numel() for parameter in ours.parameters())
+        assert f"{parameters:,}" in card and ModelCard(card).data.tags
+        assert same_weights(ours, load("me/small"))
+
+    def test_which_card(self, model, hub, tmp_path):
+        """The one given; that of the folder, renamed in its commands; the repository's; a new one."""
+        card = lambda: self.held(hub)["README.md"].decode()
+        model.push_to_hub("me/small")
+        assert "AutoModelForImageTextToText" in card() and hub.branches == ["main"]
+        model.push_to_hub("me/small", card="# theirs\n")
+        model.push_to_hub("me/small", revision="v2")
+        assert card() == "# theirs\n" and hub.branches == ["main", "v2"]
+        made = model_card("them/base", model.config, 1, summary="Better than them/base.")
+        folder = model.save_pretrained(tmp_path / "saved", card=made)
+        load(folder).push_to_hub("me/small")
+        assert card() == model_card("me/small", model.config, 1, summary="Better than them/base.")
+
+    @pytest.mark.parametrize("with_processor", [False, True])
+    def test_what_is_replaced_is_deleted_in_the_same_commit(self, model_folder, hub, with_processor):
+        """The repository's other files stay."""
+        model, processor = load(model_folder), Processor.from_pretrained(model_folder)
+        model.push_to_hub("me/small", processor=processor)
+        written = set(self.held(hub))
+        for name in (*OLD, *OLD_PROCESSOR, *THEIRS):
+            (hub.repos["me/small"] / name).parent.mkdir(exist_ok=True)
+            (hub.repos["me/small"] / name).write_text("old")
+        hub.commits.clear()
+        model.push_to_hub("me/small", processor=processor if with_processor else None)
+        assert set(self.held(hub)) == written | {*THEIRS} | (set() if with_processor else {*OLD_PROCESSOR})
+        assert len(hub.commits) == 1
+
+    def test_shards_take_the_place_of_the_one_file(self, model, other, hub):
+        model.push_to_hub("me/small")
+        other.push_to_hub("me/small", max_shard_bytes=60_000)
+        assert same_weights(other, load("me/small"))
+
+    def test_one_that_is_refused(self, model, hub, monkeypatch):
+        hub.uploads = None
+        for named in ("403", "cannot be reached"):
+            with pytest.raises(CheckpointError, match=named):
+                model.push_to_hub("me/small")
+            monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")

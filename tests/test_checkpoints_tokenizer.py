@@ -89,18 +89,6 @@ def test_a_nanovlm_tokenizer_in_a_folder_of_its_own(tmp_path):
         assert stops(copy) == ()
 
 
-def test_from_a_hub(folder, tmp_path, monkeypatch):
-    with HubServer({"owner/tiny": folder}) as hub:
-        point_client_at(monkeypatch, hub.url, tmp_path / "cache")
-        expected = stops(folder)
-        assert stops("owner/tiny") == expected
-        hub.requests.clear()
-        assert stops("owner/tiny") == expected
-        assert hub.requests == ["HEAD /owner/tiny/resolve/main/config.json"]
-        point_client_at(monkeypatch, hub.url, tmp_path / "cache", offline=True)
-        assert stops("owner/tiny") == expected
-
-
 def test_the_processor_is_of_the_commit_of_the_weights(folder, tmp_path, monkeypatch):
     """A branch may move between the two."""
     asked, snapshot = [], opening.snapshot
@@ -112,4 +100,5 @@ def test_the_processor_is_of_the_commit_of_the_weights(folder, tmp_path, monkeyp
         opened = opening.open_checkpoint("owner/tiny", "main", "cpu")
         assert asked == [("owner/tiny", hub.commit("owner/tiny"))]
         assert opened.model.origin.commit == hub.commit("owner/tiny")
+        assert opened.model.config.eos_token_ids == stops(folder)
     assert opening.open_checkpoint(folder, device="cpu").model.origin.commit is None

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
-from data.processor import Processor
-from inference.checkpoint import open_checkpoint
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError
 from models.checkpoints.load import resolve_dtype
@@ -48,7 +45,7 @@ def test_logits_and_round_trip(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["idefics3-1-tile", "smolvlm-2-images-tied", "idefics3-scale-3"])
 def test_ragged_batch(name, tmp_path):
-    """Rows of different length, pictures and tiles, one with none, left-padded."""
+    """Rows of different length, images and tiles, one with none, left-padded."""
     theirs = tiny.hf_model(name)
     inputs = tiny.make_inputs(tiny.CASES[name], rows=((1,), (), (2, 1), (3,)))
     ours = VisionLanguageModel.from_pretrained(tiny.save(theirs, tmp_path))
@@ -82,19 +79,15 @@ def test_bfloat16_is_kept_and_converted(tmp_path):
     assert AutoModelForImageTextToText.from_pretrained(tmp_path / "ours").dtype == torch.bfloat16
 
 
-def test_the_api_and_the_command_line_load_in_one_dtype(model_folder, tmp_path):
-    """By default, and where either is asked for one."""
-    openers = VisionLanguageModel.from_pretrained, partial(open_checkpoint, device="cpu")
-    VisionLanguageModel.from_pretrained(model_folder, dtype="bfloat16").save_pretrained(
-        tmp_path, Processor.from_pretrained(model_folder)
-    )
-    for asked in ("auto", "bfloat16", "float16"):
-        loaded, opened = (open_in(tmp_path, dtype=asked) for open_in in openers)
-        assert str(loaded.dtype) == f"torch.{opened.dtype}"
-    loaded, opened = (open_in(tmp_path) for open_in in openers)
-    assert loaded.dtype == opened.model.dtype == torch.float32  # on a CPU
-    assert resolve_dtype("auto", {"dtype": "float32"}, torch.device("cuda")) == torch.bfloat16
-    assert resolve_dtype("stored", {"dtype": "float16"}, torch.device("cuda")) == torch.float16
+def test_the_dtype_that_suits_a_device():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for asked, stored, device, expected in (
+        ("auto", "bfloat16", cpu, torch.float32),
+        ("auto", "float32", cuda, torch.bfloat16),
+        ("stored", "float16", cuda, torch.float16),
+        ("float16", "bfloat16", cpu, torch.float16),
+    ):
+        assert resolve_dtype(asked, {"dtype": stored}, device) == expected
 
 
 def test_sharded_both_ways(tmp_path):

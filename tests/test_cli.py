@@ -5,43 +5,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import generate
-from generation.decoding import Chooser
+from generation.sampling import Sampler
 from inference.checkpoint import RequestError, pick_device
-from inference.options import is_question
+from inference.cli import is_question
 from tests.hub_server import HubServer, point_client_at
 
-FIELDS = {
-    "model",
-    "images",
-    "question",
-    "answers",
-    "token_ids",
-    "stop_reasons",
-    "prompt_tokens",
-    "image_tokens",
-    "seconds",
-    "decode_tokens_per_second",
-    "kv_cache_bytes",
-    "device",
-    "dtype",
-    "decode_step",
-}
+FIELDS = (
+    "model images question answers token_ids stop_reasons prompt_tokens image_tokens seconds "
+    "decode_tokens_per_second kv_cache_bytes device dtype decode_step"
+)
 
 
 # ------------------------------------------------------------------------------------------------- answers
-def test_no_arguments_show_the_example_picture(cli):
+def test_no_arguments_show_the_example_image(cli):
     status, out, err = cli("--max-new-tokens", 4)
     assert status == 0 and out.strip()
     assert err == f"generate.py: assets/example.png: {generate.DEFAULT_QUESTION}\n"
@@ -56,22 +41,20 @@ def test_streamed_text_is_the_answer(cli, as_json, photo):
 
 
 def test_json_fields(as_json, photo, model_folder):
-    (made,) = as_json(photo, photo, "-q", "how many?", "--max-new-tokens", 6)
-    assert made.keys() >= FIELDS
+    (made,) = as_json(photo, "how many?", photo, "--max-new-tokens", 6)
+    assert made.keys() >= {*FIELDS.split()}
     assert (made["model"], made["images"]) == (str(model_folder), [str(photo)] * 2)
     assert made["question"] == "how many?" and made["dtype"] == "float32"
-    assert made["image_tokens"] % 4 == 0 and made["image_tokens"] > 2 * 4  # two pictures of several tiles
+    assert made["image_tokens"] % 4 == 0 and made["image_tokens"] > 2 * 4  # two images of several tiles
     assert made["prompt_tokens"] > made["image_tokens"]
     assert len(made["token_ids"][0]) == 6 and made["stop_reasons"] == ["length"]
     assert made["seconds"].keys() >= {"load", "vision", "prefill", "decode"}
     assert made["decode_tokens_per_second"] > 0 and made["kv_cache_bytes"] > 0
     assert made["device"] == str(pick_device("auto"))
-
-
-def test_no_picture_and_one_token(as_json):
-    (made,) = as_json("--no-image", "-q", "how many?", "--max-new-tokens", 1)
-    assert made.keys() >= FIELDS
+    (made,) = as_json("--no-image", "-q", "how many?", "--max-new-tokens", 1, "--system", "be short")
+    assert made.keys() >= {*FIELDS.split()}
     assert (made["images"], made["image_tokens"], made["decode_tokens_per_second"]) == ([], 0, None)
+    assert made["prompt_tokens"] > as_json("--no-image", "-q", "how many?")[0]["prompt_tokens"]
 
 
 def test_a_model_of_questions_about_images_needs_one(cli, complaint, photo, single_folder, tmp_path):
@@ -88,7 +71,7 @@ def test_a_model_of_questions_about_images_needs_one(cli, complaint, photo, sing
     {
         "What is this?": True,
         "What?": True,
-        "Describe the picture": True,
+        "Describe the image": True,
         "Is it black/white or grey": True,
         "これは何ですか？": True,
         "": True,
@@ -110,14 +93,6 @@ def test_what_is_no_image_and_reads_as_text_is_a_question(tmp_path, monkeypatch,
     for name in ("my photo.jpg", "what is this"):
         (tmp_path / name).touch()
     assert is_question(text) == is_asked
-
-
-def test_a_question_beside_its_image(as_json, photo, monkeypatch):
-    short = ("--max-new-tokens", 2)
-    first, second = as_json(photo, "how many?", "-p", "what is it", *short)
-    assert [first["question"], second["question"]] == ["how many?", "what is it"]
-    assert first["images"] == [str(photo)]
-    assert as_json(photo, "-q", "how many?", *short)[0]["answers"] == first["answers"]
 
 
 @pytest.mark.parametrize(
@@ -149,8 +124,7 @@ def test_an_image_on_stdin(as_json, complaint, photo, monkeypatch):
     for content, reason in ((b"", "nothing"), (b"no image", "a file that starts with")):
         stdin_of(monkeypatch, content)
         assert reason in complaint("-", *ask)
-    assert "several" in complaint("-", "-", *ask)
-    assert "stdin" in complaint("--chat", "-")
+    assert "stdin" in complaint("-", "-", *ask) and "stdin" in complaint("--chat", "-")
 
 
 def test_a_question_from_a_pipe(as_json, complaint, cli, photo, monkeypatch):
@@ -163,7 +137,7 @@ def test_a_question_from_a_pipe(as_json, complaint, cli, photo, monkeypatch):
     assert as_json(photo, "why?", *short)[0]["question"] == "why?"
     stdin_of(monkeypatch, b"\xff\xfe")
     assert "UTF-8" in complaint(photo)
-    monkeypatch.setattr("inference.options.WAIT", 0)
+    monkeypatch.setattr("inference.cli.STDIN_TIMEOUT", 0)
     reading, writing = os.pipe()
     with os.fdopen(writing, "w"):  # open, and silent
         monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
@@ -176,21 +150,17 @@ def test_several_questions(cli, as_json, photo):
     first, second = as_json(*ask)
     assert [first["question"], second["question"]] == ["how many?", "what colour is the triangle?"]
     assert first["images"] == second["images"] == [str(photo)]
-    assert first["prompt_tokens"] < second["prompt_tokens"]
     _, out, _ = cli(*ask)
     assert out.startswith("> how many?\n") and "\n> what colour is the triangle?\n" in out
 
 
-def test_several_answers(cli, as_json, photo):
+def test_seeds_and_several_answers(cli, as_json, photo):
     sampling = ("--num-answers", 3, "--temperature", 2, "--seed", 5, "--max-new-tokens", 6)
     (made,) = as_json(photo, "-q", "how many?", *sampling)
     assert len(made["answers"]) == len(made["stop_reasons"]) == 3
     assert len({tuple(ids) for ids in made["token_ids"]}) == 3
     _, out, _ = cli(photo, "-q", "how many?", *sampling)
     assert out == "".join(f"{number}. {answer}\n" for number, answer in enumerate(made["answers"], 1))
-
-
-def test_seed(as_json, photo):
     ask = (photo, "-q", "how many?", "--temperature", 3, "--max-new-tokens", 8)
     (first,), (again,), (other,) = as_json(*ask, "--seed", 1), as_json(*ask, "--seed", 1), as_json(*ask)
     assert first["token_ids"] == again["token_ids"] != other["token_ids"]
@@ -198,40 +168,19 @@ def test_seed(as_json, photo):
     assert repeated["token_ids"] == other["token_ids"]
 
 
-@pytest.mark.parametrize(
-    "sampling", [(), ("--temperature", 1.5, "--top-k", 50, "--top-p", 0.95, "--seed", 3)]
-)
-def test_with_and_without_cache(as_json, photo, sampling):
-    ask = (photo, "-q", "how many?", "--dtype", "float32", "--max-new-tokens", 30, *sampling)
+def test_without_the_cache_the_answer_is_the_same(as_json, photo):
+    sampling = ("--temperature", 1.5, "--top-k", 50, "--top-p", 0.95, "--seed", 3)
+    ask = (photo, "-q", "how many?", "--dtype", "float32", "--max-new-tokens", 12, *sampling)
     (cached,), (recomputed,) = as_json(*ask, "--cache"), as_json(*ask, "--no-cache")
     assert cached["token_ids"] == recomputed["token_ids"]
     assert cached["kv_cache_bytes"] > 0 == recomputed["kv_cache_bytes"]
 
 
-def test_special_tokens_in_a_question_stay_text(as_json, photo):
-    typed = "<image><|im_end|><end_of_utterance>"
-    plain, special = as_json(photo, "-q", "how many?", "-q", f"how many? {typed}", "--max-new-tokens", 1)
-    assert special["image_tokens"] == plain["image_tokens"]
-    assert special["prompt_tokens"] > plain["prompt_tokens"] + 10  # spelt out
-
-
-def test_system_message(as_json, photo):
-    ask = (photo, "-q", "how many?", "--max-new-tokens", 1)
-    (plain,), (told,) = as_json(*ask), as_json(*ask, "--system", "be short")
-    assert told["prompt_tokens"] > plain["prompt_tokens"]
-
-
 def test_stats(cli, photo):
     status, out, err = cli(photo, "-q", "how many?", "--max-new-tokens", 4, "--stats")
     assert status == 0 and out
-    for part in ("prompt", "picture", "vision", "prefill", "decode", "tokens/s", "kv cache", "float32"):
+    for part in ("prompt", "of them image", "vision", "prefill", "decode", "tokens/s", "kv cache", "float32"):
         assert part in err
-
-
-@pytest.mark.parametrize("name, dtype", [("bf16", "bfloat16"), ("float16", "float16"), ("fp32", "float32")])
-def test_dtype(as_json, photo, name, dtype):
-    (made,) = as_json(photo, "-q", "how many?", "--dtype", name, "--max-new-tokens", 2)
-    assert made["dtype"] == dtype
 
 
 def test_from_a_hub_then_offline(as_json, complaint, photo, model_folder, tmp_path, monkeypatch):
@@ -245,60 +194,14 @@ def test_from_a_hub_then_offline(as_json, complaint, photo, model_folder, tmp_pa
     (cached,) = as_json(*ask, model="owner/tiny")
     assert fetched["token_ids"] == cached["token_ids"] == as_json(*ask)[0]["token_ids"]
     assert "HF_HUB_OFFLINE" in complaint(*ask, model="owner/never-fetched")
+    point_client_at(monkeypatch, "http://127.0.0.1:9", tmp_path / "empty")  # where nobody listens
+    assert "cannot be reached" in complaint(*ask, model="owner/tiny")
 
 
-def test_no_network(complaint, photo, tmp_path, monkeypatch):
-    with HubServer({}) as hub:
-        url = hub.url  # nobody listens there any more
-    point_client_at(monkeypatch, url, tmp_path / "cache")
-    assert "cannot be reached" in complaint(photo, "-q", "how many?", model="owner/tiny")
-
-
-# ----------------------------------------------------------------------------------------------- bad pictures
-def big_header(path: Path) -> None:
-    """A PNG that claims 30,000 x 30,000 pixels."""
-    size = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
-    chunks = b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in ((b"IHDR", size), (b"IDAT", zlib.compress(bytes(100))), (b"IEND", b""))
-    )
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)
-
-
-def half_a_jpeg(path: Path) -> None:
-    Image.effect_noise((200, 200), 50).save(path, "JPEG")
-    path.write_bytes(path.read_bytes()[:3000])
-
-
-BAD_PICTURES = {
-    "missing.png": (lambda path: None, "no such file"),
-    "text.png": (lambda path: path.write_text("a picture of a boat"), "a file that starts with"),
-    "half.jpg": (half_a_jpeg, "cut off"),
-    "empty.png": (lambda path: path.touch(), "0 bytes"),
-    "huge.png": (big_header, "at most 80,000,000 pixels"),
-    "panorama.png": (lambda path: Image.new("L", (10_000, 1)).save(path), "10,000:1"),
-    "folder.png": (lambda path: path.mkdir(), "a directory"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_PICTURES)
-def test_bad_picture(complaint, tmp_path, name):
-    make, expected = BAD_PICTURES[name]
-    make(tmp_path / name)
-    err = complaint(tmp_path / name, "-q", "how many?")
-    assert name in err and expected in err
-
-
-# -------------------------------------------------------------------------------------------- bad checkpoints
-def change_config(folder: Path, **changes) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def change_tensors(folder: Path, change) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+# ------------------------------------------------------------------------------------------ bad checkpoints
+def drop_processor(folder: Path) -> None:
+    for path in folder.glob("*processor_config.json"):
+        path.unlink()
 
 
 def cut_in_half(folder: Path) -> None:
@@ -306,57 +209,36 @@ def cut_in_half(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-NORM = "model.text_model.norm.weight"
+def poison(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.text_model.norm.weight"] *= float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 BAD_CHECKPOINTS = {
-    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),
-    "architecture": (lambda folder: change_config(folder, model_type="whisper"), "'whisper'"),
-    "cut": (cut_in_half, "cut short"),
-    "shape": (lambda folder: change_tensors(folder, lambda t: t.update({NORM: torch.ones(7)})), "7"),
-    "missing": (lambda folder: change_tensors(folder, lambda t: t.pop(NORM)), NORM),
-    "extra": (lambda folder: change_tensors(folder, lambda t: t.update(odd=torch.ones(1))), "odd"),
-    "no processor": (lambda folder: [p.unlink() for p in folder.glob("*processor_config.json")], "processor"),
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer"),
-    "not finite": (
-        lambda folder: change_tensors(folder, lambda t: t.update({NORM: t[NORM] * float("nan")})),
-        "not finite",
-    ),
+    "model.safetensors": cut_in_half,
+    "not finite": poison,
+    "processor": drop_processor,
+    "tokenizer": lambda folder: (folder / "tokenizer.json").write_text("{"),
+    "config.json": lambda folder: (folder / "config.json").unlink(),
+    "broken": shutil.rmtree,
 }
 
 
-@pytest.mark.parametrize("fault", BAD_CHECKPOINTS)
-def test_bad_checkpoint(complaint, photo, model_folder, tmp_path, fault):
+@pytest.mark.parametrize("expected", BAD_CHECKPOINTS)
+def test_bad_checkpoint(complaint, photo, model_folder, tmp_path, expected):
     folder = tmp_path / "broken"
     shutil.copytree(model_folder, folder)
-    make, expected = BAD_CHECKPOINTS[fault]
-    make(folder)
+    BAD_CHECKPOINTS[expected](folder)
     assert expected in complaint(photo, "-q", "how many?", "--json", model=folder)
 
 
-def test_no_such_folder(complaint, photo, tmp_path):
-    assert "no folder" in complaint(photo, "-q", "how many?", model=tmp_path / "absent")
-
-
 # ----------------------------------------------------------------------------------------------- bad requests
-BAD_OPTIONS = [
-    (("-q", "  "), "expected a question"),
-    (("--max-new-tokens", "0"), "--max-new-tokens: expected at least 1"),
-    (("--max-new-tokens", "many"), "--max-new-tokens: expected a whole number"),
-    (("--max-new-tokens", "5000"), "context too long: expected at most 512 tokens"),
-    (("-q", "why " * 400), "context too long"),
-    (("--temperature", "-1"), "temperature"),
-    (("--top-p", "1.5"), "top_p"),
-    (("--num-answers", "0"), "--num-answers"),
-    (("--dtype", "int3"), "invalid choice"),
-    (("--device", "toaster"), "expected auto, cpu, cuda, mps"),
-    (("--device", "cuda:99"), "device cuda:99"),
-    (("--device", "cpu:"), "expected auto, cpu, cuda, mps"),
-    (("--maxnewtokens", "3"), "did you mean --max-new-tokens?"),
-    (("--revision", "main"), "has no revision"),
+BAD_OPTIONS = [  # those that only a model shows; tests/test_help.py has the others
+    (("--max-new-tokens", "5000"), "512 tokens, but the prompt"),
+    (("-q", "why " * 400), "context"),
+    (("--device", "cuda:99"), "cuda:99"),
     (("--dtype", "int8", "--device", "cuda:0"), "cuda"),
-    (("--no-image", "a.png"), "a.png"),
-    (("--out", "x.jsonl"), "--batch"),
-    (("--batch", "x.jsonl"), "--out"),
-    (("--batch", "x.jsonl", "--out", "y.jsonl", "-q", "why?"), "-q"),
 ]
 
 
@@ -365,75 +247,45 @@ def test_bad_request(complaint, arguments, expected):
     assert expected in complaint(*arguments)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_no_cuda_here(complaint):
-    assert "device cuda" in complaint("--device", "cuda")
-
-
-def test_a_context_that_is_too_long_computes_nothing(complaint, monkeypatch):
-    monkeypatch.setattr("models.vision_transformer.VisionTransformer.forward", None)
-    monkeypatch.setattr("models.language_model.LanguageModel.forward", None)
-    assert "context too long" in complaint("--max-new-tokens", 5000)
-
-
 def test_out_of_memory(complaint, monkeypatch):
     def greedy(self, logits):
-        raise torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has\nmore. See ..."
-        )
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB. GPU 0 has\nmore. See ...")
 
-    monkeypatch.setattr(Chooser, "choose", greedy)
+    monkeypatch.setattr(Sampler, "sample", greedy)
     err = complaint("--json")
-    assert "error: CUDA out of memory. Tried to allocate 20.00 GiB: try a smaller --num-answers, or" in err
+    assert "20 GiB" in err and "--num-answers" in err and "more" not in err
 
 
-def test_a_batch_size_without_a_batch_is_refused(complaint):
-    assert "--batch-size belongs to --batch" in complaint("--batch-size", 0)
-
-
-@pytest.mark.parametrize("output", [(), ("--json",)])
-def test_options_without_effect_are_named(cli, photo, output):
-    ask = (photo, "-q", "how many?", "--max-new-tokens", 1, *output)
+def test_options_without_effect_are_named(cli, photo):
+    ask = (photo, "-q", "how many?", "--max-new-tokens", 1, "--json")
     status, _, err = cli(*ask, "--top-k", 5, "--seed", 0)
-    assert (status, err) == (
-        0,
-        "generate.py: --top-k, --seed without effect: give a --temperature to have tokens drawn\n",
-    )
+    assert status == 0 and "--top-k, --seed" in err and err.count("\n") == 1
     assert cli(*ask, "--top-k", 5, "--seed", 0, "--temperature", 1)[2] == ""
 
 
 def test_debug_shows_where(cli):
     status, _, err = cli("--temperature", -1, "--debug")
-    assert status == 2
-    assert "Traceback" in err and RequestError.__name__ in err
-    assert err.splitlines()[-1].startswith("generate.py: error: temperature")
+    assert status == 2 and "Traceback" in err and RequestError.__name__ in err
 
 
-def test_a_programming_error_is_not_hidden(cli, monkeypatch):
-    def broken(self, logits):
-        raise ValueError("a bug")
+def test_a_bug_is_not_hidden_and_ctrl_c_is_no_bug(cli, monkeypatch):
+    def raising(error):
+        def choose(self, logits):
+            raise error
 
-    monkeypatch.setattr(Chooser, "choose", broken)
+        monkeypatch.setattr(Sampler, "sample", choose)
+        return cli("--max-new-tokens", 2)
+
     with pytest.raises(ValueError, match="a bug"):
-        cli("--max-new-tokens", 2)
-
-
-def test_ctrl_c(cli, monkeypatch):
-    def interrupted(self, logits):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Chooser, "choose", interrupted)
-    status, _, err = cli("--max-new-tokens", 2)
+        raising(ValueError("a bug"))
+    status, _, err = raising(KeyboardInterrupt())
     assert status == 130 and err.endswith("generate.py: interrupted\n")
 
 
-# ------------------------------------------------------------------------------------------- a real process
-def process(*arguments, **options) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(generate.ROOT / "generate.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
-
-
-def test_process_answers_from_any_folder(model_folder, tmp_path):
-    done = process("--model", model_folder, "--max-new-tokens", 3, cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.strip()
-    assert done.stderr == f"generate.py: assets/example.png: {generate.DEFAULT_QUESTION}\n"
+def test_a_process_in_any_folder(model_folder, photo, tmp_path):
+    """A chat from a pipe of bytes that are no text."""
+    command = [sys.executable, str(generate.ROOT / "generate.py"), "--chat", str(photo)]
+    command += ["--max-new-tokens", "3", "--model", str(model_folder)]
+    lines = b"\xff why?\nhow many?\n"
+    done = subprocess.run(command, input=lines, capture_output=True, timeout=600, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout.strip() and b"expected valid Unicode" in done.stderr

@@ -1,39 +1,34 @@
-"""generate.py --batch: every line answered as alone, bad lines reported, a second run goes on."""
+"""generate.py --batch: every line answered as alone, bad lines reported, a second run resumes."""
 
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
-import torch
 
-from generation import batching
-from generation.row_sampling import sample_rows
-from models.language_model import LanguageModel
+from generation import scheduler
+from generation.scheduler import sample_rows
 from models.vision_language_model import VisionLanguageModel
-from tests.processors import picture
+from tests.processors import draw_image
 
 ALONE = ("answers", "token_ids", "stop_reasons", "prompt_tokens", "image_tokens")
 
 
 @pytest.fixture
 def questions(tmp_path) -> list[dict]:
-    """Uneven lines: no picture, one, two; short and long questions; limits of their own."""
-    folder = tmp_path / "pictures"
+    """Uneven lines: no image, one, two; short and long questions; limits of their own."""
+    folder = tmp_path / "images"
     folder.mkdir()
     for name, size in (("wide", (90, 30)), ("small", (20, 20)), ("tall", (30, 70))):
-        picture(*size, seed=len(name)).save(folder / f"{name}.png")
+        draw_image(*size, seed=len(name)).save(folder / f"{name}.png")
     return [
-        {"image": "pictures/wide.png", "question": "how many circles are there?", "id": "a"},
-        {"question": "what is it?"},
-        {
-            "images": ["pictures/small.png", "pictures/tall.png"],
-            "question": "what differs?",
-            "max_new_tokens": 3,
-        },
+        {"image": "images/wide.png", "question": "how many circles are there?", "id": "a"},
+        {"question": "what is it?", "expected": "two"},
+        {"images": ["images/small.png", "images/tall.png"], "question": "what differs?", "max_new_tokens": 3},
         {"image": str(folder / "tall.png"), "question": "what colour is the big triangle on the left? " * 3},
-        {"image": "pictures/small.png", "question": "how many?", "system": "be short", "max_new_tokens": 14},
+        {"image": "images/small.png", "question": "how many?", "system": "be short", "max_new_tokens": 14},
     ]
 
 
@@ -43,10 +38,9 @@ def write(path: Path, lines: list) -> Path:
 
 
 def read(path: Path) -> list[dict]:
-    """The results in the order of their lines."""
     text = path.read_text()
     assert text.endswith("\n")
-    return sorted((json.loads(line) for line in text.splitlines()), key=lambda record: record["line"])
+    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.fixture
@@ -65,74 +59,58 @@ def batch(cli, tmp_path):
 @pytest.mark.parametrize("sampling", [(), ("--temperature", 1.3, "--seed", 4, "--num-answers", 2)])
 def test_every_line_as_alone(batch, as_json, questions, tmp_path, sampling):
     write(tmp_path / "questions.jsonl", questions)
-    assert "5 answered, 0 failed, 0 skipped" in batch("--dtype", "float32", *sampling)
+    err = batch("--dtype", "float32", "--batch-size", 3, *sampling)
+    assert "5 answered, 0 failed, 0 skipped" in err and "3 slots" in err and "'other': expected" in err
     results = read(tmp_path / "out.jsonl")
     assert [record["line"] for record in results] == [1, 2, 3, 4, 5]
-    assert results[0]["id"] == "a" and "id" not in results[1]
+    assert results[0]["id"] == "a" and "id" not in results[1] and results[1]["other"] == {"expected": "two"}
     for line, record in zip(questions, results, strict=True):
         images = line.get("images", [line["image"]] if "image" in line else [])
-        alone = [
-            "-q",
-            line["question"],
-            "--max-new-tokens",
-            line.get("max_new_tokens", 9),
-            "--dtype",
-            "float32",
-        ]
+        alone = ["-q", line["question"], "--max-new-tokens", line.get("max_new_tokens", 9)]
         alone += [tmp_path / image for image in images] or ["--no-image"]
         alone += ["--system", line["system"]] if "system" in line else []
-        (made,) = as_json(*alone, *sampling)
-        assert {key: record[key] for key in ALONE} == {key: made[key] for key in ALONE}
+        (single,) = as_json(*alone, "--dtype", "float32", *sampling)
+        assert {key: record[key] for key in ALONE} == {key: single[key] for key in ALONE}
         assert record["images"] == images and record["question"] == line["question"]
 
 
 def test_bad_lines_are_reported_and_the_others_answered(batch, questions, tmp_path):
     bad = {
-        2: ('{"question": "half', "not valid JSON"),
+        2: ('{"question": "half', "JSON"),
         3: ('["a", "list"]', "JSON object"),
-        4: ({"image": "pictures/absent.png", "question": "what?", "id": 7}, "absent.png"),
-        5: ({"image": "pictures/wide.png"}, "question"),
-        6: ({"image": "pictures/wide.png", "question": " "}, "question"),
+        4: ({"image": "images/absent.png", "question": "what?", "id": 7}, "absent.png"),
+        5: ({"image": "images/wide.png"}, "question"),
+        6: ({"image": "images/wide.png", "question": " "}, "question"),
         7: ({"image": 3, "question": "what?"}, "image"),
         8: ({"image": "a.png", "images": ["b.png"], "question": "what?"}, "both"),
         9: ({"question": "what?", "max_new_tokens": "many"}, "max_new_tokens"),
-        10: ({"question": "what?", "max_new_tokens": 5000}, "context too long"),
-        11: ({"image": "~nobody-of-this-name/a.png", "question": "what?"}, "cannot be read"),
+        10: ({"question": "what?", "max_new_tokens": 5000}, "context"),
+        11: ({"image": "~nobody-of-this-name/a.png", "question": "what?"}, "nobody"),
         12: ({"question": "half a pair: \ud800", "id": "\ud800"}, "Unicode"),
     }
     write(tmp_path / "questions.jsonl", [questions[0], *(line for line, _ in bad.values()), questions[1]])
     assert "2 answered, 11 failed, 0 skipped" in batch(status=1)
-    results = {record["line"]: record for record in read(tmp_path / "out.jsonl")}
-    assert results[1]["answers"] and results[13]["answers"]
-    for number, (_, expected) in bad.items():
-        assert expected in results[number]["error"] and "\n" not in results[number]["error"]
-    assert results[4]["id"] == 7
+    results = read(tmp_path / "out.jsonl")
+    assert [record["line"] for record in results] == list(range(1, 14))
+    assert results[0]["answers"] and results[12]["answers"] and results[3]["id"] == 7
+    for number, (_, field) in bad.items():
+        assert field in results[number - 1]["error"] and "\n" not in results[number - 1]["error"]
+    # A line that is mended is answered by the next run.
+    draw_image(30, 30).save(tmp_path / "images" / "absent.png")
+    assert "1 answered, 10 failed, 2 skipped" in batch(status=1)
+    assert read(tmp_path / "out.jsonl")[3]["answers"]
 
 
-def test_results_are_in_the_order_of_the_questions(batch, questions, tmp_path, monkeypatch):
-    """Whichever is ready first, and after a run that was killed before it could put them in order."""
-    write(tmp_path / "questions.jsonl", [questions[0], {"image": "absent.png", "question": "?"}, *questions])
-    batch("--batch-size", 3, status=1)
-    out = tmp_path / "out.jsonl"
-    lines = out.read_text().splitlines(keepends=True)
-    assert [json.loads(line)["line"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
-    (mended := tmp_path / "absent.png").write_bytes((tmp_path / "pictures/wide.png").read_bytes())
-    out.write_text("".join(reversed(lines)) + '{"line": 2, "err')
-    batch("--batch-size", 3)
-    again = out.read_text().splitlines(keepends=True)
-    assert [*again[:1], *again[2:]] == [*lines[:1], *lines[2:]] and "answers" in again[1] and mended.exists()
-
-
-def test_a_second_run_goes_on(batch, questions, tmp_path, monkeypatch):
+def test_a_second_run_resumes(batch, questions, tmp_path, monkeypatch):
     out = tmp_path / "out.jsonl"
     write(tmp_path / "questions.jsonl", questions)
     batch("--batch-size", 2)
     whole = out.read_text().splitlines(keepends=True)
-    for left in ("".join(whole[:2]), "".join(whole[:2]) + whole[2][:40], "".join(whole[:3])[:-1]):
+    half, reordered = "".join(whole[:2]) + whole[2][:40], "".join(reversed(whole[:3])) + '{"line": 4, "err'
+    for left, answered in ((half, 2), ("".join(whole[:3])[:-1], 3), (reordered, 3)):
         out.write_text(left)
-        answered = 3 if left.endswith("}") else 2
         assert f"{5 - answered} answered, 0 failed, {answered} skipped" in batch("--batch-size", 2)
-        assert sorted(out.read_text().splitlines(keepends=True)) == sorted(whole)
+        assert out.read_text().splitlines(keepends=True) == whole
     # With nothing left to do, no model is loaded.
     monkeypatch.setattr(VisionLanguageModel, "from_pretrained", None)
     assert "0 answered, 0 failed, 5 skipped" in batch()
@@ -148,22 +126,19 @@ def test_an_interrupted_run_keeps_what_it_has(batch, questions, tmp_path, monkey
             raise KeyboardInterrupt
         return sample_rows(rows, logits)
 
-    monkeypatch.setattr(batching, "sample_rows", interrupted)
+    monkeypatch.setattr(scheduler, "sample_rows", interrupted)
     assert "interrupted" in batch("--batch-size", 2, status=130)
     done = len(read(tmp_path / "out.jsonl"))
     assert 1 <= done <= 4
     assert f"{5 - done} answered, 0 failed, {done} skipped" in batch("--batch-size", 2)
-    assert [record["line"] for record in read(tmp_path / "out.jsonl")] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_picture_is_encoded_once_wherever_its_lines_stand(batch, questions, tmp_path, monkeypatch, size):
-    images = ["pictures/wide.png", "pictures/tall.png", None] * 3
+def test_an_image_is_encoded_once_wherever_its_lines_stand(batch, questions, tmp_path, monkeypatch):
+    images = ["images/wide.png", "images/tall.png", None] * 3
     lines = [
         {"question": f"how many {'big ' * place}circles?"} | ({"image": image} if image else {})
         for place, image in enumerate(images)
     ]
-    write(tmp_path / "questions.jsonl", lines)
     tiles, encode = [], VisionLanguageModel.encode_images
 
     def counted(self, pixels, mask=None):
@@ -171,13 +146,14 @@ def test_a_picture_is_encoded_once_wherever_its_lines_stand(batch, questions, tm
         return encode(self, pixels, mask)
 
     monkeypatch.setattr(VisionLanguageModel, "encode_images", counted)
-    assert "9 answered" in batch("--batch-size", size)
-    together = sum(tiles)
-    tiles.clear()
-    write(tmp_path / "questions.jsonl", lines[:2])
-    (tmp_path / "out.jsonl").unlink()
-    assert "2 answered" in batch()
-    assert sum(tiles) == together
+    counts = []
+    for number, size in ((2, 8), (9, 1), (9, 3)):
+        write(tmp_path / "questions.jsonl", lines[:number])
+        assert f"{number} answered" in batch("--batch-size", size)
+        (tmp_path / "out.jsonl").unlink()
+        counts.append(sum(tiles))
+        tiles.clear()
+    assert counts[0] == counts[1] == counts[2] > 0
 
 
 def test_one_answer_that_fails_fails_its_line_alone(batch, questions, tmp_path, monkeypatch):
@@ -187,86 +163,49 @@ def test_one_answer_that_fails_fails_its_line_alone(batch, questions, tmp_path, 
                 own.fill_(float("nan"))
         return sample_rows(rows, logits)
 
-    monkeypatch.setattr(batching, "sample_rows", poisoned)
+    monkeypatch.setattr(scheduler, "sample_rows", poisoned)
     write(tmp_path / "questions.jsonl", questions)
-    sampling = ("--temperature", 1.0, "--seed", 4, "--num-answers", 2)
-    assert "4 answered, 1 failed" in batch(*sampling, status=1)
+    assert "4 answered, 1 failed" in batch("--temperature", 1.0, "--seed", 4, "--num-answers", 2, status=1)
     results = read(tmp_path / "out.jsonl")
     assert "not finite" in results[4]["error"] and all(len(one["answers"]) == 2 for one in results[:4])
 
 
-def test_memory_is_told_or_refused_before_any_work(batch, complaint, questions, tmp_path):
-    write(tmp_path / "questions.jsonl", questions)
-    assert "3 slots of 512 positions" in batch("--batch-size", 3)
+def test_odd_files(batch, complaint, tmp_path):
+    """A byte order mark, blank lines, and lines that only fit the context apart from one another."""
+    long = {"question": "how many circles are there " * 30, "max_new_tokens": 2}
+    text = "\n" + json.dumps(long) + "\n\n" + json.dumps({"question": "how many?", "max_new_tokens": 400})
+    (tmp_path / "questions.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert "2 answered" in batch()
+    assert [record["line"] for record in read(tmp_path / "out.jsonl")] == [2, 4]
     paths = ("--batch", tmp_path / "questions.jsonl", "--out", tmp_path / "other.jsonl")
     assert "bytes of cache" in complaint(*paths, "--batch-size", 10**12)
     assert "--no-cache" in complaint(*paths, "--no-cache")
 
 
-def test_a_mended_line_is_tried_again(batch, questions, tmp_path):
-    late = tmp_path / "late.png"
-    lines = [questions[0], {"image": "late.png", "question": "what?"}]
-    write(tmp_path / "questions.jsonl", lines)
-    assert "1 answered, 1 failed" in batch(status=1)
-    assert "0 answered, 1 failed, 1 skipped" in batch(status=1)
-    assert [("error" in record) for record in read(tmp_path / "out.jsonl")] == [False, True]
-    picture(30, 30).save(late)
-    assert "1 answered, 0 failed, 1 skipped" in batch()
-    assert not any("error" in record for record in read(tmp_path / "out.jsonl"))
+def test_bad_files(complaint, tmp_path):
+    questions, out = write(tmp_path / "questions.jsonl", [{"question": "what?"}]), tmp_path / "out.jsonl"
+    absent = tmp_path / "absent" / "x.jsonl"
+    for bad in ((questions, absent), (absent, out), (questions, tmp_path), (questions, questions)):
+        assert str(bad[0] if bad[0] == absent else bad[1]) in complaint("--batch", bad[0], "--out", bad[1])
+    assert "/dev/null" in complaint("--batch", "/dev/null", "--out", out)
+    assert not out.exists() and questions.read_text() == '{"question": "what?"}\n'
+    with socket.socket(socket.AF_UNIX) as device:  # /dev/null would be replaced by a file of results
+        device.bind(str(out))
+        assert "expected a file" in complaint("--batch", questions, "--out", out) and out.is_socket()
 
 
-def test_blank_lines_and_a_byte_order_mark(batch, questions, tmp_path):
-    text = "\n" + json.dumps(questions[0]) + "\n\n" + json.dumps(questions[1])
-    (tmp_path / "questions.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert "2 answered" in batch()
-    assert [record["line"] for record in read(tmp_path / "out.jsonl")] == [2, 4]
-
-
-def test_other_keys_are_kept_and_named(batch, tmp_path):
-    write(tmp_path / "questions.jsonl", [{"question": "what?", "expected": "two"}])
-    assert "kept under 'other': expected" in batch()
-    assert read(tmp_path / "out.jsonl")[0]["other"] == {"expected": "two"}
-
-
-def test_rows_that_only_fit_the_context_apart(batch, tmp_path):
-    long = {"question": "how many circles are there " * 30, "max_new_tokens": 2}
-    lines = [long, {"question": "how many?", "max_new_tokens": 400}]
-    write(tmp_path / "questions.jsonl", lines)
-    assert "2 answered, 0 failed" in batch()
-
-
-def test_results_of_something_else_are_left_alone(batch, questions, tmp_path, photo, single_folder):
+def test_results_of_a_run_are_not_its_questions(batch, questions, tmp_path):
     out = tmp_path / "out.jsonl"
     write(tmp_path / "questions.jsonl", questions)
     batch()
-    kept = out.read_text()
-    write(tmp_path / "questions.jsonl", [questions[0] | {"question": "why?"}, *questions[1:]])
-    assert "another question" in batch(status=2)
-    write(tmp_path / "questions.jsonl", questions)
-    assert "another model" in batch(status=2, model=single_folder)
-    assert out.read_text() == kept
-    odd = '{"line": 1, "model": "m", "images": 5, "question": "what?"}\n'
-    for foreign in ("shopping list\nmilk\n", "one line", '{"a": 1}', '{"line": "one"}\n{}\n', odd):
-        out.write_text(foreign)
-        assert "expected the results of an earlier run" in batch(status=2)
-        assert out.read_text() == foreign
+    kept = out.read_bytes()
+    (tmp_path / "questions.jsonl").unlink()
+    (tmp_path / "questions.jsonl").symlink_to(out)
+    assert "another file" in batch(status=2) and out.read_bytes() == kept
 
 
-def test_bad_files(complaint, tmp_path, photo):
-    questions = write(tmp_path / "questions.jsonl", [{"question": "what?"}])
-    absent = tmp_path / "absent" / "x.jsonl"
-    assert "absent" in complaint("--batch", questions, "--out", absent)
-    assert "absent" in complaint("--batch", absent, "--out", tmp_path / "out.jsonl")
-    assert not (tmp_path / "out.jsonl").exists()
-    assert "something else" in complaint("--batch", questions, "--out", tmp_path)
-    assert "another file" in complaint("--batch", questions, "--out", questions)
-    assert "a pipe or a device" in complaint("--batch", "/dev/null", "--out", tmp_path / "out.jsonl")
-    assert not (tmp_path / "out.jsonl").exists()
-    assert questions.read_text() == '{"question": "what?"}\n'
-
-
-def test_results_with_other_options_are_left_alone(batch, questions, tmp_path):
-    """What they would be mixed with would not be the same kind of answers."""
+def test_results_of_something_else_are_left_alone(batch, questions, tmp_path, single_folder):
+    """Other questions, another model, other options, or no results at all."""
     out, whole = tmp_path / "out.jsonl", ("--temperature", 1, "--seed", 4)
     write(tmp_path / "questions.jsonl", questions)
     batch(*whole)
@@ -275,37 +214,16 @@ def test_results_with_other_options_are_left_alone(batch, questions, tmp_path):
     assert results[2]["options"]["max_new_tokens"] == 3 and results[4]["options"]["system"] == "be short"
     kept = out.read_text()
     for changed in (
-        ("--temperature", 2, "--seed", 4),
-        ("--temperature", 1, "--seed", 5),
-        (*whole, "--top-k", 5),
-        (*whole, "--top-p", 0.5),
-        (*whole, "--min-p", 0.5),
-        (*whole, "--repetition-penalty", 1.5),
-        (*whole, "--num-answers", 2),
-        (*whole, "--max-new-tokens", 8),
-        (*whole, "--system", "be brief"),
+        *(("--temperature", 2, "--seed", 4), ("--temperature", 1, "--seed", 5)),
+        *((*whole, option, 0.5) for option in ("--top-p", "--min-p", "--repetition-penalty")),
+        *((*whole, option, 2) for option in ("--top-k", "--num-answers", "--max-new-tokens", "--system")),
     ):
-        assert "with other options" in batch(*changed, status=2)
-    assert out.read_text() == kept
+        assert "other options" in batch(*changed, status=2)
+    assert "another model" in batch(*whole, status=2, model=single_folder)
     assert "0 answered, 0 failed, 5 skipped" in batch(*whole)
-    write(tmp_path / "questions.jsonl", [*questions[:4], questions[4] | {"max_new_tokens": 15}])
-    assert "with other options" in batch(*whole, status=2)
-
-
-def test_logits_that_are_not_finite_fail_their_line_alone(batch, questions, tmp_path, monkeypatch):
-    logits = LanguageModel.logits
-
-    def some_broken(self, hidden):
-        made = logits(self, hidden)
-        broken = (
-            torch.arange(len(made)) == 0 if some_broken.calls == 0 else torch.zeros(len(made), dtype=bool)
-        )
-        some_broken.calls += 1
-        return made.masked_fill(broken.view(-1, *[1] * (made.dim() - 1)), float("nan"))
-
-    some_broken.calls = 0
-    write(tmp_path / "questions.jsonl", questions)
-    monkeypatch.setattr(LanguageModel, "logits", some_broken)
-    assert "4 answered, 1 failed" in batch(status=1)
-    (failed,) = (record for record in read(tmp_path / "out.jsonl") if "error" in record)
-    assert "not finite" in failed["error"]
+    for other in (questions[0] | {"question": "why?"}, questions[0] | {"max_new_tokens": 15}):
+        write(tmp_path / "questions.jsonl", [other, *questions[1:]])
+        assert "line 1" in batch(*whole, status=2)
+    assert out.read_text() == kept
+    out.write_text("shopping list")
+    assert "earlier run" in batch(status=2) and out.read_text() == "shopping list"

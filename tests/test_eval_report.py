@@ -1,78 +1,83 @@
-"""report.html: everything in one file, whatever the data say."""
+"""report.html: everything in one file, whatever the data say; in a real browser where there is one.
+
+The browser test needs Playwright and a Chromium (`playwright install chromium`, or the system's own).
+"""
 
 from __future__ import annotations
 
-import base64
-import io
+import os
 import re
-from html.parser import HTMLParser
+import shutil
 
 import pytest
-from PIL import Image
 
-from eval.report import SHOWN, SIDE, random_samples, worst_samples
-from eval.tasks import shapes_task
-from tests.evaluations import blank_picture, report_of, run, save_rows
+from eval.report import SHOWN, SIDE
+from tests.evaluations import run, save_rows, write_rows
+from tests.waiting import PATIENCE
+
+SHOWN_IMAGES = "all => all.map(one => one.complete ? Math.max(one.naturalWidth, one.naturalHeight) : 0)"
+EVIL = '<script>alert("x")</script> & "quotes" \ud800'
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory) -> str:
-    return report_of(tmp_path_factory.mktemp("report")).read_text(encoding="utf-8")
+def path(tmp_path_factory):
+    """The report of a run with controls, with wrong answers and with rows that look like HTML."""
+    folder = tmp_path_factory.mktemp("report")
+    write_rows(folder)
+    rows = [
+        {"image": f"image-{n % 4}.png", "question": f"Which {n}?", "answer": "never heard of"}
+        for n in range(20)
+    ]
+    rows = [row | {"family": f"kind {n % 10}"} for n, row in enumerate(rows)]
+    rows[0] |= {"question": EVIL, "answer": EVIL, "family": "<b>"}
+    rows[1]["image"] = None
+    arguments = ("--data", save_rows(folder / "rows.jsonl", rows), "--output", folder / "out")
+    assert (
+        run(*arguments, "--prompt", "{question}", "--max-new-tokens", 2, "--compile", "off", "--controls")
+        == 0
+    )
+    return folder / "out" / "report.html"
 
 
-class Links(HTMLParser):
-    """Everything in a page that names something outside of it."""
-
-    def __init__(self):
-        super().__init__()
-        self.found: list[str] = []
-        self.tags: list[str] = []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.found += [value for name, value in attributes if name in ("src", "href", "srcset", "action")]
-
-
-def test_it_names_nothing_outside_itself(report):
-    links = Links()
-    links.feed(report)
-    assert links.found and all(link.startswith("data:image/webp;base64,") for link in links.found)
-    assert not {"link", "iframe", "object", "base"} & set(links.tags)
-    assert "@import" not in report and not re.search(r"url\(|https?://", report)
-    assert "default-src 'none'" in report
-
-
-def test_its_pictures_are_whole_and_small(report):
-    embedded = re.findall(r'src="data:image/webp;base64,([^"]+)"', report)
-    assert len(embedded) >= SHOWN
-    for data in embedded:
-        with Image.open(io.BytesIO(base64.b64decode(data))) as picture:
-            picture.load()
-            assert max(picture.size) <= SIDE
-
-
-def test_it_shows_figures_and_controls(report):
-    for part in ("By kind of question", "By length", "Worst answers", "Random answers", "samples/s"):
+def test_it_holds_its_images_and_names_nothing_outside_itself(path):
+    report = path.read_text(encoding="utf-8")
+    links = re.findall(r"""\b(?:src|href|srcset|action)\s*=\s*["']?([^"'\s>]+)""", report)
+    assert len(links) >= SHOWN and all(link.startswith("data:image/webp;base64,") for link in links)
+    assert not re.search(r"@import|url\(|https?://|<(script|link|iframe|object|base|b)\b", report)
+    assert "default-src 'none'" in report and "&lt;script&gt;alert" in report
+    for part in ("By kind of question", "Worst answers", "majority answer", "sha256:", "samples/s"):
         assert part in report
-    assert "picture blanked" in report and "majority answer" in report and "sha256:" in report
+    worst = report[report.index("Worst answers") : report.index("Random answers")]
+    assert all(f"kind {n}" in worst for n in range(1, 10)), "each kind of question has its worst answer there"
 
 
-def test_what_data_say_is_text(tmp_path):
-    evil = '<script>alert("x")</script> & "quotes" \ud800'
-    rows = [{"question": evil, "answer": evil, "family": "<b>", "image": blank_picture(tmp_path)}]
-    rows.append({"question": "plain", "answer": "x", "family": "other", "image": None})
-    arguments = ("--data", save_rows(tmp_path / "rows.jsonl", rows), "--output", tmp_path / "out")
-    assert run(*arguments, "--prompt", "{question}", "--compile", "off", "--controls") == 0
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "<script>alert" not in page and "&lt;script&gt;alert" in page and "<b>" not in page
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    own = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_api.sync_playwright() as playwright:
+        try:
+            opened = playwright.chromium.launch(executable_path=own, args=arguments)
+        except sync_api.Error as error:
+            pytest.skip(f"no Chromium to start: {str(error).splitlines()[0]}")
+        yield opened
+        opened.close()
 
 
-def test_worst_samples_are_the_lowest_families_in_turn():
-    task = shapes_task(60)
-    records = {sample.id: {"score": 0.0 if int(sample.id) < 40 else 0.5} for sample in task.samples}
-    records |= {sample.id: {"score": 1.0} for sample in task.samples if sample.family in ("count", "word")}
-    worst, wrong = worst_samples(task, records)
-    assert wrong == 48 and len(worst) == SHOWN and {records[one.id]["score"] for one in worst} == {0.0}
-    assert len({one.family for one in worst[:8]}) == 8
-    drawn = random_samples(task)
-    assert len({one.id for one in drawn}) == SHOWN and drawn == random_samples(task)
+def test_it_shows_its_images_offline_and_fits_a_phone_in_both_schemes(browser, path):
+    page, fetched, complaints = browser.new_context(offline=True).new_page(), [], []
+    page.set_default_timeout(1000 * PATIENCE)
+    page.on("request", lambda request: fetched.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.goto(path.as_uri())
+    shown = page.eval_on_selector_all("img", SHOWN_IMAGES)
+    assert len(shown) >= SHOWN and all(0 < side <= SIDE for side in shown)
+    assert page.locator("table tbody tr").count() > 2
+    page.set_viewport_size({"width": 360, "height": 720})
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(int(part) for part in colour[4:-1].split(",")) > 3 * 128) == (scheme == "light")
+    assert [url for url in fetched if not url.startswith("data:")] == [path.as_uri()] and not complaints

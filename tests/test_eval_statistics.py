@@ -8,32 +8,24 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
 
-from eval.metrics import Scored, find_metric
-from eval.statistics import compare_paired, figure_interval, score_interval
+from eval.statistics import compare_paired, score_interval
+
+FEW = [float(n % 4 == 0) for n in range(400)]
+MANY = np.random.default_rng(3).random(300).tolist()
 
 
-def few_values(count: int) -> list[float]:
-    return [float(n % 4 == 0) for n in range(count)]
-
-
-def many_values(count: int) -> list[float]:
-    return np.random.default_rng(3).random(count).tolist()
-
-
-@pytest.mark.parametrize("scores", [few_values(400), many_values(400)], ids=["few values", "many values"])
+@pytest.mark.parametrize("scores", [FEW, MANY], ids=["right or wrong", "in between"])
 def test_the_interval_is_the_one_of_theory(scores):
-    """Of 400 independent scores the mean is close to normal."""
+    """Of so many independent scores the mean is close to normal."""
     low, high = score_interval(scores)
     error = np.std(scores) / len(scores) ** 0.5
     assert low == pytest.approx(np.mean(scores) - 1.96 * error, abs=0.15 * error)
     assert high == pytest.approx(np.mean(scores) + 1.96 * error, abs=0.15 * error)
-    narrow = score_interval(scores, confidence=0.5)
-    assert low < narrow[0] < np.mean(scores) < narrow[1] < high
     assert score_interval(scores[::-1]) == (low, high)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.99, 0.999])
-@pytest.mark.parametrize("count", [1, 20, 100])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("count", [1, 20, 60])
 def test_an_interval_of_right_answers_holds_the_share_as_often_as_it_says(share, count):
     held = 0.0
     for right in range(count + 1):
@@ -43,30 +35,17 @@ def test_an_interval_of_right_answers_holds_the_share_as_often_as_it_says(share,
     assert held > 0.9499
 
 
-@pytest.mark.parametrize(
-    ("values", "shares"),
-    [((0.65, 1.0), (0.05, 0.95)), ((0, 0.95, 1), (0.03, 0.3, 0.67)), ((0, 0.05, 1), (0.93, 0.05, 0.02))],
-)
-@pytest.mark.parametrize("count", [10, 50])
-def test_scores_in_between_are_covered_near_the_end_too(values, shares, count):
+@pytest.mark.parametrize("values", [(0, 0.95, 1), (0, 0.05, 1)])
+def test_scores_in_between_are_covered_near_the_end_too(values, monkeypatch):
     """A wrong answer among nearly right ones: most samples have few of them or none, and so has whatever is
     resampled from these."""
+    monkeypatch.setattr("eval.statistics.RESAMPLES", 999)
+    shares = (0.03, 0.3, 0.67) if values[1] > 0.5 else (0.93, 0.05, 0.02)
     draws, held = np.random.default_rng(5), 0
     for _ in range(100):
-        low, high = score_interval(draws.choice(values, count, p=shares), resamples=999)
+        low, high = score_interval(draws.choice(values, 20, p=shares).tolist())
         held += low <= np.dot(values, shares) <= high
     assert held > 91
-
-
-def test_an_interval_of_something_that_is_no_mean():
-    f1 = find_metric("pope").summarise
-    samples = [Scored("yes" if n % 3 else "no", ("yes" if n % 2 else "no",), float(n % 3 > 0) == n % 2)
-               for n in range(90)]  # fmt: skip
-    low, high = figure_interval(samples, lambda drawn: f1(drawn)["f1"], resamples=300)
-    assert low < f1(samples)["f1"] < high < low + 0.4
-    right = [Scored("yes", ("yes",), 1.0)] * 20
-    low, high = figure_interval(right, lambda drawn: f1(drawn)["f1"], resamples=300)
-    assert low < 0.9 and high == 1.0
 
 
 @pytest.mark.parametrize("scores", [[0.5], [0.5] * 9, [1] * 30, [0]])
@@ -76,71 +55,46 @@ def test_equal_scores_leave_doubt(scores):
 
 
 # ------------------------------------------------------------------------------------------- two models
-def test_a_difference_is_found_where_there_is_one():
-    a, b = few_values(400), [min(1.0, score + (n % 8 == 1)) for n, score in enumerate(few_values(400))]
-    better = compare_paired(a, b)
-    assert better.difference == pytest.approx(0.125) and 0 < better.low < 0.125 < better.high
-    assert better.p_value < 1e-9
-    worse = compare_paired(b, a)
-    assert (worse.difference, worse.p_value) == (-better.difference, better.p_value)
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (FEW, [min(1.0, score + (n % 8 == 1)) for n, score in enumerate(FEW)]),
+        (MANY, [min(1.0, score + 0.05) for score in MANY]),
+    ],
+    ids=["right or wrong", "in between"],
+)
+def test_a_difference_is_found_where_there_is_one(a, b):
+    difference, (low, high), p_value = compare_paired(a, b)
+    gain = np.mean(np.subtract(b, a))
+    assert difference == pytest.approx(gain) and 0 < low < gain < high < 2 * gain and p_value < 0.001
+    assert compare_paired(b, a)[::2] == (-difference, p_value)
 
 
 def test_pairing_counts():
     """The same difference of means, question by question and between unrelated answers."""
-    a = few_values(400)
-    b = [1.0 if n in (1, 2, 3) else score for n, score in enumerate(a)]
-    unrelated = [*b[1:], b[0]]
-    paired, other = compare_paired(a, b), compare_paired(a, unrelated)
-    assert paired.difference == pytest.approx(other.difference) == pytest.approx(3 / 400)
-    assert paired.high - paired.low < (other.high - other.low) / 4
+    b = [1.0 if n in (1, 2, 3) else score for n, score in enumerate(FEW)]
+    paired, other = compare_paired(FEW, b), compare_paired(FEW, [*b[1:], b[0]])
+    assert paired[0] == pytest.approx(other[0]) == pytest.approx(3 / 400)
+    assert np.ptp(paired[1]) < np.ptp(other[1]) / 4
 
 
-def test_no_difference_is_no_evidence():
-    same = compare_paired(few_values(50), few_values(50))
-    assert same.low < same.difference == 0 < same.high and same.p_value == 1
-    swapped = compare_paired([0, 1] * 50, [1, 0] * 50)
-    assert swapped.low < 0 < swapped.high and swapped.p_value == 1
+@pytest.mark.parametrize(("a", "b"), [(FEW, FEW), ([0, 1] * 50, [1, 0] * 50)], ids=["same", "swapped"])
+def test_no_difference_is_no_evidence(a, b):
+    difference, (low, high), p_value = compare_paired(a, b)
+    assert low < difference == 0 < high and p_value == 1
 
 
 @pytest.mark.parametrize("better, worse", [(1, 0), (5, 0), (8, 2), (300, 200)])
 def test_the_p_value_of_right_and_wrong_is_that_of_a_sign_test(better, worse):
     a = [1.0] * worse + [0.0] * (better + 10)
     b = [0.0] * worse + [1.0] * better + [0.0] * 10
-    result = compare_paired(a, b)
-    assert result.p_value == pytest.approx(binomtest(better, better + worse).pvalue)
-    assert result.low < (better - worse) / len(a) < result.high
+    _, (low, high), p_value = compare_paired(a, b)
+    assert p_value == pytest.approx(binomtest(better, better + worse).pvalue)
+    assert low < (better - worse) / len(a) < high
 
 
 @pytest.mark.parametrize("gains", [[0.25], [0.1, 0.2, 0.4, 0.05], [0.5, 0.5, -0.1, 0.3, 0.9, 0.2, 0.4]])
 def test_few_questions_between_right_and_wrong_are_permuted_exactly(gains):
-    result = compare_paired([0.0 if gain > 0 else -gain for gain in gains], [max(0.0, g) for g in gains])
-    flipped = [
-        sum(g * s for g, s in zip(gains, signs)) for signs in itertools.product((1, -1), repeat=len(gains))
-    ]
-    exact = np.mean(np.abs(flipped) >= abs(sum(gains)) - 1e-9)
-    assert result.p_value == pytest.approx(exact)
-
-
-def test_many_questions_between_right_and_wrong():
-    a = np.array(many_values(300))
-    result = compare_paired(a, np.clip(a + 0.05, 0, 1))
-    assert result.p_value < 0.001 and 0.03 < result.low < result.difference < result.high < 0.06
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([],), "at least one score, got none"),
-        (([1.0], 0.95, 0), "resamples: expected at least 1, got 0"),
-        (([1.0], 1.0), "confidence: expected above 0 and below 1, got 1.0"),
-        (([1.0, float("nan")],), "expected finite numbers, got NaN"),
-    ],
-)
-def test_what_cannot_be_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        score_interval(*arguments)
-
-
-def test_models_are_compared_on_the_same_questions():
-    with pytest.raises(ValueError, match="on the same questions, got 2 and 1"):
-        compare_paired([1, 0], [1])
+    *_, p_value = compare_paired([max(0.0, -gain) for gain in gains], [max(0.0, gain) for gain in gains])
+    flipped = [np.dot(gains, signs) for signs in itertools.product((1, -1), repeat=len(gains))]
+    assert p_value == pytest.approx(np.mean(np.abs(flipped) >= abs(sum(gains)) - 1e-9))

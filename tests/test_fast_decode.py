@@ -1,4 +1,7 @@
-"""The native step and the graph step give what the eager step gives, packed weights included."""
+"""The native step gives what the eager step gives, to the bit the same in any batch, packed weights included.
+
+That its answers are those of the eager step is in test_generate.py.
+"""
 
 import copy
 import threading
@@ -8,14 +11,13 @@ import torch
 
 from generation import kv_cache as kv
 from generation.decoding import eager_step
-from generation.fast_decode import fast_step, set_precision
-from generation.graph_step import GraphStep
-from generation.native import build
-from generation.native.step import NativeStep, unsupported
-from generation.packed_weights import PackedLinear, pack, quantize_rows
+from generation.fast.choose_step import fast_step, set_precision
+from generation.fast.cuda_graph import GraphStep
+from generation.fast.native import step as build
+from generation.fast.native.step import NativeStep, unsupported
+from generation.fast.quantized import pack, quantize_rows
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
 from models.language_model import LanguageModel
-from tests.invariants import assert_close
 from tests.waiting import PATIENCE
 
 SHAPES = {
@@ -27,11 +29,11 @@ SHAPES = {
 }
 
 
-def make_model(shape="grouped", tied=False, dtype=torch.float32, max_position_embeddings=512):
+def make_model(shape="grouped", tied=False, dtype=torch.float32, max_position_embeddings=512, **parts):
     torch.manual_seed(1)
     text = TextConfig(
         vocab_size=211, hidden_size=56, intermediate_size=100, num_hidden_layers=3,
-        max_position_embeddings=max_position_embeddings, rms_norm_eps=1e-5, **SHAPES[shape],
+        max_position_embeddings=max_position_embeddings, rms_norm_eps=1e-5, **SHAPES[shape], **parts,
     )  # fmt: skip
     vision = VisionConfig(16, 32, 1, 2, 3, 32, 16)
     config = VLMConfig(vision=vision, text=text, scale_factor=1, image_token_id=3, tie_word_embeddings=tied)
@@ -43,7 +45,7 @@ def make_model(shape="grouped", tied=False, dtype=torch.float32, max_position_em
 
 
 @torch.no_grad()
-def walk(step, language_model, rows, count, dtype, starts=None, reference=None):
+def walk(step, language_model, rows, count, dtype=torch.float32, starts=None):
     """Logits (count, B, V) of `count` steps; teacher-forced, so that both sides see the same tokens."""
     text = language_model.config
     cache = kv.allocate(3, rows, text.num_key_value_heads, 160, text.head_dim, dtype)
@@ -70,12 +72,10 @@ def needs_compiler():
 def test_native_equals_eager(shape, rows):
     lm = make_model(shape).language_model
     # Beyond 64 positions attention runs in several chunks that have to be merged.
-    expected, cache = walk(eager_step(lm), lm, rows, 140, torch.float32)
-    got, own_cache = walk(NativeStep(lm), lm, rows, 140, torch.float32)
+    expected, cache = walk(eager_step(lm), lm, rows, 140)
+    got, own_cache = walk(NativeStep(lm), lm, rows, 140)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
-    for ours, theirs in zip(own_cache, cache, strict=True):
-        torch.testing.assert_close(ours["key"], theirs["key"], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(ours["value"], theirs["value"], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(own_cache, cache, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
@@ -110,18 +110,17 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(precision):
 
 def test_native_rows_at_their_own_positions_and_in_views():
     lm = make_model(tied=True).language_model
-    expected, _ = walk(eager_step(lm), lm, 3, 60, torch.float32, starts=[0, 70, 9])
+    expected, _ = walk(eager_step(lm), lm, 3, 60, starts=[0, 70, 9])
     step = NativeStep(lm)
     through_view = lambda ids, cache, at: step(ids, kv.view(cache, 132), at)
-    got, _ = walk(through_view, lm, 3, 60, torch.float32, starts=[0, 70, 9])
+    got, _ = walk(through_view, lm, 3, 60, starts=[0, 70, 9])
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
 
 
 def test_native_bfloat16_is_at_least_as_close_to_float32_as_eager():
-    exact = make_model()
-    rounded = make_model(dtype=torch.bfloat16)
-    expected, _ = walk(eager_step(rounded.float().language_model), exact.language_model, 1, 80, torch.float32)
     rounded = make_model(dtype=torch.bfloat16).language_model
+    exact = copy.deepcopy(rounded).float()
+    expected, _ = walk(eager_step(exact), exact, 1, 80)
     eager, _ = walk(eager_step(rounded), rounded, 1, 80, torch.bfloat16)
     native, _ = walk(NativeStep(rounded), rounded, 1, 80, torch.bfloat16)
     assert (native - expected).abs().max() <= (eager - expected).abs().max()
@@ -132,15 +131,14 @@ def test_native_bfloat16_is_at_least_as_close_to_float32_as_eager():
 @pytest.mark.parametrize("tied", [False, True])
 def test_packed_native_equals_packed_eager(precision, tied):
     model = make_model(tied=tied)
-    exact, _ = walk(eager_step(model.language_model), model.language_model, 2, 20, torch.float32)
+    exact, _ = walk(eager_step(model.language_model), model.language_model, 2, 20)
     lm = pack(copy.deepcopy(model), precision).language_model
-    assert isinstance(lm.layers[0].mlp.up_proj, PackedLinear)
     assert not tied or lm.lm_head.weight is lm.embed_tokens.weight
-    expected, _ = walk(eager_step(lm), lm, 2, 20, torch.float32)
-    got, _ = walk(NativeStep(lm), lm, 2, 20, torch.float32)
+    expected, _ = walk(eager_step(lm), lm, 2, 20)
+    got, _ = walk(NativeStep(lm), lm, 2, 20)
     # int8 weights meet activations rounded to 16 bits: hundreds of times finer than the weights.
     torch.testing.assert_close(got, expected, atol=2e-5 if precision == "bfloat16" else 6e-4, rtol=1e-5)
-    assert 0 < (expected - exact).abs().mean() < 0.02 * exact.abs().mean() * 5
+    assert 0 < (expected - exact).abs().mean() < 0.1 * exact.abs().mean()
 
 
 @torch.no_grad()
@@ -171,109 +169,75 @@ def test_quantized_rows_are_within_half_a_step():
     assert stored.abs().amax(1).tolist() == [127, 127, 0, 127, 127, 127, 127]
 
 
-def test_generate_with_the_native_step_gives_the_same_tokens():
+def test_long_answers_in_int8_are_those_of_the_eager_step():
     model = make_model()
-    ids = torch.randint(4, 211, (2, 9), generator=torch.Generator().manual_seed(3))
-    mask = torch.ones_like(ids)
-    mask[1, :4] = 0
-    step, how = fast_step(model.language_model)
-    assert step is not None, how
-    options = {"attention_mask": mask, "max_new_tokens": 120, "stop_token_ids": ()}
-    assert torch.equal(model.generate(ids, **options, decode_step=step), model.generate(ids, **options))
-
-
-def test_512_tokens_after_five_prompts_are_those_of_the_eager_step():
-    model, varied = make_model(max_position_embeddings=640), set()
-    step = NativeStep(model.language_model)
-    for seed in range(5):
-        ids = torch.randint(4, 211, (1, 5 + 20 * seed), generator=torch.Generator().manual_seed(seed))
-        options = {"max_new_tokens": 512, "stop_token_ids": ()}
-        expected = model.generate(ids, **options)
-        assert torch.equal(model.generate(ids, **options, decode_step=step), expected)
-        varied |= set(expected[0].tolist())
-    assert len(varied) > 20, "answers that repeat a few tokens would show little"
-
-
-def test_one_prompt_with_several_answers():
-    """Drawn, and so different: one prefill, a row each."""
-    model = make_model()
-    ids = torch.randint(4, 211, (1, 30), generator=torch.Generator().manual_seed(3))
-    options = {"max_new_tokens": 60, "stop_token_ids": (), "num_return_sequences": 5, "temperature": 0.9}
-    expected = model.generate(ids, **options, seed=4)
-    got = model.generate(ids, **options, seed=4, decode_step=NativeStep(model.language_model))
-    assert torch.equal(got, expected) and len(set(map(tuple, got.tolist()))) == 5
-
-
-def test_set_precision_keeps_generating():
-    model = make_model()
-    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    ids = torch.tensor([[5, 3, 3, 3, 3, 9]])
     set_precision(model, "int8")
-    options = {"max_new_tokens": 20, "stop_token_ids": ()}
-    eager = model.generate(ids, pixels, **options)
+    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    options, varied = {"max_new_tokens": 100, "stop_token_ids": ()}, set()
     step, _ = fast_step(model.language_model)
-    assert torch.equal(eager, model.generate(ids, pixels, **options, decode_step=step))
+    for ids in ([[5, 3, 3, 3, 3, 9]], [[7, 3, 3, 3, 3]], [[8, 100, 3, 3, 3, 3, 2]]):
+        expected = model.generate(torch.tensor(ids), pixels, **options)
+        assert torch.equal(model.generate(torch.tensor(ids), pixels, **options, decode_step=step), expected)
+        varied |= set(expected[0].tolist())
+    assert len(varied) > 8, "answers that repeat a few tokens would show little"
     with pytest.raises(ValueError, match="packed already"):
         set_precision(model, "bfloat16")
 
 
-@pytest.mark.parametrize("starts", [None, [0, 40]])
-def test_graph_logic_without_capture(starts, monkeypatch):
-    monkeypatch.setattr("generation.graph_step.BUCKET", 32)
-    lm = make_model().language_model
-    expected, _ = walk(eager_step(lm), lm, 2, 100, torch.float32, starts)
-    got, _ = walk(GraphStep(lm, capture=False), lm, 2, 100, torch.float32, starts)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-
-
 def test_what_cannot_run_natively_says_so(monkeypatch):
-    model = make_model(dtype=torch.float16)
-    assert "float16" in unsupported(model.language_model)
-    assert fast_step(model.language_model)[0] is None
-    monkeypatch.setattr("generation.native.build.shutil.which", lambda name: None)
+    lm = make_model(dtype=torch.float16).language_model
+    assert "float16" in unsupported(lm) and fast_step(lm)[0] is None
+    monkeypatch.setattr("generation.fast.native.step.shutil.which", lambda name: None)
     build.load_library.cache_clear()
     step, why = fast_step(make_model().language_model)
     build.load_library.cache_clear()
-    assert step is None
-    assert "no C compiler" in why
+    assert step is None and "no C compiler" in why
 
 
 def test_a_full_cache_is_refused():
     lm = make_model().language_model
     cache = kv.allocate(3, 1, 2, 8, 24, torch.float32)
-    with pytest.raises(ValueError, match="holds 8 positions"):
+    with pytest.raises(ValueError, match="position 8"):
         NativeStep(lm)(torch.tensor([[1]]), cache, 8)
 
 
-def test_threads_share_a_native_step(monkeypatch):
-    """Each gets the logits of its own cache, though the other comes to its step in the middle."""
+@torch.no_grad()
+def test_threads_share_a_native_step():
+    """Each writes to its own cache, though the other comes to its step in the middle."""
     lm = make_model().language_model
-    expected = {count: walk(eager_step(lm), lm, 1, count, torch.float32)[0] for count in (3, 5)}
-    step, second_is_there, got = NativeStep(lm), threading.Event(), {}
-    point_at = step._point_at
+    step, token = NativeStep(lm), torch.tensor([[7]])
+    expected, own, others = (kv.allocate(3, 1, 2, 8, 24, torch.float32) for _ in range(3))
+    eager_step(lm)(token, expected, 0)
+    other = threading.Thread(target=step, args=(token, others, 0))
 
-    def point_and_wait(kv_cache):
-        point_at(kv_cache)
-        if threading.current_thread() is threads[0]:
-            if not threads[1].ident:
-                threads[1].start()
-            second_is_there.wait(0.1)
-        else:
-            second_is_there.set()
+    class Interrupted(list):
+        def __iter__(self):
+            yield from list.__iter__(self)
+            other.start()
+            other.join(0.2)
 
-    def ask(count: int):
-        got[count] = walk(step, lm, 1, count, torch.float32)[0]
-
-    monkeypatch.setattr(step, "_point_at", point_and_wait)
-    threads = [threading.Thread(target=ask, args=[count]) for count in expected]
-    threads[0].start()
-    threads[0].join(PATIENCE)
-    threads[1].join(PATIENCE)
-    for count, logits in expected.items():
-        assert_close(got[count], logits, f"{count} steps")
+    step(token, Interrupted(own), 0)
+    other.join(PATIENCE)
+    for cache in (own, others):
+        torch.testing.assert_close(cache, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make_step", [NativeStep, lambda lm: GraphStep(lm, capture=False)])
+def test_what_a_step_does_not_know_is_refused():
+    """And the ordinary loop then takes the eager one. Biases on q, k and v are no news to the graph."""
+    normed, biased = {"qk_norm": True}, {"attention_bias": True, "qkv_bias_only": True}
+    for make_step, parts, named in (
+        (NativeStep, normed, "k_norm, q_norm"),
+        (GraphStep, normed, "k_norm, q_norm"),
+        (NativeStep, biased, "biases"),
+    ):
+        lm = make_model(**parts).language_model
+        with pytest.raises(ValueError, match=named):
+            make_step(lm)
+        step, how = fast_step(lm)
+        assert step is None and how.startswith("eager: ") and named.split()[-1] in how
+
+
+@pytest.mark.parametrize("make_step", [NativeStep, GraphStep])
 @torch.no_grad()
 def test_a_cache_that_shares_some_tensors_with_the_last_one_is_another_cache(make_step):
     """Freed memory is reused in part: two caches may agree in their first and last address only."""

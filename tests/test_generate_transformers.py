@@ -9,7 +9,7 @@ import torch
 from models.vision_language_model import VisionLanguageModel
 from tests import tiny
 
-ROWS = ((1,), (), (2, 1), (1, 1))  # tiles of each picture of each row of the ragged batch
+ROWS = ((1,), (), (2, 1), (1, 1))  # tiles of each image of each row of the ragged batch
 NEW = 64
 
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 
 from models import VisionLanguageModel
 from models.checkpoints import CheckpointError, nanovlm
-from models.checkpoints.tensor_map import export_tensors
+from models.checkpoints.weights import export_tensors
 from models.config import VLMConfig
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
@@ -42,7 +42,7 @@ def processed(name: str) -> torch.Tensor:
     return tiles if whole is None else torch.cat((whole[None], tiles))
 
 
-def pictures(folder: str, case: str) -> torch.Tensor | None:
+def golden_images(folder: str, case: str) -> torch.Tensor | None:
     stored = expected(folder)
     if (folder, case) == (CURRENT, "end_to_end"):
         return processed("wide_100x40.to_max")
@@ -52,7 +52,7 @@ def pictures(folder: str, case: str) -> torch.Tensor | None:
 
 
 def comparable(folder: str, case: str) -> list[int]:
-    """Rows to compare. A v0.1 row with padding between picture and text differs from the same row alone in
+    """Rows to compare. A v0.1 row with padding between image and text differs from the same row alone in
     nanoVLM; ours gives it what it gets alone, so only rows without padding are compared.
     """
     mask = expected(folder).get(f"{case}.attention_mask")
@@ -69,7 +69,7 @@ def difference(got: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize(("folder", "case"), CASES)
 @torch.no_grad()
 def test_vision_projector_and_logits(folder, case):
-    model, stored, images = loaded(folder), expected(folder), pictures(folder, case)
+    model, stored, images = loaded(folder), expected(folder), golden_images(folder, case)
     if images is not None:
         features = model.vision_model(images)
         assert difference(features, stored[f"{case}.vision_out"]) <= BAR
@@ -93,7 +93,7 @@ def test_greedy_ids(folder, case):
     wanted = stored[f"{case}.generated_raw"]
     got = loaded(folder).generate(
         stored[f"{case}.input_ids"],
-        pictures(folder, case),
+        golden_images(folder, case),
         attention_mask=mask,
         max_new_tokens=wanted.shape[1],
         stop_token_ids=(),
@@ -130,7 +130,7 @@ def test_training_loss_and_gradient(folder):
         images = torch.cat((processed("square_60x60.no_max"), processed("wide_100x40.no_max")))
         positions = None
     else:
-        images = torch.cat((pictures(OLD, "single"), pictures(OLD, "end_to_end")))
+        images = torch.cat((golden_images(OLD, "single"), golden_images(OLD, "end_to_end")))
         front = model.config.tokens_per_tile
         positions = torch.arange(front + ids.shape[1]).expand(len(ids), -1)
     total, count = model.loss(ids, labels, images, attention_mask=mask, position_ids=positions)

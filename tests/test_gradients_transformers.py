@@ -11,7 +11,7 @@ from models.vision_language_model import IGNORE_INDEX
 from tests import tiny
 
 BAR = 1e-4  # of the largest number in each parameter's gradient
-ROWS = ((2, 1), (), (3,))  # tiles of each picture of each row; the second row is text alone
+ROWS = ((2, 1), (), (3,))  # tiles of each image of each row; the second row is text alone
 # A constant added to all keys of a query changes no softmax: what both compute here is rounding around zero.
 ZERO = "vision_model.layers.{}.self_attn.k_proj.bias"
 

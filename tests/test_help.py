@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data.errors import did_you_mean
-from inference import command_line
+from inference import cli
 from models import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,13 +20,32 @@ ENTRY_POINTS = {
     "app": "--any-model",
     "eval.__main__": "--tasks",
     "models.checkpoints.__main__": "convert",
-    "training.recipe": "--lora-rank",
+    "training.config": "--lora-rank",
 }
 SHAPES = ["--tasks", "shapes"]
+SHOW = ["--show-attention", "where.png"]
 CONVERT = ["convert", "ocelli-shapes"]
 # (module of the entry point, arguments, what the sentence must name)
 REFUSED = [
     ("generate", ["--num-answer", "3"], "--num-answers"),
+    ("generate", ["--no-image", "a.png"], "--no-image"),
+    ("generate", ["--out", "x.jsonl"], "--batch"),
+    ("generate", ["--batch-size", "2"], "--batch"),
+    ("generate", ["--compile", "on", "--no-cache"], "--compile on cannot be combined with --no-cache"),
+    ("generate", ["-q", "how many?", "-q", " "], "an empty one"),
+    ("generate", ["--batch", "x.jsonl"], "--out"),
+    ("generate", ["--batch", "x.jsonl", "--out", "y.jsonl", "-q", "why?"], "-q"),
+    ("generate", ["--batch", "x.jsonl", "--out", "y.jsonl", "--no-cache"], "--no-cache"),
+    ("generate", [*SHOW, "--num-answers", "2"], "--num-answers"),
+    ("generate", [*SHOW, "-q", "how many?", "-q", "why?"], "-q"),
+    ("generate", [*SHOW, "--chat"], "--chat"),
+    ("generate", [*SHOW, "--method", "occlusion", "--layers", "1"], "--layers"),
+    ("generate", [*SHOW, "--method", "occlusion", "--window", "2"], "--window"),
+    ("generate", [*SHOW, "--heads", "all"], "--heads"),
+    ("generate", ["--method", "occlusion"], "--show-attention"),
+    ("generate", ["--show-attention", "no/where.png"], "'no'"),
+    ("generate", ["--show-attention", "README.md"], "README.md"),
+    ("generate", ["--show-attention", "assets/cup.png"], "cup.png"),  # meant as the image
     ("generate", ["assets/cupp.png", "What is it?"], "assets/cup.png"),
     ("generate", ["README.md"], "README.md"),
     ("generate", ["--temperature", "-1"], "temperature"),
@@ -64,19 +82,19 @@ REFUSED = [
     ("models.checkpoints.__main__", ["inspect", "owner/nothing"], "owner/nothing"),
     ("models.checkpoints.__main__", [*CONVERT, "checkpoints/ocelli-shapes"], "--overwrite"),
     ("models.checkpoints.__main__", [*CONVERT, "OUT", "--adapter", "nothing"], "nothing"),
-    ("training.recipe", ["--stepps", "3"], "--steps"),
-    ("training.recipe", ["configs/shape.yaml"], "configs/shapes.yaml"),
-    ("training.recipe", ["--lr", "-1"], "--lr"),
-    ("training.recipe", ["--device", "toaster"], "toaster"),
-    ("training.recipe", ["--init-from", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
+    ("training.config", ["--stepps", "3"], "--steps"),
+    ("training.config", ["configs/shape.yaml"], "configs/shapes.yaml"),
+    ("training.config", ["--lr", "-1"], "--lr"),
+    ("training.config", ["--device", "toaster"], "toaster"),
+    ("training.config", ["--init-from", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
     (
-        "training.recipe",
+        "training.config",
         ["--init-from", "ocelli-shapes", "--data", "assets/question.jsonl"],
         "questions.jsonl",
     ),
-    ("training.recipe", ["--init-from", "owner/nothing"], "owner/nothing"),
-    ("training.recipe", ["--init-from", "assets"], "config.json"),
-    ("training.recipe", ["--output", "README.md"], "README.md"),
+    ("training.config", ["--init-from", "owner/nothing"], "owner/nothing"),
+    ("training.config", ["--init-from", "assets"], "config.json"),
+    ("training.config", ["--output", "README.md"], "README.md"),
 ]
 # What train.py calls before it imports torch is `parse_command`. None: a module that cannot be imported.
 RUN = """
@@ -117,18 +135,12 @@ def test_help_and_version_need_no_torch():
         assert (ENTRY_POINTS[name] if option == "--help" else __version__) in out, name
 
 
-def test_dashes_make_options_alike_no_more_than_their_letters():
-    known = ["--packing", "--max-new-tokens", "-q"]
-    assert did_you_mean("--confg", known) == ""
-    assert did_you_mean("--max-new-token", known) == ", did you mean --max-new-tokens?"
-
-
 def test_a_long_load_is_told(capsys, monkeypatch):
-    monkeypatch.setattr(command_line, "PATIENCE", 0.01)
-    with command_line.told_if_slow("program", "the/model"):
+    monkeypatch.setattr(cli, "LOG_AFTER", 0.01)
+    with cli.log_if_slow("program", "the/model"):
         time.sleep(0.2)
     assert capsys.readouterr().err == "program: loading the/model\n"
-    monkeypatch.setattr(command_line, "PATIENCE", 60)
-    with pytest.raises(OSError), command_line.told_if_slow("program", "the/model"):
+    monkeypatch.setattr(cli, "LOG_AFTER", 60)
+    with pytest.raises(OSError), cli.log_if_slow("program", "the/model"):
         raise OSError
     assert capsys.readouterr().err == ""

@@ -5,19 +5,20 @@ from __future__ import annotations
 import base64
 import io
 import os
+import pickle
 import struct
-import threading
+import tracemalloc
 import zlib
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.error import HTTPError
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from data.images import ImageError, ImageLimits, load_image
-from tests.processors import picture
-from tests.waiting import hasten_downloads
+from data.errors import BadRow, DatasetError, ImageError, ProcessorError, PromptError, one_line
+from data.images import ImageLimits, image_size, load_image
+from tests.processors import draw_image
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
@@ -30,24 +31,20 @@ def same(image: Image.Image, expected: Image.Image | np.ndarray) -> bool:
     return image.mode == "RGB" and np.array_equal(np.asarray(image), np.asarray(expected))
 
 
-def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims a size and holds nothing."""
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b""))
-        + chunk(b"IEND", b"")
-    )
+def png(width: int, height: int, pixels: bytes = b"", before: bytes = b"", after: bytes = b"") -> bytes:
+    """An RGB PNG of a claimed size; `pixels` with a filter byte for each row, and chunks around them."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    data = chunk(b"IDAT", zlib.compress(pixels, 1))
+    return b"\x89PNG\r\n\x1a\n" + header + before + data + after + chunk(b"IEND", b"")
 
 
 # ------------------------------------------------------------------------------------------------ sources
 def test_every_source_gives_the_same_pixels(tmp_path, monkeypatch):
-    image = picture(7, 5)
+    image = draw_image(7, 5)
     data = encoded(image)
     path = tmp_path / "a.png"
     path.write_bytes(data)
@@ -61,12 +58,8 @@ def test_every_source_gives_the_same_pixels(tmp_path, monkeypatch):
     ]  # fmt: skip
     for source in sources:
         assert same(load_image(source), image), source
-
-
-def test_result_does_not_share_state_with_the_source():
-    image = picture(4, 4)
-    load_image(image).putpixel((0, 0), (1, 2, 3))
-    assert image.getpixel((0, 0)) == picture(4, 4).getpixel((0, 0))
+    load_image(image).putpixel((0, 0), (1, 2, 3))  # nothing is shared with the source
+    assert same(load_image(image), draw_image(7, 5))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -74,7 +67,7 @@ def test_result_does_not_share_state_with_the_source():
 def test_exif_orientation(orientation: int, format: str):
     upright = Image.new("RGB", (48, 16), "white")
     upright.paste((200, 0, 0), (0, 0, 16, 16))
-    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Pillow's Transpose that leads to the stored picture
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Pillow's Transpose that leads to the stored image
     stored = upright.transpose(undo[orientation]) if orientation > 1 else upright
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -83,13 +76,6 @@ def test_exif_orientation(orientation: int, format: str):
     assert loaded.size == (48, 16)
     assert np.abs(np.asarray(loaded, np.int16) - np.asarray(upright)).max() < 12
     assert same(load_image(loaded), loaded)  # a second load does not turn it again
-
-
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_broken_exif_counts_as_none():
-    image = picture(4, 6)
-    for exif in (b"Exif\x00\x00garbage", b"", b"Exif\x00\x00II*\x00\xff\xff\xff\xff"):
-        assert same(load_image(encoded(image, exif=exif)), image)
 
 
 @pytest.mark.parametrize(
@@ -118,18 +104,13 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(format: str):
     assert loaded[0, :, 0].tolist() == [0, 1, 100, 128, 255]
 
 
-def test_thirty_two_bit_grey_is_scaled():
-    values = np.array([[0, 2**24, 2**31 - 1]], np.int32)
-    assert np.asarray(load_image(encoded(Image.fromarray(values), "TIFF")))[0, :, 0].tolist() == [0, 1, 127]
-
-
 def test_floats():
     values = np.array([[0.0, 0.5, 1.0]], np.float32)
     assert np.asarray(load_image(encoded(Image.fromarray(values), "TIFF")))[0, :, 0].tolist() == [0, 128, 255]
     assert np.asarray(load_image(values * 255))[0, :, 0].tolist() == [0, 128, 255]
     for bad in (np.nan, np.inf, -0.5, 300.0):
         values[0, 1] = bad
-        with pytest.raises(ImageError, match=r"expected finite|expected floats from 0 to 1"):
+        with pytest.raises(ImageError, match="expected floats from 0 to 1"):
             load_image(encoded(Image.fromarray(values), "TIFF"))
 
 
@@ -146,12 +127,6 @@ def test_transparency_is_flattened_on_white():
     rgb.putpixel((1, 0), (1, 2, 3))
     assert np.asarray(load_image(encoded(rgb, transparency=(9, 9, 9))))[0].tolist() == [[255] * 3, [1, 2, 3]]
     assert np.asarray(load_image(Image.new("LA", (1, 1), (0, 0))))[0].tolist() == [[255] * 3]
-
-
-def test_animation_gives_its_first_frame():
-    frames = [Image.new("RGB", (4, 4), color) for color in ("red", "blue")]
-    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert same(load_image(data), frames[0])
 
 
 def test_array_layouts():
@@ -177,120 +152,89 @@ def refused(source, match: str, **limits) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_refusals_name_the_file_and_the_fault(tmp_path):
-    def file(name: str, data: bytes) -> str:
-        (tmp_path / name).write_bytes(data)
-        return str(tmp_path / name)
-
-    jpeg = encoded(picture(64, 64), "JPEG")
-    refused(tmp_path / "none.png", r"none\.png'?: no such file")
-    refused(tmp_path, "expected a picture file, got a directory")
-    refused(file("text.png", b"hello, I am text"), r"text\.png.*starts with b'hello, I am text'")
-    refused(file("cut.jpg", jpeg[: len(jpeg) // 2]), r"cut\.jpg.*damaged or cut off.*truncated")
-    refused(file("header.jpg", jpeg[:20]), r"header\.jpg")
-    refused(file("empty.png", b""), r"empty\.png.*0 bytes")
-    refused(file("huge.png", png_header(30_000, 30_000)), r"huge\.png.*at most 80,000,000 pixels.*900000000")
-    refused(file("big.png", png_header(9_000, 9_000)), r"9000 x 9000 = 81,000,000")
-    refused(file("line.png", png_header(10_000, 1)), r"line\.png.*200:1.*10000 x 1 \(10,000:1\)")
-    refused(file("page.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), r"page\.eps")
-    refused(str(tmp_path / ("x" * 5000)), "cannot be read")
-    refused("a\x00b.png", "cannot be read")
-    refused("file:///etc/passwd", "no other kind of URL")
-    refused("ftp://example.org/a.png", "no other kind of URL")
-    refused(io.StringIO("text"), "binary mode")
-    refused(12, "got int")
-    refused("data:image/png;base64,@@@", "base64")
-    refused("data:image/png", "no comma")
-    refused(png_header(10, 10), "damaged or cut off")
-
-
-def test_a_large_picture_is_refused_without_a_warning(recwarn):
-    """Pillow warns from 89 million pixels on, which would be a second message beside ours."""
-    refused(png_header(10_000, 10_000), r"10000 x 10000 = 100,000,000")
-    assert not recwarn.list
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (None, "no such file"),
+        (b"hello, I am text", "hello, I am text"),
+        (encoded(draw_image(64, 64), "JPEG")[:3000], "cut off"),
+        (encoded(draw_image(64, 64), "JPEG")[:20], "expected an image"),
+        (b"", "0 bytes"),
+        (png(60_000, 60_000), "pixels"),
+        (png(10_000, 10_000), "10000 x 10000"),
+        (png(10_000, 1), "10,000:1"),
+        (b"%PDF-1.7\n", "PDF"),
+        (b"\xef\xbb\xbf<?xml version='1.0'?>\n<!-- by hand -->\n<svg/>", "SVG"),
+        (b"\n<!DOCTYPE html><html><svg/></html>", "HTML"),
+        (b"\0\0\0\x18ftypmp42", "MP4"),
+        (b"PK\3\4", "ZIP"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refusals_name_the_file_and_the_fault(data, fault, tmp_path, recwarn):
+    if data is not None:
+        (tmp_path / "photo.jpg").write_bytes(data)
+    refused(tmp_path / "photo.jpg", rf"photo\.jpg.*{fault}")
+    assert not recwarn.list  # Pillow's own, a second message beside ours
 
 
-def test_a_pipe_is_refused_and_does_not_hang(tmp_path):
-    os.mkfifo(tmp_path / "pipe.png")
-    refused(tmp_path / "pipe.png", "not a regular file")
-    refused("/dev/zero", "not a regular file")
+def test_sources_that_are_no_image(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")  # which must not hang
+    for source in (tmp_path, tmp_path / "pipe.png", "/dev/zero", tmp_path / ("x" * 5000), "a\x00b.png",
+                   "~nobody\x00/a.png", "file:///etc/passwd", "ftp://x.org/a.png", io.StringIO("text"), 12,
+                   "data:image/png;base64,@@@", "data:image/png", png(10, 10)):  # fmt: skip
+        refused(source, "expected|cannot be read|no such file|damaged")
 
 
 def test_limits_are_adjustable_and_checked_before_decoding(tmp_path, monkeypatch):
-    data = encoded(picture(40, 10))
+    data = encoded(draw_image(40, 10))
     (tmp_path / "a.png").write_bytes(data)
     url = "data:image/png;base64," + base64.b64encode(data).decode()
     for source in (data, tmp_path / "a.png", io.BytesIO(data), url):
         refused(source, f"at most {len(data) - 1:,} bytes", max_bytes=len(data) - 1)
-    assert load_image(data, ImageLimits(max_bytes=len(data), max_pixels=400, max_aspect=4)).size == (40, 10)
+    assert load_image(data, ImageLimits(max_bytes=len(data), max_pixels=400)).size == (40, 10)
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded before it was checked"))
-    refused(data, "at most 399 pixels, got 40 x 10 = 400", max_pixels=399)
-    refused(data, "3.9:1", max_aspect=3.9)
-    refused(tmp_path / "a.png", "from the disk are switched off", allow_paths=False)
-    refused("http://127.0.0.1:9/a.png", "from URLs are switched off", allow_urls=False)
-    with pytest.raises(ValueError, match="max_pixels: expected a positive number"):
-        ImageLimits(max_pixels=0)
+    refused(data, "at most 399 pixels", max_pixels=399)
+    refused(tmp_path / "a.png", "disabled", allow_paths=False)
+    refused("http://127.0.0.1:9/a.png", "disabled", allow_urls=False)
 
 
-# -------------------------------------------------------------------------------------------------- URLs
-@pytest.fixture(scope="module")
-def server():
-    data = encoded(picture(7, 5))
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            if self.path == "/drip.png":  # never ends, and never waits long enough for a socket timeout
-                self.send_response(200)
-                self.end_headers()
-                try:
-                    while not closing.wait(0.02):
-                        self.wfile.write(b"x")
-                except OSError:
-                    return
-                return
-            redirects = {
-                "/moved.png": "/a.png",
-                "/caf%C3%A9%20b.png": "/a.png",
-                "/ftp.png": "ftp://x/a.png",
-                "/file.png": "file:///etc/passwd",
-            }
-            if self.path in redirects or self.path == "/loop.png":
-                self.send_response(302)
-                self.send_header("Location", redirects.get(self.path, "/loop.png"))
-                self.end_headers()
-                return
-            body = data if self.path in ("/a.png", "/cut.png") else b"not found"
-            self.send_response(200 if body is data else 404)
-            self.send_header("Content-Length", str(len(body) + (100 if self.path == "/cut.png" else 0)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args):
-            pass
-
-    closing = threading.Event()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    closing.set()
-    server.shutdown()
-    server.server_close()
+@pytest.mark.parametrize("error", [ImageError, PromptError, ProcessorError, DatasetError])
+def test_every_refusal_is_one_line_of_printable_characters(error):
+    for said in ("\x1b]0;owned\x07\x1b[2J\nmore", "\u202e" * 100_000, "a" * 100_000):
+        sentence = str(error(said))
+        assert sentence.isprintable() and len(sentence) <= 2001 and str(error(sentence)) == sentence
+    bad = pickle.loads(pickle.dumps(BadRow("bad", "a\x1bb")))  # from a data worker
+    assert (bad.reason, str(bad)) == ("bad", r"a\x1bb")
 
 
-def test_urls(server: str, monkeypatch):
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("OCELLI_ALLOW_PRIVATE_URLS", "1")  # the server is on loopback
-    assert same(load_image(f"{server}/a.png"), picture(7, 5))
-    assert same(load_image(f"{server}/moved.png"), picture(7, 5))
-    assert same(load_image(f"{server}/café b.png"), picture(7, 5))
-    refused(f"{server}/none.png", r"none\.png.*404")
-    refused(f"{server}/cut.png", "cut off")
-    refused(f"{server}/ftp.png", "expected http or https")
-    refused(f"{server}/file.png", "not allowed")
-    refused(f"{server}/loop.png", "302|redirect")
-    refused(f"{server}/a.png", "at most 20 bytes", max_bytes=20)
-    refused("http://127.0.0.1:1/a.png", "download failed")
-    refused("http://[bad/a.png", "not a usable address|download failed")
-    hasten_downloads(monkeypatch)
-    refused(f"{server}/drip.png", "within 30 s")
+def test_the_systems_errors_on_one_line():
+    """With both of two files, and never without a reason."""
+    moved = OSError(18, "Invalid cross-device link", "/a", None, "/b")
+    assert one_line(FileNotFoundError(2, "No such file", "a b")) == "a b: No such file"
+    assert "/a" in one_line(moved) and "/b" in one_line(moved)
+    assert one_line(HTTPError("http://x", 404, None, None, None)) == "HTTP Error 404: None"
+    assert one_line(KeyError()) == "KeyError" and one_line("a\n  b\x1b", 4) == "a b…"
+
+
+# ---------------------------------------------------------------------------------- found by fuzzing, once
+def test_exif_behind_a_pngs_pixels_turns_its_size_as_it_turns_the_image():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    late = png(6, 4, bytes(4 * 19), after=chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")))
+    assert load_image(late).size == image_size(late) == (4, 6)
+
+
+@pytest.mark.parametrize("values", [[0, 257, 65_535], [0, 2**24, 2**31 - 1, -(2**31), -1]])
+def test_large_grey_images_of_32_bits_are_never_copied_to_64(values):
+    """At the limit on pixels the copies took over 2 GiB and 5 s."""
+    image = Image.fromarray(np.tile(np.array(values, np.int32), (600, 100)))
+    expected = [round(v / 257) for v in values] if max(values) < 2**16 else [v % 2**32 >> 24 for v in values]
+    tracemalloc.start()
+    try:
+        loaded = np.asarray(load_image(image))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (loaded == np.tile(np.array(expected), (600, 100))[..., None]).all()
+    assert peak < 3 * 600 * 100 * len(values) * 4

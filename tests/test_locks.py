@@ -1,138 +1,56 @@
-"""Two processes and one output: the second one is refused at once, and the first one's files stay whole."""
+"""Two processes and one output: the second one is refused at once, and what is there stays as it is."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
 import os
-import signal
 import sys
 import time
-from contextlib import contextmanager
 
 import pytest
 
 import generate
-import train
-from eval import records
-from eval.__main__ import main as evaluate
-from inference import batch, locks
 from inference.checkpoint import RequestError
 from inference.locks import only_writer
-from tests.evaluations import FORK, answered, exits_of_ranks, write_rows
-from tests.kills import last_step
-from tests.runs import SETTINGS, curve, flags, start, tiny_checkpoint
+from tests.evaluations import FORK, exits_of_ranks, write_rows
+from tests.runs import SETTINGS, start, tiny_checkpoint
 from tests.runs import write_rows as write_training_rows
 from tests.waiting import PATIENCE
-from training.metrics import Metrics
 
 
-@contextmanager
-def stopped(work, owner, name: str, there):
-    """`work` in a process that stands still, with all it has open, behind the first call of `owner.name`
-    after which `there()` is true; it goes on behind the block. It stops itself: it could have ended before
-    anybody has looked."""
-    act, stops = getattr(owner, name), [signal.SIGSTOP]
-
-    def acting(*arguments):
-        done = act(*arguments)
-        if stops and there():
-            os.kill(os.getpid(), stops.pop())
-        return done
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, acting)
-        process = FORK.Process(target=work)
-        process.start()
-    state, until = None, time.monotonic() + PATIENCE
-    while state is None and time.monotonic() < until:
-        time.sleep(0.01)
-        state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    try:
-        assert state is not None and state.si_code == os.CLD_STOPPED
-        yield process
-    finally:
-        os.kill(process.pid, signal.SIGCONT)
-        process.join(PATIENCE)
-
-
-def files_of(folder) -> dict:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def lines(path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def settings(folder, output) -> dict:
+def exits_of_trainings(folder, output) -> list[int | None]:
+    tiny_checkpoint(folder / "tiny")
+    write_training_rows(folder / "rows.jsonl")
     data = [{"path": str(folder / "rows.jsonl"), "name": "rows"}]
-    made = {"init_from": str(folder / "tiny"), "data": data, "output": str(folder / output)}
-    return SETTINGS | made | {"steps": 40, "save_every": 4}
+    ranks = start(2, **SETTINGS | {"init_from": str(folder / "tiny"), "data": data, "output": str(output)})
+    for rank in ranks:
+        rank.join(PATIENCE)
+    return [rank.exitcode for rank in ranks]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_two_trainings(tmp_path, capfd, ranks):
-    """Whichever number of ranks the second one has; killed, the first one's lock is gone with it."""
-    tiny_checkpoint(tmp_path / "tiny")
-    write_training_rows(tmp_path / "rows.jsonl")
-    run, output = settings(tmp_path, "runs/mine"), tmp_path / "runs" / "mine"
+def exits_of_evaluations(folder, output) -> list[int | None]:
+    rows = write_rows(folder, 1, 3)
+    return exits_of_ranks([["--data", str(rows), "--output", str(output), "--compile", "off"]] * 2)
 
-    def first() -> None:
-        train.main(flags(**run))
 
-    with stopped(first, Metrics, "write", lambda: last_step(output) > 5) as process:
-        before = files_of(output)
-        others = start(ranks, **run)
-        for other in others:
-            other.join(PATIENCE)
+def exits_of_a_batch(folder, output) -> list[int | None]:
+    command = ["--batch", str(write_rows(folder, 1, 3)), "--out", str(output)]
+    process = FORK.Process(target=lambda: sys.exit(generate.main(command)))
+    process.start()
+    process.join(PATIENCE)
+    return [process.exitcode]
+
+
+@pytest.mark.parametrize("second", [exits_of_a_batch, exits_of_evaluations, exits_of_trainings])
+def test_a_second_run_is_refused(tmp_path, capfd, second):
+    """On all of its ranks."""
+    output = tmp_path / "runs" / "out"
+    with only_writer(output, parents=True):
+        assert set(second(tmp_path, output)) == {2}
         said = capfd.readouterr().err
-        assert [other.exitcode for other in others] == [2] * ranks
-        asked = f"{output} is being written by another process (pid {process.pid}): wait for it, or give"
-        assert f"{asked} another --output" in said and "Traceback" not in said
-        assert files_of(output) == before
-        process.kill()
-    train.main(flags(**run))
-    train.main(flags(**settings(tmp_path, "whole")))
-    assert curve(output) == curve(tmp_path / "whole")
-    assert [path.name for path in output.parent.iterdir()] == ["mine"]
-
-
-def test_two_batches(tmp_path, capfd):
-    rows, out = write_rows(tmp_path, 4, 6), tmp_path / "out.jsonl"
-    command = ["--batch", str(rows), "--out", str(out), "--compile", "off", "--batch-size", "4"]
-
-    def first() -> None:
-        sys.exit(generate.main(command))
-
-    # Each line is flushed before the next record is made.
-    with stopped(first, batch, "to_json", lambda: lines(out) > 3) as process:
-        before = out.read_bytes()
-        assert generate.main(command) == 2
-        said = capfd.readouterr().err.splitlines()[-1]
-        writer = f"{out} is being written by another process (pid {process.pid})"
-        assert said.endswith(f"generate.py: error: {writer}: wait for it, or give another --out")
-        assert out.read_bytes() == before
-    assert process.exitcode == 0 and not list(tmp_path.glob(".*"))
-    assert sorted(json.loads(line)["line"] for line in out.read_text().splitlines()) == list(range(1, 25))
-
-
-def test_two_evaluations(tmp_path, capfd):
-    """The second one has two ranks, each of which would write to a file of its own."""
-    rows, output = write_rows(tmp_path, 4, 6), tmp_path / "evals" / "out"
-    command = ["--data", str(rows), "--output", str(output), "--compile", "off", "--batch-size", "4"]
-
-    def first() -> None:
-        sys.exit(evaluate(command))
-
-    with stopped(first, records, "_write", lambda: lines(output / "samples.jsonl") > 3) as process:
-        before = files_of(output)
-        assert exits_of_ranks([command] * 2) == [2, 2]
-        said = capfd.readouterr().err
-        assert f"{output} is being written by another process (pid {process.pid})" in said
-        assert "Traceback" not in said and files_of(output) == before
-    assert process.exitcode == 0 and len(answered(output)) == 24
-    assert [path.name for path in output.parent.iterdir()] == ["out"]
+        assert str(output) in said and f"pid {os.getpid()}" in said and "Traceback" not in said
+        assert [path.name for path in output.parent.iterdir()] == [".out.lock"]
+    assert not output.parent.exists()
 
 
 def test_nothing_is_left_and_what_was_left_locks_nobody_out(tmp_path):
@@ -147,42 +65,27 @@ def test_nothing_is_left_and_what_was_left_locks_nobody_out(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_names_of_one_output(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "run")
-
-    def second() -> None:
-        with pytest.raises(RequestError, match=f"link is being written by .*pid {os.getppid()}"):
-            only_writer(tmp_path / "link").__enter__()
-
-    with only_writer(tmp_path / "run"):
-        process = FORK.Process(target=second)
-        process.start()
-        process.join(PATIENCE)
-    assert process.exitcode == 0
-
-
 def test_a_fork_does_not_hold_on_to_it(tmp_path):
-    """A loader's worker that outlives the run for a moment."""
+    """A loader's worker that outlives the run for a moment; and two names of one output."""
+    (tmp_path / "link").symlink_to(tmp_path / "run")
     with only_writer(tmp_path / "run"):
+        with pytest.raises(RequestError, match=f"pid {os.getpid()}"):
+            only_writer(tmp_path / "link").__enter__()
         worker = FORK.Process(target=time.sleep, args=(600,))
         worker.start()
     try:
-        second = FORK.Process(target=only_writer(tmp_path / "run").__enter__)
-        second.start()
-        second.join(PATIENCE)
-        assert second.exitcode == 0
+        with only_writer(tmp_path / "run"):
+            pass
     finally:
         worker.kill()
         worker.join()
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks(tmp_path, monkeypatch, number):
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
     def refuse(handle, how):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOLCK, "no locks here")
 
-    monkeypatch.setattr(locks.fcntl, "lockf", refuse)
-    assert fcntl.lockf is refuse
+    monkeypatch.setattr("fcntl.flock", refuse)
     with only_writer(tmp_path / "run"):
         (tmp_path / "run").mkdir()
     assert (tmp_path / "run").exists()

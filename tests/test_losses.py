@@ -9,11 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from models.losses import CHUNK_BYTES, chunk_positions, summed_cross_entropy
+from models import losses
+from models.losses import summed_cross_entropy
 from models.vision_language_model import IGNORE_INDEX
-from tests.prompts import Picture, inputs_of, tiny_vlm, words
+from tests.prompts import ImageBlock, inputs_of, tiny_vlm, words
 from tests.tiny import IMAGE_ID
+from training.rows import RowsLoss
 
 WIDTH, VOCAB, COUNT = 24, 301, 23
 
@@ -53,7 +56,7 @@ class Adapted(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["linear", "bias", "adapted"])
-@pytest.mark.parametrize("chunk", [1, 7, COUNT, 1000, None])
+@pytest.mark.parametrize("chunk", [7, None])
 def test_value_and_gradients_are_those_of_all_logits_at_once(kind, chunk):
     hidden, targets, head = make()
     torch.manual_seed(0)
@@ -64,24 +67,6 @@ def test_value_and_gradients_are_those_of_all_logits_at_once(kind, chunk):
     assert got.dtype == torch.float32 and got.shape == ()
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
     assert_same(gradients(got, hidden, head, 0.3), gradients(expected, hidden, head, 0.3), 1e-6)
-
-
-def test_large_logits_neither_overflow_nor_vanish():
-    hidden, targets, head = make()
-    with torch.no_grad():
-        hidden *= 1000
-    got = summed_cross_entropy(hidden, targets, head, 4)
-    assert got.isfinite() and got > 1e4
-    assert_same(gradients(got, hidden, head), gradients(plain(hidden, targets, head), hidden, head), 1e-6)
-
-
-def test_float64_stays_float64():
-    hidden, targets, head = make(torch.float64)
-    got = summed_cross_entropy(hidden, targets, head, 3)
-    expected = F.cross_entropy(head(hidden), targets, reduction="sum")
-    assert got.dtype == torch.float64
-    torch.testing.assert_close(got, expected, rtol=1e-14, atol=0)
-    assert_same(gradients(got, hidden, head), gradients(expected, hidden, head), 1e-13)
 
 
 @pytest.mark.parametrize("autocast", [True, False])
@@ -105,16 +90,6 @@ def test_bfloat16_is_as_near_to_float32_as_the_plain_loss(autocast):
         assert error <= max(1.5 * usual, 4e-3)
 
 
-@pytest.mark.parametrize("adapted", [False, True])
-def test_no_label_is_a_zero_with_gradients(adapted):
-    hidden, targets, head = make(count=0)
-    head = Adapted(head) if adapted else head
-    loss = summed_cross_entropy(hidden, targets, head)
-    loss.backward()
-    assert loss.item() == 0 and hidden.grad.shape == (0, WIDTH)
-    assert all(p.grad is not None and not p.grad.any() for p in head.parameters())
-
-
 def test_only_what_learns_gets_a_gradient():
     hidden, targets, head = make()
     head.requires_grad_(False)
@@ -128,53 +103,47 @@ def test_only_what_learns_gets_a_gradient():
         assert not summed_cross_entropy(hidden, targets, head).requires_grad
 
 
-def test_going_backward_twice_is_refused():
-    hidden, targets, head = make()
-    loss = summed_cross_entropy(hidden, targets, head)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+class MostLogits(TorchDispatchMode):
+    """The most rows of logits that one tensor has: of those as wide as the vocabulary, but for weights."""
 
-
-class Largest(TorchDispatchMode):
-    """The most elements that one tensor made here has."""
-
-    numel = 0
+    def __init__(self, model: nn.Module, vocabulary: int):
+        super().__init__()
+        self.vocabulary, self.rows = vocabulary, 0
+        self.weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
-        for one in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(one, torch.Tensor):
-                self.numel = max(self.numel, one.numel())
+        for one in tree_leaves(made):
+            wide = isinstance(one, torch.Tensor) and one.shape[-1:] == (self.vocabulary,)
+            if wide and one.untyped_storage().data_ptr() not in self.weights:
+                self.rows = max(self.rows, one.numel() // self.vocabulary)
         return made
 
 
-@pytest.mark.parametrize("adapted", [False, True])
-def test_no_more_than_a_chunk_of_logits_exists_at_once(adapted):
-    hidden, targets, head = make(count=1000)
-    head = Adapted(head) if adapted else head
-    for width in (32, 100):
-        with Largest() as largest:
-            summed_cross_entropy(hidden, targets, head, width).backward()
-        assert largest.numel == max(width * VOCAB, hidden.numel())
+@pytest.mark.parametrize("training", [True, False])
+def test_logits_of_a_row_never_exist_in_training(training, monkeypatch):
+    """The model's plain forward makes them all, and is caught at it."""
+    monkeypatch.setitem(losses.CHUNK_BYTES, "cpu", 0)  # the fewest positions at once: 16
+    model = tiny_vlm()
+    inputs = inputs_of([ImageBlock(1), *words(1, 60)])
+    ids = inputs["input_ids"]
+    labels = ids.masked_fill(ids == IMAGE_ID, IGNORE_INDEX)
+    labels[:, :20] = IGNORE_INDEX
+    batch = {"input_ids": ids, "labels": labels, "pixel_values": inputs["pixel_values"].flatten(0, -4)}
+    batch |= {"position_ids": torch.arange(ids.shape[1])[None], "segment_ids": torch.ones_like(ids)}
+    vocabulary = model.config.text.vocab_size
+    with MostLogits(model, vocabulary) as seen, torch.set_grad_enabled(training):
+        total, _ = RowsLoss(model, blank=False)(**batch)
+        if training:
+            total.backward()
+    assert 0 < seen.rows <= 16
+    with MostLogits(model, vocabulary) as seen, torch.no_grad():
+        whole = model(labels=labels, **inputs)
+    assert seen.rows >= ids.shape[1]
+    labelled = int((labels[:, 1:] != IGNORE_INDEX).sum())
+    torch.testing.assert_close(total.detach(), whole.loss * labelled, rtol=1e-5, atol=0)
 
 
-def test_chunks_are_as_large_as_a_device_likes_them():
-    assert chunk_positions(49_280, "cpu") * 49_280 * 4 <= CHUNK_BYTES["cpu"]
-    assert chunk_positions(49_280, "cuda") == 1361
-    assert chunk_positions(10**9, "cpu") == 16
-    assert chunk_positions(1000, "mps") == chunk_positions(1000, "cpu")
-
-
-def test_shapes_are_checked():
-    hidden, targets, head = make()
-    with pytest.raises(ValueError, match=r"expected hidden \(N, D\) and targets \(N,\), got \(1, 23, 24\)"):
-        summed_cross_entropy(hidden[None], targets, head)
-    with pytest.raises(ValueError, match=r"got \(23, 24\) and \(22,\)"):
-        summed_cross_entropy(hidden, targets[:-1], head)
-
-
-# ------------------------------------------------------------------------------------------- in the model
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("placement", ["placeholder", "prefix"])
 def test_the_model_learns_what_all_its_logits_teach(placement, tied):
@@ -182,7 +151,7 @@ def test_the_model_learns_what_all_its_logits_teach(placement, tied):
     if tied:
         model.language_model.lm_head.weight = model.language_model.embed_tokens.weight
     in_front = placement == "prefix"
-    inputs = inputs_of([Picture(1), *words(1, 12)], in_front)
+    inputs = inputs_of([ImageBlock(1), *words(1, 12)], in_front)
     labels = inputs["input_ids"].masked_fill(inputs["input_ids"] == IMAGE_ID, IGNORE_INDEX)
     labels[:, 5:8] = IGNORE_INDEX
     logits = model(**inputs).logits[:, -labels.shape[1] :]
@@ -199,7 +168,7 @@ def test_the_model_learns_what_all_its_logits_teach(placement, tied):
 
 def test_a_batch_without_labels_reaches_every_parameter_with_zeros():
     model = tiny_vlm()
-    inputs = inputs_of([Picture(1), *words(1, 6)])
+    inputs = inputs_of([ImageBlock(1), *words(1, 6)])
     total, count = model.loss(labels=torch.full_like(inputs["input_ids"], IGNORE_INDEX), **inputs)
     (total / count.clamp(min=1)).backward()
     assert total == 0 and count == 0

@@ -9,13 +9,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from data.byte_tiles import ByteTiles
+from data.packing import ByteTiles
 from generation import kv_cache as kv
-from generation.chooser import Chooser
-from generation.decoding import CacheCursor, GenerationOptions, eager_step, prefill
-from generation.graph_step import GraphStep, _Run
+from generation.decoding import CachePosition, GenerationOptions, eager_step, prefill
+from generation.fast.cuda_graph import GraphStep, _Run
 from generation.prompt import Prompt
-from models.skeleton import without_weights
+from generation.sampling import Sampler
+from models.checkpoints.load import meta_init
 from models.vision_language_model import VisionLanguageModel
 from tests.graph_cases import SAMPLINGS
 from tests.prompts import SIDE, tiny_vlm
@@ -44,12 +44,12 @@ class OneDevice(TorchDispatchMode):
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def model(request):
-    with without_weights():
+    with meta_init():
         made = VisionLanguageModel(tiny_vlm().config).eval()
     return made.to(getattr(torch, request.param))
 
 
-def at_work(model, rows: int, lengths: tuple[int, ...], **sampling) -> tuple[Chooser, CacheCursor]:
+def at_work(model, rows: int, lengths: tuple[int, ...], **sampling) -> tuple[Sampler, CachePosition]:
     """What an answer's loop is given after prompts of these lengths."""
     options = GenerationOptions(max_new_tokens=8, stop_token_ids=(3, 4), **sampling)
     vocab = model.config.text.vocab_size
@@ -58,19 +58,16 @@ def at_work(model, rows: int, lengths: tuple[int, ...], **sampling) -> tuple[Cho
         seen = torch.zeros(rows, vocab, dtype=torch.bool, device=model.device)
     prompts = rows // options.num_return_sequences
     cache = kv.allocate_for(model.config.text, rows, 40, model.language_model.norm.weight)
-    return Chooser(options, prompts, 0, model.device, seen), CacheCursor(cache, lengths, model.device)
+    return Sampler(options, prompts, 0, model.device, seen), CachePosition(cache, lengths, model.device)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("lengths", [(9, 9), (4, 9)])
 def test_a_step_to_be_recorded_touches_the_device_only(model, lengths, sampling, monkeypatch):
-    step = GraphStep(model.language_model, capture=False, kept_bytes=0)
-    chooser, cursor = at_work(model, 2, lengths, **sampling)
-    run = _Run(chooser, step.lag)
-    run.chooser.load(chooser)
-    cursor.make_room()
-    _, replay = step._graph(run, cursor)
+    step = GraphStep(model.language_model)
+    sampler, position = at_work(model, 2, lengths, **sampling)
+    replay = step.graph(_Run(sampler), position.kv_cache, 16)
     monkeypatch.setattr(torch, "tensor", None)  # made on the host and copied
     with OneDevice(recording=True) as seen:
         replay()
@@ -81,18 +78,18 @@ def test_a_step_to_be_recorded_touches_the_device_only(model, lengths, sampling,
 @pytest.mark.parametrize("lengths", [(9, 9), (4, 9)])
 def test_the_eager_step_mixes_no_devices(model, lengths):
     language_model, width = model.language_model, model.config.text.hidden_size
-    chooser, cursor = at_work(model, 2, lengths)
+    sampler, position = at_work(model, 2, lengths)
     with OneDevice() as seen:
         embeddings = torch.empty(2, 9, width, dtype=model.dtype, device=model.device)
-        logits = prefill(language_model, Prompt(embeddings, lengths), cursor.kv_cache)
+        logits = prefill(language_model, Prompt(embeddings, lengths), position.kv_cache)
         for _ in range(3):
-            cache, start_pos = cursor.advance()
-            logits = eager_step(language_model)(chooser.choose(logits), cache, start_pos)
+            cache, start_pos = position.advance()
+            logits = eager_step(language_model)(sampler.sample(logits), cache, start_pos)
     assert logits.dtype == model.dtype and seen.operations > 100
 
 
 @torch.no_grad()
-def test_pictures_mix_no_devices(model):
+def test_images_mix_no_devices(model):
     """A processor leaves them on the host, and a loader as bytes."""
     for tiles in (torch.zeros(2, 3, SIDE, SIDE), ByteTiles.of(torch.rand(2, 3, SIDE, SIDE)).to(model.device)):
         with OneDevice():
@@ -111,14 +108,3 @@ def test_a_training_pass_mixes_no_devices(model, monkeypatch):
         model.language_model.logits(hidden).float().sum().backward()
     gradient = model.language_model.embed_tokens.weight.grad
     assert hidden.shape == (2, 12, text.hidden_size) and gradient.device == model.device
-
-
-def test_what_this_file_would_see():
-    with without_weights():
-        meta = torch.zeros(3, device="meta")
-    with OneDevice(), pytest.raises((AssertionError, RuntimeError)):
-        meta[torch.tensor([0, 1])]
-    with OneDevice(recording=True), pytest.raises(AssertionError):
-        torch.tensor([1.0, 2.0]).to("meta")
-    with pytest.raises(RuntimeError):
-        meta.sum().item()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +13,17 @@ import torch
 from transformers import AutoProcessor, Idefics3Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from data.idefics_processing import IdeficsPictures
-from data.images import ImageError, ImageLimits
-from data.processor import Processor, ProcessorError, PromptError, make_processor
+from data import chat
+from data.errors import BadRow, ImageError, ProcessorError, PromptError
+from data.images import ImageLimits
+from data.nanovlm import NanoVLMImages
+from data.packing import SampleEncoder
+from data.processor import Processor, make_processor
+from data.smolvlm import IdeficsImages, new_idefics
 from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from models.config import TextConfig, VisionConfig, VLMConfig
 from tests.hub_server import HubServer, point_client_at
-from tests.processors import CORPUS, assert_same, embedded, nano_config, picture, processor
+from tests.processors import CORPUS, assert_same, draw_image, embedded, nano_config, processor
 
 TEXTS = (
     "how many circles?",
@@ -40,11 +44,12 @@ def transformers_inputs(hf: Idefics3Processor, messages: list[dict]) -> dict[str
 
 # ------------------------------------------------------------------------------- as transformers has it
 @pytest.mark.parametrize("kind", ["embedded", "unsplit", "llama", "merged", "nfkc", "unigram"])
-def test_ids_and_pixels_are_those_of_transformers(kind: str):
+def test_ids_and_pixels_are_those_of_transformers(kind: str, monkeypatch):
+    monkeypatch.setattr(chat, "render_bounded", chat.render)  # the same without a child, for speed
     p = embedded(split=False) if kind == "unsplit" else processor(kind)
     for i, text in enumerate(TEXTS):
         for count in range(4):
-            images = [picture(*SIZES[(i + k) % len(SIZES)], seed=k) for k in range(count)]
+            images = [draw_image(*SIZES[(i + k) % len(SIZES)], seed=k) for k in range(count)]
             for system in (None, "be brief\n"):
                 messages = p.conversation(images, text, system)
                 assert_same(p.prepare(messages), transformers_inputs(p.hf_processor, messages))
@@ -68,8 +73,8 @@ def test_pixels_of_any_size_and_setting_are_those_of_transformers():
         }
         if case % 9 == 0:  # transformers' defaults
             settings = {name: settings[name] for name in ("size", "max_image_size")}
-        ours, theirs = IdeficsPictures(settings), Idefics3ImageProcessorPil(**settings)
-        image = picture(*size, seed=case)
+        ours, theirs = IdeficsImages(settings), Idefics3ImageProcessorPil(**settings)
+        image = draw_image(*size, seed=case)
         expected = theirs([[image]], return_row_col_info=True, return_tensors="pt")
         tiles, rows, cols = ours.tiles(image)
         assert torch.equal(tiles, expected["pixel_values"][0].float()), (size, settings)
@@ -79,7 +84,7 @@ def test_pixels_of_any_size_and_setting_are_those_of_transformers():
 
 def test_conversations_of_several_turns_are_those_of_transformers():
     p = embedded(split=True)
-    image = {"type": "image", "image": picture(40, 90)}
+    image = {"type": "image", "image": draw_image(40, 90)}
     messages = [
         {"role": "user", "content": [image, {"type": "text", "text": "how many?"}, image]},
         {"role": "assistant", "content": [{"type": "text", "text": "2 of them"}]},
@@ -89,11 +94,7 @@ def test_conversations_of_several_turns_are_those_of_transformers():
         },
     ]
     assert_same(p.prepare(messages), transformers_inputs(p.hf_processor, messages))
-
-
-def test_content_as_a_string_is_not_lost():
-    """SmolVLM's template would drop it without a word."""
-    p = embedded()
+    # SmolVLM's template would drop content that is a string without a word.
     parts = [{"role": "user", "content": [{"type": "text", "text": "how many?"}]}]
     assert_same(p.prepare([{"role": "user", "content": "how many?"}]), p.prepare(parts))
 
@@ -111,7 +112,7 @@ def test_tags_that_a_tokenizer_lacks_are_text_as_in_transformers(tmp_path):
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     p = Processor.from_pretrained(folder)
     assert "<row_1_col_1>" not in p.tokenizer.get_added_vocab()
-    messages = p.conversation(picture(50, 20), "how many?")
+    messages = p.conversation(draw_image(50, 20), "how many?")
     assert_same(p.prepare(messages), transformers_inputs(Idefics3Processor.from_pretrained(folder), messages))
     assert "<row_1_col_2>" in p.decode(p.prepare(messages)["input_ids"][0], skip_special_tokens=True)
 
@@ -139,7 +140,7 @@ def old_layout(folder: Path) -> Path:
 def test_today_s_layout_and_the_older_one_open_alike(tmp_path):
     p = embedded(split=True)
     p.hf_processor.save_pretrained(tmp_path / "new")
-    messages = p.conversation([picture(50, 20), picture(9, 90)], TEXTS[1])
+    messages = p.conversation([draw_image(50, 20), draw_image(9, 90)], TEXTS[1])
     expected = p.prepare(messages)
     for folder in (tmp_path / "new", old_layout(tmp_path / "old")):
         opened = Processor.from_pretrained(folder)
@@ -151,7 +152,7 @@ def test_today_s_layout_and_the_older_one_open_alike(tmp_path):
 def test_a_processor_opens_by_the_names_its_model_opens_by(tmp_path, monkeypatch):
     p = embedded(split=True)
     p.hf_processor.save_pretrained(tmp_path / "model")
-    messages = p.conversation(picture(50, 20), TEXTS[0])
+    messages = p.conversation(draw_image(50, 20), TEXTS[0])
     with HubServer({"owner/model": tmp_path / "model"}) as hub:
         point_client_at(monkeypatch, hub.url, tmp_path / "cache")
         for revision in (None, "main"):
@@ -163,57 +164,42 @@ def test_a_processor_opens_by_the_names_its_model_opens_by(tmp_path, monkeypatch
             assert "\n" not in str(error.value)
 
 
-def model_config(
-    tokens_per_side: int = 2, image_size: int = 32, image_token_id: int | None = None
-) -> VLMConfig:
-    vision = VisionConfig(
-        hidden_size=8, num_attention_heads=1, image_size=image_size, patch_size=image_size // tokens_per_side
-    )
-    return VLMConfig(
-        vision=vision,
-        text=TextConfig(vocab_size=400, hidden_size=8, num_attention_heads=1),
-        scale_factor=1,
-        image_token_id=embedded().image_token_id if image_token_id is None else image_token_id,
-    )
-
-
 def test_a_processor_must_fit_its_model(tmp_path):
     embedded().hf_processor.save_pretrained(tmp_path)
-    assert Processor.from_pretrained(tmp_path, model_config()).pictures.tokens_per_tile == 4
-    for config, match in (
-        (
-            model_config(tokens_per_side=4),
-            "image tokens per tile: the model expects 16, its processor gives 4",
-        ),
-        (model_config(image_size=64), "pixels per tile side: the model expects 64"),
-        (model_config(image_token_id=3), "image token id: the model expects 3"),
+    vision = VisionConfig(hidden_size=8, num_attention_heads=1, image_size=32, patch_size=16)
+    text = TextConfig(vocab_size=400, hidden_size=8, num_attention_heads=1)
+    token = embedded().image_token_id
+    config = VLMConfig(vision=vision, text=text, scale_factor=1, image_token_id=token)
+    assert Processor.from_pretrained(tmp_path, config).images.tokens_per_tile == 4
+    for change, what in (
+        ({"vision": replace(vision, patch_size=8)}, "image tokens per tile"),
+        ({"vision": replace(vision, image_size=64, patch_size=32)}, "pixels per tile side"),
+        ({"image_token_id": 3}, "image token id"),
     ):
-        with pytest.raises(ProcessorError, match=match):
-            Processor.from_pretrained(tmp_path, config)
+        with pytest.raises(ProcessorError, match=what):
+            Processor.from_pretrained(tmp_path, replace(config, **change))
 
 
-def test_broken_folders_give_one_sentence(tmp_path):
-    good = tmp_path / "good"
-    embedded().hf_processor.save_pretrained(good)
+BROKEN = {
+    "processor_config.json": (None, "hello"),
+    "chat_template.jinja": (None,),
+    "tokenizer.json": (None, '{"version": "1.0", "added'),
+    "config.json": (json.dumps(nano_config(lm_tokenizer="../../etc")),),
+}
 
-    def broken(name: str, match: str, **changes: str | None) -> None:
-        folder = tmp_path / name
-        shutil.copytree(good, folder)
-        for file, text in changes.items():
-            path = folder / file.replace("__", ".")
-            path.unlink() if text is None else path.write_text(text)
-        with pytest.raises(ProcessorError, match=match) as error:
-            Processor.from_pretrained(folder)
-        assert "\n" not in str(error.value)
 
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_folders_give_one_sentence(name, tmp_path):
+    for text in BROKEN[name]:
+        embedded().hf_processor.save_pretrained(tmp_path)
+        (tmp_path / name).unlink(missing_ok=True)
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(ProcessorError) as error:
+            Processor.from_pretrained(tmp_path)
+        assert str(error.value).isprintable()
     with pytest.raises(ProcessorError, match="absent"):
         Processor.from_pretrained(tmp_path / "absent")
-    broken("bare", "found neither", processor_config__json=None)
-    broken("wordless", "chat template", chat_template__jinja=None)
-    broken("cut", "tokenizer.json: not valid JSON", tokenizer__json='{"version": "1.0", "added')
-    broken("noise", "processor_config.json: not valid JSON", processor_config__json="hello")
-    broken("tokenless", "cannot be opened", tokenizer__json=None)
-    broken("nanovlm", "lm_tokenizer", config__json=json.dumps(nano_config(lm_tokenizer="../../etc")))
 
 
 # ------------------------------------------------------------------------------------- batches and masks
@@ -222,9 +208,9 @@ def test_broken_folders_give_one_sentence(tmp_path):
 def test_a_ragged_batch_gives_each_row_what_it_gets_alone(kind: str, side: str):
     p = processor(kind)
     rows = [
-        p.conversation(picture(50, 20), "how many circles are there in the picture?"),
+        p.conversation(draw_image(50, 20), "how many circles are there in the picture?"),
         p.conversation([], "two"),
-        p.conversation([picture(9, 90), picture(200, 100)], "compare"),
+        p.conversation([draw_image(9, 90), draw_image(200, 100)], "compare"),
     ]
     batch = p.prepare(rows, padding_side=side)
     taken = 0
@@ -236,8 +222,8 @@ def test_a_ragged_batch_gives_each_row_what_it_gets_alone(kind: str, side: str):
         assert batch.image_tokens[i] == alone.image_tokens[0]
         if "pixel_values" not in alone:
             continue
-        tiles = alone["pixel_values"] if p.pictures.flat else alone["pixel_values"][0]
-        if p.pictures.flat:
+        tiles = alone["pixel_values"] if p.images.flat else alone["pixel_values"][0]
+        if p.images.flat:
             assert torch.equal(batch["pixel_values"][taken : taken + len(tiles)], tiles)
             taken += len(tiles)
         else:
@@ -245,7 +231,7 @@ def test_a_ragged_batch_gives_each_row_what_it_gets_alone(kind: str, side: str):
             assert not batch["pixel_values"][i, len(tiles) :].any()
             assert batch["pixel_attention_mask"][i].flatten(1).all(1).sum() == len(tiles)
     assert not batch["attention_mask"].all()
-    if not p.pictures.flat:
+    if not p.images.flat:
         assert not batch["pixel_values"][1].any()
         assert not batch["pixel_attention_mask"][1].any()
 
@@ -255,7 +241,7 @@ def test_assistant_mask_is_what_generation_would_have_to_say(kind: str):
     """Prompt ids + masked ids = the whole, so that training teaches exactly what generation continues."""
     p = processor(kind)
     for answer in ("two red squares", "3", "12 of them"):
-        asked = p.conversation(picture(50, 20), "how many <image>?")
+        asked = p.conversation(draw_image(50, 20), "how many <image>?")
         whole = p.encode_conversation([*asked, {"role": "assistant", "content": answer}])
         prompt = p.encode_conversation(asked, add_generation_prompt=True)
         said = [i for i, mine in zip(whole.input_ids, whole.assistant_mask) if mine]
@@ -286,7 +272,7 @@ def test_assistant_mask_of_several_turns():
 
 
 def test_inputs_move_and_cast_only_the_pixels():
-    inputs = embedded().ask(picture(8, 8), "how many?").to(torch.bfloat16)
+    inputs = embedded().ask(draw_image(8, 8), "how many?").to(torch.bfloat16)
     assert inputs["pixel_values"].dtype == torch.bfloat16
     assert inputs["input_ids"].dtype == inputs["pixel_attention_mask"].dtype == torch.int64
     assert inputs.to("meta")["input_ids"].device.type == "meta"
@@ -296,75 +282,114 @@ def test_inputs_move_and_cast_only_the_pixels():
 def test_a_processor_can_be_sent_to_another_process():
     p = embedded(split=True)
     copy = pickle.loads(pickle.dumps(p))
-    assert_same(copy.ask(picture(50, 20), "why <image>?"), p.ask(picture(50, 20), "why <image>?"))
+    assert_same(copy.ask(draw_image(50, 20), "why <image>?"), p.ask(draw_image(50, 20), "why <image>?"))
 
 
 # ---------------------------------------------------------------------------------------------- refusals
-def test_refused_conversations():
+def test_refused_conversations(tmp_path):
     p = embedded()
     user = {"role": "user", "content": "how many?"}
-    for messages, match in (
-        ([], "at least one conversation"),
-        ([[]], "at least one message"),
-        ("how many?", "expected a list of messages, got str"),
-        ([{"role": "user"}], "expected {'role'"),
-        ([{"role": "robot", "content": "x"}], "a role out of"),
-        ([{"role": "user", "content": 3}], "got int"),
-        ([{"role": "user", "content": ["x"]}], "expected a part"),
-        ([{"role": "user", "content": [{"type": "video", "video": "x"}]}], "expected a part"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "holds no picture"),
-        ([{"role": "user", "content": [{"type": "text", "text": None}]}], "expected text, got NoneType"),
-        ([{"role": "user", "content": "half \ud83d"}], "surrogate pair at character 5"),
-        ([{"role": "user", "content": " \n"}], "expected a question"),
-        ([{"role": "assistant", "content": "x"}], "expected a question, got no user message"),
-        ([[user], [{"role": "user", "content": ""}]], "conversation 1: expected a question"),
-    ):
-        with pytest.raises(PromptError, match=match) as error:
+    contents = (3, ["x"], [{"type": "video", "video": "x"}], [{"type": "image"}], "half \ud83d", " \n",
+                [{"type": "text", "text": None}], [{"type": "text", "text": "x" * 600_000}] * 2)  # fmt: skip
+    wrong = [([{"role": "user", "content": content}], "conversation") for content in contents]
+    wrong += [([], "conversation"), ([[]], "message"), ("how many?", "list of"), ({1, 2}, "set")]
+    wrong += [
+        (None, "NoneType"),
+        ([{"role": "user"}], "content"),
+        ([{"role": "<image>", "content": "x"}], "role"),
+    ]
+    wrong += [
+        ([{"role": "assistant", "content": "x"}], "question"),
+        ([[user], [user | {"content": ""}]], "tion 1"),
+    ]
+    for messages, field in wrong:
+        with pytest.raises(PromptError, match=field) as error:
             p.prepare(messages)
-        assert "\n" not in str(error.value)
+        assert str(error.value).isprintable()
     for question in ("", "  \n"):
-        with pytest.raises(PromptError, match="question: expected some text"):
+        with pytest.raises(PromptError, match="question"):
             p.ask(None, question)
-    with pytest.raises(ValueError, match="padding_side: expected left or right"):
+    with pytest.raises(ValueError, match="padding_side"):
         p.prepare([user], padding_side="middle")
-
-
-def test_a_bad_picture_is_named(tmp_path):
     with pytest.raises(ImageError, match=r"none\.png"):
-        embedded().ask([picture(8, 8), tmp_path / "none.png"], "how many?")
+        p.ask([draw_image(8, 8), tmp_path / "none.png"], "how many?")
+
+
+# ------------------------------------------------------------------------------ a stranger's image settings
+def test_tiles_are_counted_before_they_are_made_and_together(monkeypatch):
+    """A thousand names of one file fill no memory."""
+    p, opened = embedded(split=True), []
+    strict = Processor(p.images, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_tiles=40))
+    assert len(strict.ask([draw_image(40, 30)] * 2, "what?")["input_ids"]) == 1
+    cut, strict.tile = strict.tile, lambda source: opened.append(source) or cut(source)
+    with pytest.raises(ImageError, match="max_tiles"):
+        strict.ask([draw_image(40, 30)] * 1000, "what?")
+    assert len(opened) < 10
+    few = Processor(p.images, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_tiles=16))
+    monkeypatch.setattr(IdeficsImages, "tiles", lambda *_: pytest.fail("cut before it was counted"))
+    with pytest.raises(ImageError, match="max_tiles"):
+        few.tile(draw_image(30, 30))
+    row = [*p.conversation(draw_image(30, 30), "how many?"), {"role": "assistant", "content": "two"}]
+    with pytest.raises(BadRow) as caught:
+        SampleEncoder(few, 100_000).encode(row, ("toy", 0))
+    assert caught.value.reason == "too many tiles"
+
+
+@pytest.mark.parametrize("longest", [32, 50, 64, 75, 100])
+def test_tiles_are_counted_as_cut_whatever_the_longest_side(longest):
+    images = new_idefics(
+        embedded().tokenizer, image_size=32, image_seq_len=4, longest_edge=longest, split=True
+    )
+    for width, height in ((40, 24), (9, 31), (33, 32), (64, 5), (32, 32), (100, 51), (77, 300), (1000, 500)):
+        tiles, rows, columns = images.tiles(draw_image(width, height))
+        assert images.grid(width, height) == (len(tiles), rows, columns), (width, height)
+
+
+@pytest.mark.parametrize("size", [0, -1, 10**9, 10**30, 2.5, True, None, "512", [512], float("nan")])
+def test_sizes_of_a_checkpoint_are_bounded(size):
+    p = embedded(split=True)
+    for name in ("longest_side", "tile_size"):
+        images = IdeficsImages(p.images.settings)
+        setattr(images, name, size)
+        with pytest.raises(ProcessorError, match="side"):
+            Processor(images, p.tokenizer, p.chat.chat_template)
+    if size is not None:  # which is how nanoVLM's older configs say that there are no tiles
+        tokenizer = processor("nanovlm-current").tokenizer
+        with pytest.raises(ProcessorError, match="side"):
+            Processor(NanoVLMImages(nano_config(max_img_size=size), tokenizer), tokenizer, "{{ messages }}")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"image_mean": [0.5]}, {"image_mean": "x"}, {"resample": 99}, {"rescale_factor": "x"},
+                {"size": {"longest_edge": 10**9}}, {"size": {"height": 1, "width": 1}}, {"size": 7},
+                {"max_image_size": {"longest_edge": 10**6}}, {"max_image_size": {}}, {"do_resize": False}],
+)  # fmt: skip
+def test_image_settings_that_make_no_sense(changes):
     p = embedded()
-    strict = Processor(p.pictures, p.tokenizer, p.chat.chat_template, limits=ImageLimits(max_pixels=63))
-    with pytest.raises(ImageError, match="at most 63 pixels"):
-        strict.ask(picture(8, 8), "how many?")
+    with pytest.raises((PromptError, ProcessorError)) as error:
+        images = IdeficsImages(p.images.settings | changes, 4)
+        Processor(images, p.tokenizer, p.chat.chat_template).tile(draw_image(40, 33))
+    assert "\n" not in str(error.value)
 
 
 def test_placeholders_are_counted_against_tiles(monkeypatch):
     p = embedded(split=True)
-    image = picture(50, 20)
-    honest = type(p.pictures).prompt
-    monkeypatch.setattr(
-        type(p.pictures), "prompt", lambda self, *a: honest(self, *a).replace("<image>", "", 1)
-    )
-    with pytest.raises(
-        PromptError, match=r"conversation: 35 image placeholders for 9 tiles of PIL image \(RGB"
-    ):
+    image = draw_image(50, 20)
+    honest = type(p.images).prompt
+    monkeypatch.setattr(type(p.images), "prompt", lambda self, *a: honest(self, *a).replace("<image>", "", 1))
+    with pytest.raises(PromptError, match=r"36 placeholders .*got 35"):
         p.ask(image, "how many?")
 
 
-def test_a_template_that_loses_text_or_pictures_is_refused():
+def test_a_template_that_loses_text_or_images_is_refused():
     p = embedded()
-
-    def with_template(template: str) -> Processor:
-        return Processor(p.pictures, p.tokenizer, template)
-
-    with pytest.raises(PromptError, match="leaves out part of the text"):
-        with_template("<|im_start|>{{ messages[0]['role'] }}").ask(None, "how many?")
-    with pytest.raises(PromptError, match="places 0 pictures, the messages hold 1"):
-        with_template("{{ messages[0]['content'][1]['text'] }}").ask(picture(8, 8), "how many?")
-    with pytest.raises(PromptError, match="chat template refuses it"):
-        with_template("{{ raise_exception('no\nway') }}").ask(None, "how many?")
-    with pytest.raises(PromptError, match="chat template refuses it"):
-        with_template("{{ ''.__class__.__mro__[1].__subclasses__() }}").ask(None, "how many?")
+    for template, image, fault in (
+        ("<|im_start|>{{ messages[0]['role'] }}", None, "leaves out part of the text"),
+        ("{{ messages[0]['content'][1]['text'] }}", draw_image(8, 8), "places 0 images"),
+        ("{{ raise_exception('no\nway') }}", None, "chat template refuses it"),
+    ):
+        with pytest.raises(PromptError, match=fault):
+            Processor(p.images, p.tokenizer, template).ask(image, "how many?")
 
 
 # ------------------------------------------------------------------------------------------- new tokenizers
@@ -376,7 +401,7 @@ def test_build_tokenizer():
     every_byte = "".join(chr(i) for i in range(0x300)) + "🙂中"
     assert tokenizer.decode(tokenizer.encode(every_byte)) == every_byte
     assert build_tokenizer(CORPUS, 400).get_vocab() == tokenizer.get_vocab()
-    with pytest.raises(ValueError, match=f"at least {256 + len(SPECIAL_TOKENS)}"):
+    with pytest.raises(ValueError, match="vocab_size"):
         build_tokenizer(CORPUS, 256)
 
 

@@ -52,17 +52,13 @@ def test_scores_equal_transformers(case):
     torch.testing.assert_close(got.log_softmax(-1), expected.log_softmax(-1))  # ours may be shifted
 
 
-def test_greedy_is_the_exact_argmax_and_needs_no_random_number():
+def test_greedy_is_the_exact_argmax_of_what_the_penalty_leaves():
     logits = torch.randn(7, 500)
     token = sample(logits, SamplingParams())
-    assert token.shape == (7, 1) and token.dtype == torch.int64
-    assert torch.equal(token, logits.argmax(-1, keepdim=True))
-
-
-def test_greedy_takes_the_penalty():
-    logits = torch.tensor([[2.0, 1.5, -1.0]])
+    assert token.dtype == torch.int64 and torch.equal(token, logits.argmax(-1, keepdim=True))
     seen = torch.tensor([[True, False, True]])
-    assert sample(logits, SamplingParams(repetition_penalty=2.0), seen=seen).item() == 1
+    penalty = SamplingParams(repetition_penalty=2.0)
+    assert sample(torch.tensor([[2.0, 1.5, -1.0]]), penalty, seen=seen).item() == 1
 
 
 @pytest.mark.parametrize(
@@ -127,33 +123,16 @@ def test_the_ends_of_the_range_draw_allowed_tokens(uniform):
     assert adjusted_scores(logits, params).gather(1, token).isfinite().all()
 
 
-def test_missing_pieces_are_errors():
-    logits = torch.randn(2, 5)
-    with pytest.raises(ValueError, match="needs a random number"):
-        sample(logits, SamplingParams(temperature=1.0))
-    with pytest.raises(ValueError, match="each of 2 rows, got 3"):
-        sample(logits, SamplingParams(temperature=1.0), torch.rand(3))
-    with pytest.raises(ValueError, match="needs `seen`"):
-        sample(logits, SamplingParams(repetition_penalty=1.1))
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("temperature", -0.1),
-        ("temperature", "a"),
-        ("top_p", None),
-        ("min_p", [0.1]),
         ("temperature", float("nan")),
-        ("temperature", float("inf")),
-        ("top_k", -1),
+        ("temperature", "a"),
         ("top_k", 2.5),
         ("top_p", 0.0),
-        ("top_p", 1.1),
-        ("min_p", -0.5),
         ("min_p", 2.0),
         ("repetition_penalty", 0.0),
-        ("seed", -1),
         ("seed", 2**63),
         ("seed", True),
     ],
@@ -163,7 +142,7 @@ def test_bad_params_are_refused(field, value):
         SamplingParams(**{field: value})
 
 
-@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-44, 5e-324])
+@pytest.mark.parametrize("temperature", [1e-6, 5e-324])
 def test_a_tiny_temperature_is_greedy_and_not_nan(temperature):
     logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(0)) * 30
     params = SamplingParams(temperature=temperature, top_p=0.9, min_p=0.1)

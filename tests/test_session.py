@@ -1,32 +1,31 @@
-"""`Session` against a fresh `generate`: the same tokens and cache whatever came before, at less work."""
+"""`Session` and `FeatureCache`: less work for the same tokens, interrupts, room, threads; and in generate.py.
+
+That a session's answers are those of a fresh `generate` is in test_generate.py and test_cache_properties.py.
+"""
 
 from __future__ import annotations
 
-import random
 import threading
 
 import pytest
 import torch
 
 from generation.decoding import eager_step
-from generation.feature_cache import FeatureCache
+from generation.prefix import FeatureCache, tile_digests
 from generation.session import Session
-from tests.invariants import assert_close
+from tests.invariants import assert_close, session_holds
 from tests.prompts import (
     NO_STOP,
-    PER_TILE,
     SIDE,
     TILE_BYTES,
-    Picture,
-    assert_holds,
+    ImageBlock,
     inputs_of,
-    positions_of,
+    length_of,
     record,
-    shared,
+    tile,
     tiny_vlm,
     words,
 )
-from tests.tiny import IMAGE_ID, PAD_ID
 from tests.waiting import PATIENCE
 
 
@@ -35,172 +34,55 @@ def vlm():
     return tiny_vlm()
 
 
-# --- any sequence of turns
-
-
-class Conversation:
-    """A random conversation: `ACTIONS` change the history, and say what will happen to the next answer."""
-
-    def __init__(self, model, seed: int, in_front: bool):
-        self.random, self.model, self.in_front = random.Random(seed), model, in_front
-        self.session = Session(model, FeatureCache(model, 3 * TILE_BYTES))
-        self.history: list[int] = [Picture(1)] if in_front else words(1, 3)
-        self.turns = [len(self.history)]  # where each turn began
-        self.held: list = []
-
-    def new_words(self) -> list[int]:
-        return [self.random.randrange(IMAGE_ID) for _ in range(self.random.randint(1, 6))]
-
-    def ask(self) -> None:
-        self.turns.append(len(self.history))
-        if not self.in_front and self.random.random() < 0.4:
-            self.history.append(Picture(self.random.randrange(5)))
-        self.history += self.new_words()
-
-    def edit(self) -> None:
-        place = self.random.randrange(len(self.history))
-        old = self.history[place]
-        self.history[place] = Picture(old + 1) if isinstance(old, Picture) else (old + 1) % IMAGE_ID
-
-    def undo(self) -> None:
-        if len(self.turns) > 1:
-            del self.history[self.turns.pop() :]
-        self.history += self.new_words()
-
-    def again(self) -> None:
-        self.history = self.history or self.new_words()
-
-    def forget(self) -> None:
-        self.session.reset()
-        self.held = []
-        self.ask()
-
-    def other_pictures(self) -> None:
-        self.history = [Picture(part + 7) if isinstance(part, Picture) else part for part in self.history]
-        self.history += self.new_words()
-
-    ACTIONS = (ask, ask, ask, edit, undo, again, forget, other_pictures)
-
-    def turn(self) -> None:
-        self.random.choice(self.ACTIONS)(self)
-        if len(self.history) > 150 or not any(not isinstance(part, Picture) for part in self.history):
-            self.history = [*([Picture(2)] if self.in_front else []), *self.new_words()]
-            self.turns = [1]
-        new = self.random.randint(1, 8)
-        inputs, options = inputs_of(self.history, self.in_front), {"max_new_tokens": new, **NO_STOP}
-        expected = self.model.generate(**inputs, **options)[0].tolist()
-        prompt = positions_of(self.history)
-        stream = self.session.generate_stream(**inputs, **options)
-        cut = self.random.randint(1, new) if self.random.random() < 0.3 else None
-        got = []
-        for column in stream:
-            got += column.tolist()
-            if len(got) == cut:
-                break
-        assert got == expected[: len(got)] and len(got) == (cut or new)
-        if cut is None:
-            result, reused = stream.result, min(shared(prompt, self.held), len(prompt) - 1)
-            assert (result.reused, result.prefilled) == (reused, len(prompt) - reused)
-            tiles = sum(isinstance(part, Picture) for part in self.history)
-            assert result.tiles_encoded + result.tiles_reused == tiles
-            assert result.token_ids.tolist() == [expected] and result.prompt_tokens == [len(prompt)]
-        self.held = prompt + got[:-1]
-        assert self.session.held == len(self.held)
-        assert self.session.feature_cache.size_in_bytes <= 3 * TILE_BYTES
-        assert_holds(self.session, self.model, self.history + got, self.in_front)
-        self.history += got
-
-
-@pytest.mark.parametrize("placement", ["placeholder", "prefix"])
-@pytest.mark.parametrize("seed", range(2))
-def test_any_sequence_of_turns_equals_fresh_answers(placement, seed):
-    conversation = Conversation(tiny_vlm(placement), seed, placement == "prefix")
-    for _ in range(25):
-        conversation.turn()
-
-
-# --- what is spared
+# --- what is saved
 
 
 def test_a_conversation_prefills_only_what_is_new(vlm, monkeypatch):
-    session, history = Session(vlm), [*words(1, 5), Picture(1), *words(2, 4)]
-    passes, pictures, logits = record(monkeypatch, vlm)
-    expected_new = len(positions_of(history))
+    session, history = Session(vlm), [*words(1, 5), ImageBlock(1), *words(2, 4)]
+    passes, images = record(monkeypatch, vlm)
+    expected_new = length_of(history)
     for turn in range(3):
-        passes.clear(), logits.clear(), pictures.clear()
+        passes.clear(), images.clear()
         result = session.generate_detailed(**inputs_of(history), max_new_tokens=6, **NO_STOP)
         # After the first turn: the answer's last token, which was never fed back, and five words.
         assert passes == [expected_new] + [1] * 5 and result.prefilled == expected_new
-        assert pictures == ([1] if turn == 0 else [])
+        assert images == ([1] if turn == 0 else [])
         assert (result.tiles_encoded, result.tiles_reused) == ((1, 0) if turn == 0 else (0, 1))
-        kept = torch.cat(logits)
-        logits.clear()
-        fresh = vlm.generate(**inputs_of(history), max_new_tokens=6, **NO_STOP)
-        assert torch.equal(result.token_ids, fresh)
-        assert_close(kept, torch.cat(logits), "logits")
+        assert torch.equal(result.token_ids, vlm.generate(**inputs_of(history), max_new_tokens=6, **NO_STOP))
         history += [*result.rows()[0], *words(3 + turn, 5)]
         expected_new = 1 + 5
 
 
-@pytest.mark.parametrize("placement", ["placeholder", "prefix"])
-def test_many_questions_about_one_picture(placement, monkeypatch):
-    model = tiny_vlm(placement)
-    session, in_front = Session(model), placement == "prefix"
-    start = [Picture(3), *words(1, 4)] if in_front else [*words(1, 4), Picture(3), Picture(4)]
-    passes, pictures, _ = record(monkeypatch, model)
-    for number in range(4):
-        inputs = inputs_of([*start, 10 + number, *words(number, 3)], in_front)
-        passes.clear()
-        result = session.generate_detailed(**inputs, max_new_tokens=5, **NO_STOP)
-        kept = len(positions_of(start)) if number else 0
-        assert passes[0] == result.prefilled == len(positions_of(start)) + 4 - kept
-        assert result.reused == kept
-        assert torch.equal(result.token_ids, model.generate(**inputs, max_new_tokens=5, **NO_STOP))
-    # The session encoded them once, the fresh calls each time.
-    assert pictures == [1 if in_front else 2] * (1 + 4)
-
-
 def test_the_same_prompt_again_computes_one_position(vlm):
-    session, inputs = Session(vlm), inputs_of([*words(1, 5), Picture(1)])  # ends inside a picture's features
-    first = session.generate_detailed(**inputs, max_new_tokens=4, **NO_STOP)
-    again = session.generate_detailed(**inputs, max_new_tokens=4, **NO_STOP)
+    session, prompt = Session(vlm), [*words(1, 5), ImageBlock(1)]  # ends inside an image's features
+    first = session.generate_detailed(**inputs_of(prompt), max_new_tokens=4, **NO_STOP)
+    again = session.generate_detailed(**inputs_of(prompt), max_new_tokens=4, **NO_STOP)
     assert (again.reused, again.prefilled, again.tiles_encoded) == (8, 1, 1)
     assert torch.equal(first.token_ids, again.token_ids)
-    assert_holds(session, vlm, [*words(1, 5), Picture(1), *again.rows()[0]])
+    session_holds(session, vlm, [*prompt, *again.rows()[0]])
 
 
 def test_a_tile_is_encoded_once_for_all_its_prompts(vlm, monkeypatch):
     session = Session(vlm, FeatureCache(vlm, 10 * TILE_BYTES))
-    _, pictures, _ = record(monkeypatch, vlm)
-    prompts = [[1, Picture(1), 2, Picture(1)], [3, Picture(1), Picture(2), Picture(3)], [4, Picture(3), 5]]
+    _, images = record(monkeypatch, vlm)
+    prompts = [
+        [1, ImageBlock(1), 2, ImageBlock(1)],
+        [3, ImageBlock(1), ImageBlock(2), ImageBlock(3)],
+        [4, ImageBlock(3), 5],
+    ]
     results = [
         session.generate_detailed(**inputs_of(p), max_new_tokens=3, **NO_STOP) for p in [*prompts, prompts[0]]
     ]
-    assert pictures == [1, 2]  # the missing ones of a prompt in one call
+    assert images == [1, 2]  # the missing ones of a prompt in one call
     assert [(r.tiles_encoded, r.tiles_reused) for r in results] == [(1, 1), (2, 1), (0, 1), (0, 2)]
     assert [r.reused for r in results] == [0] * 4
     for prompt, result in zip(prompts, results):
         assert torch.equal(result.token_ids, vlm.generate(**inputs_of(prompt), max_new_tokens=3, **NO_STOP))
 
 
-# --- pixels count
-
-
-def test_equal_ids_with_other_pixels_are_not_confused(vlm):
-    session = Session(vlm, FeatureCache(vlm, 10 * TILE_BYTES))
-    answers, options = [], {"max_new_tokens": 12, **NO_STOP}
-    for pictures in ((1, 2), (1, 3), (4, 3), (3, 4), (1, 2)):
-        prompt = [*words(1, 6), Picture(pictures[0]), 7, Picture(pictures[1]), *words(2, 3)]
-        result = session.generate_detailed(**inputs_of(prompt), **options)
-        assert torch.equal(result.token_ids, vlm.generate(**inputs_of(prompt), **options))
-        answers.append((result.reused, tuple(result.rows()[0])))
-    assert [reused for reused, _ in answers] == [0, 6 + PER_TILE + 1, 6, 6, 6]
-    assert len({ids for _, ids in answers}) == 4 and answers[0][1] == answers[-1][1]
-
-
 def test_equal_pixels_with_another_mask_are_not_confused(vlm):
     session = Session(vlm, FeatureCache(vlm, 10 * TILE_BYTES))
-    inputs, results = inputs_of([1, Picture(1), 2, Picture(2), 3]), []
+    inputs, results = inputs_of([1, ImageBlock(1), 2, ImageBlock(2), 3]), []
     for real in (SIDE, SIDE // 2, SIDE // 4, SIDE):
         mask = torch.zeros(1, 2, SIDE, SIDE, dtype=torch.int64)
         mask[0, 0, : SIDE // 2] = 1
@@ -213,66 +95,122 @@ def test_equal_pixels_with_another_mask_are_not_confused(vlm):
     assert len({tuple(r.rows()[0]) for r in results}) == 3  # the mask can be told from the answer
 
 
-# --- options
+# --- interrupts
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": 1.0, "top_p": 0.9, "seed": 3},
-        {"temperature": 0.7, "repetition_penalty": 1.5, "seed": 8},
-        {"num_return_sequences": 3, "temperature": 1.0, "seed": 5},
-        {"num_return_sequences": 2, "repetition_penalty": 1.3},
-    ],
-    ids=str,
-)
-def test_sampling_is_that_of_generate(vlm, options):
-    session, answers = Session(vlm), options.get("num_return_sequences", 1)
-    for number in range(3):
-        prompt = [*words(1, 5), Picture(1), *words(number, 6)]
-        result = session.generate_detailed(**inputs_of(prompt), max_new_tokens=20, **NO_STOP, **options)
-        fresh = vlm.generate(**inputs_of(prompt), max_new_tokens=20, **NO_STOP, **options)
-        assert torch.equal(result.token_ids, fresh)
-        # Of several answers none is kept.
-        assert session.held == len(positions_of(prompt)) + (19 if answers == 1 else 0)
-        assert_holds(session, vlm, prompt + (result.rows()[0] if answers == 1 else []))
+@pytest.mark.parametrize(("call", "layer"), [(0, 0), (0, 1), (1, 0), (3, 1)])
+def test_ctrl_c_anywhere_in_the_decoder_leaves_the_session_true(vlm, monkeypatch, call, layer):
+    """Call 0 is the prefill; the layers before the interrupt have written to the cache already."""
+    session = Session(vlm)
+    start = [*words(1, 5), ImageBlock(1), *words(2, 3)]
+    session.generate(**inputs_of(start), max_new_tokens=4, **NO_STOP)
+    other = [*words(1, 5), ImageBlock(1), 99, *words(4, 6)]
+    expected = vlm.generate(**inputs_of(other), max_new_tokens=8, **NO_STOP)
+    block, calls = vlm.language_model.layers[layer], []
+    forward = block.forward
 
-
-def test_stop_ids_and_a_replaced_step(vlm):
-    session, inputs, calls = Session(vlm), inputs_of([*words(1, 5), Picture(1), 9]), []
-    free = vlm.generate(**inputs, max_new_tokens=10, **NO_STOP)[0].tolist()
-    end = free.index(free[3]) + 1
-
-    def step(*arguments):
+    def interrupted(*arguments):
         calls.append(1)
-        return eager_step(vlm.language_model)(*arguments)
+        out = forward(*arguments)
+        if len(calls) == call + 1:
+            raise KeyboardInterrupt
+        return out
 
-    options = {"max_new_tokens": 10, "stop_token_ids": (free[3],), "decode_step": step}
-    result = session.generate_detailed(**inputs, **options)
-    assert result.rows() == [free[:end]] and result.stop_reasons == ["stop"] and len(calls) == end - 1
-    assert session.held == 10 + end - 1
-    assert session.generate(**inputs, max_new_tokens=1).shape == (1, 1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(block, "forward", interrupted)
+        session.generate(**inputs_of(other), max_new_tokens=8, **NO_STOP)
+    kept = 9 if call == 0 else length_of(other) + call - 1
+    assert session.held == kept
+    session_holds(session, vlm, other + expected[0].tolist())
+    again = session.generate_detailed(**inputs_of(other), max_new_tokens=8, **NO_STOP)
+    assert torch.equal(again.token_ids, expected) and again.reused == min(kept, length_of(other) - 1)
 
 
-def test_the_checkpoints_stop_ids_are_the_default():
-    model = tiny_vlm()
-    torch.nn.init.zeros_(model.language_model.lm_head.weight)  # all logits equal: the first id, 0
-    object.__setattr__(model.config, "eos_token_ids", (0,))
-    assert Session(model).generate(**inputs_of([1, 2]), max_new_tokens=5).tolist() == [[0]]
+def test_ctrl_c_while_a_image_is_encoded_changes_nothing(vlm, monkeypatch):
+    session = Session(vlm, FeatureCache(vlm, 10 * TILE_BYTES))
+    prompt = [*words(1, 5), ImageBlock(1), 9]
+    first = session.generate_detailed(**inputs_of(prompt), max_new_tokens=4, **NO_STOP)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+        def interrupted(*arguments):
+            raise KeyboardInterrupt
+
+        patch.setattr(vlm, "encode_images", interrupted)
+        session.generate(**inputs_of([*words(1, 5), ImageBlock(2), 9]), max_new_tokens=4, **NO_STOP)
+    assert session.held == length_of(prompt) + 3
+    session_holds(session, vlm, prompt + first.rows()[0])
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_taken_off(vlm, side):
-    session, ids = Session(vlm), inputs_of([*words(1, 5), Picture(1), 9])
-    expected = session.generate(**ids, max_new_tokens=5, **NO_STOP)
-    gap = (3, 0) if side == "left" else (0, 3)
-    padded = {
-        "input_ids": torch.nn.functional.pad(ids["input_ids"], gap, value=PAD_ID),
-        "attention_mask": torch.nn.functional.pad(torch.ones_like(ids["input_ids"]), gap),
-        "pixel_values": torch.cat((ids["pixel_values"], torch.zeros(1, 2, 3, SIDE, SIDE)), 1),
-    }
-    result = session.generate_detailed(**padded, max_new_tokens=5, **NO_STOP)
-    assert torch.equal(result.token_ids, expected) and (result.reused, result.prompt_tokens) == (9, [10])
+def test_an_unfinished_answer_cannot_go_on_after_another_one(vlm):
+    session = Session(vlm)
+    first, second = inputs_of([*words(1, 5), 8]), inputs_of([*words(1, 5), 9])
+    stream = session.generate_stream(**first, max_new_tokens=9, **NO_STOP)
+    tokens = iter(stream)
+    next(tokens), next(tokens)
+    expected = session.generate(**second, max_new_tokens=9, **NO_STOP)
+    with pytest.raises(ValueError, match="unfinished"):
+        next(tokens)
+    assert session.held == 6 + 8
+    session_holds(session, vlm, [*words(1, 5), 9, *expected[0].tolist()])
+    stream = session.generate_stream(**second, max_new_tokens=9, **NO_STOP)
+    tokens = iter(stream)
+    next(tokens)
+    session.reset()
+    with pytest.raises(ValueError, match="or was reset"):
+        next(tokens)
+    assert session.held == 0
+
+
+# --- room
+
+
+def test_the_cache_grows_in_steps_up_to_the_context():
+    model = tiny_vlm(max_position_embeddings=2500, num_hidden_layers=1)
+    session, history, position = Session(model), [ImageBlock(1), *words(1, 1000)], 2 * 1 * 2 * 12 * 4
+    assert session.kv_cache_bytes == 0
+    for more, new, capacity in ((0, 1, 1024), (0, 10, 1024), (0, 30, 2048), (1100, 20, 2500)):
+        history += words(2, more)
+        result = session.generate_detailed(**inputs_of(history), max_new_tokens=new, **NO_STOP)
+        assert session.kv_cache_bytes == result.kv_cache_bytes == capacity * position
+        history += result.rows()[0]
+    session_holds(session, model, history)
+    fork = session.generate_detailed(
+        **inputs_of(history[:500]), max_new_tokens=9, num_return_sequences=2, **NO_STOP
+    )
+    assert fork.kv_cache_bytes == (2500 + 2 * 511) * position
+    assert torch.equal(
+        session.generate(**inputs_of(history[:900]), max_new_tokens=20, **NO_STOP),
+        model.generate(**inputs_of(history[:900]), max_new_tokens=20, **NO_STOP),
+    )
+    session.reset()
+    assert session.kv_cache_bytes == session.held == 0
+
+
+# --- refusals
+
+
+def test_what_a_session_cannot_do_is_refused_and_changes_nothing(vlm):
+    session, prompt = Session(vlm), [*words(1, 5), ImageBlock(1), 9]
+    answer = session.generate(**inputs_of(prompt), max_new_tokens=4, **NO_STOP)
+    stream = session.generate_stream(**inputs_of(prompt), max_new_tokens=4, **NO_STOP)
+    next(iter(stream))
+    one = inputs_of([*words(1, 3), ImageBlock(2), 9])
+    for inputs, options, field in (
+        (one, {"max_new_tokens": 393}, "context"),
+        (one, {"use_cache": False}, "use_cache"),
+        ({"input_ids": torch.ones(2, 3, dtype=torch.int64)}, {}, "batch of 2"),
+        ({"input_ids": torch.tensor([[10**6]])}, {}, "input_ids"),
+        (one | {"pixel_values": one["pixel_values"][..., :8]}, {}, "pixel_values"),
+    ):
+        with pytest.raises(ValueError, match=field):
+            session.generate_stream(**inputs, **options)
+    assert torch.equal(stream.drain().token_ids, answer)  # not even the answer that goes on
+    session_holds(session, vlm, [*prompt, *answer[0].tolist()])
+
+
+def test_a_feature_cache_is_of_its_model(vlm):
+    with pytest.raises(ValueError, match="feature_cache"):
+        Session(vlm, FeatureCache(tiny_vlm(), 100))
 
 
 # --- threads
@@ -304,12 +242,85 @@ def test_threads_that_share_a_session_wait_for_each_other(vlm):
     assert [got[index].tolist() for index in (0, 1)] == [tokens.tolist() for tokens in expected]
 
 
-def test_a_streamed_answer_that_another_thread_cut_short_says_so(vlm):
-    session, options = Session(vlm), {"max_new_tokens": 6} | NO_STOP
-    stream = session.generate_stream(**inputs_of(words(1, 6)), **options)
-    next(iter(stream))
-    other = threading.Thread(target=session.generate, kwargs=inputs_of(words(2, 6)) | options)
-    other.start()
-    other.join(PATIENCE)
-    with pytest.raises(ValueError, match="left unfinished"):
-        stream.drain()
+# --- features by content
+
+
+def test_digests_tell_pixels_shape_dtype_and_mask_apart():
+    one, ones = tile(1)[None], torch.ones(1, SIDE, SIDE)
+    half = ones.clone()
+    half[:, :, 8:] = 0
+    changed = one.clone()
+    changed[0, 2, -1, -1] += 1e-6
+    different = [
+        tile_digests(one),
+        tile_digests(changed),
+        tile_digests(one.view(1, 3, SIDE // 2, SIDE * 2)),
+        tile_digests(one.view(torch.int32)),
+        tile_digests(one.bfloat16()),
+        tile_digests(one, half),
+    ]
+    assert len({digest for (digest,) in different}) == len(different)
+    # A row of a batch, a channels-last copy, a mask that hides nothing: the same tile.
+    batch = torch.stack([tile(2), tile(1)])
+    assert tile_digests(batch)[1] == tile_digests(one)[0] == tile_digests(one, ones.bool())[0]
+    assert tile_digests(batch.to(memory_format=torch.channels_last))[1] == tile_digests(one)[0]
+
+
+def encode(kept: FeatureCache, *seeds: int) -> tuple[torch.Tensor, int]:
+    tiles = torch.stack([tile(seed) for seed in seeds])
+    return kept.encode(tiles, None, tile_digests(tiles))
+
+
+def test_features_are_kept_within_bounds_and_go_by_last_use(vlm):
+    kept = FeatureCache(vlm, 3 * TILE_BYTES + 1)
+    assert [encode(kept, seed)[1] for seed in (1, 2, 3)] == [1, 1, 1]
+    assert encode(kept, 1)[1] == 0  # used again: now 2 is the oldest
+    assert encode(kept, 4)[1] == 1
+    assert (len(kept), kept.size_in_bytes) == (3, 3 * TILE_BYTES)
+    assert [encode(kept, seed)[1] for seed in (1, 3, 4)] == [0, 0, 0]
+    assert encode(kept, 2)[1] == 1
+    features, encoded = encode(kept, 5, 6, 7, 8, 9, 5)  # more than it keeps
+    assert encoded == 5 and len(kept) == 3
+    with torch.no_grad():
+        expected = vlm.encode_images(torch.stack([tile(seed) for seed in (5, 6, 7, 8, 9, 5)]))
+    assert_close(features, expected, "features")
+    storages = [tensor.untyped_storage().nbytes() for tensor in kept._features.values()]
+    assert sum(storages) <= kept.max_bytes, "a row keeps its whole batch in memory"
+    kept.clear()
+    assert (len(kept), kept.size_in_bytes, encode(kept, 9)[1]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("max_bytes", [0, TILE_BYTES - 1])
+def test_a_tile_that_does_not_fit_is_not_kept(vlm, max_bytes):
+    kept = FeatureCache(vlm, max_bytes)
+    assert [encode(kept, 1)[1], encode(kept, 1)[1]] == [1, 1] and len(kept) == kept.size_in_bytes == 0
+
+
+# --- generate.py
+
+
+def test_several_questions_share_a_session(as_json, photo):
+    questions = ("how many circles?", "what colour is it?", "how many?")
+    ask = [part for question in questions for part in ("-q", question)]
+    options = ("--dtype", "float32", "--max-new-tokens", 8)
+    together = as_json(photo, *ask, *options)
+    recomputed = as_json(photo, *ask, *options, "--no-cache")
+    assert [made["reused_tokens"] for made in recomputed] == [0, 0, 0]
+    assert together[0]["reused_tokens"] == 0
+    for made, plain, question in zip(together, recomputed, questions):
+        (alone,) = as_json(photo, "-q", question, *options)
+        assert alone["reused_tokens"] == 0
+        for key in ("answers", "token_ids", "prompt_tokens", "image_tokens"):
+            assert made[key] == alone[key] == plain[key]
+    for made in together[1:]:
+        assert made["image_tokens"] < made["reused_tokens"] < made["prompt_tokens"]
+
+
+def test_an_answer_larger_than_the_memory_is_one_sentence(complaint, photo, monkeypatch):
+    monkeypatch.setattr("generation.memory.available_bytes", lambda device: 1000)
+    assert "1000" in complaint(photo, "-q", "how many?", "--num-answers", 9, "--max-new-tokens", 8)
+
+
+def test_stats_tell_what_was_kept(cli, photo):
+    _, _, err = cli(photo, "-q", "how many?", "-q", "what colour?", "--max-new-tokens", 2, "--stats")
+    assert err.count("kept from the last question") == 1

@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data import shapes as S
-from data.shapes.questions import unique_phrases
-from data.shapes.sampling import _contrast
-from data.shapes.world import MIN_CENTRES
+import shapes as S
+from shapes.__main__ import main
+from shapes.questions import unique_phrases
+from shapes.world import KIND_CLASS, KINDS, MIN_CENTRES, WORDS
 
 
 def scenes(n, **kwargs):
@@ -30,13 +30,12 @@ def test_digit_split_is_disjoint_stratified_and_complete():
         S.digit_images("test")
 
 
-def test_scenes_follow_their_seed_and_render_deterministically():
+def test_scenes_follow_their_seed_and_their_difficulty():
     a, b = scenes(1)[0], scenes(1)[0]
-    assert a == b
-    assert S.render(a, 96).size == (96, 96) and S.render(a, 96).tobytes() == S.render(b, 96).tobytes()
-
-
-def test_full_difficulty_has_the_promised_spread():
+    assert a == b and S.render(a, 96).tobytes() == S.render(b, 96).tobytes()
+    assert all(
+        len(s.things) <= 3 and all(t.size >= 0.2 for t in s.things) for s in scenes(200, difficulty=0.0)
+    )
     sample = scenes(600)
     counts = Counter(len(s.things) for s in sample)
     assert set(counts) == set(range(1, 9)) and min(counts.values()) > 45
@@ -44,24 +43,14 @@ def test_full_difficulty_has_the_promised_spread():
         assert 0.33 < np.mean([s.first(kind) is not None for s in sample]) < 0.47
 
 
-def test_zero_difficulty_is_few_large_things_apart():
-    for s in scenes(200, difficulty=0.0):
-        assert 1 <= len(s.things) <= 3
-        assert all(t.size >= 0.2 for t in s.things)
-
-
 def test_everything_stays_visible_and_apart():
-    for s in scenes(200):
+    for s in scenes(150):
         ids = S.object_map(s, 128)
         for i, t in enumerate(s.things, 1):
             alone = (S.object_map(S.Scene((t,)), 128) > 0).sum()
             assert (ids == i).sum() >= (0.7 if t.kind == "shape" else 0.9) * alone
             assert all(np.hypot(t.x - o.x, t.y - o.y) >= MIN_CENTRES for o in s.things if o is not t)
-
-
-def test_backgrounds_contrast_with_the_inks():
-    for s in scenes(200):
-        assert all(_contrast(s.background.first, t.rgb) >= 100 for t in s.things)
+            assert np.abs(np.subtract(s.background.first, t.rgb)).max() >= 60
 
 
 def test_drawn_colour_is_the_named_one():
@@ -77,7 +66,7 @@ def test_dense_targets_by_hand():
     scene = S.Scene((shape("square", "red", 0.25, 0.25, 0.25), shape("star", "blue", 0.80, 0.70, 0.3)))
     image, dense = S.render_with_map(scene, 64, 4)
     assert image.size == (64, 64) and dense.shape == (16, 9) and dense.dtype == np.float32
-    assert 1 + 6 + 10 + len(S.WORDS) == S.NUM_KINDS
+    assert 1 + 6 + 10 + len(WORDS) == S.NUM_KINDS
     assert dense[3].tolist() == [0, -1, 0, 0, 0, 0, 0, 0, 0]  # background
     centre = dense[5]  # row 1, column 1
     assert centre[:2].tolist() == [2, 0] and centre[5] == 1
@@ -97,7 +86,7 @@ def test_dense_counts_by_hand():
     )
     dense = S.render_with_map(S.Scene(things), 64, 8)[1]
     counts = {(row[0], row[1]): row[6:].tolist() for row in dense.astype(int) if row[0]}
-    circle, star = S.KIND_CLASS["circle"], S.KIND_CLASS["star"]
+    circle, star = KIND_CLASS["circle"], KIND_CLASS["star"]
     assert counts == {(circle, 0): [3, 3, 2], (circle, 4): [3, 1, 1], (star, 0): [1, 3, 1]}
     assert (dense[dense[:, 0] == 0, 6:] == 0).all()
 
@@ -112,7 +101,7 @@ def test_dense_offsets_point_at_centres(grid):
         for row, px, py in zip(dense[patch], x, y):
             thing = min(s.things, key=lambda t: np.hypot(t.x - px, t.y - py))
             assert np.hypot(thing.x - px, thing.y - py) < 1e-5
-            assert S.KINDS[int(row[0])] == thing.name and S.COLOURS[int(row[1])] == thing.colour
+            assert KINDS[int(row[0])] == thing.name and S.COLOURS[int(row[1])] == thing.colour
         homes = {int(t.y * grid) * grid + int(t.x * grid) for t in s.things}
         assert set(np.nonzero(dense[:, 5])[0]) == homes
 
@@ -191,6 +180,8 @@ def test_answer_balance_and_distinct_questions():
     for i, s in enumerate(scenes(1500)):
         found = S.sample_questions(s, random.Random(i), 4)
         assert len({qa.question for qa in found}) == len(found) <= 4
+        some = S.sample_questions(s, random.Random(i), 3, ("word", "describe")) if i < 30 else []
+        assert {qa.family for qa in some} <= {"word", "describe"}
         for qa in found:
             answers.setdefault(qa.family, Counter())[qa.answer] += 1
     assert set(answers) == set(S.FAMILIES)
@@ -200,14 +191,6 @@ def test_answer_balance_and_distinct_questions():
         yes, no = answers[family]["yes"], answers[family]["no"]
         assert 0.42 < yes / (yes + no) < 0.58, (family, yes, no)
     assert all(qa == qa.lower() for c in answers.values() for qa in c)
-
-
-def test_sample_questions_keeps_to_the_families():
-    for s in scenes(30):
-        assert {qa.family for qa in S.sample_questions(s, random.Random(0), 3, ("word", "describe"))} <= {
-            "word",
-            "describe",
-        }
 
 
 def test_score():
@@ -221,11 +204,6 @@ def test_score():
     assert S.score("describe", "big red circle left", "red circle, red circle") == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="expected a family"):
         S.score("mood", "a", "a")
-
-
-def test_majority_answers():
-    qas = [S.QA("count", "", "1"), S.QA("count", "", "2"), S.QA("count", "", "2"), S.QA("word", "", "cat")]
-    assert S.majority_answers(qas) == {"count": "2", "word": "cat"}
 
 
 def test_heldout_questions():
@@ -245,3 +223,10 @@ def test_example_scene_and_errors():
         S.Scene(())
     with pytest.raises(ValueError, match="difficulty"):
         S.sample_scene(random.Random(0), difficulty=2.0)
+
+
+@pytest.mark.parametrize("mistake", [["--difficulty", "2"], ["--size", "0"], ["--out", __file__]])
+def test_mistakes_at_the_command_line(tmp_path, capsys, mistake):
+    with pytest.raises(SystemExit) as stop:
+        main(["--out", str(tmp_path), "--n", "1", *mistake])
+    assert stop.value.code == 2 and "error: " in capsys.readouterr().err

@@ -1,283 +1,134 @@
-"""train.py: recipes, freezing, adapters, the picture world end to end, and what it says to bad input."""
+"""train.py in one process: rows and shapes, what is refused, what ends a run, and everything that shows how a
+run goes: metrics, sample answers, the plot, the best model, trackers, the upload."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import types
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from peft import PeftModel
+from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 import train
-from tests.runs import SETTINGS, curve, flags, tiny_checkpoint, write_rows
-from training.config import TrainConfig
-from training.metrics import read_metrics
-from training.recipe import parse_config, read_recipe, write_run
+from models import VisionLanguageModel
+from shapes import training as shapes_training
+from tests.hub_server import HubServer, point_client_at
+from tests.rows import png
+from tests.runs import SMALL_SHAPES, curve, flags, metrics, prepared, refused, settings_in, shapes_processor
+from tests.waiting import PATIENCE
+from training import plot
+from training.config import TrainConfig, parse_arguments
+from training.distributed import is_out_of_memory
+from training.metrics import Metrics, open_tracker, read_metrics
 from training.state import FOLDER, states
+from training.task import Answered, Question
 
-RECIPES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
-# A picture-world run of three steps of each stage.
-SMALL = {
-    "device": "cpu",
-    "threads": 1,
-    "workers": 0,
-    "pictures": 18,
-    "vision_pictures": 12,
-    "vision_batch_size": 4,
-    "batch_size": 2,
-    "log_every": 1,
-    "eval_every": 3,
-    "eval_pictures": 2,
-    "eval_questions": 10,
-    "save_every": 4,
-    "vision_layers": 1,
-    "text_layers": 2,
-}
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("train")
-    tiny_checkpoint(folder / "tiny")
-    write_rows(folder / "rows.jsonl", 12)
-    return folder
+    return prepared(tmp_path_factory.mktemp("train"), rows=24)
 
 
 def settings(base, output: str, **more) -> list[str]:
-    made = {"init_from": str(base / "tiny"), "data": str(base / "rows.jsonl"), "output": str(base / output)}
-    return flags(**(SETTINGS | made | {"batch_size": 4, "steps": 3} | more))
+    return flags(**(settings_in(base, output, batch_size=4, steps=3) | more))
 
 
-def refused(arguments: list[str], capsys) -> str:
-    """The one sentence with which train.py refuses."""
-    with pytest.raises(SystemExit) as left:
-        train.main(arguments)
-    assert left.value.code == 2
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py: error:")]
-    assert len(said) == 1
-    return said[0]
-
-
-# ---------------------------------------------------------------------------------------------- recipes
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_recipes_parse(recipe):
-    config = parse_config([str(recipe), "--seed", "5"])
-    assert config.seed == 5 and config.output == f"runs/{recipe.stem}"
-
-
-def test_no_argument_is_the_picture_world():
-    assert parse_config([]) == TrainConfig()
-
-
-def test_resume_auto(tmp_path, capsys):
-    for arguments, resume in (
-        (["--resume", "auto", "--seed", "3"], True),
-        (["--no-resume", "--resume=auto"], True),
-        (["--resume"], True),
-        (["--no-resume"], False),
-        (["--resume", "auto", "--no-resume"], False),
-    ):
-        assert parse_config(arguments).resume is resume, arguments
-    (tmp_path / "recipe.yaml").write_text("resume: auto")
-    assert parse_config([str(tmp_path / "recipe.yaml")]).resume is True
-    assert "never" in refused(["--resume", "never"], capsys)
-    assert "auto" in refused(["--device", "cpu", "auto"], capsys)
-    with pytest.raises(SystemExit):
-        parse_config(["--help"])
-    assert "--resume auto" in " ".join(capsys.readouterr().out.split())
-
-
-def test_the_resolved_config_is_a_recipe(base):
-    train.main(settings(base, "resolved", max_tiles=3))
-    config = parse_config([str(base / "resolved" / "run.yaml")])
-    assert config.max_tiles == 3 and config.init_from == str(base / "tiny")
-    assert read_recipe(base / "resolved" / "run.yaml") == config.to_dict()
-
-
-@pytest.mark.parametrize(
-    "text, arguments, message",
-    [
-        ("learning_rate: 1", [], "unknown key learning_rate"),
-        ("- a list", [], "expected keys and values, got list"),
-        ("a: b: c", [], "is no YAML"),
-        ("lr: fast", [], "lr"),
-        ("", ["--learning-rate", "1"], "unknown flag --learning-rate"),
-        ("", ["--batch-size", "0"], "--batch-size: expected from 1 to 65536, got 0"),
-        ("", ["--schedule", "step"], "--schedule: expected wsd, cosine, got 'step'"),
-        ("", ["--data", "rows.jsonl"], "rows need a model to start from"),
-        ("lora_rank: 4", [], "--lora-rank: not for the picture world"),
-    ],
-)
-def test_bad_settings(tmp_path, capsys, text, arguments, message):
-    (tmp_path / "recipe.yaml").write_text(text)
-    assert message in refused([str(tmp_path / "recipe.yaml"), *arguments], capsys)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "7e8d9f0",
-        "7e8",
-        "1234567",
-        "0123456",
-        "0o17",
-        "0x1f",
-        "1_000",
-        "12:30:45",
-        "1e400",
-        "no",
-        ".5e3",
-        "9" * 40,
-    ],
-)
-def test_text_that_looks_like_something_else_stays_text(tmp_path, text):
-    """The beginning of a commit, a subset named after Norway."""
-    entry = f"{{path: a/b, revision: {text}, subset: {text}}}"
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(f"init_from: {text}\noutput: &o {text}\nsteps: 5\ndata:\n- {entry}\n")
-    for config in (
-        parse_config([str(recipe)]),
-        parse_config(["--init-from", text, "--output", text, "--data", f"[{entry}]"]),
-    ):
-        (data,) = config.data
-        assert (data["revision"], data["subset"], config.init_from, config.output) == (text,) * 4
-        write_run(config, tmp_path)
-        assert parse_config([str(tmp_path / "run.yaml")]) == config
-
-
-@pytest.mark.parametrize("text", ["no", "7e8", "12"])
-def test_a_path_of_rows_and_the_names_of_columns_stay_text(tmp_path, text):
-    recipe = tmp_path / "recipe.yaml"
-    entry = f"{{path: a/b, weight: 2, columns: {{question: {text}}}}}"
-    recipe.write_text(f"init_from: a/b\ndata: {text}\neval_data:\n- {entry}\n")
-    config = parse_config([str(recipe)])
-    assert config.data == text
-    assert config.eval_data == [{"path": "a/b", "weight": 2, "columns": {"question": text}}]
-
-
-def test_a_text_beside_the_same_number(tmp_path):
-    """An alias is text where a text is wanted, and a number elsewhere."""
-    (tmp_path / "recipe.yaml").write_text("output: &n 17\nsteps: *n\npictures: 0\nvision_pictures: 0\n")
-    config = parse_config([str(tmp_path / "recipe.yaml")])
-    assert (config.output, config.steps) == ("17", 17)
-
-
-def test_no_recipe_there(capsys):
-    assert "nowhere.yaml cannot be read" in refused(["nowhere.yaml"], capsys)
-
-
-# ------------------------------------------------------------------------------------------------- data
+# ---------------------------------------------------------------------------------------------- refusals
 def test_bad_data_and_models(base, capsys):
     (base / "columns.jsonl").write_text('{"prompt": "a", "reply": "b"}\n')
     (base / "empty.jsonl").write_text("")
-    said = refused(settings(base, "bad", data=str(base / "columns.jsonl")), capsys)
-    assert "prompt" in said and "reply" in said
-    assert "has no rows" in refused(settings(base, "bad", data=str(base / "empty.jsonl")), capsys)
-    assert "no such file" in refused(settings(base, "bad", data=str(base / "nowhere.jsonl")), capsys)
-    assert "rows.jsonl" in refused(settings(base, "rows.jsonl/run"), capsys)
-    assert "context" in refused(settings(base, "bad", sequence_length=4096), capsys)
-    assert "not installed" in refused(settings(base, "bad", tracker="trackio"), capsys)
     (base / "other").mkdir()
     (base / "other" / "config.json").write_text('{"model_type": "bert"}')
-    said = refused(settings(base, "bad", init_from=str(base / "other")), capsys)
-    assert "other: unsupported architecture (model_type 'bert'); supported are" in said
-    short = flags(**(SMALL | {"sequence_length": 64, "output": str(base / "short")}))
-    assert "--sequence-length: expected more than the 70 positions of a picture" in refused(short, capsys)
-
-
-def test_a_loss_that_is_not_finite(base, capsys, monkeypatch):
-    def broken(task, wrapped, batches, step, *rest):
-        total, logged = backward(task, wrapped, batches, step, *rest)
-        if step == 1:
-            next(p for p in task.module.parameters() if p.grad is not None).grad.fill_(float("nan"))
-        return total, logged
-
-    backward = train.backward
-    monkeypatch.setattr(train, "backward", broken)
-    said = refused(settings(base, "nan"), capsys)
-    assert "step 1: the gradient is nan; its samples: " in said and "rows.jsonl" in said
-    train.main(settings(base, "skipped", max_skipped=1))
-    assert len(curve(base / "skipped")) == 3
-    weights = load_file(base / "skipped" / "model.safetensors")
-    assert all(value.isfinite().all() for value in weights.values())
+    for change, named in (
+        ({"data": str(base / "columns.jsonl")}, "reply"),
+        ({"data": str(base / "empty.jsonl")}, "no rows"),
+        ({"data": str(base / "nowhere.jsonl")}, "nowhere.jsonl"),
+        ({"output": "rows.jsonl/run"}, "rows.jsonl"),
+        ({"sequence_length": 4096}, "--sequence-length"),
+        ({"init_from": str(base / "other")}, "bert"),
+        ({"eval_metric": "exact_mach", "eval_data": str(base / "rows.jsonl")}, "exact_match"),
+    ):
+        assert named in refused(capsys, settings(base, **({"output": "bad"} | change))), change
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("arguments", "named"),
     [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
-        RuntimeError("unable to mmap 8 bytes from file <x>: Cannot allocate memory (12)"),
-        RuntimeError("std::bad_alloc"),
-        None,
+        ("--sequence-length 64", "--sequence-length"),
+        ("--sequence-length 4096", "--sequence-length"),
+        ("--init-from checkpoints/ocelli-shapes --image-size 32", "--image-size"),
     ],
 )
-def test_too_little_memory_is_one_sentence(base, capsys, monkeypatch, error):
-    def fail(*_):
-        if error is not None:
-            raise error
-        torch.empty(2**60, dtype=torch.uint8)  # as a CPU says it
-
-    monkeypatch.setattr(train, "backward", fail)
-    said = refused(settings(base, "full"), capsys)
-    assert "out of memory: lower --micro-batch-size" in said and "--sequence-length" in said
-    assert said.strip().splitlines()[-1].startswith("train.py: error: ") and "Traceback" not in said
-    small = flags(**(SMALL | {"output": str(base / "full-shapes")}))
-    assert "out of memory: lower --vision-batch-size" in refused(small, capsys)
+def test_sizes_that_do_not_suit_the_model(arguments, named, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(shapes_training, "build_processor", shapes_processor)
+    output = tmp_path / "run"
+    assert named in refused(capsys, [*arguments.split(), "--output", str(output), "--device", "cpu"])
+    assert not output.exists()
 
 
-def test_another_error_of_ours_is_not_taken_for_too_little_memory(base, monkeypatch):
-    def fail(*_):
-        raise RuntimeError("expected a matrix")
+# ------------------------------------------------------------------------------------ what ends a run
+def test_a_gradient_that_is_not_finite(base, capsys, monkeypatch):
+    def broken(self, step, *rest):
+        found = backward(self, step, *rest)
+        if step == 1:
+            next(p for p in self.task.module.parameters() if p.grad is not None).grad.fill_(float("nan"))
+        return found
 
-    monkeypatch.setattr(train, "backward", fail)
-    with pytest.raises(RuntimeError, match="a matrix"):
+    backward = train.Run.backward
+    monkeypatch.setattr(train.Run, "backward", broken)
+    said = refused(capsys, settings(base, "nan"))
+    assert "step 1" in said and "nan" in said and "rows " in said
+    train.main(settings(base, "skipped", max_skipped=1))
+    assert len(curve(base / "skipped")) == 3
+    assert all(value.isfinite().all() for value in load_file(base / "skipped" / MODEL).values())
+
+
+def test_too_little_memory(base, capsys, monkeypatch):
+    """Reported with what to lower; an error of ours is not taken for it."""
+    monkeypatch.setattr(train.Run, "backward", lambda *_: torch.empty(2**60, dtype=torch.uint8))
+    assert "--micro-batch-size" in refused(capsys, settings(base, "full"))
+    monkeypatch.setattr(train.Run, "backward", lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
         train.main(settings(base, "full"))
+    for text in ("CUBLAS_STATUS_ALLOC_FAILED", "Cannot allocate memory (12)", "std::bad_alloc"):
+        assert is_out_of_memory(RuntimeError(f"CUDA error: {text}"))
 
 
-# ------------------------------------------------------------------------------------------------ parts
+# ------------------------------------------------------------------------------------------------- rows
 def test_rate_0_freezes(base):
-    train.main(settings(base, "frozen", vision_lr=0.0, projector_lr=0.0, eval_data=str(base / "rows.jsonl")))
-    before, after = (
-        load_file(base / "tiny" / "model.safetensors"),
-        load_file(base / "frozen" / "model.safetensors"),
-    )
+    more = {"vision_lr": 0.0, "projector_lr": 0.0, "activation_checkpointing": True}
+    train.main(settings(base, "frozen", max_tiles=3, **more))
+    before, after = (load_file(base / name / MODEL) for name in ("tiny", "frozen"))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed and all("text_model" in name or "lm_head" in name for name in changed)
-    rows = [json.loads(line) for line in (base / "frozen" / "metrics.jsonl").read_text().splitlines()]
-    assert any("eval_loss" in row for row in rows)
+    config, _ = parse_arguments([str(base / "frozen" / "run.yaml")])  # the resolved settings are a recipe
+    assert config.max_tiles == 3 and config.init_from == str(base / "tiny")
 
 
-@pytest.mark.parametrize(
-    "change", [{"activation_checkpointing": True}, {"packing": False, "epochs": 1, "steps": 0}]
-)
-def test_other_ways(base, change):
-    train.main(settings(base, "ways", resume=False, **change))
-    assert len(curve(base / "ways")) == 3
-
-
-def test_data_that_end_early_are_looked_at_too(base, capsys):
-    """Behind the last step of a run with fewer than it asked for: its line, scores, a card that has them."""
-    more = {"steps": 1000, "epochs": 1, "save_every": 1, "log_every": 100, "eval_every": 100}
+def test_data_that_end_early_are_evaluated_too(base):
+    """After the last step of a run with fewer than asked for: its line, scores, and a card that has them."""
+    more = {"steps": 1000, "epochs": 1, "save_every": 1000, "log_every": 100, "eval_every": 100}
+    more |= {"packing": False, "eval_metric": "exact_match", "eval_questions": 6}
     train.main(settings(base, "early", eval_data=str(base / "rows.jsonl"), **more))
-    logged, scores = read_metrics(base / "early" / "metrics.jsonl")
-    assert logged["step"] == scores["step"] > 1 and logged["loss"] > 0 and scores["eval_loss"] > 0
+    logged, scores = metrics(base / "early")
+    assert logged["step"] == scores["step"] > 1 and logged["loss"] > 0
+    assert scores["eval_loss"] > 0 <= scores["eval_accuracy"]
     assert f"{scores['eval_loss']:.3f}" in (base / "early" / "README.md").read_text()
     assert states(base / "early" / FOLDER)[-1].name == f"step-{logged['step']:08d}"
-    assert "best/" not in capsys.readouterr().out
-
-
-def test_a_short_run_shows_its_loss(base, capsys):
-    """Shorter than --log-every; there is no plot before there is a line, and that is no failure."""
-    train.main(settings(base, "short", steps=3, log_every=20, eval_every=1))
-    (row,) = read_metrics(base / "short" / "metrics.jsonl")
-    assert row["step"] == 3 and row["loss"] > 0
-    said = capsys.readouterr().out
-    assert "plot could not be written" not in said and (base / "short" / "plot.svg").exists()
-    assert "no held-out rows are scored (--eval-data): no model is kept in best/" in said
 
 
 def test_adapters(base):
@@ -291,47 +142,208 @@ def test_adapters(base):
         adapted = PeftModel.from_pretrained(start, base / "lora" / "adapter").eval()
         torch.testing.assert_close(adapted(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
         assert (plain - expected).abs().max() > 1e-3
-        torch.testing.assert_close(
-            adapted.merge_and_unload()(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4
-        )
 
 
-def test_the_picture_world_end_to_end(tmp_path):
-    train.main(flags(**SMALL, output=str(tmp_path / "shapes")))
-    rows = [json.loads(line) for line in (tmp_path / "shapes" / "metrics.jsonl").read_text().splitlines()]
+# ----------------------------------------------------------------------------------------------- shapes
+def test_shapes_end_to_end_and_evaluations_change_nothing(tmp_path, capsys, monkeypatch):
+    """Two stages. The weights are the same to the bit, however often the model was evaluated."""
+    monkeypatch.setattr(shapes_training, "build_processor", shapes_processor)
+    often, never = tmp_path / "often", tmp_path / "never"
+    train.main(flags(**SMALL_SHAPES | {"eval_every": 1}, output=str(often)))
+    rows = metrics(often)
     steps = [row for row in rows if "dense_loss" in row]
     assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6]
     assert ["loss" in row for row in steps] == [False] * 3 + [True] * 3
-    assert "eval_accuracy" in rows[-1]
-    AutoModelForImageTextToText.from_pretrained(tmp_path / "shapes")
-
-
-def test_asking_the_model_now_and_then_changes_nothing(tmp_path, capsys):
-    """The same weights to the bit, however often it was asked. Sample answers take no scores; best/ does, and
-    it is said that there are none."""
-    asked, unasked = tmp_path / "asked", tmp_path / "unasked"
-    train.main(flags(**SMALL | {"eval_every": 1}, output=str(asked)))
-    assert (asked / "best").exists() and "best/" not in capsys.readouterr().out
-    none = {"eval_questions": 0, "eval_pictures": 0}
-    train.main(flags(**SMALL | {"eval_every": 1000} | none, output=str(unasked)))
-    said = capsys.readouterr().out
-    assert "--eval-questions 0 leaves answers without a score: no model is kept in best/" in said
-    assert not (unasked / "best").exists() and [p.name for p in (unasked / "samples").iterdir()] == [
-        "step-00000006"
-    ]
-    weights = [load_file(folder / "model.safetensors") for folder in (asked, unasked)]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
-    rows = [json.loads(line) for line in (asked / "metrics.jsonl").read_text().splitlines()]
+    assert [row["pictures"] for row in steps] == [4, 8, 12, 14, 16, 18]
     scores = [row["eval_accuracy"] for row in rows if "eval_accuracy" in row]
-    assert len(scores) == 3 and all(0 <= score <= 1 for score in scores)  # once there is a language model
+    assert len(scores) == 3 and all(0 <= score <= 1 for score in scores)  # of the second stage
+    AutoModelForImageTextToText.from_pretrained(often)
+    assert (often / "best").exists() and "best/" not in capsys.readouterr().out
+
+    none = {"eval_questions": 0, "eval_pictures": 0, "eval_every": 1000, "eval_samples": 3}
+    train.main(flags(**SMALL_SHAPES | none, output=str(never)))
+    assert "best/" in capsys.readouterr().out and not (never / "best").exists()
+    (kept,) = (never / "samples").iterdir()
+    answers = [json.loads(line) for line in (kept / "answers.jsonl").read_text().splitlines()]
+    assert kept.name == "step-00000006"
+    assert [row["pictures"] for row in answers] == [["00.png"], ["01.png"], ["02.png"]]
+    weights = [load_file(folder / MODEL) for folder in (often, never)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
 
 
-def test_rows_are_answered_where_there_is_a_metric(base, capsys):
-    held_out = {"eval_data": str(base / "rows.jsonl"), "eval_metric": "exact_match", "eval_questions": 6}
-    train.main(settings(base, "asked", **held_out))
-    rows = [json.loads(line) for line in (base / "asked" / "metrics.jsonl").read_text().splitlines()]
-    assert {"eval_loss", "eval_accuracy"} <= rows[-1].keys()
-    said = refused(settings(base, "asked", **held_out | {"eval_metric": "exact_mach"}), capsys)
-    assert "unknown metric 'exact_mach'; expected exact_match" in said
-    said = refused(settings(base, "asked", eval_metric="exact_match"), capsys)
-    assert "--eval-metric: expected rows with --eval-data" in said
+# ---------------------------------------------------------------------------------------- what a run shows
+@pytest.fixture(scope="module")
+def watched(base):
+    # By its name, a dataset has the same order wherever it lies: two of its first five rows have images.
+    held_out = [{"path": str(base / "rows.jsonl"), "name": "seen"}]
+    more = {"eval_data": held_out, "eval_every": 2, "eval_samples": 5, "steps": 4, "save_every": 2}
+    train.main(settings(base, "watched", **more))
+    return base / "watched"
+
+
+def test_speed_and_time_left(watched):
+    rows = metrics(watched, "loss")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4] and rows[-1]["seconds_left"] == 0
+    for row in rows:
+        assert row["tokens_per_second"] > 0 and 0 <= row["mfu"] < 1 and row["seconds_left"] >= 0
+    for name in ("images_per_second", "mfu"):  # rounded: of a step that was held up for seconds nothing stays
+        assert any(row[name] > 0 for row in rows), name
+
+
+def test_sample_answers_have_their_images(watched):
+    scores = metrics(watched, "eval_loss")
+    for step, score in zip((2, 4), scores, strict=True):
+        folder = watched / "samples" / f"step-{step:08d}"
+        rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+        assert len(rows) == 5 and all(row["question"] and row["target"] for row in rows)
+        assert score["eval_exact_match"] == sum(row["right"] for row in rows) / 5
+        shown = [name for row in rows for name in row["pictures"]]
+        assert shown and {path.name for path in folder.glob("*.png")} == set(shown)
+        assert all(max(Image.open(folder / name).size) <= 512 for name in shown)
+
+
+def test_the_best_model_is_kept(watched):
+    score = json.loads((watched / "best" / "best.json").read_text())
+    seen = {row["step"]: row["eval_loss"] for row in metrics(watched, "eval_loss")}
+    assert score["name"] == "eval_loss" and score["value"] == min(seen.values()) == seen[score["step"]]
+    AutoModelForImageTextToText.from_pretrained(watched / "best")
+    assert f"{seen[score['step']]:.3f}" in (watched / "best" / "README.md").read_text()  # its card's table
+
+
+def test_a_worse_model_is_not_the_best(base):
+    """A rate that ruins the model: what was best before stays, and a run that resumes knows it."""
+    arguments = settings(base, "ruined", eval_data=str(base / "rows.jsonl"), eval_every=2, steps=2)
+    train.main(arguments)
+    before = (base / "ruined" / "best" / MODEL).read_bytes()
+    train.main([*arguments, "--steps", "4", "--lr", "3.0", "--grad-clip", "0"])
+    rows = metrics(base / "ruined", "eval_loss")
+    assert [row["step"] for row in rows] == [2, 4] and rows[1]["eval_loss"] > rows[0]["eval_loss"]
+    assert (base / "ruined" / "best" / MODEL).read_bytes() == before
+    assert json.loads((base / "ruined" / "best" / "best.json").read_text())["step"] == 2
+    train.main([*arguments, "--no-resume", "--no-keep-best"])
+    assert not (base / "ruined" / "best").exists()
+
+
+def test_answers_and_scores_change_nothing(base, watched):
+    train.main(settings(base, "alone", eval_samples=0, steps=4, save_every=2))
+    assert curve(base / "alone") == curve(watched)
+    assert (base / "alone" / MODEL).read_bytes() == (watched / MODEL).read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------ trackers
+ANSWERED = [Answered(Question((Image.new("RGB", (900, 300)),), "what?", "a cat"), "A cat.")]
+
+
+class Wandb(types.ModuleType):
+    """The part of wandb's interface that is used, recorded: the package itself is no dependency."""
+
+    def __init__(self, problem: Exception | None = None):
+        super().__init__("wandb")
+        self.problem, self.logged, self.finished = problem, [], False
+
+    def init(self, **settings):
+        if self.problem is not None:
+            raise self.problem
+        self.settings = settings
+
+    def log(self, values, step):
+        self.logged.append((values, step))
+
+    def Image(self, pixels, caption):
+        return pixels.shape, caption
+
+    def finish(self):
+        self.finished = True
+
+
+def test_a_tracker_gets_numbers_and_images_and_may_fail(tmp_path, monkeypatch, capsys):
+    module = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    log = Metrics(TrainConfig(output=str(tmp_path), tracker="wandb"), 4, 0, True)
+    log.write({"step": 1, "loss": 2.0, "samples": [["rows", 1]]})
+    log.write_samples(1, ANSWERED)
+    assert module.settings["project"] == "ocelli" and module.settings["name"] == tmp_path.name
+    shown = ((171, 512, 3), "what? -> A cat. (expected: a cat)")
+    assert module.logged == [({"loss": 2.0}, 1), ({"sample_0": shown}, 1)]
+    assert ANSWERED[0].right and not Answered(ANSWERED[0].question, "a dog").right
+    log.close()
+    assert module.finished
+    monkeypatch.setattr(module, "log", lambda *_, **__: 1 / 0)
+    log.write({"step": 2, "loss": 1.0})
+    log.write({"step": 3, "loss": 1.0})
+    assert capsys.readouterr().out.count("division by zero") == 1
+    assert [row["step"] for row in read_metrics(log.path)] == [1, 2, 3]
+
+
+def test_a_tracker_without_login_or_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", Wandb(RuntimeError("No API key configured.")))
+    monkeypatch.setitem(sys.modules, "trackio", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    for name in ("wandb", "trackio", "tensorboard"):
+        with pytest.raises(ValueError, match=f"--tracker {name}"):
+            open_tracker(TrainConfig(output=str(tmp_path), tracker=name))
+
+
+# ------------------------------------------------------------------------------------------------ the plot
+def lines_of(svg: str) -> list[list[tuple[float, ...]]]:
+    found = ET.fromstring(svg).findall("{http://www.w3.org/2000/svg}polyline")
+    return [[tuple(map(float, point.split(","))) for point in one.get("points").split()] for one in found]
+
+
+def test_plot(watched, tmp_path):
+    assert plot.main([str(watched), str(tmp_path / "one.svg")]) == 0
+    drawn = (tmp_path / "one.svg").read_text()
+    assert drawn == (watched / "plot.svg").read_text()
+    assert [len(line) for line in lines_of(drawn)] == [4, 2, 2]  # loss, held-out loss, exact match
+    assert plot.main([str(tmp_path)]) == 2
+    rows = [{"step": step, "loss": 10.0 / step, "eval_accuracy": step / 1000} for step in range(1, 1001)]
+    loss, accuracy = lines_of(plot.draw([*rows, {"step": 1001, "loss": float("nan")}], "a <run>"))
+    assert 200 < len(loss) <= 300 and loss == sorted(loss)  # falls: y grows downwards
+    assert accuracy == sorted(accuracy, key=lambda p: (p[0], -p[1]))
+    assert lines_of(plot.draw([], "empty")) == []
+
+
+# ------------------------------------------------------------------------------------------------- the Hub
+def test_a_finished_run_is_pushed(base, tmp_path, monkeypatch, capsys):
+    push = {"output": str(tmp_path / "run"), "push_to_hub": "me/tiny", "lora_rank": 2, "steps": 2}
+    with HubServer({}, uploads=tmp_path / "hub") as hub:
+        point_client_at(monkeypatch, hub.url, tmp_path / "cache")
+        train.main(settings(base, **push))
+        assert f"{hub.url}/me/tiny/commit/" in capsys.readouterr().out
+        there = hub.repos["me/tiny"]
+        for name in (MODEL, "README.md", "config.json", "tokenizer.json"):
+            assert (there / name).read_bytes() == (tmp_path / "run" / name).read_bytes(), name
+        assert not (there / "run.yaml").exists() and not (there / "state").exists()
+        card = ModelCard((there / "README.md").read_text())
+        assert card.data.pipeline_tag == "image-text-to-text"
+        assert 'from_pretrained("me/tiny")' in card.content and str(base) not in card.content
+        VisionLanguageModel.from_pretrained("me/tiny")
+    with HubServer({}) as hub:  # which refuses it: the run has ended, and the model is where it was written
+        point_client_at(monkeypatch, hub.url, tmp_path / "cache2")
+        assert "me/tiny" in refused(capsys, settings(base, **push))
+
+
+def test_a_dataset_by_its_hub_id(base, tmp_path):
+    """Downloaded, and streamed: in a process of its own, which reads HF_ENDPOINT."""
+    rows = [{"question": "what is it", "answer": f"row {i}", "image": png(seed=i)} for i in range(12)]
+    columns = datasets.Features(
+        {"question": datasets.Value("string"), "answer": datasets.Value("string"), "image": datasets.Image()}
+    )
+    repo = tmp_path / "repo"
+    datasets.Dataset.from_list(rows, features=columns).to_parquet(
+        repo / "data" / "train-00000-of-00001.parquet"
+    )
+    data = [{"path": "owner/rows"}]
+    data += [{"path": "owner/rows", "name": "streamed", "streaming": True, "weight": 12}]
+    with HubServer({"datasets/owner/rows": repo}) as hub:
+        env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+        # The client gives up after ten seconds, in which this process may not get to answer it.
+        env |= {"HF_HUB_ETAG_TIMEOUT": str(PATIENCE), "HF_HUB_DOWNLOAD_TIMEOUT": str(PATIENCE)}
+        env |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0"}
+        arguments = settings(base, str(tmp_path / "run"), data=data, steps=2)
+        done = subprocess.run(
+            [sys.executable, "train.py", *arguments], cwd=ROOT, env=env, capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stderr
+    seen = {name for _, _, rows in curve(tmp_path / "run") for row in rows for name, _ in row}
+    assert seen == {"owner/rows", "streamed"}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 import train
 from data.errors import DatasetError
-from data.lanes import DropCount, Dropped, Produced
 from tests.rows import png
 from tests.runs import curve, flags, named, prepared, settings_in, start, write_rows
 from tests.waiting import PATIENCE, wait_for
@@ -20,7 +17,7 @@ from training.metrics import Metrics
 from training.rows import RowsTask
 from training.state import FOLDER, states
 
-STEPS = 60
+STEPS = 30
 
 
 @pytest.fixture(scope="module")
@@ -42,115 +39,89 @@ def lose(path: Path, ranks: int, made: dict, there) -> list:
 
     def waiting(self, row):
         write(self, row)
-        until = time.monotonic() + PATIENCE
-        while reached() and path.exists() and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_for(lambda: not (reached() and path.exists()))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Metrics, "write", waiting)
         processes = start(ranks, **made)
     assert wait_for(lambda: reached() or not all(process.is_alive() for process in processes)) and reached()
-    away = path.rename(path.with_name("away.jsonl"))
+    away = path.rename(path.with_name("away"))
     for process in processes:
         process.join(PATIENCE)
     away.rename(path)
     return [process.exitcode for process in processes]
 
 
-@pytest.mark.parametrize("ranks, workers", [(1, 0), (1, 2), (2, 0)])
+def saved_step(output: Path) -> int:
+    """The step of the only saved state, which is the latest that was trained."""
+    (state,) = states(output / FOLDER)
+    done = curve(output)[-1][0]
+    assert state.name == f"step-{done:08d}"
+    return done
+
+
+@pytest.mark.parametrize("ranks, workers", [(1, 2), (2, 0)])
 def test_a_dataset_that_disappears(folder, capfd, ranks, workers):
-    """The run saves and leaves; the same command goes on, and is as one that was never disturbed."""
-    name, made = f"lost-{ranks}-{workers}", settings(folder, f"lost-{ranks}-{workers}", workers=workers)
+    """The run saves and leaves; the same command resumes, and is as one that was never disturbed."""
+    name, made = f"lost-{ranks}", settings(folder, f"lost-{ranks}", workers=workers)
     exits = lose(folder / "rows.jsonl", ranks, made, lambda lines: lines.count(b"\n") > 5)
     said = capfd.readouterr()
     assert exits == [2] * ranks, said.err
     assert "Traceback" not in said.err
-    assert "the data can be read no longer: [Errno 2] No such file or directory" in said.err
-    assert "the same command goes on from here" in said.out
-    done = curve(folder / name)[-1][0]
-    (state,) = states(folder / name / FOLDER)
-    assert 5 < done < STEPS and state.name == f"step-{done:08d}"
+    assert "reading the data failed" in said.err and "rows.jsonl" in said.err
+    assert "rerun the same command" in said.out
+    assert 5 < saved_step(folder / name) < STEPS
     if ranks == 1:
-        train.main(flags(**settings(folder, name, workers=workers)))
+        train.main(flags(**settings(folder, name)))
         train.main(flags(**settings(folder, f"{name}-whole")))
         assert curve(folder / name) == curve(folder / f"{name}-whole")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_held_out_data_that_disappear(folder, capfd, ranks):
-    """Found out when they are looked at: what was trained is saved."""
-    name, held = f"held-{ranks}", write_rows(folder / "held.jsonl", 8)
+def test_held_out_data_that_disappear(folder, capfd):
+    """Found out when they are looked at: what was trained is saved, on all ranks."""
+    held = write_rows(folder / "held.jsonl", 8)
     more = {"eval_data": [{"path": str(held), "name": "held"}], "eval_pictures": 8, "eval_every": 10}
-    exits = lose(held, ranks, settings(folder, name, **more), lambda lines: b"eval_loss" in lines)
-    said = capfd.readouterr()
-    assert exits == [2] * ranks, said.err
-    assert "Traceback" not in said.err and "the data can be read no longer" in said.err
-    done = curve(folder / name)[-1][0]
-    (state,) = states(folder / name / FOLDER)
-    assert done % 10 == 0 and state.name == f"step-{done:08d}"
+    exits = lose(held, 2, settings(folder, "held", **more), lambda lines: b"eval_loss" in lines)
+    said = capfd.readouterr().err
+    assert exits == [2, 2], said
+    assert "Traceback" not in said and "reading the data failed" in said
+    assert saved_step(folder / "held") % 10 == 0
 
 
-def write_picture_rows(folder) -> tuple[Path, Path]:
-    """Rows about pictures that stand in files, and the folder of these."""
-    pictures = folder / "pictures"
-    pictures.mkdir()
+def write_image_rows(folder) -> tuple[Path, Path]:
+    """Rows about images that stand in files, and the folder of these."""
+    images = folder / "pictures"
+    images.mkdir()
     rows = []
     for number in range(60):
-        (pictures / f"{number}.png").write_bytes(png(seed=number))
-        rows.append({"question": "how many", "answer": "three", "image": str(pictures / f"{number}.png")})
+        (images / f"{number}.png").write_bytes(png(seed=number))
+        rows.append({"question": "how many", "answer": "three", "image": str(images / f"{number}.png")})
     path = folder / "pictured.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path, pictures
+    return path, images
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_pictures_that_disappear(folder, tmp_path, capfd, workers):
-    """Too many of the rows are bad then: the run saves and leaves; the same command goes on."""
-    rows, pictures = write_picture_rows(tmp_path)
-    data = [{"path": str(rows), "name": "pictured"}]
-    made = settings(folder, f"pictures-{workers}", data=data, steps=100_000, save_every=100_000)
-    made |= {"workers": workers, "decay_fraction": 1e-9}
-    (process,) = start(**made)
-    lines, output = Path(made["output"], "metrics.jsonl"), Path(made["output"])
-    while not (lines.exists() and lines.read_bytes().count(b"\n") > 5):
-        time.sleep(0.001)
-        assert process.is_alive()
-    pictures.rename(tmp_path / "away")
-    process.join(PATIENCE)
-    said = capfd.readouterr()
-    assert process.exitcode == 2 and "Traceback" not in said.err, said.err
-    sentence = said.err.splitlines()[-1]
-    assert re.search(r"\d+ of (the latest )?\d+ rows cannot be used \(\d+ ", sentence), sentence
-    assert re.search(r"more than (5\.0|76\.2)%; the last is pictured, row \d+: ", sentence), sentence
-    done = curve(output)[-1][0]
-    (state,) = states(output / FOLDER)
-    assert done > 5 and state.name == f"step-{done:08d}"
-    (tmp_path / "away").rename(pictures)
+def test_images_that_disappear(folder, tmp_path, capfd):
+    """Too many of the rows are bad then: the run saves and leaves; the same command resumes."""
+    rows, images = write_image_rows(tmp_path)
+    made = settings(folder, "images", data=[{"path": str(rows), "name": "pictured"}], workers=2)
+    made |= {"steps": 100_000, "save_every": 100_000, "decay_fraction": 1e-9}
+    exits = lose(images, 1, made, lambda lines: lines.count(b"\n") > 5)
+    said, output = capfd.readouterr().err, Path(made["output"])
+    assert exits == [2] and "Traceback" not in said, said
+    assert re.search(r"\d+ of .*\d+ rows .*broken image.* 5\.0%.*pictured, row \d+: ", said.splitlines()[-1])
+    done = saved_step(output)
     train.main(flags(**made | {"steps": done + 2}))
     assert [row[0] for row in curve(output)] == list(range(1, done + 3))
 
 
-def test_pictures_that_disappear_late_stop_the_run():
-    """Long before they are the twentieth part of all rows of a long run."""
-    counts = DropCount(max_rate=0.05, after=200)
-    for _ in range(2000):
-        counts.add(Produced(None, {}, 50, 0, ()))
-    gone = [Dropped("rows", number, "broken image", "no such file") for number in range(50)]
-    with pytest.raises(ValueError, match=r"\d+ of the latest \d+ rows cannot be used .* more than 76.2%"):
-        for _ in range(10):
-            counts.add(Produced(None, {}, 50, 0, tuple(gone)))
-
-
 @pytest.mark.parametrize(
-    "rows, bad, message",
+    "ranks, rows, bad, message",
     [
-        (100, range(60), r"\d+ of \d+ rows cannot be used"),  # seen early on
-        (40, (5, 17, 30), "3 of 40 rows cannot be used"),  # more than allowed, which only all of them show
-        (250, range(12), None),  # 4.8 %, and more among the first ones
-        (250, range(100, 113), "13 of 250 rows cannot be used"),
+        (2, 40, (5, 17, 30), "3 of 40 rows"),  # more than allowed, which only all of them show
+        (1, 120, range(6), None),  # 5 %, and more among the first ones
     ],
 )
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_the_rate_is_that_of_all_rows(folder, tmp_path, capfd, rows, bad, message, ranks):
     """Also of a few, and on several ranks; what was trained on the others is kept."""
     write_rows(tmp_path / "rows.jsonl", rows)
@@ -164,18 +135,8 @@ def test_the_rate_is_that_of_all_rows(folder, tmp_path, capfd, rows, bad, messag
         process.join(PATIENCE)
     said = capfd.readouterr().err
     assert [process.exitcode for process in processes] == [2 if message else 0] * ranks, said
-    assert message is None or re.search(message, said)
-    assert (tmp_path / "out/model.safetensors").exists() or len(bad) > 20
-
-
-@pytest.mark.parametrize("rate", [0.001, 0.01, 0.05])
-def test_a_few_bad_rows_at_the_beginning_are_chance(rate):
-    bad = Dropped("rows", 0, "broken image", "")
-    counts = DropCount(max_rate=rate, after=200)
-    counts.add(Produced(None, {}, 20, 0, (bad,) * 3))
-    assert counts.exceeded().startswith("3 of 20 rows cannot be used (3 broken image), more than ")
-    with pytest.raises(ValueError, match="of 40 rows cannot be used"):
-        counts.add(Produced(None, {}, 20, 0, (bad,) * 10))
+    assert message is None or message in said
+    assert (tmp_path / "out/model.safetensors").exists()
 
 
 def test_held_out_rows_that_fail_at_the_end_of_the_data_lose_nothing(folder, capsys, monkeypatch):
@@ -188,13 +149,3 @@ def test_held_out_rows_that_fail_at_the_end_of_the_data_lose_nothing(folder, cap
         train.main(flags(**made))
     assert "error: the held-out rows have gone" in capsys.readouterr().err
     assert (folder / "ended/model.safetensors").exists() and states(folder / "ended" / FOLDER)
-
-
-def test_as_many_bad_rows_as_are_allowed_do_not_stop_it():
-    """By chance, there are more of them in some places than in others."""
-    rng, bad = random.Random(0), Dropped("rows", 0, "broken image", "")
-    for rate in (0.05, 0.5, 0.9, 0.95):
-        counts = DropCount(max_rate=rate, after=200)
-        counts.add(Produced(None, {}, 20_000, 0, ()))  # so that the rate of all stays below
-        for _ in range(2000):
-            counts.add(Produced(None, {}, 50, 0, (bad,) * sum(rng.random() < rate for _ in range(50))))

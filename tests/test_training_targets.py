@@ -6,12 +6,11 @@ import random
 import pytest
 import torch
 
-from data.shapes import RGB, Scene, Thing, ask, sample_scene
-from data.shapes.mentions import facts, mentions
-from data.shapes_stream import ShapesStream, ShapesStreamConfig
-from training.config import TrainConfig
-from training.grounding import FactHead
-from training.picture_world import build_processor, chat_pieces
+from shapes import RGB, Scene, Thing, ask, sample_scene
+from shapes.questions import facts, mentions
+from shapes.stream import ShapesStream, ShapesStreamConfig
+from shapes.training import FactHead, chat_pieces
+from tests.runs import shapes_processor
 
 
 def shape(name, colour, x, y, size):
@@ -50,21 +49,18 @@ def test_answers_follow_from_the_nouns():
     for _ in range(300):
         scene = sample_scene(rng)
         for family in ("position", "size", "compare"):
-            qa = ask(scene, rng, family)
-            if qa is None:
+            if (qa := ask(scene, rng, family)) is None:
                 continue
             (_, first), (_, second) = sorted((noun.end, facts(scene, noun)) for noun in mentions(qa.question))
-            if family == "compare":
-                assert not math.isnan(first[3] + second[3])
-            else:
-                assert not math.isnan(sum(first[:3]) + sum(second[:3]))
-            if family == "position" and "left or right" in qa.question:
+            known = slice(3, 4) if family == "compare" else slice(0, 3)
+            assert not any(map(math.isnan, (*first[known], *second[known])))
+            if "left or right" in qa.question:
                 assert qa.answer == ("left" if first[0] < second[0] else "right")
                 seen.add("side")
-            if family == "size" and qa.answer in ("yes", "no"):
+            elif family == "size" and qa.answer in ("yes", "no"):
                 assert (qa.answer == "yes") == ((first[2] > second[2]) == ("bigger" in qa.question))
                 seen.add("size")
-            if family == "compare" and "as many" in qa.question:
+            elif "as many" in qa.question:
                 assert (qa.answer == "yes") == (first[3] == second[3])
                 seen.add("equal")
     assert seen == {"side", "size", "equal"}
@@ -72,10 +68,9 @@ def test_answers_follow_from_the_nouns():
 
 @pytest.fixture(scope="module")
 def stream():
-    tokenizer = build_processor(TrainConfig()).tokenizer
-    return ShapesStream(
-        ShapesStreamConfig(batch_size=3, curriculum_pictures=0), tokenizer, chat_pieces(tokenizer, 64)
-    )
+    tokenizer = shapes_processor(None).tokenizer
+    config = ShapesStreamConfig(batch_size=3, curriculum_pictures=0)
+    return ShapesStream(config, tokenizer, chat_pieces(tokenizer, 64))
 
 
 def test_targets_stand_where_the_nouns_end(stream):
@@ -100,12 +95,12 @@ def test_pairs_stand_where_the_answer_begins(stream):
 
 
 def test_stages_share_a_stream(stream):
-    """The tower's own batches come first, then those with questions; no picture twice."""
+    """The tower's own batches come first, then those with questions; no image twice."""
     config = ShapesStreamConfig(batch_size=2, vision_steps=3, vision_batch_size=4, curriculum_pictures=0)
     two = ShapesStream(config, stream.tokenizer, stream.pieces)
     assert [len(two.batch(i)["pixel_values"]) for i in range(5)] == [4, 4, 4, 2, 2]
-    pictures = torch.cat([two.batch(i)["pixel_values"] for i in range(5)]).flatten(1)
-    assert len({row.numpy().tobytes() for row in pictures}) == 16
+    images = torch.cat([two.batch(i)["pixel_values"] for i in range(5)]).flatten(1)
+    assert len({row.numpy().tobytes() for row in images}) == 16
 
 
 def test_grounding_loss_reads_the_layer_and_skips_what_is_unknown():
@@ -119,8 +114,8 @@ def test_grounding_loss_reads_the_layer_and_skips_what_is_unknown():
     targets[0, 2, 3] = 0.5
     x = torch.randn(1, 5, 8, requires_grad=True)
     layers[1](layers[0](x))
-    head.loss(targets).backward()
+    head.loss(targets, torch.tensor(1)).backward()
     assert x.grad[0, 2].abs().sum() > 0 and x.grad[0, [0, 1, 3, 4]].abs().sum() == 0
     layers[0](x)
     with torch.no_grad():
-        assert head.loss(torch.full((1, 5, 4), math.nan)) == 0
+        assert head.loss(torch.full((1, 5, 4), math.nan), torch.tensor(0)) == 0

@@ -36,7 +36,7 @@ LLAMA3 = {
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny model and a prompt: `rows` lists, for each row, the tiles of each of its pictures."""
+    """A tiny model and a prompt: `rows` lists, for each row, the tiles of each of its images."""
 
     family: str = "idefics3"
     rows: tuple[tuple[int, ...], ...] = ((1,),)
@@ -129,20 +129,20 @@ def hf_model(name: str, seed: int = 0) -> torch.nn.Module:
 
 
 def make_inputs(case: Case, rows: tuple[tuple[int, ...], ...] | None = None, seed: int = 1) -> dict:
-    """input_ids, attention_mask (left-padded) and, where a row has a picture, pixel_values with their mask.
+    """input_ids, attention_mask (left-padded) and, where a row has an image, pixel_values with their mask.
 
     Args:
         case: the model the inputs are for.
-        rows: tiles of each picture of each row; None is the case's own.
+        rows: tiles of each image of each row; None is the case's own.
         seed: of text and pixels.
     """
     rows = case.rows if rows is None else rows
     generator = torch.Generator().manual_seed(seed)
     per_tile = (case.image_size // 8 // case.scale) ** 2
     prompts = []
-    for index, pictures in enumerate(rows):
+    for index, images in enumerate(rows):
         ids = torch.randint(3, IMAGE_ID, (4 + index,), generator=generator).tolist()
-        for tiles in pictures:
+        for tiles in images:
             ids += [IMAGE_ID] * (tiles * per_tile)
             ids += torch.randint(3, IMAGE_ID, (3,), generator=generator).tolist()
         prompts.append(ids)
@@ -153,12 +153,12 @@ def make_inputs(case: Case, rows: tuple[tuple[int, ...], ...] | None = None, see
         input_ids[row, longest - len(ids) :] = torch.tensor(ids)
         attention_mask[row, longest - len(ids) :] = 1
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    most = max(sum(pictures) for pictures in rows)
+    most = max(sum(images) for images in rows)
     if most:
         size = case.image_size
         pixels = torch.zeros(len(rows), most, 3, size, size)
-        for row, pictures in enumerate(rows):
-            count = sum(pictures)
+        for row, images in enumerate(rows):
+            count = sum(images)
             pixels[row, :count] = torch.randn(count, 3, size, size, generator=generator)
         inputs["pixel_values"] = pixels
         inputs["pixel_attention_mask"] = (pixels != 0).any(2).long()
@@ -184,6 +184,11 @@ def model_with_processor(name: str) -> tuple:
     model = CLASSES[case.family](config)
     randomize(model, 0)
     return processor, model.eval()
+
+
+def same_weights(first: torch.nn.Module, second: torch.nn.Module) -> bool:
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
 
 
 def save(model: torch.nn.Module, folder: Path) -> Path:

@@ -7,8 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 
-from data.addresses import Deadline
-
 PATIENCE = 240  # seconds for what takes a few here: machines are slower, or busy with something else
 
 
@@ -39,8 +37,3 @@ def free_port() -> int:
             continue
         return port
     raise RuntimeError("expected a free port between 10,000 and 32,000, found none in a hundred")
-
-
-def hasten_downloads(monkeypatch) -> None:
-    """A download has a fiftieth of its time, 0.6 s; each wait in it is as patient as ever."""
-    monkeypatch.setattr("data.fetch.Deadline", lambda seconds: Deadline(seconds / 50))

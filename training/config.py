@@ -1,272 +1,168 @@
-"""The run's configuration: one frozen dataclass, validated once; `training/recipe.py` reads it from a recipe
-and the command line."""
+"""A run's settings: a YAML recipe and a flag for each field -> `TrainConfig`. Nothing here needs torch.
+
+config, plan = parse_command(["configs/shapes.yaml", "--pictures", "2000"])
+write_run(config, folder)  # run.yaml: `python train.py folder/run.yaml` is the same run
+"""
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import os
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+from data.errors import did_you_mean, one_line
+from data.files import check_rows_path, nearest_file, replacing
+from models import __version__
+from models.checkpoints.folder import check_replaceable
+from models.checkpoints.hub import check_has_config, check_repo_id, resolve_source
+from models.config import check_device
+
 Data = str | list[dict[str, Any]]
-SHAPES = "shapes"  # `data` of the built-in picture world
-
-# What each number may be: bounds that no run comes near, but that memory, time and the libraries stand.
-_ENDLESS = 10**9  # of what is only counted, or passed on the way
-_RANGES = (
-    (0, 2**63 - 1, "seed"),
-    (0, 512, "threads"),  # with more, OpenMP ends the process
-    (0, 128, "workers"),
-    # data
-    (1, 65_536, "batch_size", "vision_batch_size"),
-    (0, 65_536, "micro_batch_size", "max_tiles"),
-    (1, 1_048_576, "sequence_length"),
-    (1, 16_384, "waiting"),
-    (1, 1_048_576, "shuffle_buffer"),
-    (0, 1, "max_drop_rate"),
-    # length of the run, and what is done now and then
-    (0, _ENDLESS, "steps", "epochs", "pictures", "vision_pictures", "curriculum_pictures"),
-    (0, _ENDLESS, "warmup_steps", "max_skipped"),
-    (1, _ENDLESS, "log_every", "eval_every", "save_every", "keep"),
-    (0, 1_000_000, "eval_pictures"),
-    (0, _ENDLESS, "eval_questions"),
-    (0, 1_000, "eval_samples"),
-    # optimisation
-    (0, 100, "lr", "matrix_lr", "vision_matrix_lr", "weight_decay"),
-    (0, 1, "lr_floor"),
-    (0, 1_000, "dense_weight", "fact_weight"),
-    (0, math.inf, "grad_clip"),
-    (0, 1_024, "lora_rank"),
-    (1e-6, 1e6, "lora_alpha"),
-    # the network
-    (1, 2_048, "vision_width", "text_width"),
-    (1, 64, "vision_layers", "text_layers"),
-    (1, 128, "vision_heads", "text_heads", "text_kv_heads"),
-    (1, 512, "image_size", "patch_size"),
-    (1, 64, "scale_factor"),
-    (1, 8_192, "text_inner"),
-    (299, 65_536, "vocab_size"),  # 256 bytes and the special tokens
-    (0, 4_096, "longest_edge"),
-)
-_BELOW_ONE = ("beta2", "ema", "lora_dropout")
-_MOST_PATCHES = 64  # a side of a picture of the picture world
+SHAPES = "shapes"  # `data` of the built-in synthetic shapes
+DEFAULT_RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shapes.yaml"
+RUN_FILE = "run.yaml"
+_MANY = 10**9
+_BELOW_1 = 1 - 1e-9
 
 
-def _field(default, help_text: str):
-    return field(default=default, metadata={"help": help_text})
+def _field(default, help_text: str, *allowed) -> Any:
+    """A setting and its help text, with a number's least and most value or the words that a text may be."""
+    return field(default=default, metadata={"help": help_text, "allowed": allowed})
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that `python train.py` can be told. The defaults train the embedded model from nothing.
+    """Everything that `python train.py` can be told. The defaults train the embedded model from scratch.
 
-    Raises:
-        ValueError: one sentence that names the flag, what was expected and what was got.
+    A ValueError names the flag that is wrong. The settings for shapes alone are checked by
+    `shapes.settings.check_settings`.
     """
 
     output: str = _field("runs/shapes", "folder for the checkpoint, the metrics and the training state")
-    resume: bool = _field(
-        True, "continue from the newest whole training state in --output, if any; also written --resume auto"
+    resume: bool = _field(True, "continue from the newest training state in --output, if any")
+    init_from: str = _field("", "checkpoint to start from (folder or Hub id); by default, random weights")
+    vision_from: str = _field("", "SigLIP vision tower for a new model, together with --text-from")
+    text_from: str = _field(
+        "", "Llama, Qwen2 or Qwen3 language model for a new model, together with --vision-from"
     )
-    init_from: str = _field(
-        "", "start from this checkpoint's weights (folder or Hub id) instead of random ones"
-    )
-    vision_from: str = _field("", "start a new model from this SigLIP tower, together with --text-from")
-    text_from: str = _field("", "start a new model from this Llama-family model, together with --vision-from")
-    seed: int = _field(0, "seed of the weights, of every drawn picture and of the order of rows")
+    seed: int = _field(0, "seed of the weights, the drawn images and the order of rows", 0, 2**63 - 1)
     device: str = _field("auto", "auto, cpu, cuda or mps")
-    threads: int = _field(0, "CPU threads; 0 leaves PyTorch's choice")
-    workers: int = _field(1, "processes on each rank that draw, or read and decode, pictures")
+    # With more than 512, OpenMP ends the process.
+    threads: int = _field(0, "number of CPU threads; 0: PyTorch's choice", 0, 512)
+    workers: int = _field(1, "processes per rank that read and decode, or draw, images", 0, 128)
 
     # data
-    data: Data = field(
-        default=SHAPES,
-        metadata={"help": "shapes, the picture world; a file, folder or Hub id; or a list of datasets"},
-    )
-    eval_data: Data = field(
-        default="", metadata={"help": "held-out rows, named in the same way; shapes has its own"}
-    )
-    batch_size: int = _field(16, "pictures, or rows of samples, per step over all ranks and micro-batches")
-    micro_batch_size: int = _field(0, "rows that one rank computes at a time; 0 takes its whole share")
-    sequence_length: int = _field(256, "positions per row")
-    max_tiles: int = _field(0, "tiles per row; 0 leaves that to the positions")
-    packing: bool = _field(True, "several samples in a row, each blind to the others; else padded rows")
-    waiting: int = _field(64, "samples to choose from when a row is packed, in each lane of the data")
-    shuffle_buffer: int = _field(256, "rows of a streaming dataset that are shuffled together")
-    max_drop_rate: float = _field(0.05, "share of rows that cannot be used, past which the run stops")
+    data: Data = _field(SHAPES, "shapes (drawn), or rows: a file, folder, Hub id, list of datasets")  # noqa: RUF009
+    eval_data: Data = _field("", "held-out rows, like --data; shapes has its own")  # noqa: RUF009
+    batch_size: int = _field(16, "rows (for shapes: images) per step, over all ranks", 1, 65_536)
+    micro_batch_size: int = _field(0, "rows that a rank computes at a time; 0: its whole share", 0, 65_536)
+    sequence_length: int = _field(256, "positions per row", 1, 1_048_576)
+    max_tiles: int = _field(0, "maximum number of tiles per row; 0: as many as fit", 0, 65_536)
+    packing: bool = _field(True, "pack several samples into a row, each blind to the others; else pad rows")
+    waiting: int = _field(64, "samples to choose from when a row is packed, per shard of the data", 1, 16_384)
+    shuffle_buffer: int = _field(256, "rows of a streaming dataset to shuffle together", 1, 1_048_576)
+    max_drop_rate: float = _field(0.05, "share of unusable rows above which the run stops", 0, 1)
 
-    # length of the run: in steps or epochs, for shapes in pictures
-    steps: int = _field(0, "steps of the run; 0: as many as the epochs hold")
-    epochs: int = _field(0, "passes over the data; 0: no limit where steps are given, else one")
-    pictures: int = _field(
-        144_000, "shapes: pictures to train on, all stages together; 0 leaves it to --steps"
-    )
-    vision_pictures: int = _field(64_000, "shapes: of these, first, the vision tower alone on dense targets")
-    curriculum_pictures: int = _field(25_000, "shapes: pictures until scenes are hardest; counted per stage")
-    vision_batch_size: int = _field(64, "shapes: pictures per step while the vision tower trains alone")
+    # length of the run: in steps or epochs, for shapes in images
+    steps: int = _field(0, "number of optimizer steps; 0: as many as the epochs hold", 0, _MANY)
+    epochs: int = _field(0, "passes over the data; 0: no limit with --steps, else one", 0, _MANY)
+    pictures: int = _field(144_000, "shapes: images to train on, in all; 0: use --steps", 0, _MANY)
+    vision_pictures: int = _field(64_000, "shapes: how many of these train the vision tower alone", 0, _MANY)
+    curriculum_pictures: int = _field(25_000, "shapes: images of a stage until scenes are hardest", 0, _MANY)
+    vision_batch_size: int = _field(64, "shapes: images per step of the vision tower alone", 1, 65_536)
 
     # optimisation
-    lr: float = _field(2e-3, "peak rate of AdamW for the language model; 0 freezes it")
-    vision_lr: float = _field(-1.0, "the same for the vision tower; 0 freezes it, -1: as --lr")
-    projector_lr: float = _field(-1.0, "the same for the projector; 0 freezes it, -1: as --lr")
-    muon: str = _field("all", "matrices that Muon updates: all (inside blocks and projector), language, none")
-    matrix_lr: float = _field(3e-3, "peak rate of Muon")
-    vision_matrix_lr: float = _field(1e-2, "shapes: the same while the vision tower trains alone")
-    weight_decay: float = _field(0.1, "decoupled weight decay of matrices; norms and biases never decay")
-    beta2: float = _field(0.98, "AdamW: decay of the second moment")
-    warmup_steps: int = _field(100, "steps of linear warm-up, also of a new stage; at most half of it")
-    schedule: str = _field("wsd", "wsd: warm-up, plateau, decay; cosine: warm-up, then decay")
-    decay_fraction: float = _field(0.35, "wsd: last share of the run, over which the rate falls")
-    lr_floor: float = _field(0.0, "share of its peak that every rate falls to by the end of the run")
-    dense_weight: float = _field(0.3, "shapes: weight of the dense vision loss in the second stage")
-    fact_weight: float = _field(0.5, "shapes: weight of the losses on what nouns mean, see grounding.py")
-    grad_clip: float = _field(1.0, "largest gradient norm; 0 never clips")
-    max_skipped: int = _field(0, "steps with a loss or gradient that is not finite to skip before stopping")
-    ema: float = _field(0.998, "decay of the weight average that is evaluated and saved; 0 turns it off")
+    lr: float = _field(2e-3, "peak AdamW learning rate of the language model; 0 freezes it", 0, 100)
+    vision_lr: float = _field(-1.0, "the same for the vision tower; 0 freezes it, -1: as --lr", -1, 100)
+    projector_lr: float = _field(-1.0, "the same for the projector; 0 freezes it, -1: as --lr", -1, 100)
+    muon: str = _field("all", "matrices of blocks and projector that Muon updates", "all", "language", "none")
+    matrix_lr: float = _field(3e-3, "peak learning rate of Muon", 0, 100)
+    vision_matrix_lr: float = _field(1e-2, "shapes: the same for the vision tower alone", 0, 100)
+    weight_decay: float = _field(0.1, "decoupled weight decay of matrices (not of norms, biases)", 0, 100)
+    beta2: float = _field(0.98, "AdamW's decay of the second moment", 0, _BELOW_1)
+    warmup_steps: int = _field(100, "steps of linear warm-up, at most half of a stage", 0, _MANY)
+    schedule: str = _field("wsd", "learning rate over time; cosine has no plateau", "wsd", "cosine")
+    decay_fraction: float = _field(0.35, "wsd: last share of the run, in which the rate decays", 1e-9, 1)
+    lr_floor: float = _field(0.0, "share of its peak at which every rate ends", 0, 1)
+    dense_weight: float = _field(0.3, "shapes: weight of the dense vision loss in the second stage", 0, 1_000)
+    fact_weight: float = _field(0.5, "shapes: weight of the losses on what nouns mean", 0, 1_000)
+    grad_clip: float = _field(1.0, "maximum gradient norm; 0: no clipping", 0, math.inf)
+    max_skipped: int = _field(0, "steps with a non-finite gradient to skip before the run stops", 0, _MANY)
+    ema: float = _field(
+        0.998, "decay of the weight average that is evaluated and saved; 0: none", 0, _BELOW_1
+    )
 
     # low-rank adapters, through peft
-    lora_rank: int = _field(0, "rank of adapters that train in place of the weights; 0: no adapters")
-    lora_alpha: float = _field(16.0, "adapters: their scale is alpha / rank")
-    lora_dropout: float = _field(0.0, "adapters: dropout on their input")
+    lora_rank: int = _field(0, "rank of LoRA adapters, trained in place of the weights; 0: none", 0, 1_024)
+    lora_alpha: float = _field(16.0, "LoRA: adapters are scaled by alpha / rank", 1e-6, 1e6)
+    lora_dropout: float = _field(0.0, "LoRA: dropout on the adapters' input", 0, _BELOW_1)
     lora_targets: str = _field(
-        "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj", "adapters: the language model's layers"
+        "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj", "LoRA: layers of the language model"
     )
 
     # the machine
-    parallel: str = _field("ddp", "ranks hold all of the model (ddp) or a share of each weight (fsdp)")
-    precision: str = _field("auto", "compute in float32 or bfloat16, weights are float32; auto: by device")
-    activation_checkpointing: bool = _field(False, "compute activations twice, to keep fewer of them")
-    compile: bool = _field(False, "torch.compile the blocks")
-    async_save: bool = _field(False, "under torchrun: write the training state while the run goes on")
+    parallel: str = _field("ddp", "each rank holds the model, or a shard of it", "ddp", "fsdp")
+    precision: str = _field("auto", "compute dtype; weights stay float32", "auto", "float32", "bfloat16")
+    activation_checkpointing: bool = _field(False, "recompute activations in backward to save memory")
+    compile: bool = _field(False, "torch.compile the transformer blocks")
+    async_save: bool = _field(False, "under torchrun: write the training state in the background")
 
-    # the network, where it starts from nothing
-    vision_width: int = _field(128, "vision tower: hidden size")
-    vision_layers: int = _field(6, "vision tower: blocks")
-    vision_heads: int = _field(4, "vision tower: heads")
-    image_size: int = _field(64, "vision tower: pixels a side")
-    patch_size: int = _field(8, "vision tower: pixels a side of a patch")
-    scale_factor: int = _field(1, "pixel shuffle: patches a side folded into one token")
-    text_width: int = _field(192, "language model: hidden size")
-    text_layers: int = _field(4, "language model: blocks")
-    text_heads: int = _field(6, "language model: query heads")
-    text_kv_heads: int = _field(2, "language model: key and value heads")
-    text_inner: int = _field(512, "language model: SwiGLU width")
-    vocab_size: int = _field(1024, "tokenizer: largest vocabulary, special tokens included")
-    longest_edge: int = _field(0, "from backbones: pixels that a picture is resized to; 0: one tile")
+    # the network, where it starts from scratch
+    vision_width: int = _field(128, "vision tower: hidden size", 1, 2_048)
+    vision_layers: int = _field(6, "vision tower: blocks", 1, 64)
+    vision_heads: int = _field(4, "vision tower: heads", 1, 128)
+    image_size: int = _field(64, "vision tower: pixels per side", 1, 512)
+    patch_size: int = _field(8, "vision tower: pixels per side of a patch", 1, 512)
+    scale_factor: int = _field(1, "pixel shuffle: patches per side that become one token", 1, 64)
+    text_width: int = _field(192, "language model: hidden size", 1, 2_048)
+    text_layers: int = _field(4, "language model: blocks", 1, 64)
+    text_heads: int = _field(6, "language model: query heads", 1, 128)
+    text_kv_heads: int = _field(2, "language model: key and value heads", 1, 128)
+    text_inner: int = _field(512, "language model: SwiGLU width", 1, 8_192)
+    # The least is 256 bytes and the special tokens.
+    vocab_size: int = _field(1024, "tokenizer: maximum vocabulary, with special tokens", 299, 65_536)
+    longest_edge: int = _field(0, "from backbones: pixels of an image's longer side; 0: one tile", 0, 4_096)
 
     # watching it
-    log_every: int = _field(20, "steps between lines of metrics.jsonl")
+    log_every: int = _field(20, "steps between lines of metrics.jsonl", 1, _MANY)
     log_samples: bool = _field(False, "name each step's samples in metrics.jsonl")
-    eval_every: int = _field(500, "steps between evaluations on held-out data")
-    eval_pictures: int = _field(512, "held-out pictures, or rows, whose loss an evaluation takes")
-    eval_questions: int = _field(200, "held-out questions that are answered and scored in an evaluation")
-    eval_metric: str = _field(
-        "", "rows: answer held-out questions, score them by this metric; under fsdp on a whole model per rank"
-    )
-    eval_samples: int = _field(4, "held-out questions whose answers are kept, with pictures, in samples/")
-    save_every: int = _field(500, "steps between checkpoints")
-    keep: int = _field(2, "training states to keep; where the newest is broken, the run goes on from another")
+    eval_every: int = _field(500, "steps between evaluations on held-out data", 1, _MANY)
+    eval_pictures: int = _field(512, "held-out rows (or images) for the loss of an evaluation", 0, 1_000_000)
+    eval_questions: int = _field(200, "held-out questions to answer and score in an evaluation", 0, _MANY)
+    eval_metric: str = _field("", "metric for answers to held-out rows; under fsdp, each rank holds a model")
+    eval_samples: int = _field(4, "held-out questions whose answers are kept, in samples/", 0, 1_000)
+    save_every: int = _field(500, "steps between checkpoints", 1, _MANY)
+    keep: int = _field(2, "number of training states to keep, in case the newest is broken", 1, _MANY)
     keep_best: bool = _field(True, "keep the model with the best evaluation, in best/")
-    tracker: str = _field("none", "also log to trackio (local), wandb or tensorboard; none needs no package")
-    push_to_hub: str = _field("", "at the end, upload the model to this repository")
+    tracker: str = _field("none", "tracker to log to as well", "none", "trackio", "wandb", "tensorboard")
+    push_to_hub: str = _field("", "repository to upload the model to when the run ends")
 
     def __post_init__(self):
-        for least, most, *names in _RANGES:
-            check_range(self, least, most, *names)
-        self._check_choice("muon", "all", "language", "none")
-        self._check_choice("schedule", "wsd", "cosine")
-        self._check_choice("parallel", "ddp", "fsdp")
-        self._check_choice("precision", "auto", "float32", "bfloat16")
-        self._check_choice("tracker", "none", "trackio", "wandb", "tensorboard")
-        for name in ("vision_lr", "projector_lr"):
-            if (value := getattr(self, name)) != -1 and not 0 <= value <= 100:
-                raise ValueError(f"{flag(name)}: expected from 0 to 100, or -1 for --lr's, got {value}")
-        if not 0 < self.decay_fraction <= 1:
-            raise ValueError(f"--decay-fraction: expected more than 0, at most 1, got {self.decay_fraction}")
-        for name in _BELOW_ONE:
-            if not 0 <= (value := getattr(self, name)) < 1:
-                raise ValueError(f"{flag(name)}: expected 0 or more, less than 1, got {value}")
+        check_allowed(self)
         if bool(self.vision_from) != bool(self.text_from):
             raise ValueError("--vision-from and --text-from: expected both or neither")
         if self.init_from and self.vision_from:
             raise ValueError("--init-from and --vision-from: expected one of them")
-        by_steps = self.steps and not self.pictures
-        if self.is_shapes and not by_steps and self.vision_pictures >= self.pictures:
-            raise ValueError(
-                f"--vision-pictures: expected fewer than --pictures ({self.pictures}), "
-                f"got {self.vision_pictures}"
-            )
-        self._check_combinations()
-        if self.is_shapes:
-            check_range(self, 0, 20_000, "eval_questions")  # which are drawn before the first step
-            if not self.init_from:
-                self._check_network()
-        if self.push_to_hub:
-            from models.checkpoints.hub import check_repo_id
-
-            check_repo_id(self.push_to_hub)
-
-    def _check_choice(self, name: str, *choices: str) -> None:
-        if getattr(self, name) not in choices:
-            raise ValueError(f"{flag(name)}: expected {', '.join(choices)}, got {getattr(self, name)!r}")
-
-    def _check_combinations(self) -> None:
-        if self.is_shapes:
-            for name, wrong in (
-                ("parallel", self.parallel == "fsdp"),
-                ("micro_batch_size", self.micro_batch_size > 0),
-                ("lora_rank", self.lora_rank > 0),
-                ("vision_from", bool(self.vision_from)),
-                ("epochs", self.epochs > 0),
-            ):
-                if wrong:
-                    raise ValueError(f"{flag(name)}: not for the picture world; name other rows with --data")
-        elif not (self.init_from or self.vision_from):
-            raise ValueError(
-                "--data: rows need a model to start from: give --init-from, or --vision-from and --text-from"
-            )
+        if not (self.is_shapes or self.init_from or self.vision_from):
+            raise ValueError("--data: rows need a model: give --init-from, or --vision-from and --text-from")
         if not (self.lr if self.lora_rank else any(self.rates.values())):
             raise ValueError("--lr: expected something that learns, got a rate of 0 for all of it")
-        if self.vision_steps and not self.rates["vision_model"]:
-            raise ValueError(
-                "--vision-lr: expected more than 0, since at first the vision tower trains alone, got 0; or "
-                "set --vision-pictures 0"
-            )
-        if self.eval_metric and (self.is_shapes or not self.eval_data):
-            raise ValueError("--eval-metric: expected rows with --eval-data")
         if self.lora_rank and (self.vision_lr > 0 or self.projector_lr > 0):
             raise ValueError("--lora-rank: adapters train in place of all weights; set no --vision-lr")
+        if self.eval_metric and (self.is_shapes or not self.eval_data):
+            raise ValueError("--eval-metric: expected rows with --eval-data")
+        if self.push_to_hub:
+            check_repo_id(self.push_to_hub)
 
-    def _check_network(self) -> None:
-        """Whether the sizes of a model from nothing go together."""
-        for whole, part in (
-            ("image_size", "patch_size"),
-            ("vision_width", "vision_heads"),
-            ("text_heads", "text_kv_heads"),
-        ):
-            if getattr(self, whole) % getattr(self, part):
-                raise ValueError(
-                    f"{flag(whole)}: expected a multiple of {flag(part)} {getattr(self, part)}, "
-                    f"got {getattr(self, whole)}"
-                )
-        patches, each = self.image_size // self.patch_size, self.text_width // self.text_heads
-        if patches > _MOST_PATCHES:
-            raise ValueError(
-                f"--patch-size: expected at most {_MOST_PATCHES} patches a side of --image-size "
-                f"{self.image_size}, got {patches}"
-            )
-        if patches % self.scale_factor:
-            raise ValueError(
-                f"--scale-factor: expected a divisor of {patches}, the patches a side (--image-size / "
-                f"--patch-size), got {self.scale_factor}"
-            )
-        if each < 2 or each % 2:
-            raise ValueError(
-                f"--text-width: expected {self.text_heads} heads (--text-heads) of an even width, "
-                f"got {self.text_width}, heads of {each}"
-            )
-
-    # -------------------------------------------------------------------------------- what follows from it
     @property
     def is_shapes(self) -> bool:
         return self.data == SHAPES
@@ -276,37 +172,64 @@ class TrainConfig:
         """Peak rate of AdamW by part of the model; 0 is frozen."""
         return {
             "language_model": self.lr,
-            "vision_model": self.lr if self.vision_lr == -1 else self.vision_lr,
-            "projector": self.lr if self.projector_lr == -1 else self.projector_lr,
+            "vision_model": self.lr if self.vision_lr < 0 else self.vision_lr,
+            "projector": self.lr if self.projector_lr < 0 else self.projector_lr,
         }
 
-    @property
-    def shape_steps(self) -> int:
-        """Steps of a picture-world run."""
-        if self.steps:
-            return self.steps
-        return max(1, self.vision_steps + (self.pictures - self.vision_pictures) // self.batch_size)
 
-    @property
-    def vision_steps(self) -> int:
-        """Steps at the start of a picture-world run in which the vision tower trains alone."""
-        return self.vision_pictures // self.vision_batch_size if self.is_shapes else 0
+# What data sheets say of each GPU: FLOP/s of dense bfloat16 products with float32 sums, and of float32
+# products without TF32.
+PEAKS = {
+    "A10": (125e12, 31.2e12),
+    "A100": (312e12, 19.5e12),
+    "RTX A6000": (154.8e12, 38.7e12),
+    "L4": (121e12, 30.3e12),
+    "L40S": (362e12, 91.6e12),
+    "H100": (989.4e12, 66.9e12),
+    "H100 NVL": (835e12, 60e12),
+    "H100 PCIe": (756e12, 51.2e12),
+    "H200": (989.4e12, 66.9e12),
+    "GH200": (989.4e12, 66.9e12),
+    "B200": (2250e12, 75e12),
+    "RTX 3090": (71e12, 35.6e12),
+    "RTX 4090": (165.2e12, 82.6e12),
+    "RTX 5090": (209.5e12, 104.8e12),
+}
 
-    def pictures_after(self, step: int) -> int:
-        """Drawn pictures seen once `step` steps are done."""
-        vision = min(step, self.vision_steps)
-        return vision * self.vision_batch_size + (step - vision) * self.batch_size
 
-    def to_dict(self) -> dict:
-        return asdict(self)
+@dataclass(frozen=True)
+class PlanOptions:
+    """The flags of `train.py --plan`: what a plan assumes besides the recipe."""
+
+    plan: bool = _field(False, "print the run's parameters, memory, FLOPs and hours, and exit")
+    plan_ranks: int = _field(1, "plan: number of processes, one per device", 1, 1_000_000)
+    plan_device: str = _field("auto", f"plan: cpu, {', '.join(PEAKS)}; auto: this machine's GPU, else H100")
+    plan_tflops: float = _field(0.0, "plan: peak TFLOP/s of a device; 0: looked up by its name", 0, 1e6)
+    plan_mfu: float = _field(0.4, "plan: share of the peak that the model's FLOPs reach", 1e-9, 1)
+    plan_tiles: float = _field(-1.0, "plan: tiles per sample; -1: those of one 4:3 image", -1, 65_536)
+    plan_text: int = _field(100, "plan: text tokens per sample", 1, 1_000_000)
+    plan_labelled: float = _field(0.4, "plan: share of the text tokens that are answers", 1e-9, 1)
+    plan_rows: int = _field(0, "plan: number of rows in the data; 0: counted if the data is local", 0, 10**12)
+
+    def __post_init__(self):
+        check_allowed(self)
+        if self.plan_device.lower() not in ("auto", "cpu", *map(str.lower, PEAKS)):
+            raise ValueError(
+                f"--plan-device: expected auto, cpu, {', '.join(PEAKS)}, got {self.plan_device!r} "
+                "(for others: --plan-tflops)"
+            )
 
 
-def check_range(settings: Any, least: float, most: float, *names: str) -> None:
-    """Raises ValueError for the first of these fields that is out of bounds, or no number (NaN)."""
-    for name in names:
-        value = getattr(settings, name)
-        if not least <= value <= most:
-            raise ValueError(f"{flag(name)}: expected from {least} to {most}, got {value}")
+def check_allowed(settings: TrainConfig | PlanOptions) -> None:
+    """Raises ValueError for the first value that its field does not allow, NaN for one."""
+    for item in fields(settings):
+        value, allowed = getattr(settings, item.name), item.metadata["allowed"]
+        if not allowed:
+            continue
+        words = isinstance(value, str)
+        if not (value in allowed if words else allowed[0] <= value <= allowed[1]):
+            expected = ", ".join(allowed) if words else f"from {allowed[0]} to {allowed[1]}"
+            raise ValueError(f"{flag(item.name)}: expected {expected}, got {value!r}")
 
 
 def flag(name: str) -> str:
@@ -315,5 +238,186 @@ def flag(name: str) -> str:
 
 
 def dataset_entries(data: Data) -> list[Mapping[str, Any]]:
-    """`data` as `data.datasets.open_datasets` takes it."""
+    """`data` as `data.sources.open_datasets` takes it."""
     return [{"path": data}] if isinstance(data, str) else list(data)
+
+
+# ---------------------------------------------------------------------------------- the command line
+_FIELDS = {item.name: item for described in (TrainConfig, PlanOptions) for item in fields(described)}
+_KINDS = typing.get_type_hints(TrainConfig) | typing.get_type_hints(PlanOptions)
+Check = Callable[[TrainConfig], None]
+
+
+def parse_arguments(
+    arguments: list[str] | None = None, description: str = "", check: Check | None = None
+) -> tuple[TrainConfig, PlanOptions]:
+    """The recipe named first (configs/shapes.yaml by default) with the flags put over it, and --plan's flags.
+
+    Exits with status 2 and one sentence for what is wrong in them, or what `check` raises.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    recipe = DEFAULT_RECIPE
+    if arguments and not arguments[0].startswith("-"):
+        recipe = Path(arguments.pop(0))
+    parser = _Parser(
+        prog="train.py", usage="train.py [RECIPE.yaml] [flags]", description=description,
+        allow_abbrev=False, argument_default=argparse.SUPPRESS,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"train.py (Ocelli) {__version__}")
+    for name, item in _FIELDS.items():
+        shown = item.default if item.default != "" else "none"
+        words = [word for word in item.metadata["allowed"] if isinstance(word, str)]
+        choice = f"one of {', '.join(words)}; " if words else ""
+        options: dict[str, Any] = {"help": f"{item.metadata['help']} ({choice}default: {shown})"}
+        if _KINDS[name] is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options["metavar"] = getattr(_KINDS[name], "__name__", "str or list").upper()
+        parser.add_argument(flag(name), **options)
+    plain = ["--resume" if one == "--resume=auto" else one for one in arguments]  # as other trainers write it
+    plain = [one for i, one in enumerate(plain) if one != "auto" or i == 0 or plain[i - 1] != "--resume"]
+    given, unknown = parser.parse_known_args(plain)
+    if unknown:
+        name = unknown[0].split("=")[0]
+        leave(f"unknown argument {name}{did_you_mean(name, map(flag, _FIELDS))}; --help lists the flags")
+    try:
+        settings = read_recipe(recipe)
+        for name, value in vars(given).items():
+            settings[name] = value if isinstance(value, bool) else _value(name, value, flag(name))
+        plan = PlanOptions(**{name: settings.pop(name) for name in list(settings) if name.startswith("plan")})
+        config = TrainConfig(**settings)
+        if check is not None:
+            check(config)
+        return config, plan
+    except ValueError as error:
+        leave(error)
+
+
+def parse_command(
+    arguments: list[str] | None = None, description: str = "", check: Check | None = None
+) -> tuple[TrainConfig, PlanOptions]:
+    """`parse_arguments`, and a look at the device, models, rows and output folder that the settings name.
+
+    None of this needs torch, so a mistake is reported at once. Of several ranks each looks later, where all
+    of them hear what one of them lacks.
+    """
+    config, options = parse_arguments(arguments, description, check)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        return config, options
+    try:
+        check_device(config.device)
+        sources = [*filter(None, (config.init_from, config.vision_from, config.text_from))]
+        for source in sources:
+            resolve_source(source)  # a slip that shows here, before the Hub is asked for any
+        if not options.plan:
+            check_replaceable(Path(config.output))
+            for data in (config.data, config.eval_data):
+                for entry in dataset_entries(data) if data and data != SHAPES else ():
+                    check_rows_path(str(entry.get("path", "")))
+            for source in sources:
+                check_has_config(source)
+    except (ValueError, OSError) as error:
+        leave(error)
+    return config, options
+
+
+def leave(error: Exception | str) -> typing.NoReturn:
+    print(f"train.py: error: {one_line(error)}", file=sys.stderr)
+    sys.exit(2)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> typing.NoReturn:
+        leave(message)
+
+
+# ---------------------------------------------------------------------------------------- the recipe
+# YAML's loader leaves every value as the text that was written, because what it means depends on its field.
+# YAML itself would take the commit 7e8 for a number, the subset `no` for false, and the rate 1e-3 for text.
+_TEXT_KEYS = {"path", "name", "subset", "split", "revision", "columns"}  # of a dataset, whose values are text
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+class _Loader(yaml.BaseLoader):
+    """Refuses a key that is given twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise yaml.MarkedYAMLError(problem=f"expected each key once, got {twice[0]} again")
+        return super().construct_mapping(node, deep)
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """A recipe's settings.
+
+    Raises:
+        ValueError: no such file, not YAML, an unknown key, or a value of the wrong type.
+    """
+    try:
+        recipe = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"recipe {path} cannot be read: {reason}{nearest_file(path)}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
+    if not isinstance(recipe, dict):
+        raise ValueError(f"recipe {path}: expected keys and values, got {type(recipe).__name__}")
+    known = [item.name for item in fields(TrainConfig)]
+    if unknown := [str(key) for key in recipe if key not in known]:
+        near = did_you_mean(unknown[0], known)
+        raise ValueError(f"recipe {path}: unknown key {unknown[0]}{near}; train.py --help lists them all")
+    return {key: _value(key, given, f"recipe {path}: {key}") for key, given in recipe.items()}
+
+
+def _value(name: str, given: Any, where: str) -> Any:
+    """A field's value from what a recipe or a flag says: text, or for datasets lists of mappings."""
+    kind = _KINDS[name]
+    if kind == Data:
+        return _datasets(given, where)
+    try:
+        if not isinstance(given, str):
+            raise ValueError
+        if kind is bool:
+            return (name, given) == ("resume", "auto") or _TRUTHS[given.lower()]
+        return kind(given.replace(".inf", "inf") if kind is float else given)  # as YAML writes infinity
+    except (ValueError, KeyError):
+        raise ValueError(f"{where}: expected {_EXPECTED[kind]}, got {given!r:.80}") from None
+
+
+def _datasets(given: Any, where: str) -> Data:
+    """A path, or a list of datasets; the command line writes the list in YAML or JSON."""
+    read = given
+    if isinstance(given, str) and given.lstrip().startswith("["):
+        with suppress(yaml.YAMLError):  # a pattern of paths, as [ab].jsonl
+            read = yaml.load(given, yaml.BaseLoader)
+    if isinstance(read, list) and all(isinstance(entry, dict) for entry in read):
+        return [
+            {
+                key: value if key in _TEXT_KEYS else _plain(value)
+                for key, value in entry.items()
+                if value not in ("null", "~", "")  # left to its default
+            }
+            for entry in read
+        ]
+    if not isinstance(given, str):
+        raise ValueError(f"{where}: expected a path, or a list of datasets, got {given!r:.80}")
+    return given
+
+
+def _plain(given: Any) -> Any:
+    """The number or truth that a text stands for."""
+    if isinstance(given, dict):
+        return {key: _plain(value) for key, value in given.items()}
+    for kind in (int, float):
+        with suppress(ValueError, TypeError):
+            return kind(given)
+    return _TRUTHS.get(given.lower(), given) if isinstance(given, str) else given
+
+
+def write_run(config: TrainConfig, folder: Path) -> None:
+    """The resolved configuration as a recipe, run.yaml."""
+    with replacing(folder / RUN_FILE) as temporary:
+        text = yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
+        temporary.write_text(text, encoding="utf-8")

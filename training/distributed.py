@@ -1,4 +1,4 @@
-"""The ranks of a run: set up from torchrun's environment, wrapped around the model once, and agreed with.
+"""The ranks of a run: set up from torchrun's environment, agreed with, and wrapped around the model once.
 
 torchrun --nproc-per-node 8 train.py RECIPE.yaml                     # DDP
 torchrun --nproc-per-node 8 train.py RECIPE.yaml --parallel fsdp     # FSDP2: weights sharded
@@ -6,12 +6,14 @@ torchrun --nproc-per-node 8 train.py RECIPE.yaml --parallel fsdp     # FSDP2: we
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +22,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from data.errors import one_line
-from models.device_settings import prepare_device
+from models.vision_language_model import VisionLanguageModel, prepare_device
+from training.config import TrainConfig
 
 _FAILED_EXCHANGE = re.compile(r"gloo|nccl|connection (closed|reset|refused)", re.IGNORECASE)
-_HUNG_UP = re.compile(
-    r"connection( was likely)? (closed|reset)|failed to (recv|send)|broken pipe", re.IGNORECASE
-)
-_LETTING_GO = 20  # times that Python's lock is left to other threads
 _FOUND_OUT_SECONDS = 5.0  # in which torchrun sees which rank ended first
-
-
-def _first_line(error: RuntimeError) -> str:
-    """Without where in C++ it was raised."""
-    return one_line(str(error).split("\n")[0])
 
 
 class LostRankError(ConnectionError):
@@ -44,18 +39,13 @@ class LostRankError(ConnectionError):
 
 
 class Ranks:
-    """This process among the others; alone without torchrun.
-
-    Raises:
-        LostRankError: another rank was there and has left before all had met.
-        ConnectionError: the ranks cannot meet, or not over this device.
-    """
+    """This process among the others; alone without torchrun. ConnectionError where they cannot meet."""
 
     def __init__(self, device: torch.device):
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.together = "WORLD_SIZE" in os.environ  # also torchrun with one process
+        self.together = "WORLD_SIZE" in os.environ  # true for torchrun with one process, too
         if device.type == "cuda" and self.together:
             device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(device)
@@ -69,12 +59,9 @@ class Ranks:
         try:
             dist.init_process_group(backend)
         except RuntimeError as error:
-            if _HUNG_UP.search(str(error)):  # by one that was done here first
-                lost = self._lost(error)
-                raise LostRankError(self.reason(lost)) from error
             place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-            failed = ConnectionError(f"the ranks cannot meet at {place} ({backend}): {_first_line(error)}")
-            raise ConnectionError(self.reason(failed)) from error
+            failed = f"the ranks cannot meet at {place} ({backend}): {_first_line(error)}"
+            raise ConnectionError(self.reason(ConnectionError(failed))) from error
 
     @property
     def is_first(self) -> bool:
@@ -132,45 +119,41 @@ class Ranks:
         if self.together and dist.is_initialized():
             # A thread of gloo's lets go of the last exchange's tensors, for which it needs Python's lock. A
             # group that ends before would wait for that thread with the lock held: for ever.
-            for _ in range(_LETTING_GO):
+            for _ in range(20):
                 time.sleep(0.01)
             dist.destroy_process_group()
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def _first_line(error: RuntimeError) -> str:
+    """Without where in C++ it was raised."""
+    return one_line(str(error).split("\n")[0])
+
+
+def blocks_of(model: VisionLanguageModel) -> list[nn.Module]:
     """The transformer blocks of the vision tower and of the language model."""
     return [*model.vision_model.layers, *model.language_model.layers]
 
 
-def prepare_blocks(model: nn.Module, recompute: bool, compiled: bool) -> None:
+def prepare_blocks(model: VisionLanguageModel, recompute: bool, compiled: bool) -> None:
     """Activation checkpointing and torch.compile, block by block and in place: names stay as they are."""
+
+    def forward(plain: Callable, *inputs):
+        if not torch.is_grad_enabled():
+            return plain(*inputs)
+        return checkpoint(plain, *inputs, use_reentrant=False)
+
     for block in blocks_of(model):
         if recompute:
-            block.forward = _Recomputed(block.forward)
+            block.forward = partial(forward, block.forward)
         if compiled:
             block.compile()
 
 
-class _Recomputed:
-    """A block's forward whose activations are computed once more in the backward pass, not kept."""
-
-    def __init__(self, forward):
-        self.forward = forward
-
-    def __call__(self, *inputs):
-        if not torch.is_grad_enabled():
-            return self.forward(*inputs)
-        return checkpoint(self.forward, *inputs, use_reentrant=False)
-
-
-def wrap(module: nn.Module, model: nn.Module, ranks: Ranks, parallel: str, dtype: torch.dtype) -> nn.Module:
-    """The module as all ranks train it.
-
-    Args:
-        module: computes the loss; what the engine calls.
-        model: the vision-language model in it.
-        parallel: ddp, or fsdp, for which weights become sharded DTensors, in place.
-        dtype: what fsdp computes in; gradients are reduced in float32 either way.
+def wrap(
+    module: nn.Module, model: VisionLanguageModel, ranks: Ranks, parallel: str, dtype: torch.dtype
+) -> nn.Module:
+    """The module that computes the loss, as all ranks train it. With fsdp, its weights and those of the model
+    inside become sharded DTensors in place; gradients are reduced in float32, whatever `dtype` is.
     """
     if not ranks.together:
         return module
@@ -193,8 +176,8 @@ def wrap(module: nn.Module, model: nn.Module, ranks: Ranks, parallel: str, dtype
 
 
 def reshard(wrapped: nn.Module) -> None:
-    """Weights back in shards: a forward pass without a backward one leaves some of them whole, and the names
-    of parameters then lead to these."""
+    """Put weights back into shards. A forward pass without a backward one leaves some of them whole, and
+    parameters' names then lead to these."""
     for part in wrapped.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
@@ -207,15 +190,43 @@ def gradient_scale(wrapped: nn.Module, ranks: Ranks) -> int:
 
 @contextmanager
 def accumulating(wrapped: nn.Module, last: bool) -> Iterator[None]:
-    """Gradients are exchanged behind the last micro-batch of a step only."""
+    """Gradients are exchanged after the last micro-batch of a step only."""
     if isinstance(wrapped, FSDPModule):
         wrapped.set_requires_gradient_sync(last)
-    hold = not last and isinstance(wrapped, DistributedDataParallel)
-    with wrapped.no_sync() if hold else nullcontext():
+    alone = isinstance(wrapped, DistributedDataParallel) and not last
+    with wrapped.no_sync() if alone else nullcontext():  # type: ignore[operator]
         yield
 
 
 def clip(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
     """Scale gradients to a norm of at most `limit` (0: leave them), and return the norm that they had."""
     norm = nn.utils.clip_grad_norm_(parameters, limit or float("inf"))
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor with all of its shards; all ranks call it."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+# ---------------------------------------------------------------------------------------- out of memory
+_OUT_OF_MEMORY = ("t allocate memory", "not enough memory", "out of memory", "alloc_failed", "bad_alloc")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the machine has no memory left; PyTorch says so with many kinds of error."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    told = isinstance(error, RuntimeError) and any(said in str(error).lower() for said in _OUT_OF_MEMORY)
+    return told or isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
+def out_of_memory(config: TrainConfig, device: torch.device) -> str:
+    """What to lower or to set, cheapest first."""
+    ways = "lower --micro-batch-size, --sequence-length or --max-tiles, set --activation-checkpointing, "
+    ways += "shard the weights of several ranks (--parallel fsdp), or train adapters (--lora-rank)"
+    if config.is_shapes:
+        ways = "lower --vision-batch-size, --batch-size or the sizes of the network"
+    where = "the GPU" if device.type == "cuda" else "this machine"
+    return f"{where} is out of memory: {ways}; --plan shows what a run needs"

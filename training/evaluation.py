@@ -1,6 +1,6 @@
-"""A look at a run on a schedule: scores on held-out data, sample answers, a plot, and the best model so far.
+"""Looks at a run on a schedule: held-out scores, sample answers, a plot, and the best model so far.
 
-output/samples/step-…/    # answers with their pictures, see training/samples.py
+output/samples/step-…/    # answers with their images, see training/metrics.py
 output/plot.svg
 output/best/              # the best model in the Hub's layout, with best.json: its step and score
 """
@@ -10,59 +10,55 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from models.checkpoints.errors import CheckpointError
 from models.vision_language_model import VisionLanguageModel
-from training.config import TrainConfig
-from training.distributed import Ranks, reshard
-from training.export import export, plain_model, run_card, whole_tensors
-from training.metrics import Metrics
+from training.distributed import reshard
+from training.export import plain_model, save_model, whole_tensors
+from training.metrics import SAMPLES, Metrics
 from training.optim import averaged
 from training.plot import write_plot
-from training.samples import FOLDER as SAMPLES
-from training.samples import Answered, answer_all
-from training.tasks import Task
+from training.task import Answered, Task
 
 BEST, SCORE = "best", "best.json"
 
 
-class Evaluation:
-    """Everything that is looked at; all ranks make one, and call `run` together.
+class HeldOut(Protocol):
+    """Held-out questions, and how they are answered: `eval.in_run.HeldOutQuestions`."""
 
-    Args:
-        ask: puts held-out questions to a model and scores its answers; all ranks call it, and each answers a
-            share. None where nothing is asked.
-        average: name → averaged parameter, which then is what is looked at.
-        dtype: what is computed in.
-        first: step that the run goes on from.
-    """
+    scored: bool  # answers are scored, by all ranks together
+    any: bool  # there are questions on some rank
+    here: bool  # this rank has some
+
+    def answer(self, model: VisionLanguageModel) -> tuple[dict[str, float], list[Answered]]:
+        """Scores, on every rank, and sample answers, on the first; ranks that score call it together."""
+
+
+class Evaluation:
+    """All ranks make one, and call `run` together. `average` is what is evaluated, if it has parameters;
+    `first` is the step that the run resumes from."""
 
     def __init__(
         self,
-        config: TrainConfig,
-        ranks: Ranks,
         task: Task,
-        ask: Callable[[VisionLanguageModel], dict[str, float]] | None,
+        held_out: HeldOut,
         average: dict[str, Tensor],
         metrics: Metrics,
         dtype: torch.dtype,
         first: int,
     ):
-        self.config, self.ranks, self.task, self.ask = config, ranks, task, ask
+        self.config, self.ranks, self.task, self.held_out = task.config, task.ranks, task, held_out
         self.average, self.metrics, self.dtype = average, metrics, dtype
-        self.output = Path(config.output)
-        self.questions = task.questions(config.eval_samples) if ranks.is_first and config.eval_samples else []
-        self.answering = ask is not None or ranks.sum(bool(self.questions))[0] > 0
-        self.best = self._best_before(first) if ranks.is_first else None
+        self.output = Path(task.config.output)
+        self.best = self._best_before(first) if task.ranks.is_first else None
 
     def _best_before(self, step: int) -> float | None:
-        """The best score of a run that goes on; that of steps which are done again does not count."""
+        """The best score so far of a resumed run; one of a step that is done again does not count."""
         if not self.config.resume:
             for name in (BEST, SAMPLES):
                 shutil.rmtree(self.output / name, ignore_errors=True)
@@ -74,18 +70,14 @@ class Evaluation:
             return None
 
     def run(self, wrapped: nn.Module, step: int) -> dict[str, float]:
-        """Look at the model after `step` steps.
-
-        Returns:
-            The scores; on ranks but the first, those that all ranks know.
-        """
+        """Evaluate the model after `step` steps. Ranks but the first get the scores that all know."""
         autocast = torch.autocast(self.ranks.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with averaged(self.task.module, self.average):
             with autocast:
-                scores = self.task.evaluate(wrapped, step)
+                losses = self.task.evaluate(wrapped, step)
             reshard(wrapped)
-            asked, answered = self._answers(step)
-            scores = asked | scores
+            scores, answered = self._answers(step)
+        scores |= losses
         if answered and "eval_accuracy" not in scores:  # which counts all held-out answers
             scores["eval_exact_match"] = sum(one.right for one in answered) / len(answered)
         if scores:
@@ -101,20 +93,16 @@ class Evaluation:
         return scores
 
     def _answers(self, step: int) -> tuple[dict[str, float], list[Answered]]:
-        """Scores of answers to held-out questions, and sample answers on the first rank; all call it."""
-        # The picture world's first stage has no language model yet.
-        if not self.answering or step <= self.task.second_stage:
+        # The first stage on shapes has no language model yet.
+        if not self.held_out.any or step <= self.task.second_stage:
             return {}, []
         model = self.task.model
         if self.config.parallel == "fsdp" and self.ranks.together:
-            # Shards answer nothing: each rank that has questions puts a whole model of its own together.
-            tensors = whole_tensors(model, {}, self.ranks, everywhere=self.ask is not None)
+            # Shards answer nothing: each rank that has questions puts together a whole model of its own.
+            tensors = whole_tensors(model, {}, self.ranks, everywhere=self.held_out.scored)
             if tensors:
                 model = plain_model(model, tensors, self.config).to(self.ranks.device)
-        scores = {} if self.ask is None else self.ask(model)
-        if not self.questions:
-            return scores, []
-        return scores, answer_all(model, self.task.processor, self.questions)
+        return self.held_out.answer(model) if self.held_out.here else ({}, [])
 
     def _keep_best(self, scores: dict[str, float], step: int) -> None:
         """Save the model to best/ if none before scored better; all ranks call it."""
@@ -125,15 +113,13 @@ class Evaluation:
         )
         if not (self.config.keep_best and self.ranks.sum(better)[0]):
             return
-        tensors = whole_tensors(self.task.model, self.average, self.ranks)
+        problem = save_model(self.task, self.average, step, scores, self.output / BEST)
         if not self.ranks.is_first:
             return
         self.best = value
-        card = run_card(self.task, self.config, step, scores)
-        score: dict[str, Any] = {"step": step, "name": name, "value": value}
-        try:
-            folder = self.output / BEST
-            export(self.task.model, tensors, self.task.processor, self.config, card, folder)
-            (folder / SCORE).write_text(json.dumps(score) + "\n", encoding="utf-8")
-        except (CheckpointError, OSError) as error:
-            self.metrics.say(f"step {step}: the best model could not be saved, the run goes on: {error}")
+        if problem:
+            self.metrics.say(f"step {step}: the best model could not be saved, the run goes on: {problem}")
+            return
+        with suppress(OSError):
+            score = json.dumps({"step": step, "name": name, "value": value})
+            (self.output / BEST / SCORE).write_text(score + "\n", encoding="utf-8")

@@ -1,22 +1,34 @@
-"""A run to look at: metrics.jsonl, the progress bar, sample answers, and a tracker for those who want one."""
+"""What a run shows: metrics.jsonl, the progress bar, its speed, sample answers, and the tracker, if any."""
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Callable, Sequence
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
 from tqdm import tqdm
 
 from data.errors import one_line
 from data.files import replacing
+from data.packing import Batch
 from training.config import TrainConfig
-from training.samples import Answered, write_samples
-from training.trackers import Tracker, open_tracker
+from training.flops import peak_flops, training_flops, what_learns
+from training.task import Answered, Task
 
 METRICS = "metrics.jsonl"
-# What the bar shows besides the time left: key of a row → its name there, and how it is written.
+SAMPLES, ANSWERS = "samples", "answers.jsonl"
+PROJECT = "ocelli"  # in trackers
+_LONGEST = 512  # pixels of the longer side of an image that is kept
+# Keys of metrics.jsonl that the bar shows: their name there, and how they are written.
 _SHOWN = {
     "loss": ("loss", "{:.3f}"),
     "dense_loss": ("dense_loss", "{:.3f}"),
@@ -27,47 +39,33 @@ _SHOWN = {
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a line that was cut off is left out.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The rows of a metrics.jsonl, without a line that was cut off."""
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+        with suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 class Metrics:
     """Lines of metrics.jsonl, one bar, one tracker. On all ranks but the first, nothing.
 
-    Lines beyond the step that a run goes on from are of steps that are done again: they are taken out.
-
-    Raises:
-        TrackerError: the tracker is not installed, or wants a login.
+    A resumed run repeats the steps after the one it resumes from, so their lines are removed.
     """
 
     def __init__(self, config: TrainConfig, steps: int, first: int, active: bool):
         self.path, self.active = Path(config.output) / METRICS, active
-        self.tracker: Tracker | None = open_tracker(config) if active else None
+        self.tracker: _Wandb | _TensorBoard | None = open_tracker(config) if active else None
         self.bar = tqdm(
             total=steps, initial=first, unit="step", smoothing=0.02, mininterval=2, disable=not active
         )
         if active and self.path.exists():
-            self._go_on_from(first)
-
-    def _go_on_from(self, step: int) -> None:
-        kept = [row for row in read_metrics(self.path) if row.get("step", 0) <= step]
-        with replacing(self.path) as temporary:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+            kept = [row for row in read_metrics(self.path) if row.get("step", 0) <= first]
+            with replacing(self.path) as temporary:
+                temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
-        """One line; a disk that is full is said, and the run goes on."""
+        """One line. If the disk is full, a message says so and the run goes on."""
         if not self.active:
             return
         try:
@@ -83,24 +81,42 @@ class Metrics:
         self._track(lambda tracker: tracker.log(numbers, row["step"]))
 
     def write_samples(self, step: int, answered: Sequence[Answered]) -> None:
-        """Answers with their pictures, into the run's folder and to the tracker."""
+        """Answers with their images, to the tracker and into the run's folder, there whole or not at all:
+
+        output/samples/step-00000500/answers.jsonl     # {"pictures": ["00.png"], "question": …}
+                                     00.png
+        """
         if not (self.active and answered):
             return
+        folder = self.path.parent / SAMPLES / f"step-{step:08d}"
+        writing = folder.with_name(f".{folder.name}")
         try:
-            write_samples(self.path.parent, step, answered)
+            shutil.rmtree(writing, ignore_errors=True)
+            writing.mkdir(parents=True)
+            with (writing / ANSWERS).open("w", encoding="utf-8") as file:
+                for number, one in enumerate(answered):
+                    names = []
+                    for place, image in enumerate(one.question.images):
+                        names.append(f"{number:02d}.png" if place == 0 else f"{number:02d}-{place + 1}.png")
+                        small(image).save(writing / names[-1])
+                    row: dict[str, Any] = {"pictures": names, "question": one.question.text}
+                    row |= {"target": one.question.target, "answer": one.answer, "right": one.right}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
+            writing.rename(folder)
         except OSError as error:
             self.say(f"step {step}: sample answers could not be written, the run goes on: {error}")
         self._track(lambda tracker: tracker.log_samples(answered, step))
 
-    def _track(self, act: Callable[[Tracker], None]) -> None:
-        """Log; a tracker that fails is said once and left, and the run goes on."""
+    def _track(self, act: Callable[[Any], None]) -> None:
+        """Log. A tracker that fails is given up with one message, and the run goes on."""
         if self.tracker is None:
             return
         try:
             act(self.tracker)
         except Exception as error:  # of a network, a disk, a server: trackers raise anything
             self.tracker = None
-            self.say(f"the tracker fails and is left, the run goes on: {one_line(error, 200)}")
+            self.say(f"the tracker failed and is no longer used, the run goes on: {one_line(error, 200)}")
 
     def say(self, text: str) -> None:
         if self.active:
@@ -109,3 +125,112 @@ class Metrics:
     def close(self) -> None:
         self.bar.close()
         self._track(lambda tracker: tracker.close())
+
+
+# ------------------------------------------------------------------------------------------------- speed
+class Throughput:
+    """Tokens and images per second and MFU since the last row, without evaluations and saves. All ranks add
+    theirs; `first` is the step that the run resumes from."""
+
+    def __init__(self, task: Task, dtype: torch.dtype, first: int):
+        self.task, self.ranks, ranks = task, task.ranks, task.ranks
+        self.learns, self.adapters = what_learns(task.model)
+        self.peak = peak_flops(ranks.device, dtype)[0] * ranks.world_size if ranks.is_first else 0.0
+        self.first, self._began = first, time.monotonic()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._tokens = self._images = 0
+        self._flops = self._aside = 0.0
+        self._since = time.monotonic()
+
+    def add(self, batches: Sequence[Batch], step: int) -> None:
+        """This rank's batches of a step."""
+        for batch in batches:
+            amounts = self.task.amounts(batch, step)
+            self._tokens += int(amounts.positions)
+            self._images += batch.images
+            self._flops += training_flops(self.task.model.config, amounts, self.learns, self.adapters)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Time that does not count."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._aside += time.monotonic() - began
+
+    def row(self, done: int) -> dict[str, float]:
+        """What goes into metrics.jsonl after `done` steps; all ranks call it."""
+        seconds = max(time.monotonic() - self._since - self._aside, 1e-9)
+        tokens, images, flops = self.ranks.sum(self._tokens, self._images, self._flops)
+        each = (time.monotonic() - self._began) / max(done - self.first, 1)
+        self._reset()
+        row = {"images_per_second": round(images / seconds, 2)}
+        if tokens:  # the first stage on shapes has none
+            row = {"tokens_per_second": round(tokens / seconds, 1)} | row
+        if self.peak:
+            row["mfu"] = round(flops / seconds / self.peak, 4)
+        return row | {"seconds_left": round(each * (self.task.steps - done))}
+
+
+def small(image: Image.Image) -> Image.Image:
+    copy = image.convert("RGB")
+    copy.thumbnail((_LONGEST, _LONGEST))
+    return copy
+
+
+# ---------------------------------------------------------------------------------------------- trackers
+class _Wandb:
+    """wandb, or trackio, which has its calls."""
+
+    def __init__(self, config: TrainConfig):
+        self.module, run = importlib.import_module(config.tracker), Path(config.output).name
+        # A resumed run is the same run in trackio; in wandb it is one of a group.
+        resume = "allow" if config.resume else "never"
+        more = {"resume": resume} if config.tracker == "trackio" else {"group": run}
+        self.module.init(project=PROJECT, name=run, config=asdict(config), **more)
+        self.close = self.module.finish
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        self.module.log(numbers, step=step)
+
+    def log_samples(self, answered: Sequence[Answered], step: int) -> None:
+        shown = {
+            f"sample_{number}": self.module.Image(np.array(small(image)), caption=one.caption)
+            for number, one in enumerate(answered)
+            for image in one.question.images[:1]
+        }
+        if shown:
+            self.module.log(shown, step=step)
+
+
+class _TensorBoard:
+    def __init__(self, config: TrainConfig):
+        tensorboard = importlib.import_module("torch.utils.tensorboard")
+        self.writer = tensorboard.SummaryWriter(str(Path(config.output) / "tensorboard"))
+        self.close = self.writer.close
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        for key, value in numbers.items():
+            self.writer.add_scalar(key, value, step)
+
+    def log_samples(self, answered: Sequence[Answered], step: int) -> None:
+        for number, one in enumerate(answered):
+            for image in one.question.images[:1]:
+                self.writer.add_image(f"sample_{number}", np.array(small(image)), step, dataformats="HWC")
+            self.writer.add_text(f"sample_{number}", one.caption, step)
+
+
+def open_tracker(config: TrainConfig) -> _Wandb | _TensorBoard | None:
+    """The tracker of a run, if any; ValueError if it is not installed or refuses to start."""
+    if config.tracker == "none":
+        return None
+    try:
+        return _TensorBoard(config) if config.tracker == "tensorboard" else _Wandb(config)
+    except Exception as error:  # trackers raise anything when they want a login or a network
+        reason = one_line(error, 200)
+        if isinstance(error, ImportError):
+            reason = "not installed; pip install -r requirements-track.txt"
+        raise ValueError(f"--tracker {config.tracker} cannot be used: {reason}") from error

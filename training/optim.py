@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
+
+from training.config import TrainConfig
+from training.distributed import whole
 
 # Coefficients of the quintic Newton-Schulz iteration, from Keller Jordan's Muon:
 # https://kellerjordan.github.io/posts/muon
@@ -54,15 +59,11 @@ class Muon(Optimizer):
                         state["momentum"] = torch.zeros_like(parameter)
                     momentum = state["momentum"]
                     momentum.lerp_(parameter.grad, 1 - group["momentum"])
-                    updates.append(_whole(parameter.grad.lerp(momentum, group["momentum"])))  # Nesterov
+                    updates.append(whole(parameter.grad.lerp(momentum, group["momentum"])))  # Nesterov
                 scale = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
                 for parameter, update in zip(parameters, orthogonalize(torch.stack(updates)), strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
                     parameter.add_(_sharded_like(update, parameter), alpha=-scale)
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _sharded_like(tensor: Tensor, parameter: Tensor) -> Tensor:
@@ -75,8 +76,8 @@ def _sharded_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 def part_of(name: str) -> str:
-    """Which part of the model a parameter belongs to: vision_model, projector or language_model; heads that
-    exist in training only count as vision_model."""
+    """The part of the model that a parameter belongs to: vision_model, projector or language_model. Heads
+    that exist in training only count as vision_model."""
     for part in ("language_model", "projector"):
         if f".{part}." in f".{name}":
             return part
@@ -90,60 +91,53 @@ def freeze(modules: nn.Module, rates: dict[str, float]) -> None:
             parameter.requires_grad_(False)
 
 
-def build_optimizers(modules: nn.Module, rates: dict[str, float], config) -> list[Optimizer]:
-    """AdamW, and Muon for matrices where the config asks for it; groups by part of the model.
+def is_muon_matrix(name: str, parameter: nn.Parameter, muon: str) -> bool:
+    """Whether Muon trains this parameter under `--muon`: the matrices of the language model's blocks, or with
+    all, those of the vision tower and the projector, too."""
+    part = part_of(name)
+    inside = parameter.dim() == 2 and (".layers." in name or part == "projector") and "lora_" not in name
+    return inside and (muon == "all" or (muon == "language" and part == "language_model"))
 
-    Each group has its `peak` rate, and Muon's its `part`. Norms and biases never decay. The last optimizer is
-    Muon if there is one.
 
-    Args:
-        rates: peak rate of AdamW by part; parameters without gradients are left out.
-        config: a `TrainConfig`.
-    """
+def build_optimizers(modules: nn.Module, rates: dict[str, float], config: TrainConfig) -> list[Optimizer]:
+    """AdamW, and last Muon for matrices where the config asks for it; one group for each part of the model.
+    `rates` are AdamW's peaks by part. Norms and biases never decay."""
     tables: dict[str, list] = {}
     vectors: dict[str, list] = {}
     matrices: dict[str, list] = {}
     for name, parameter in modules.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        part = part_of(name)
-        inside = parameter.dim() == 2 and (".layers." in name or part == "projector") and "lora_" not in name
-        if inside and (config.muon == "all" or (config.muon == "language" and part == "language_model")):
-            matrices.setdefault(part, []).append(parameter)
-        elif parameter.dim() >= 2:
-            tables.setdefault(part, []).append(parameter)
-        else:
-            vectors.setdefault(part, []).append(parameter)
+        if parameter.requires_grad:
+            vector_or_table = tables if parameter.dim() >= 2 else vectors
+            kind = matrices if is_muon_matrix(name, parameter, config.muon) else vector_or_table
+            kind.setdefault(part_of(name), []).append(parameter)
     groups = [
         {"params": parameters, "weight_decay": decay, "lr": rates[part], "peak": rates[part], "part": part}
         for kind, decay in ((tables, config.weight_decay), (vectors, 0.0))
         for part, parameters in kind.items()
     ]
+    muon_groups = []
+    for part, parameters in matrices.items():
+        # Muon's rate is in proportion to the part's.
+        ratio = 1.0 if rates[part] == config.lr or not config.lr else rates[part] / config.lr
+        muon_groups.append({"params": parameters, "peak": config.matrix_lr * ratio, "part": part})
     optimizers: list[Optimizer] = []
     if groups:
         optimizers.append(torch.optim.AdamW(groups, betas=(0.9, config.beta2), fused=True))
-    if matrices:
-        groups = []
-        for part, params in matrices.items():
-            # Muon's rate is in proportion to the part's.
-            ratio = 1.0 if rates[part] == config.lr or not config.lr else rates[part] / config.lr
-            groups.append({"params": params, "peak": config.matrix_lr * ratio, "part": part})
-        optimizers.append(Muon(groups, lr=config.matrix_lr, weight_decay=config.weight_decay))
+    if muon_groups:
+        optimizers.append(Muon(muon_groups, lr=config.matrix_lr, weight_decay=config.weight_decay))
     return optimizers
 
 
 def set_rates(optimizers: list[Optimizer], share: float, matrix_peak: float | None = None) -> None:
-    """Every group at `share` of its peak; `matrix_peak` replaces Muon's."""
+    """Set every group to `share` of its peak; `matrix_peak` replaces Muon's."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            peak = group["peak"]
-            if matrix_peak is not None and isinstance(optimizer, Muon):
-                peak = matrix_peak
-            group["lr"] = peak * share
+            peak = matrix_peak if isinstance(optimizer, Muon) else None
+            group["lr"] = (group["peak"] if peak is None else peak) * share
 
 
 def rates(optimizers: list[Optimizer]) -> dict[str, float]:
-    """What each part learns at, as metrics.jsonl names it."""
+    """The rate of each part, under its name in metrics.jsonl."""
     return {
         f"{'matrix_lr' if isinstance(optimizer, Muon) else 'lr'}_{group['part']}": group["lr"]
         for optimizer in optimizers
@@ -156,9 +150,9 @@ def schedule(
 ) -> float:
     """Share of the peak rate at `step` of `steps`: linear warm-up to 1, a plateau, a cosine to `floor`.
 
-    `second_start` warms up once more there (a new stage whose gradients are new). A warm-up takes at most
-    half of its stage, so that short runs reach their rate, too. A decay_fraction of 1 has no plateau: the
-    cosine schedule, which begins where the warm-up ends.
+    At `second_start` a stage with new gradients begins, and the rate warms up again. A warm-up takes at most
+    half of its stage, so that short runs reach their peak, too. A decay_fraction of 1 has no plateau: this is
+    the cosine schedule.
     """
     start, end = (second_start, steps) if step >= second_start else (0, second_start)
     warm_end = start + min(warmup, (end - start) // 2)
@@ -171,28 +165,27 @@ def schedule(
 
 @torch.no_grad()
 def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
-    """Exponential moving average of the weights, started gently so that early noise is forgotten."""
+    """Exponential moving average of the weights. Its decay grows from 0.1, to forget early noise."""
     decay = min(decay, (1 + step) / (10 + step))
     for name, parameter in model.named_parameters():
         if name in average:
             average[name].lerp_(parameter, 1 - decay)
 
 
-class averaged:
-    """`with averaged(modules, average):` the modules hold their averaged weights inside."""
-
-    def __init__(self, modules: nn.Module, average: dict[str, Tensor]):
-        self.modules, self.average = modules, average
+@contextmanager
+def averaged(modules: nn.Module, average: dict[str, Tensor]) -> Iterator[None]:
+    """Inside, the modules hold their averaged weights."""
 
     @torch.no_grad()
-    def __enter__(self):
-        named = dict(self.modules.named_parameters())
-        self.kept = {name: named[name].detach().clone() for name in self.average}
-        for name, value in self.average.items():
+    def put(values: dict[str, Tensor]) -> None:
+        named = dict(modules.named_parameters())  # looked up anew: under FSDP, a forward pass replaces them
+        for name, value in values.items():
             named[name].copy_(value)
 
-    @torch.no_grad()
-    def __exit__(self, *_):
-        named = dict(self.modules.named_parameters())
-        for name, value in self.kept.items():
-            named[name].copy_(value)
+    named = dict(modules.named_parameters())
+    kept = {name: named[name].detach().clone() for name in average}
+    put(average)
+    try:
+        yield
+    finally:
+        put(kept)

@@ -1,350 +1,393 @@
-"""What a training run will need, before it starts: `python train.py CONFIG --plan`.
+"""What a training run needs, before it starts: parameters, memory, FLOPs and hours.
 
-    plan = make_plan(config, Workload(micro_batch=2, sequence_length=4096, tiles_per_row=17, world_size=8,
-                                      distribution="ddp", total_samples=1_000_000, samples_per_row=4,
-                                      mfu=0.45, peak_flops=989e12))
-    print(plan.table())
-    plan.memory["activations"], plan.memory_bytes, plan.steps, plan.hours
+    python train.py configs/nanovlm-460m.yaml --plan --plan-ranks 8
 
-Arithmetic alone: no download, no GPU, no weights. The formulas are in `training/costs.py`.
+This is arithmetic on the shapes in a `VLMConfig`: no GPU and no weights. `training/published.py` has what the
+shipped recipes name; other checkpoints need their config.json and tokenizer. What a recipe cannot know about
+its data is a flag (`PlanOptions`). The tests compare the formulas with autograd and with torch's counter.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
 
-from models.config import VLMConfig
+import torch
+from torch import nn
+
+from data.sources import DatasetConfig, count_rows
+from data.tokenizer import SPECIAL_TOKENS
+from models.checkpoints.backbones import read_text_config, read_vision_config
+from models.checkpoints.hub import describe as describe_checkpoint
+from models.checkpoints.hub import read_json, snapshot
+from models.checkpoints.idefics3 import build
+from models.checkpoints.inspect import PARTS as TABLE_PARTS
+from models.checkpoints.inspect import module_of
+from models.checkpoints.load import choose_reader, meta_init
+from models.config import TextConfig, VLMConfig
 from models.losses import chunk_positions
-from models.skeleton import module_of
-from training.costs import (
-    AUTOCAST,
-    BFLOAT16,
-    FLOAT32,
-    PARTS,
-    Amounts,
-    Widths,
-    count,
-    head_bytes,
-    is_muon_matrix,
-    language_bytes,
-    lora_parameters,
-    meta_parameters,
-    part_of,
-    projector_bytes,
-    training_flops,
-    vision_bytes,
-)
+from models.vision_language_model import VisionLanguageModel
+from training.config import PlanOptions, TrainConfig, dataset_entries
+from training.flops import PARTS, Amounts, known_peak, linear_sizes, peak_flops, training_flops
+from training.optim import is_muon_matrix, part_of
+from training.published import LONGEST_EDGE, PUBLISHED, SMOLLM2_TOKENS
+from training.rows import new_tokenizer
 
-CHOICES = {
-    "distribution": ("none", "ddp", "fsdp"),
-    "optimizer": ("adamw", "muon", "muon-all"),
-    "precision": ("float32", "bfloat16"),
-}
-_MODULES = ("vision", "projector", "embeddings", "blocks", "head")
+_TAGS = 2  # tokens around a tile: what names its place, and a marker
+_FILL = 0.97  # share of a packed row that is not padding
 
 
 @dataclass(frozen=True)
-class Workload:
-    """A run, as far as arithmetic needs to know it.
+class Device:
+    """`kind` is cpu or cuda, `dtype` what is computed in, `peak` FLOP/s."""
 
-    Args:
-        micro_batch: rows of one batch on one rank.
-        accumulation: such batches in one optimizer step.
-        sequence_length: positions of a row.
-        tiles_per_row: pictures' tiles in a row, on average.
-        samples_per_row: documents in a row, on average; 1 without packing.
-        fill: share of positions that is not padding.
-        labelled: share of the filled positions that carries a label.
-        world_size: ranks.
-        distribution: "none", "ddp" (everything on every rank, gradients in the buckets' own memory) or "fsdp"
-            (weights, gradients and optimizer state in shards, a block gathered at a time).
-        optimizer: "adamw"; or AdamW beside Muon, "muon" for the matrices of the language model's blocks,
-            "muon-all" for those of all blocks and of the projector.
-        precision: "float32"; or "bfloat16" products over float32 master weights, by autocast, or with "fsdp"
-            by gathering weights in bfloat16.
-        frozen: those of "vision", "projector" and "language" that do not learn.
-        checkpointing: blocks keep their input alone, and run forward again in backward.
-        lora_rank: of adapters on the blocks' linear layers; the language model's own weights then are frozen.
-        lora_targets: which linear layers; empty: all.
-        average: a moving average of the weights that learn is kept beside them.
-        device: "cpu" or "cuda": how large chunks of logits are.
-        total_samples, total_tokens: when the run ends, by whichever is given; of filled positions.
-        mfu: share of the peak that model FLOPs reach.
-        peak_flops: of one device, FLOP/s in this precision.
+    kind: str
+    dtype: torch.dtype
+    peak: float
+    name: str
 
-    Raises:
-        ValueError: what is unknown, out of range, or leaves nothing to learn.
-    """
 
-    micro_batch: int = 1
-    accumulation: int = 1
-    sequence_length: int = 4096
-    tiles_per_row: float = 1.0
-    samples_per_row: float = 1.0
+@dataclass(frozen=True)
+class AverageRow:
+    """What the data decides; samples of a row are blind to each other. fill: share of positions that are not
+    padding; labelled: share of these that carry a label; total_samples: of the whole run, None if unknown."""
+
+    tiles: float = 1.0
+    samples: float = 1.0
     fill: float = 1.0
     labelled: float = 0.25
-    world_size: int = 1
-    distribution: str = "none"
-    optimizer: str = "adamw"
-    precision: str = "bfloat16"
-    frozen: frozenset[str] = frozenset()
-    checkpointing: bool = False
-    lora_rank: int = 0
-    lora_targets: tuple[str, ...] = ()
-    average: bool = False
-    device: str = "cuda"
     total_samples: int | None = None
-    total_tokens: int | None = None
-    mfu: float = 0.4
-    peak_flops: float | None = None
-
-    def __post_init__(self):
-        object.__setattr__(self, "frozen", frozenset(self.frozen))
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}: expected one of {allowed}, got {getattr(self, name)!r}")
-        for name in ("micro_batch", "accumulation", "sequence_length", "world_size", "samples_per_row"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("tiles_per_row", "labelled", "lora_rank"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
-        for name in ("fill", "labelled", "mfu"):
-            if not 0 < getattr(self, name) <= 1 and (name, self.labelled) != ("labelled", 0):
-                raise ValueError(f"{name}: expected a share from 0 to 1, got {getattr(self, name)}")
-        if unknown := self.frozen - set(PARTS):
-            raise ValueError(f"frozen: expected some of {PARTS}, got {sorted(unknown)}")
-        if self.distribution == "none" and self.world_size > 1:
-            raise ValueError(f"distribution: {self.world_size} ranks need ddp or fsdp, got none")
-        if not self.learning and not self.lora_rank:
-            raise ValueError("frozen: all parts are, so nothing would learn")
-
-    @property
-    def learning(self) -> frozenset[str]:
-        """Parts whose own weights learn; under LoRA, the language model's do not."""
-        return frozenset(PARTS) - self.frozen - ({"language"} if self.lora_rank else set())
-
-    def adapters(self, config: VLMConfig) -> int:
-        """Weights of the adapters."""
-        return lora_parameters(config.text, self.lora_rank, self.lora_targets)
-
-    @property
-    def widths(self) -> Widths:
-        if self.precision == "float32":
-            return FLOAT32
-        return BFLOAT16 if self.distribution == "fsdp" else AUTOCAST
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `make_plan` works out. Everything "a step" is of all ranks together.
+    """A step is that of all ranks together. `memory` is bytes on each rank, without the libraries' own and
+    short-lived buffers. `run_flops` counts the blocks that activation checkpointing runs again; MFU does not.
+    `steps` and `hours` are None where the data's length is not known."""
 
-    `parameters` and `trainable` count weights by module. `memory` is bytes on each rank by what takes them;
-    not in it: the libraries' own (on CUDA half a GiB or so), what the allocator cannot use, short-lived
-    buffers within a block. Without accumulation, gradients fill up while activations are let go of: then the
-    sum is more than the peak. `flops_per_step` are the model's (MFU counts these), `run_flops_per_step` those
-    that are run, with blocks run again by activation checkpointing. `steps`, `total_flops` and `hours` are
-    None where the workload does not say what they need.
-    """
-
-    workload: Workload
+    heading: str
     parameters: dict[str, int]
     trainable: dict[str, int]
     memory: dict[str, int]
-    chunk: int
-    rows_per_step: int
-    positions_per_step: int
-    tokens_per_step: float
-    labels_per_step: float
-    tiles_per_step: float
-    samples_per_step: float
-    flops_per_step: float
-    run_flops_per_step: float
+    step: dict[str, float]
+    flops: float
+    run_flops: float
     steps: int | None
-    total_flops: float | None
     hours: float | None
-
-    @property
-    def memory_bytes(self) -> int:
-        """Of one rank, all parts together."""
-        return sum(self.memory.values())
+    rate: str
 
     def table(self) -> str:
-        """The plan as text, for people."""
-        work, lines = self.workload, ["parameters"]
-        for name in self.parameters:
+        lines = ["parameters"]
+        for name, size in self.parameters.items():
             learns = self.trainable.get(name, 0)
-            note = "" if learns == self.parameters[name] else "frozen" if not learns else f"{learns:,} learn"
-            lines.append(f"  {name:<22}{self.parameters[name]:>16,}  {note}".rstrip())
-        lines.append(f"  {'all':<22}{sum(self.parameters.values()):>16,}")
-        ranks = "1 rank" if work.world_size == 1 else f"each of {work.world_size} ranks ({work.distribution})"
-        lines.append(f"memory of {ranks}, {work.precision}, {work.optimizer}")
-        for name, size in self.memory.items():
-            lines.append(f"  {name:<22}{size / 2**30:>16,.2f} GiB")
-        lines.append(f"  {'all':<22}{self.memory_bytes / 2**30:>16,.2f} GiB")
+            note = "" if learns == size else "frozen" if not learns else f"{learns:,} learn"
+            lines.append(f"{line(name, f'{size:,}')}  {note}".rstrip())
+        lines += [line("all", f"{sum(self.parameters.values()):,}"), self.heading]
+        memory = self.memory | {"all": sum(self.memory.values())}
+        lines += [line(name, f"{size / 2**30:,.2f}") + " GiB" for name, size in memory.items()]
         lines.append("a step, all ranks")
-        for name, value in {
-            "rows": self.rows_per_step,
-            "positions": self.positions_per_step,
-            "tokens": self.tokens_per_step,
-            "labelled tokens": self.labels_per_step,
-            "tiles": self.tiles_per_step,
-            "samples": self.samples_per_step,
-        }.items():
-            lines.append(f"  {name:<22}{round(value):>16,}")
-        lines.append(f"  {'model FLOPs':<22}{self.flops_per_step:>16.3e}")
-        if self.run_flops_per_step != self.flops_per_step:
-            lines.append(f"  {'FLOPs run':<22}{self.run_flops_per_step:>16.3e}")
+        lines += [line(name, f"{round(value):,}") for name, value in self.step.items()]
+        lines.append(line("model FLOPs", f"{self.flops:.3e}"))
+        if self.run_flops != self.flops:
+            lines.append(line("FLOPs run", f"{self.run_flops:.3e}"))
         lines.append("the run")
         if self.steps is None:
-            lines.append("  no length given: say how many rows the data have (--plan-rows), or --steps")
-        else:
-            lines.append(f"  {'steps':<22}{self.steps:>16,}")
-            lines.append(f"  {'model FLOPs':<22}{self.total_flops:>16.3e}")
-        if self.hours is not None and work.peak_flops is not None:
-            rate = f"{work.mfu:.0%} of {work.world_size} x {work.peak_flops / 1e12:,.4g} TFLOP/s"
-            lines.append(f"  {'hours':<22}{self.hours:>16,.1f}  at {rate}")
-        return "\n".join(lines)
+            return "\n".join([*lines, "  unknown length: give the number of rows (--plan-rows), or --steps"])
+        lines += [line("steps", f"{self.steps:,}"), line("model FLOPs", f"{self.steps * self.flops:.3e}")]
+        return "\n".join([*lines, line("hours", f"{self.hours:,.1f}") + f"  at {self.rate}"])
 
 
-def make_plan(config: VLMConfig, work: Workload) -> Plan:
-    """Work everything out; see `Plan`."""
-    parameters = meta_parameters(config)
-    by_module = count(parameters, module_of)
-    if config.tie_word_embeddings:
-        by_module["head"] = 0  # the embeddings' weights
-    shown = {name: by_module[name] for name in _MODULES}
-    trainable = count({n: p for n, p in parameters.items() if part_of(n) in work.learning}, module_of)
-    if work.lora_rank:
-        shown["adapters"] = trainable["adapters"] = work.adapters(config)
+def line(name: str, value: str) -> str:
+    return f"  {name:<22}{value:>16}"
 
-    rows = work.micro_batch * work.accumulation * work.world_size
-    positions = rows * work.sequence_length
-    tokens = positions * work.fill
+
+def make_plan(
+    config: TrainConfig, options: PlanOptions, device: Device, shape: VLMConfig, row: AverageRow
+) -> Plan:
+    ranks, learns = options.plan_ranks, learning(config)
+    per_rank, left = divmod(config.batch_size, ranks)
+    micro = config.micro_batch_size or max(1, per_rank)
+    if left or per_rank % micro:
+        raise ValueError(
+            f"--batch-size {config.batch_size}: expected a multiple of ranks x --micro-batch-size, "
+            f"{ranks} x {micro}"
+        )
+    with meta_init():
+        parameters = dict(VisionLanguageModel(shape).named_parameters())
+    shown = dict.fromkeys(TABLE_PARTS, 0)  # a tied head stays 0: its weights are the embeddings'
+    trainable: Counter[str] = Counter()
+    for name, parameter in parameters.items():
+        shown[module_of(name)] += parameter.numel()
+        if part_of(name) in learns:
+            trainable[module_of(name)] += parameter.numel()
+    if adapters := adapter_weights(config, shape.text):
+        shown["adapters"] = trainable["adapters"] = adapters
+
+    positions, samples = config.batch_size * config.sequence_length, config.batch_size * row.samples
+    tokens = positions * row.fill
     amounts = Amounts(
-        tiles=rows * work.tiles_per_row,
+        tiles=config.batch_size * row.tiles,
         positions=tokens,
-        # Documents of one row are blind to each other: each position pairs with its own alone.
-        pairs=tokens * work.sequence_length * work.fill / work.samples_per_row,
-        labelled=tokens * work.labelled,
+        pairs=tokens * config.sequence_length * row.fill / row.samples,
+        labelled=tokens * row.labelled,
     )
-    flops = training_flops(config, amounts, work.learning, work.adapters(config))
-    run = training_flops(config, amounts, work.learning, work.adapters(config), work.checkpointing)
-    samples = rows * work.samples_per_row
-    steps = None
-    if work.total_samples is not None:
-        steps = math.ceil(work.total_samples / samples)
-    elif work.total_tokens is not None:
-        steps = math.ceil(work.total_tokens / tokens)
-    total = None if steps is None else steps * flops
-    hours = None
-    if total is not None and work.peak_flops is not None:
-        hours = total / (work.mfu * work.peak_flops * work.world_size) / 3600
+    flops = training_flops(shape, amounts, learns, adapters)
+    steps = None if row.total_samples is None else math.ceil(row.total_samples / samples)
+    where = "1 rank" if ranks == 1 else f"each of {ranks} ranks ({config.parallel})"
+    optimizer = {"none": "adamw", "language": "muon", "all": "muon-all"}[config.muon]
     return Plan(
-        workload=work,
+        heading=f"memory of {where}, {str(device.dtype).removeprefix('torch.')}, {optimizer}",
         parameters=shown,
-        trainable=trainable,
-        memory=memory(config, work),
-        chunk=chunk_positions(config.text.vocab_size, work.device),
-        rows_per_step=rows,
-        positions_per_step=positions,
-        tokens_per_step=tokens,
-        labels_per_step=amounts.labelled,
-        tiles_per_step=amounts.tiles,
-        samples_per_step=samples,
-        flops_per_step=flops,
-        run_flops_per_step=run,
+        trainable=dict(trainable),
+        memory=memory(config, ranks, device, shape, row, parameters, micro),
+        step={
+            "rows": config.batch_size,
+            "positions": positions,
+            "tokens": tokens,
+            "labelled tokens": amounts.labelled,
+            "tiles": amounts.tiles,
+            "samples": samples,
+        },
+        flops=flops,
+        run_flops=training_flops(shape, amounts, learns, adapters, config.activation_checkpointing),
         steps=steps,
-        total_flops=total,
-        hours=hours,
+        hours=None if steps is None else steps * flops / (options.plan_mfu * device.peak * ranks) / 3600,
+        rate=f"{options.plan_mfu:.0%} of {ranks} x {device.peak / 1e12:,.4g} TFLOP/s",
     )
+
+
+def learning(config: TrainConfig) -> frozenset[str]:
+    """Parts whose own weights learn; with LoRA, the adapters do in their place."""
+    return frozenset(part for part in PARTS if config.rates[part] and not config.lora_rank)
+
+
+def adapter_weights(config: TrainConfig, text: TextConfig) -> int:
+    """Weights of LoRA adapters: r · (in + out) for each layer (arXiv:2106.09685)."""
+    sizes = linear_sizes(text)
+    targets = [name.strip() for name in config.lora_targets.split(",")]
+    if unknown := sorted(set(targets) - set(sizes)):
+        raise ValueError(f"--lora-targets: expected {', '.join(sizes)}, got {', '.join(unknown)}")
+    return text.num_hidden_layers * config.lora_rank * sum(sum(sizes[name]) for name in targets)
 
 
 # ------------------------------------------------------------------------------------------------- memory
-def memory(config: VLMConfig, work: Workload) -> dict[str, int]:
-    """Bytes on each rank by what takes them, for one micro-batch; what `Plan.memory` says."""
-    parameters = meta_parameters(config)
-    learns = {name: p for name, p in parameters.items() if part_of(name) in work.learning}
-    every = sum(p.numel() for p in parameters.values())
-    adapters = work.adapters(config)
-    learning = sum(p.numel() for p in learns.values()) + adapters
-    shards = work.world_size if work.distribution == "fsdp" else 1
+def memory(
+    config: TrainConfig,
+    ranks: int,
+    device: Device,
+    shape: VLMConfig,
+    row: AverageRow,
+    parameters: dict[str, nn.Parameter],
+    micro: int,
+) -> dict[str, int]:
+    """Bytes on each rank for one micro-batch, by what takes them.
 
-    master = 4 * (every + adapters) / shards
-    gathered = gathered_parameters(parameters) if work.distribution == "fsdp" else 0
-    gradients = 4 * learning / shards
-    if work.precision == "float32":
-        # FSDP gathers a block in float32, too, and its gradient is whole until it is scattered.
-        weights, masters = master + 4 * gathered, 0.0
-        gradients += 4 * gathered if learns else 0
-    else:
-        # Autocast keeps a bfloat16 copy of each matrix until backward is through.
-        copied = gathered or cast_parameters(config, parameters, work.frozen)
-        weights, masters = 2 * copied, master
-        gradients += 2 * gathered if learns else 0
-    muon = 0
-    if work.optimizer != "adamw":
-        everywhere = work.optimizer == "muon-all"
-        muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, everywhere))
+    In bfloat16, products run in bfloat16 over float32 master weights: by autocast, which keeps a copy of each
+    matrix until backward is through, or under FSDP by gathering a block at a time in bfloat16.
+    """
+    text, fsdp, full = shape.text, config.parallel == "fsdp" and ranks > 1, device.dtype == torch.float32
+    residual, product = (4, 4) if full else (2, 2) if fsdp else (4, 2)  # bytes of a number there
+    parts, adapters = learning(config), adapter_weights(config, text)
+    learns = {name: p for name, p in parameters.items() if part_of(name) in parts}
+    trained = sum(p.numel() for p in learns.values()) + adapters
+    muon = sum(p.numel() for name, p in learns.items() if is_muon_matrix(name, p, config.muon))
+    shards = ranks if fsdp else 1
+    master = 4 * (sum(p.numel() for p in parameters.values()) + adapters) / shards
+    gathered = 0
+    if fsdp:  # held whole at a time: the largest block, the next one, and what is in no block
+        blocks: Counter[str] = Counter()
+        for name, parameter in parameters.items():
+            head, found, rest = name.partition(".layers.")
+            blocks[f"{head}.{rest.split('.')[0]}" if found else ""] += parameter.numel()
+        gathered = blocks.pop("") + 2 * max(blocks.values())
+    # Gathered blocks have whole gradients until these are scattered.
+    gradients = 4 * trained / shards + ((4 if full else 2) * gathered if learns else 0)
+    weights = master + 4 * gathered if full else 2 * (gathered or _cast(parts, shape, parameters))
+
+    labelled = micro * config.sequence_length * row.fill * row.labelled
+    # A chunk of float32 logits, with their product and gradient where those are narrower, and the hidden
+    # states of labelled positions with their gradient; see models/losses.py.
+    chunk = min(labelled, chunk_positions(text.vocab_size, device.kind))
+    logits = chunk * text.vocab_size * (4 + (2 * product if product < 4 else 0))
+    activations = activation_bytes(config, shape, row, micro, residual, product)
+    if device.kind == "cpu" and row.samples > 1:  # the mask between samples, T² for a row
+        activations += micro * config.sequence_length**2 * product
     result = {
         "weights": weights,
-        "master weights": masters,
+        "master weights": 0 if full else master,
         "gradients": gradients,
-        # Two moments of AdamW (arXiv:1711.05101), one momentum of Muon; float32.
-        "optimizer state": (8 * (learning - muon) + 4 * muon) / shards,
-        "weight average": 4 * learning / shards if work.average else 0,
-        "activations": activation_bytes(config, work),
-        "logits of a chunk": head_bytes(
-            config,
-            work.widths,
-            work.micro_batch * work.sequence_length * work.fill * work.labelled,
-            chunk_positions(config.text.vocab_size, work.device),
-        ),
+        # Two moments of AdamW, one momentum of Muon; float32.
+        "optimizer state": (8 * (trained - muon) + 4 * muon) / shards,
+        "weight average": 4 * trained / shards if config.ema else 0,
+        "activations": activations,
+        "logits of a chunk": logits + 2 * labelled * text.hidden_size * residual,
     }
     return {name: round(size) for name, size in result.items() if size or name in ("weights", "gradients")}
 
 
-def gathered_parameters(parameters) -> int:
-    """Weights that FSDP has whole at a time: the largest block, the next one coming, and what is in none."""
-    blocks: dict[str, int] = {}
-    for name, parameter in parameters.items():
-        head, found, rest = name.partition(".layers.")
-        key = f"{head}.{rest.split('.')[0]}" if found else ""
-        blocks[key] = blocks.get(key, 0) + parameter.numel()
-    outside = blocks.pop("", 0)
-    return outside + 2 * max(blocks.values(), default=0)
-
-
-def cast_parameters(config: VLMConfig, parameters, frozen: frozenset[str]) -> int:
-    """Weights that autocast has in fewer bits until backward: matrices and their biases, but neither tables
-    nor norms, and nothing that backward does not reach."""
-    # Gradients come from behind: what is in front of all that learns is not reached.
-    unreached = frozen if {"vision", "projector"} <= frozen else frozen & {"vision"}
-    unreached -= {"language"}
+def _cast(parts: frozenset[str], shape: VLMConfig, parameters: dict[str, nn.Parameter]) -> int:
+    """Weights that autocast copies until backward: matrices and their biases, but neither tables nor norms,
+    and not those in front of everything that learns, which backward does not reach."""
+    frozen = {"vision_model", "projector"} - parts
+    unreached = frozen if len(frozen) == 2 else frozen & {"vision_model"}
     tables = ("norm", "embed_tokens", "position_embedding")
-    cast = sum(
+    copied = sum(
         p.numel()
         for name, p in parameters.items()
         if part_of(name) not in unreached and not any(table in name for table in tables)
     )
     # A tied head is multiplied with as well.
-    return cast + (config.text.vocab_size * config.text.hidden_size if config.tie_word_embeddings else 0)
+    return copied + (shape.text.vocab_size * shape.text.hidden_size if shape.tie_word_embeddings else 0)
 
 
-def activation_bytes(config: VLMConfig, work: Workload) -> float:
-    """What one micro-batch keeps for backward on one rank, the head's share aside."""
-    widths, learning = work.widths, work.learning
-    tiles = work.micro_batch * work.tiles_per_row
-    positions = work.micro_batch * work.sequence_length
-    size = 0.0
-    if work.device == "cpu" and work.samples_per_row > 1:  # the mask between documents, T² a row
-        size += positions * work.sequence_length * widths.product
-    if "vision" in learning:
-        size += tiles * vision_bytes(config, widths, work.checkpointing)
-    if "projector" in learning:
-        size += tiles * projector_bytes(config, widths)
-    # Adapters sit in the first block: gradients pass the whole decoder, whatever learns.
-    return size + positions * language_bytes(
-        config.text, widths, work.checkpointing, "language" in learning, work.lora_rank > 0
+def activation_bytes(
+    config: TrainConfig, shape: VLMConfig, row: AverageRow, micro: int, residual: int, product: int
+) -> float:
+    """What one micro-batch keeps for backward on one rank, without the head's share.
+
+    Products keep their inputs: one for q, k, v and one for gate, up (or fc1), but one each under autocast,
+    where each product casts its own. Attention keeps q, k, v, its output, and a float32 normalizer for each
+    head. With checkpointing, each block keeps its input alone, and one block at a time has everything.
+    """
+    vision, text, learns = shape.vision, shape.text, learning(config)
+    casts, size = residual != product, 0.0
+    tiles, positions = micro * row.tiles, micro * config.sequence_length
+
+    def blocks(count: int, block: float, width: int) -> float:
+        return count * width * residual + block if config.activation_checkpointing else count * block
+
+    if "vision_model" in learns:
+        width = vision.hidden_size
+        # Two norms keep their input, mean and deviation; the MLP keeps what goes into GELU and comes out.
+        block = 2 * (width * residual + 8) + (4 if casts else 2) * width * product
+        block += 4 * width * product + 4 * vision.num_attention_heads
+        block += 2 * vision.intermediate_size * product
+        tower = blocks(vision.num_hidden_layers, block, width) + width * residual + 8
+        size += tiles * (vision.num_channels * vision.image_size**2 * product + vision.num_patches * tower)
+    if "projector" in learns:
+        size += tiles * vision.num_patches * vision.hidden_size * product
+
+    # Gradients pass the whole decoder, whatever learns: adapters sit in its first block.
+    speaks, width = "language_model" in learns, text.hidden_size
+    needs_inputs = speaks or config.lora_rank > 0
+    norm = width * (4 + (residual if speaks else 0))  # float32 input, and output before the weight
+    heads, keys = text.num_attention_heads * text.head_dim, text.num_key_value_heads * text.head_dim
+    inputs = (5 if casts else 2) * width * product if needs_inputs else 0
+    swiglu = (4 if needs_inputs else 3) * text.intermediate_size * product
+    attention = 2 * (heads + keys) * product + 4 * text.num_attention_heads
+    block = 2 * norm + inputs + attention + swiglu
+    return size + positions * (blocks(text.num_hidden_layers, block, width) + norm)
+
+
+# ----------------------------------------------------------------------------------- from a recipe
+def choose_device(config: TrainConfig, options: PlanOptions) -> Device:
+    """What the run is planned for. By default, shapes and --device cpu mean this machine's CPU."""
+    wanted, here = options.plan_device.lower(), torch.cuda.is_available()
+    if wanted == "auto" and (config.device == "cpu" or (config.is_shapes and not here)):
+        wanted = "cpu"
+    kind = "cpu" if wanted == "cpu" else "cuda"
+    auto = "bfloat16" if kind == "cuda" else "float32"
+    dtype = getattr(torch, auto if config.precision == "auto" else config.precision)
+    if options.plan_tflops:
+        return Device(kind, dtype, options.plan_tflops * 1e12, f"{options.plan_tflops:g} TFLOP/s")
+    if wanted == "cpu" or (wanted == "auto" and here):
+        return Device(kind, dtype, *peak_flops(torch.device(kind), dtype))
+    name = "H100" if wanted == "auto" else options.plan_device
+    return Device(kind, dtype, known_peak(name, dtype) or 0.0, f"{name}, data sheet")
+
+
+def plan_of(config: TrainConfig, options: PlanOptions) -> tuple[Plan, str]:
+    """The plan of a run on rows, and what it assumes."""
+    shape, longest_edge = network(config)
+    tiles = options.plan_tiles if options.plan_tiles != -1 else _tiles(longest_edge, shape.vision.image_size)
+    tokens = tiles * (shape.tokens_per_tile + _TAGS) + options.plan_text
+    most = config.max_tiles or config.sequence_length
+    if tokens > config.sequence_length or tiles > most:
+        raise ValueError(
+            f"a sample of {tiles:g} tiles and {options.plan_text} text tokens takes {tokens:g} positions: "
+            f"expected at most {config.sequence_length} positions (--sequence-length) and {most:g} tiles "
+            "(--max-tiles), which a row holds"
+        )
+    samples = 1.0
+    if config.packing:
+        samples = max(1.0, min(_FILL * config.sequence_length / tokens, most / tiles if tiles else math.inf))
+    rows = options.plan_rows or _rows_here(config)
+    total = rows and rows * (config.epochs or 1)
+    if config.steps:
+        total = math.floor(config.steps * config.batch_size * samples)
+    row = AverageRow(
+        tiles=samples * tiles,
+        samples=samples,
+        fill=min(1.0, samples * tokens / config.sequence_length),
+        labelled=options.plan_labelled * options.plan_text / tokens,
+        total_samples=total,
     )
+    device = choose_device(config, options)
+    return make_plan(config, options, device, shape, row), (
+        f"assumed: a sample is {tiles:g} tiles of {shape.tokens_per_tile} positions and {options.plan_text} "
+        f"tokens of text, {options.plan_labelled:.0%} of them answers (--plan-tiles, --plan-text, "
+        f"--plan-labelled); {device.name} (--plan-device)"
+    )
+
+
+def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
+    """The plan of a run on rows, as `--plan` prints it."""
+    plan, assumed = plan_of(config, options)
+    return f"{plan.table()}\n{assumed}"
+
+
+def network(config: TrainConfig) -> tuple[VLMConfig, int]:
+    """The shape of the model that a run on rows trains, and the pixels of an image's longer side."""
+    if config.init_from:
+        return stored_network(config.init_from)
+    stored, added = config_of(config.text_from), len(SPECIAL_TOKENS) - SMOLLM2_TOKENS
+    text = read_text_config(stored)
+    if config.text_from in PUBLISHED:
+        vocabulary = text.vocab_size + added
+    else:
+        vocabulary = max(text.vocab_size, len(new_tokenizer(snapshot(config.text_from))))
+    shape = build(
+        VLMConfig,
+        vision=read_vision_config(config_of(config.vision_from)),
+        text=replace(text, vocab_size=vocabulary),
+        scale_factor=config.scale_factor,
+        image_token_id=vocabulary - 1,
+        tie_word_embeddings=bool(stored.get("tie_word_embeddings", False)),
+    )
+    return shape, config.longest_edge
+
+
+def config_of(source: str) -> dict[str, Any]:
+    return PUBLISHED.get(source) or describe_checkpoint(source).config
+
+
+def stored_network(source: str) -> tuple[VLMConfig, int]:
+    """The shape of a checkpoint, and the pixels that its processor resizes an image's longer side to."""
+    stored = config_of(source)
+    shape = choose_reader(stored, source).read_config(stored, {})
+    if source in PUBLISHED:
+        return shape, LONGEST_EDGE
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        path = snapshot(source) / name
+        settings = read_json(path) if path.is_file() else {}
+        settings = settings.get("image_processor", settings)
+        if settings.get("do_image_splitting") is False:
+            return shape, shape.vision.image_size
+        if "size" in settings:
+            return shape, settings["size"].get("longest_edge", shape.vision.image_size)
+    return shape, stored.get("max_img_size", shape.vision.image_size)  # nanoVLM
+
+
+def _tiles(longest_edge: int, tile: int) -> int:
+    """Tiles of a 4:3 image, and the whole image as one more where it is cut."""
+    long = math.ceil(longest_edge / tile)
+    return 1 if long <= 1 else long * math.ceil(0.75 * long) + 1
+
+
+def _rows_here(config: TrainConfig) -> int | None:
+    """Rows of the data, if all of it lies on this machine."""
+    entries = [DatasetConfig.from_dict(entry) for entry in dataset_entries(config.data)]
+    counts = [count_rows(entry.path, entry.subset, entry.split) for entry in entries]
+    return None if None in counts else sum(count or 0 for count in counts)

@@ -1,4 +1,4 @@
-"""Datasets as something to train on: rows packed or padded, the loss summed over labelled tokens."""
+"""Training on datasets: rows packed or padded, the loss summed over labelled tokens."""
 
 from __future__ import annotations
 
@@ -6,38 +6,36 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
-from data.datasets import open_datasets
-from data.document_masks import document_mask
-from data.errors import DatasetError
-from data.lanes import DropCount
-from data.loader import Loader, LoaderConfig, merge_states
-from data.packing import Batch
-from data.passes import steps_of_epochs
+from data.errors import BadRow, DatasetError, ImageError
+from data.images import load_image
+from data.loader import DropCount, Loader, LoaderConfig, merge_states, steps_per_run
+from data.order import ShardReader
+from data.packing import Batch, segment_mask
 from data.processor import Processor, make_processor
-from data.samples import SampleEncoder
+from data.sources import open_datasets
 from data.tokenizer import SPECIAL_TOKENS
-from models.checkpoints.card import public_name
-from models.checkpoints.locate import locate, snapshot
-from models.checkpoints.processor_files import transformers_processor
+from models.checkpoints.hub import locate, snapshot
+from models.checkpoints.idefics3 import check_expressible
+from models.checkpoints.save import public_name, transformers_processor
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
-from training.costs import Amounts
 from training.distributed import Ranks
-from training.samples import Question, questions_of_rows
-from training.throughput import amounts_of
+from training.task import Question, Task
+
+_ROWS_TO_SEARCH = 200  # for questions to show
 
 
 class RowsLoss(nn.Module):
     """(summed cross-entropy over labelled tokens, what to log) of a micro-batch.
 
-    A batch without pictures sends a blank one through the vision tower and adds its features times zero: so
-    each rank takes part in each exchange of gradients, and a step's result does not depend on which rank has
-    the pictures.
+    A batch without images sends a blank one through the vision tower and adds its features times zero, so
+    that every rank takes part in every exchange of gradients.
     """
 
     def __init__(self, model: VisionLanguageModel, blank: bool):
@@ -49,36 +47,32 @@ class RowsLoss(nn.Module):
         input_ids: Tensor,
         labels: Tensor,
         position_ids: Tensor,
-        documents: Tensor,
+        segment_ids: Tensor,
         pixel_values: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         x = self.model.embed(input_ids, pixel_values)  # (B, T, D)
         if pixel_values is None and self.blank:
-            # In front of the language model: sharded ranks gather weights in one order.
-            x = x + 0.0 * self.model.encode_images(self._blank_tile()).sum()
-        mask = document_mask(documents)  # (B, T, T), or blocks on CUDA
+            # Before the language model, because sharded ranks gather weights in one order.
+            vision = self.model.config.vision
+            shape = (1, vision.num_channels, vision.image_size, vision.image_size)
+            blank = torch.ones(shape, device=self.model.device, dtype=self.model.dtype)
+            x = x + 0.0 * self.model.encode_images(blank).sum()
+        mask = segment_mask(segment_ids)  # (B, T, T), or blocks on CUDA
         hidden, _ = self.model.language_model(x, mask, position_ids=position_ids)
-        total, _ = self.model.summed_loss(hidden, labels)
-        return total, {}
-
-    def _blank_tile(self) -> Tensor:
-        vision = self.model.config.vision
-        shape = (1, vision.num_channels, vision.image_size, vision.image_size)
-        return torch.ones(shape, device=self.model.device, dtype=self.model.dtype)
+        return self.model.summed_loss(hidden, labels)[0], {}
 
 
-class RowsTask:
-    """See `training.tasks.Task`."""
-
-    second_stage = 0
-    best_by = ("eval_loss", False)
+class RowsTask(Task):
+    """See `training.task.Task`."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
-        self.config, self.ranks = config, ranks
+        super().__init__(config, ranks)
         self.mixture = open_datasets(dataset_entries(config.data))
         self.held_out = open_datasets(dataset_entries(config.eval_data)) if config.eval_data else None
         self.model, self.processor = open_model(config, ranks.device)
-        self._check_fit()
+        check_expressible(self.model.config)  # what cannot be saved is not trained
+        self.check_context()
+        transformers_processor(self.processor)  # raises now what saving would raise after the training
         per_rank = max(1, config.batch_size // ranks.world_size)
         self.loader_config = LoaderConfig(
             batch_size=config.batch_size,
@@ -86,7 +80,7 @@ class RowsTask:
             sequence_length=config.sequence_length,
             max_tiles=config.max_tiles or None,
             packing=config.packing,
-            waiting=config.waiting,
+            packing_buffer_size=config.waiting,
             shuffle_buffer=config.shuffle_buffer,
             seed=config.seed,
             epochs=config.epochs or (None if config.steps else 1),
@@ -94,31 +88,19 @@ class RowsTask:
             max_drop_rate=config.max_drop_rate,
         )
         self.loader = Loader(self.mixture, self.processor, self.loader_config, ranks.rank, ranks.world_size)
-        self._before = self.loader.place  # where the latest step's batches begin
-        self.steps = config.steps or self._steps_of_epochs()
+        self._before = self.loader.state  # where the latest step's batches begin
+        self.steps = config.steps or steps_per_run(self.mixture, self.processor, self.loader_config)
         rates = config.rates
         trains = not config.lora_rank and (rates["vision_model"] > 0 or rates["projector"] > 0)
         self.module = RowsLoss(self.model, blank=trains or config.parallel == "fsdp")
-
-    def _check_fit(self) -> None:
-        context = self.model.config.text.max_position_embeddings
-        if self.config.sequence_length > context:
-            raise DatasetError(
-                f"sequence_length: expected at most {context}, the model's context, "
-                f"got {self.config.sequence_length}"
-            )
-        transformers_processor(self.processor)  # what cannot be saved is not trained first
-
-    def _steps_of_epochs(self) -> int:
-        tiles = self.loader_config.max_tiles
-        encoder = SampleEncoder(self.processor, self.loader_config.sequence_length, tiles)
-        return steps_of_epochs(self.mixture, encoder, self.loader_config)
+        starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
+        self.summary = f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
 
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:
         groups = grouped(self.loader)
         while True:
-            self._before = self.loader.place
+            self._before = self.loader.state
             if (group := next(groups, None)) is None:
                 return
             yield group
@@ -127,19 +109,10 @@ class RowsTask:
         return self.loader.padding_step()
 
     def step_back(self) -> None:
-        self.loader.place = self._before
+        self.loader.state = self._before
 
     def count(self, batches: list[Batch]) -> float:
         return float(sum(batch.num_labels for batch in batches))
-
-    def inputs(self, batch: Batch, step: int) -> dict:
-        return dict(batch)
-
-    def amounts(self, batch: Batch, step: int) -> Amounts:
-        return amounts_of(batch)
-
-    def matrix_peak(self, step: int) -> float | None:
-        return None
 
     # ------------------------------------------------------------------------------------------- state
     def state_dict(self) -> dict:
@@ -149,43 +122,44 @@ class RowsTask:
         self.loader.load_state_dict(merge_states(states))
 
     def check_rows(self) -> None:
-        place = self.loader.place
-        told = self.ranks.gather((place.drops, len(place.ended) == len(self.loader.lanes)))
+        state = self.loader.state
+        ended = self.ranks.gather(len(state.ended) == len(self.loader.shards))
         drops = DropCount(self.config.max_drop_rate)
-        for of_rank, _ in told:
+        for of_rank in self.ranks.gather(state.drops):
             drops.read += of_rank.read
             drops.filtered += of_rank.filtered
             drops.dropped += of_rank.dropped
         known = sum(source.num_rows or math.inf for source in self.mixture.sources)
-        everything = drops.read >= known or all(ended for _, ended in told)
-        if everything and (wrong := drops.exceeded()):
+        if (drops.read >= known or all(ended)) and (wrong := drops.exceeded()):
             raise DatasetError(f"{wrong}; {self.config.output} holds a model trained without them")
 
     # --------------------------------------------------------------------------------------- to look at
-    def seen(self, step: int) -> dict[str, int]:
-        return {}
-
     def training_data(self, step: int) -> str:
         names = ", ".join(public_name(source.name) for source in self.mixture.sources)
         rows, tokens = self.config.batch_size, self.config.sequence_length
         return f"{names}: {step:,} steps of {rows} rows of up to {tokens} tokens."
 
-    @property
-    def summary(self) -> str:
-        config = self.config
-        starts = [config.init_from] if config.init_from else [config.vision_from, config.text_from]
-        return f"Fine-tuned from {' and '.join(map(public_name, starts))} with Ocelli."
-
     def questions(self, count: int) -> list[Question]:
-        return [] if self.held_out is None else questions_of_rows(self.held_out, self.processor, count)
+        """The first questions of held-out rows, in an order that is always the same; bad rows are skipped."""
+        if self.held_out is None:
+            return []
+        reader = ShardReader(self.held_out, 0, 1, seed=0, epochs=1)
+        found: list[Question] = []
+        for _ in range(_ROWS_TO_SEARCH):
+            if len(found) == count or (row := reader.next()) is None:
+                break
+            try:
+                messages = self.held_out.sources[row.source].schema.conversation(row.row)
+                if messages is not None:
+                    found.append(first_question(messages, self.processor))
+            except (BadRow, ImageError):
+                continue  # the loader counts them
+        return found
 
     @torch.no_grad()
     def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
-        """Mean loss per labelled token of held-out rows, where any are asked for; all ranks take part.
-
-        Raises:
-            DatasetError: no held-out row is good, or they can be read no longer; on all ranks.
-        """
+        """Mean loss per labelled token of held-out rows, if there are any. All ranks raise a DatasetError if
+        no row is usable or reading them failed."""
         if self.held_out is None or not self.config.eval_pictures:
             return {}
         self.model.eval()
@@ -199,7 +173,7 @@ class RowsTask:
                 group, failed = None, error
             having, failing = self.ranks.sum(group is not None, failed is not None)
             if failing:
-                raise failed or DatasetError("the held-out data of another rank have failed")
+                raise failed or DatasetError("reading another rank's held-out data failed")
             if not having:
                 break
             for batch in group or loader.padding_step():
@@ -208,12 +182,12 @@ class RowsTask:
         self.model.train()
         total, tokens = self.ranks.sum(total, tokens)
         if not tokens:
-            raise DatasetError("eval_data: no row can be scored, on any rank")
+            raise DatasetError("--eval-data: no row can be scored, on any rank")
         return {"eval_loss": total / tokens}
 
 
 def grouped(loader: Loader) -> Iterator[list[Batch]]:
-    """A loader's batches, a step's together."""
+    """A loader's batches, those of a step together."""
     group: list[Batch] = []
     for batch in loader:
         group.append(batch)
@@ -222,24 +196,23 @@ def grouped(loader: Loader) -> Iterator[list[Batch]]:
             group = []
 
 
-def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
-    """The model to start from, float32 and in training mode, and its processor.
-
-    Raises:
-        CheckpointError, ProcessorError, DatasetError: nothing there, or of another architecture.
-    """
-    if config.init_from:
-        model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
-        assert model.origin is not None, "a loaded model knows where it came from"
-        processor = Processor.from_pretrained(
-            snapshot(config.init_from, model.origin.commit), config=model.config
-        )
-        return model.train(), processor
-    return _from_backbones(config, device)
+def first_question(messages: list[dict[str, Any]], processor: Processor) -> Question:
+    """What a conversation asks before its first answer, with its images loaded."""
+    end = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    texts: dict[str, list[str]] = {"user": [], "system": [], "assistant": []}
+    images = []
+    for message in messages[: end + 1]:
+        for part in message["content"]:
+            if part["type"] == "text":
+                texts.get(message["role"], texts["user"]).append(str(part["text"]).strip())
+            elif part["type"] == "image":
+                images.append(load_image(part["image"], processor.limits))
+    said = {role: " ".join(parts) for role, parts in texts.items()}
+    return Question(tuple(images), said["user"], said["assistant"], system=said["system"])
 
 
 def new_tokenizer(folder: Path):
-    """A language model's tokenizer, with SmolVLM's special tokens added where it has not got them."""
+    """A language model's tokenizer, with those of SmolVLM's special tokens added that it lacks."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS)})
     tokenizer.eos_token = "<end_of_utterance>"
@@ -248,7 +221,13 @@ def new_tokenizer(folder: Path):
     return tokenizer
 
 
-def _from_backbones(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
+def open_model(config: TrainConfig, device: torch.device) -> tuple[VisionLanguageModel, Processor]:
+    """The model to start from, float32 and in training mode, and its processor."""
+    if config.init_from:
+        model = VisionLanguageModel.from_pretrained(config.init_from, dtype=torch.float32, device=device)
+        assert model.origin is not None, "a loaded model knows where it came from"
+        folder = snapshot(config.init_from, model.origin.commit)
+        return model.train(), Processor.from_pretrained(folder, config=model.config)
     text = locate(config.text_from)
     tokenizer = new_tokenizer(snapshot(config.text_from))
     model = VisionLanguageModel.from_backbones(

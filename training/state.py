@@ -1,4 +1,4 @@
-"""What a run needs to go on, as one folder per save: weights, their average, optimizers, data, random state.
+"""What a run needs to resume, one folder per save: weights, their average, optimizers, data, random state.
 
     output/state/step-00000500/        # torch.distributed.checkpoint's files, each rank its own shards
                                run.pt  # the rest: step, config, every rank's data and RNG
@@ -9,14 +9,17 @@ before is kept until then. Any number of ranks, with DDP or FSDP, reads what any
 
 from __future__ import annotations
 
-import contextlib
+import io
 import os
 import random
 import re
 import shutil
+import signal
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,149 +30,151 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from training.config import TrainConfig
+from training.config import TrainConfig, flag
 from training.distributed import Ranks
-from training.resume import differences, fixed_differences, in_words
 
 FOLDER, RUN = "state", "run.pt"
 _WHOLE = re.compile(r"step-(\d+)")
-_OLD = "training_state.pt"  # of train.py before there were ranks
+_AWAY = "use another --output, or --no-resume to start over"
+
+
+class StopSignal:
+    """SIGTERM or SIGINT asks the run to save and leave after the step it is in; a second one ends it.
+
+    asked: whether this rank was; agreed: whether all ranks have agreed to; failed: why data cannot be read
+    any longer, which stops the run in the same way.
+    """
+
+    def __init__(self):
+        self.asked = self.agreed = False
+        self.failed: Exception | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number, frame) -> None:
+        self.asked = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class StateError(ValueError):
-    """A state that this run cannot go on from; one sentence."""
+    """A state that this run cannot resume from."""
 
 
 class RunState:
-    """Saves and loads in `output/state`.
-
-    Args:
-        modules: what trains; parameter names key everything.
-        average: name → averaged parameter; empty where there is none.
-        keep: how many of the newest states stay.
-        background: write while the run goes on; the next save waits for the last.
-    """
+    """Saves and loads in `state/` of the run's output; parameter names key everything. All ranks call its
+    methods together. With `async_save`, a state is written while the run goes on, and the next save waits."""
 
     def __init__(
         self,
+        config: TrainConfig,
         output: Path,
         modules: nn.Module,
         optimizers: Sequence[Optimizer],
         average: dict[str, Tensor],
         ranks: Ranks,
-        keep: int = 1,
-        background: bool = False,
     ):
-        self.folder, self.modules, self.optimizers = output / FOLDER, modules, list(optimizers)
-        self.average, self.ranks, self.keep = average, ranks, keep
-        self.model_saved = True  # whether the model was written, too, with the state that was saved or loaded
-        self._pending: tuple[Future, Path, Path] | None = None
-        # What writes in the background agrees with the other ranks while steps do: on a group of its own, or
-        # one rank would take the other's words for an answer, and all wait for ever.
-        apart = background and ranks.together
+        self.config, self.folder, self.modules, self.optimizers = config, output / FOLDER, modules, optimizers
+        self.average, self.ranks = average, ranks
+        self.model_saved = True  # whether the model was written, too, with the latest state
+        self._pending: tuple[Any, int] | None = None  # what a background save returns, and its step
+        # A background save talks to the other ranks while steps do. Without a group of its own, one would
+        # receive what was meant for the other, and all would wait for ever.
+        apart = config.async_save and ranks.together
         self._group = dist.new_group(backend="gloo") if apart else None
 
     # --------------------------------------------------------------------------------------------- save
-    def save(self, step: int, data: dict[str, Any], config: dict[str, Any]) -> str | None:
-        """Write the state after `step` steps; all ranks call it.
-
-        Args:
-            data: this rank's data state.
-
-        Returns:
-            None, or what kept it from being written (a full disk, say): the states before are unharmed.
-        """
-        problem = self.wait()
-        writing, whole = self.folder / f".writing-{step:08d}", self.folder / f"step-{step:08d}"
+    def save(self, step: int, data: dict[str, Any]) -> str | None:
+        """Write the state after `step` steps, with this rank's data state. Returns None, or why it could not
+        be written (a full disk, say): the states before are unharmed."""
+        problem, cuda = self.wait(), self.ranks.device.type == "cuda"
+        drawn = {"torch": torch.get_rng_state(), "python": random.getstate()}  # all that a step may draw from
+        drawn |= {"cuda": torch.cuda.get_rng_state(self.ranks.device)} if cuda else {}
         run = {
             "step": step,
-            "config": config,
+            "config": asdict(self.config),
             "data": self.ranks.gather(data),
-            "random": self.ranks.gather(random_state(self.ranks.device)),
+            "random": self.ranks.gather(drawn),
             "model_saved": self.ranks.gather(self.model_saved)[0],
         }
-        if (found := self._everywhere(lambda: self._begin(writing, run))) is not None:
-            self._clear()
-            return found
-        tensors = self._tensors()
-        writer = _Writer(writing, sync_files=True)
+        if (failed := self._together(lambda: self._begin(step, run))) is not None:
+            return failed
+        tensors, writer = self._tensors(), _Writer(self._writing(step), sync_files=True)
         if self._group is not None:
-            future = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
-            self._pending = (future, writing, whole)
+            self._pending = dcp.async_save(tensors, storage_writer=writer, process_group=self._group), step
             return problem
-        alone = not self.ranks.together
 
         def write() -> None:
-            with quiet():
-                dcp.save(tensors, storage_writer=writer, no_dist=alone)
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # one process saves alone
+                dcp.save(tensors, storage_writer=writer, no_dist=not self.ranks.together)
 
-        return self._end(write, writing, whole) or problem
+        return self._end(write, step) or problem
 
     def wait(self) -> str | None:
-        """Until a save in the background is done; returns what kept it from being written."""
+        """Wait for a background save; returns why it could not be written."""
         if self._pending is None:
             return None
-        (future, writing, whole), self._pending = self._pending, None
-        return self._end(future.result, writing, whole)
+        (future, step), self._pending = self._pending, None
+        return self._end(future.result, step)
 
-    def _end(self, write: Callable[[], Any], writing: Path, whole: Path) -> str | None:
-        """Write to the end and give the state its name; what kept it from that."""
-        found = self._everywhere(write) or self._everywhere(lambda: self._finish(writing, whole))
-        if found is not None:
-            self._clear()
-        return found
+    def _end(self, write: Callable[[], Any], step: int) -> str | None:
+        return self._together(write) or self._together(lambda: self._finish(step))
 
-    def _everywhere(
-        self, act: Callable[[], Any], may: tuple = (OSError, CheckpointException, RuntimeError)
-    ) -> str | None:
-        """Do it, and agree on whether it worked: the first rank's sentence that says it did not.
-
-        Args:
-            may: what it may raise, besides a `StateError`, which goes through.
-        """
+    def _together(self, act: Callable[[], Any]) -> str | None:
+        """Do it, and agree on whether it worked. Returns the first rank's error; a `StateError` goes through.
+        What was not finished is removed then: it may have filled the disk."""
         problem = None
         try:
             act()
         except StateError:
             raise
-        except may as error:
-            problem = _sentence(error)
-        return next((said for said in self.ranks.gather(problem) if said is not None), None)
+        except (Exception, CheckpointException) as error:  # unpickling what is broken raises anything
+            cause: BaseException = error
+            if isinstance(error, CheckpointException):
+                cause = next((inner for inner, _ in error.failures.values()), error)
+            problem = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
+        problem = next((said for said in self.ranks.gather(problem) if said is not None), None)
+        if problem is not None:
+            self._clear()
+        return problem
+
+    def _writing(self, step: int) -> Path:
+        return self.folder / f".writing-{step:08d}"
 
     def _clear(self) -> None:
-        """Remove what was not written to its end, which may have taken the last room of a disk."""
         for left in self.folder.glob(".*") if self.ranks.is_first else ():
             shutil.rmtree(left, ignore_errors=True)
 
-    def _begin(self, writing: Path, run: dict[str, Any]) -> None:
+    def _begin(self, step: int, run: dict[str, Any]) -> None:
         if not self.ranks.is_first:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         self._clear()  # what a crash left
-        writing.mkdir()
-        with (writing / RUN).open("wb") as file:
-            torch.save(run, file)
+        self._writing(step).mkdir()
+        packed = io.BytesIO()  # torch.save hides the system's errors behind its own
+        torch.save(run, packed)
+        with (self._writing(step) / RUN).open("wb") as file:
+            file.write(packed.getbuffer())
             file.flush()
             os.fsync(file.fileno())
 
-    def _finish(self, writing: Path, whole: Path) -> None:
+    def _finish(self, step: int) -> None:
         if not self.ranks.is_first:
             return
+        whole = self.folder / f"step-{step:08d}"
         if whole.exists():  # a step that is done again
             shutil.rmtree(whole)
-        writing.rename(whole)
+        self._writing(step).rename(whole)
         handle = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
-        self._drop(states(self.folder)[: -self.keep])
+        self._drop(states(self.folder)[: -self.config.keep])
 
     def _drop(self, folders: Sequence[Path]) -> None:
-        """Remove states; the first rank does."""
         for folder in folders if self.ranks.is_first else ():
             # Renamed first: half of a folder is never taken for a whole one.
             doomed = folder.with_name(f".old-{folder.name}")
@@ -178,105 +183,84 @@ class RunState:
 
     def _tensors(self) -> dict[str, Any]:
         """Flat names → tensors; DTensors are saved shard by shard."""
-        tensors: dict[str, Any] = {f"weights/{n}": p.detach() for n, p in self._parameters().items()}
+        named = dict(self.modules.named_parameters())
+        tensors: dict[str, Any] = {f"weights/{name}": p.detach() for name, p in named.items()}
         tensors |= {f"average/{name}": value for name, value in self.average.items()}
-        names = {parameter: name for name, parameter in self._parameters().items()}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in named.items()}
         for optimizer in self.optimizers:
             for parameter, state in optimizer.state.items():
-                for key, value in state.items():
-                    tensors[f"optimizer/{names[parameter]}/{key}"] = value
+                tensors |= {f"optimizer/{names[parameter]}/{key}": value for key, value in state.items()}
         return tensors
 
-    def _parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self.modules.named_parameters())
-
     # --------------------------------------------------------------------------------------------- load
-    def load(self, config: TrainConfig, say: Callable[[str], None] = print) -> dict[str, Any] | None:
-        """Restore the newest whole state in place; what `save` was given with it, `data` of all ranks. One
-        that was cut off or is broken is passed over, and told; so is what has changed of the settings.
+    def load(self) -> dict[str, Any] | None:
+        """Restore the newest whole state in place and return what `save` wrote with it, `data` of all ranks.
+        A broken state is skipped with a message; changed settings are listed.
 
         Raises:
-            StateError: the state is of another model, of other optimizers or of an older train.py, or none
-                that is there is whole.
+            StateError: the state is of another model or of other optimizers, or all states are broken.
         """
-        if (self.folder.parent / _OLD).exists():
-            raise StateError(
-                f"{self.folder.parent / _OLD} is the state of an older train.py, which this one cannot go on "
-                "from: take another --output, or --no-resume to begin again"
-            )
         found = states(self.folder)
-        if self.ranks.is_first:
-            for cut in sorted(self.folder.glob(".writing-*")):
-                step = cut.name.removeprefix(".writing-")
-                say(f"the state after step {int(step)} was cut off while it was written and is skipped")
-        for number, folder in enumerate(reversed(found)):
+        for folder in reversed(found):
             run: dict[str, Any] = {}
-            problem = self._attempt(folder, run, config)
+            stored: dict[str, Any] = {}
+            # Agreed on first: a rank that cannot read must not leave the others waiting in `dcp.load`.
+            problem = self._together(lambda: self._read(folder, run, stored))  # noqa: B023
+            problem = problem or self._together(lambda: self._load_tensors(folder, stored))  # noqa: B023
             if problem is None:
-                restore_random(run["random"], self.ranks)
+                self._restore_random(run["random"])
                 self.model_saved = run.get("model_saved", True)
-                self._drop(found[len(found) - number :])
-                changed = in_words(differences(run["config"], config))
-                if changed and self.ranks.is_first:
-                    say(f"resuming from step {run['step']} with changed settings: {changed}")
+                self._drop(found[found.index(folder) + 1 :])
+                if changed := ", ".join(changes(run["config"], self.config)[0]):
+                    self._say(f"resuming from step {run['step']} with changed settings: {changed}")
                 return run
-            if self.ranks.is_first:
-                say(f"{folder} cannot be read and is passed over: {problem}")
+            self._say(f"{folder} cannot be read and is skipped: {problem}")
         if found:
-            raise StateError(
-                f"{self.folder} holds no state that can be read ({len(found)} tried): take another --output, "
-                "or --no-resume to begin again"
-            )
+            raise StateError(f"{self.folder} holds no state that can be read ({len(found)} tried): {_AWAY}")
         return None
 
-    def _attempt(self, folder: Path, run: dict[str, Any], config: TrainConfig) -> str | None:
-        """Load one state into `run` and in place; the first rank's sentence that says why it cannot be."""
-        stored: dict[str, Any] = {}
+    def _say(self, text: str) -> None:
+        if self.ranks.is_first:
+            print(f"train.py: {text}", file=sys.stderr)
 
-        def read() -> None:
-            run.update(torch.load(folder / RUN, map_location="cpu", weights_only=True))
-            stored.update(FileSystemReader(folder).read_metadata().state_dict_metadata)
-            if fixed := in_words(fixed_differences(run["config"], config)):
-                raise StateError(
-                    f"{folder} cannot be resumed, because these settings have changed: {fixed}; set them "
-                    f"back, or take another --output (with --init-from {self.folder.parent} to start from "
-                    "its weights), or --no-resume to begin again"
-                )
+    def _restore_random(self, saved: Sequence[dict[str, Any]]) -> None:
+        """This rank's generators; a rank that the saved run did not have keeps its own."""
+        if self.ranks.rank < len(saved):
+            state = saved[self.ranks.rank]
+            torch.set_rng_state(state["torch"])
+            random.setstate(state["python"])
+            if self.ranks.device.type == "cuda" and "cuda" in state:
+                with suppress(RuntimeError):  # a state of another kind of device
+                    torch.cuda.set_rng_state(state["cuda"], self.ranks.device)
 
-        may = (Exception, CheckpointException)  # unpickling what is broken raises anything
-        # Agreed on first: a rank that cannot read must not leave the others waiting in `dcp.load`.
-        return self._everywhere(read, may) or self._everywhere(
-            lambda: self._load_tensors(folder, stored), may
-        )
+    def _read(self, folder: Path, run: dict[str, Any], stored: dict[str, Any]) -> None:
+        run.update(torch.load(folder / RUN, map_location="cpu", weights_only=True))
+        stored.update(FileSystemReader(folder).read_metadata().state_dict_metadata)
+        if differing := changes(run["config"], self.config)[1]:
+            raise StateError(
+                f"{folder} cannot be resumed, because these settings have changed: {', '.join(differing)}; "
+                f"set them back, or {_AWAY} (with --init-from {self.folder.parent} to start from its weights)"
+            )
 
     def _load_tensors(self, folder: Path, stored: dict[str, Any]) -> None:
-        parameters = self._parameters()
-        wanted = {f"weights/{name}" for name in parameters} | {f"average/{name}" for name in self.average}
-        lacking = sorted(name for name in wanted if name not in stored)
-        surplus = sorted(n for n in stored if n.split("/")[0] in ("weights", "average") and n not in wanted)
-        if lacking or surplus:
-            name = (lacking or surplus)[0]
+        parameters, target = dict(self.modules.named_parameters()), self._tensors()
+        model = {n: tuple(value.shape) for n, value in target.items() if not n.startswith("optimizer/")}
+        others = {n: tuple(value.size) for n, value in stored.items() if not n.startswith("optimizer/")}
+        if differing := sorted(n for n in model | others if model.get(n) != others.get(n)):
+            name = differing[0]
             raise StateError(
-                f"{folder} is the state of another model ({len(lacking)} tensors are missing and "
-                f"{len(surplus)} too many, {name} for one): take another --output, or --no-resume"
+                f"{folder} is the state of another model ({name}: expected {model.get(name, 'none')}, "
+                f"got {others.get(name, 'none')}): {_AWAY}"
             )
-        target = self._tensors()
         owners = {
             p: optimizer for optimizer in self.optimizers for g in optimizer.param_groups for p in g["params"]
         }
         for name, described in stored.items():
             if name.startswith("optimizer/"):
                 _, owner, key = name.split("/")
-                parameter = parameters.get(owner)
-                if parameter is None or parameter not in owners:
-                    continue
-                owners[parameter].state[parameter][key] = target[name] = _like(described, parameter)
-            elif tuple(target[name].shape) != tuple(described.size):
-                raise StateError(
-                    f"{folder} is the state of another model ({name}: expected {tuple(target[name].shape)}, "
-                    f"got {tuple(described.size)}): take another --output, or --no-resume"
-                )
-        with torch.no_grad(), quiet():
+                if (parameter := parameters[owner]) in owners:
+                    owners[parameter].state[parameter][key] = target[name] = _like(described, parameter)
+        with torch.no_grad(), warnings.catch_warnings(action="ignore", category=UserWarning):
             dcp.load(target, storage_reader=FileSystemReader(folder), no_dist=not self.ranks.together)
 
 
@@ -285,16 +269,7 @@ def _like(described: TensorStorageMetadata, parameter: nn.Parameter) -> Tensor:
     dtype = described.properties.dtype
     if described.size == parameter.shape:
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-    device = parameter.device
-    return torch.zeros(described.size, dtype=dtype, device=device)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without the warning that one process saves alone, which is what is meant."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*single process.*", category=UserWarning)
-        yield
+    return torch.zeros(described.size, dtype=dtype, device=parameter.device)
 
 
 def states(folder: Path) -> list[Path]:
@@ -303,55 +278,56 @@ def states(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
-def random_state(device: torch.device) -> dict[str, Any]:
-    """Every generator that a step may draw from, on this rank."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def restore_random(saved: Sequence[dict[str, Any]], ranks: Ranks) -> None:
-    """This rank's generators; a rank that the saved run did not have keeps its own."""
-    if ranks.rank >= len(saved):
-        return
-    state = saved[ranks.rank]
-    torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    if ranks.device.type == "cuda" and "cuda" in state:
-        with contextlib.suppress(RuntimeError):  # a state of another kind of device
-            torch.cuda.set_rng_state(state["cuda"], ranks.device)
-
-
-def gathered(tensor: Tensor) -> Tensor:
-    """A tensor as a whole, wherever its shards are; all ranks call it."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 class _Writer(FileSystemWriter):
-    """Says why a file cannot be written."""
+    """Raises the system's error (a full disk, say), which torch.save hides behind one of its own; between
+    ranks that would be lost."""
 
     def write_data(self, plan, planner):
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
-            raise _cause(error) from error
+            at: BaseException | None = error
+            while at is not None and not isinstance(at, OSError):
+                at = at.__cause__ or at.__context__
+            raise at or error from error
 
 
-def _cause(error: BaseException) -> BaseException:
-    """The system's error (a full disk, say) in the course of which torch.save raised one of its own that does
-    not tell it; without one, the error itself."""
-    at: BaseException | None = error
-    while at is not None and not isinstance(at, OSError):
-        at = at.__cause__ or at.__context__
-    return at or error
+# ------------------------------------------------------------------------------------------- settings
+_SOURCES = ("init_from", "vision_from", "text_from")
+_FIXED = (
+    *_SOURCES,
+    *("lora_rank", "lora_targets", "muon"),
+    *("vision_width", "vision_layers", "vision_heads", "image_size", "patch_size", "scale_factor"),
+    *("text_width", "text_layers", "text_heads", "text_kv_heads", "text_inner", "vocab_size", "longest_edge"),
+)
+_SWITCHES: dict[str, Callable[[TrainConfig], bool]] = {  # of these only whether they are on is fixed
+    "ema": lambda config: config.ema > 0,
+    "data": lambda config: config.is_shapes,
+    "lr": lambda config: config.lr > 0,
+    "vision_lr": lambda config: config.rates["vision_model"] > 0,
+    "projector_lr": lambda config: config.rates["projector"] > 0,
+}
 
 
-def _sentence(error: BaseException) -> str:
-    """The cause inside what torch.distributed.checkpoint raises, on one line."""
-    if isinstance(error, CheckpointException):
-        causes = [failure[0] for failure in error.failures.values()]
-        error = next((cause for cause in causes if isinstance(cause, Exception)), error)
-    error = _cause(error)
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+def changes(saved: dict[str, Any], config: TrainConfig) -> tuple[list[str], list[str]]:
+    """The settings that differ from those that were saved, as "--lr 0.1 -> 0.2", and the ones among them that
+    a state's weights, averages and momenta depend on. The loader itself refuses data in another order.
+
+    What was not saved had its default. A value that is too long to show is left out.
+    """
+    known = {item.name for item in fields(TrainConfig)}
+    before = TrainConfig(**{name: value for name, value in saved.items() if name in known})
+    config = replace(config, output=before.output, resume=before.resume)
+    listed, deciding = [], []
+    for name, now in asdict(config).items():
+        was = getattr(before, name)
+        same = was == now
+        if name in _SOURCES and was and now:  # one folder may have several names
+            same = os.path.realpath(was) == os.path.realpath(now)
+        if not same:
+            values = f" {was!r} -> {now!r}"
+            listed.append(flag(name) + (values if len(values) <= 60 else ""))
+            switch = _SWITCHES.get(name, lambda _: False)
+            if name in _FIXED or switch(before) != switch(config):
+                deciding.append(listed[-1])
+    return listed, deciding

@@ -1,17 +1,18 @@
-"""In front of the page's server: what comes from another page, is too large, or would have Gradio fetch or
-read something ends here, and browsers are told to load from here alone.
+"""What stands between strangers and the page's server: bodies, uploads, routes and names are bounded.
 
 Gradio has more routes than this page uses. Some fetch URLs for whoever asks (`file=http…`, after a look-up at
-a public name server), read or write files, or run what components offer: only those that the page needs pass.
+a public name server), read or write files, or run what components offer. Only those that the page needs pass.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,11 +22,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from web.uploads import TooMuchError, Uploads
-from web.visitors import TooManyError
+from inference.checkpoint import RequestError
 
-API = "gradio_api"
-# First parts of paths, below the root and below Gradio's API.
+API, FILE = "gradio_api", "file="
+# The first parts of paths that pass, below the root and below Gradio's API.
 PAGE_ROUTES = frozenset(
     ("", "config", "theme.css", "static", "assets", "svelte", "favicon.ico", "robots.txt", "manifest.json")
 )
@@ -33,22 +33,14 @@ API_ROUTES = frozenset((
     "info", "app_id", "startup-events", "heartbeat", "queue", "cancel", "reset", "upload", "upload_progress",
     "run", "api", "call", "theme.css", "login_check", "user", "token",
 ))  # fmt: skip
-FILE = "file="
 MAX_BODY = 2**20  # bytes of a request that uploads nothing
-# Scripts and styles stand in Gradio's page itself; pictures that are being uploaded are blobs.
-POLICY = "; ".join(
-    (
-        "default-src 'self'",
-        "script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:",
-        "style-src 'self' 'unsafe-inline'",
-        "img-src 'self' data: blob:",
-        "media-src 'self' data: blob:",
-        "font-src 'self' data:",
-        "worker-src 'self' blob:",
-        "connect-src 'self' data: blob:",
-        "object-src 'none'",
-        "base-uri 'self'",
-    )
+LEAST_BYTES = 2**19  # that a file counts for: the space of all bounds their number, too
+# Scripts and styles stand in Gradio's page itself; images that are being uploaded are blobs.
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' data: blob:; "
+    "font-src 'self' data:; worker-src 'self' blob:; connect-src 'self' data: blob:; "
+    "object-src 'none'; base-uri 'self'"
 )
 
 
@@ -60,15 +52,74 @@ class Refused(Exception):
         self.status = status
 
 
-class Hosts:
-    """The names that a page has.
+class Uploads:
+    """The files that visitors upload, and those that are made for them: one folder of at most `most_bytes`.
+    What lies in the folder already is the page's own, and stays."""
 
-    A name that is not known may be one whose owner has just pointed it at this machine (DNS rebinding), and
-    then the owner's page counts as this one. An address in numbers is nobody's to point.
+    def __init__(self, folder: str | Path, most_bytes: int):
+        self.folder, self._most_bytes, self._coming = Path(folder).resolve(), most_bytes, 0
+        self._own = {path for _, _, path in self._files()}
+        self._owners: dict[Path, str] = {}
+
+    def holds(self, path: str) -> bool:
+        """Whether this is the path of a file in the folder, which may be deleted by now."""
+        with suppress(OSError, ValueError):  # a NUL, or far too long
+            place = Path(path).resolve()
+            return place.is_relative_to(self.folder) and not place.is_dir()
+        return False
+
+    @contextmanager
+    def coming(self, size: int) -> Iterator[None]:
+        """An upload of at most `size` bytes arrives. Raises Refused where all uploads in progress together
+        are too much."""
+        if self._coming + size > self._most_bytes:
+            raise Refused(503, "too much is being uploaded here just now: try again in a moment")
+        self._coming += size
+        try:
+            yield
+        finally:
+            self._coming -= size
+
+    def uploaded(self, paths: Iterable[str], owner: str) -> None:
+        """These files have come from an address."""
+        self._owners |= {Path(path).resolve(): owner for path in paths}
+
+    def make_room(self) -> None:
+        """Until the rest is within bounds, delete the file that the owner of the most bytes has not used for
+        longest: nobody can have the files of all others deleted."""
+        held: dict[str, list[tuple[float, int, Path]]] = defaultdict(list)
+        for file in sorted(self._files(), reverse=True):  # the oldest last
+            if file[2] not in self._own:
+                held[self._owners.get(file[2], "")].append(file)
+        room = self._most_bytes - self._coming
+        of_owner = {owner: sum(size for _, size, _ in files) for owner, files in held.items()}
+        while of_owner and sum(of_owner.values()) > room:
+            owner = max(of_owner, key=of_owner.__getitem__)
+            _, size, path = held[owner].pop()
+            of_owner[owner] -= size
+            self._owners.pop(path, None)
+            with suppress(OSError):
+                path.unlink()
+                path.parent.rmdir()  # unless it holds others
+
+    def _files(self) -> Iterator[tuple[float, int, Path]]:
+        """(last use, bytes, path) of each file."""
+        for folder, _, names in os.walk(self.folder):
+            for path in (Path(folder, name) for name in names):
+                with suppress(FileNotFoundError):
+                    status = path.lstat()
+                    yield status.st_ctime, max(status.st_size, LEAST_BYTES), path
+
+
+class Hosts:
+    """The names that the page has.
+
+    An unknown name may be one whose owner has just pointed it at this machine (DNS rebinding), and then the
+    owner's page would count as this one. Nobody can point an address in numbers elsewhere.
 
     Args:
         bound: what the server listens on.
-        allowed: names that it has besides, such as a proxy's; pages of these may ask, too.
+        allowed: names that it has besides, such as a proxy's. Pages of these may send requests, too.
     """
 
     def __init__(self, bound: str, allowed: Iterable[str] = ()):
@@ -77,11 +128,11 @@ class Hosts:
         self._names = {"localhost", bound.lower(), own, f"{own}.local"}
 
     def check(self, headers: Headers) -> None:
-        """Raises Refused: a request to another name, or from another site's page."""
+        """Raises Refused for a request to another name, or from another site's page."""
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         name = _name(host)
         if name not in self._names | self.allowed and not _is_address(name):
-            raise Refused(403, f"{name[:100]!r} is no name of this page: give it one by --allowed-host")
+            raise Refused(403, f"{name[:100]!r} is not a name of this page: allow it with --allowed-host")
         if origin is None:
             foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
             foreign = foreign and headers.get("sec-fetch-mode") != "navigate"
@@ -89,33 +140,27 @@ class Hosts:
             place = urlsplit(origin.lower()).netloc
             foreign = place != host and _name(place) not in self.allowed
         if foreign:
-            raise Refused(403, "pages of other sites may not ask this one: open it itself")
+            raise Refused(403, "pages of other sites may not send requests here")
 
 
 def _name(place: str) -> str:
     """A host without its port."""
-    if place.startswith("["):
-        return place[1:].partition("]")[0]
-    return place.partition(":")[0]
+    return place[1:].partition("]")[0] if place.startswith("[") else place.partition(":")[0]
 
 
 def _is_address(name: str) -> bool:
-    try:
+    with suppress(ValueError):
         ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 class Guard:
     """ASGI middleware.
 
     Args:
-        hosts: what the page is called.
-        uploads: where files of visitors lie.
-        connected: a context for each page that is open, by its session.
-        max_upload: bytes of a request that uploads pictures, all of them together.
-        max_body: of every other one.
+        connected: gives a context for each page that is open, by its session.
+        max_upload: bytes of a request that uploads images, all of them together.
     """
 
     def __init__(
@@ -125,55 +170,48 @@ class Guard:
         uploads: Uploads,
         connected: Callable[[str], AbstractContextManager],
         max_upload: int,
-        max_body: int = MAX_BODY,
     ):
         self.app, self.hosts, self.uploads, self.connected = app, hosts, uploads, connected
-        self.max_upload, self.max_body = max_upload, max_body
+        self.max_upload = max_upload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
-            return  # no web socket is needed here
-        begun, counted = False, _Counted(receive)
+            return  # the page needs no web sockets
 
-        async def guarded(message: Message) -> None:
-            nonlocal begun
-            if counted.refusal is not None:
-                return  # the server's own words about what it could not read
-            begun = True
+        async def with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).setdefault("content-security-policy", POLICY)
             await send(message)
 
         try:
-            await self._pass(scope, counted, guarded)
+            await self._pass(scope, receive, with_policy)
         except Refused as error:
-            counted.refusal = error
-        if counted.refusal is not None and not begun:
-            answer = JSONResponse({"detail": str(counted.refusal)}, counted.refusal.status)
-            await answer(scope, receive, send)
+            await JSONResponse({"detail": str(error)}, error.status)(scope, receive, with_policy)
 
-    async def _pass(self, scope: Scope, receive: _Counted, send: Send) -> None:
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         self.hosts.check(headers)
         route, rest = _route(scope)
-        limit = receive.limit = self.max_upload if route == "upload" else self.max_body
+        limit = self.max_upload if route == "upload" else MAX_BODY
         length = headers.get("content-length", "0")
+        if "transfer-encoding" in headers or (scope["method"] == "POST" and "content-length" not in headers):
+            raise Refused(411, "expected a request that gives its length")  # the server keeps it to that
         if not length.isdecimal() or int(length) > limit:
-            raise _too_large(limit)
+            raise Refused(413, f"expected at most {limit:,} bytes in a request, got more")
         if route == "upload":
-            await self._upload(scope, receive, send, int(length) or limit)
+            await self._upload(scope, receive, send, int(length))
         elif route == "heartbeat":
             try:
                 with self.connected(rest):
                     await self.app(scope, receive, send)
-            except TooManyError:
-                raise Refused(503, "too many pages are open here just now: try again in a moment") from None
+            except RequestError as error:
+                raise Refused(503, str(error)) from None
+        elif scope["method"] == "POST":
+            await self.app(scope, await self._checked(receive), send)
         else:
-            await self.app(
-                scope, await self._checked(receive) if scope["method"] == "POST" else receive, send
-            )
+            await self.app(scope, receive, send)
 
     async def _upload(self, scope: Scope, receive: Receive, send: Send, size: int) -> None:
         """Take an upload, if there is room for all that arrive just now, and remember whose it is."""
@@ -184,30 +222,22 @@ class Guard:
             status = message.get("status", status)
             answer += message.get("body", b"")
             if message["type"] == "http.response.body" and not message.get("more_body") and status == 200:
-                self.uploads.uploaded(json.loads(answer), owner)
+                self.uploads.uploaded(json.loads(answer), (scope.get("client") or ("", 0))[0])
             await send(message)
 
-        owner = (scope.get("client") or ("", 0))[0]
         headers = [header for header in scope["headers"] if header[0] != b"accept-encoding"]
         try:
             with self.uploads.coming(size):
                 await self.app({**scope, "headers": headers}, receive, heard)
-        except TooMuchError:
-            raise Refused(503, "too much is being uploaded here just now: try again in a moment") from None
-        finally:  # what was broken off has left a file, too
+        finally:  # an upload that was broken off has left a file, too
             await run_in_threadpool(self.uploads.make_room)
 
     async def _checked(self, receive: Receive) -> Receive:
-        """`receive` with its body read and looked through for files.
-
-        Raises:
-            Refused: a picture that nobody uploaded, or the body is no JSON.
-        """
+        """`receive` for a body that was read and looked through. Raises Refused where it is no JSON, or names
+        a file that nobody uploaded."""
         body, more = b"", True
         while more:
             message = await receive()
-            if message["type"] != "http.request":
-                break
             body, more = body + message.get("body", b""), message.get("more_body", False)
         try:
             value = json.loads(body) if body else None
@@ -216,33 +246,29 @@ class Guard:
         for path in _paths(value):
             if not self.uploads.holds(path):
                 raise Refused(
-                    400, "expected pictures that were uploaded here, got a URL, a folder or another file"
+                    400, "expected images that were uploaded here, got a URL, a folder or another file"
                 )
-            self.uploads.used(path)
-        replayed = False
+            with suppress(OSError):
+                os.utime(path)  # it is used
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
         async def replay() -> Message:
-            nonlocal replayed
-            if replayed:
-                return await receive()
-            replayed = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return next(messages, None) or await receive()
 
         return replay
 
 
 def _route(scope: Scope) -> tuple[str, str]:
-    """What a request asks for, below the root and below Gradio's API, and the rest of its path.
+    """The route of a request below the root or below Gradio's API, and the rest of its path.
 
-    Raises:
-        Refused: no route of this page; a file that is not named by a whole path, such as a URL.
+    Raises Refused where the page has no such route, and for files without an absolute path, such as URLs.
     """
     path = scope["path"].removeprefix(scope.get("root_path", "")).lstrip("/")
     routes, (first, _, rest) = PAGE_ROUTES, path.partition("/")
     if first == API:
         if rest.startswith(FILE):
             if not Path(rest.removeprefix(FILE)).is_absolute():
-                raise Refused(403, "expected the whole path of a file of this page")
+                raise Refused(403, "expected the absolute path of a file of this page")
             return FILE, rest
         routes, (first, _, rest) = API_ROUTES, rest.partition("/")
     if first not in routes:
@@ -250,36 +276,14 @@ def _route(scope: Scope) -> tuple[str, str]:
     return first, rest
 
 
-def _too_large(limit: int) -> Refused:
-    return Refused(413, f"expected at most {limit:,} bytes in a request, got more")
-
-
-class _Counted:
-    """`receive` that raises Refused once there is more than `limit`, and remembers it: what the server makes
-    of that is not what is answered."""
-
-    def __init__(self, receive: Receive):
-        self._receive, self._read = receive, 0
-        self.limit = MAX_BODY
-        self.refusal: Refused | None = None
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        self._read += len(message.get("body", b""))
-        if self._read > self.limit:
-            self.refusal = _too_large(self.limit)
-            raise self.refusal
-        return message
-
-
 def _paths(value: Any) -> Iterator[str]:
     """Every "path" in a JSON value."""
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
+    stack = [value]
+    while stack:
+        value = stack.pop()
         if isinstance(value, dict):
             if isinstance(path := value.get("path"), str):
                 yield path
-            waiting += value.values()
+            stack += value.values()
         elif isinstance(value, list):
-            waiting += value
+            stack += value

@@ -1,31 +1,34 @@
-"""The page: its tabs, its looks, and the server behind it.
+"""The page: its tabs, and the server that answers for it. No other host is asked for anything.
 
-desk = Desk(models, thread, visitors, limits)
-page = build(desk)
-serve(page, desk, host="127.0.0.1", port=7860)     # its URL; nothing is asked of any other host
+    service = Service(Models(["checkpoints/ocelli-shapes"]))
+    with socket.create_server(("127.0.0.1", 7860)) as listening:
+        Server(service, Hosts("127.0.0.1")).run([listening])
+
+The chat is laid out here, and not by `gr.ChatInterface`, from the same parts: a box that takes dropped and
+pasted images, and a chat with copy, edit, retry and undo. `ChatInterface` shows what people and models
+write as HTML, does not give a question back after an error or a stop, and has no place for the queue.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import fields
+from html import escape, unescape
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
 import gradio as gr
-from gradio.routes import App
-from gradio.tunneling import CURRENT_TUNNELS
+import uvicorn
+from fastapi import FastAPI
 from gradio.utils import get_upload_folder
 
-from web.ask_tab import AskTab
-from web.asking import Desk
-from web.guard import Guard, Hosts
-from web.uploads import Uploads
-from web.where_tab import WhereTab
+from web.attribution_tab import AttributionTab
+from web.guard import Guard, Hosts, Uploads
+from web.parts import EXAMPLES, message_box, model_choice, notice, visitor_of
+from web.service import AskRequest, Exchange, Service, View, Visitor
 
 CSS, JS = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "js"))
 # The theme's own colours are too light on white: text has to differ from its ground by 4.5 to 1.
@@ -39,80 +42,237 @@ CONTRAST = {
 }
 WAITING = 64  # questions in Gradio's queue, before the next one is refused
 SESSIONS = 100  # whose components' values Gradio keeps
-LOOK_EVERY = 600  # seconds, for uploads that are old
+OLD_FILES = (600, 3600)  # seconds: how often to look for files, and the age at which they are deleted
 # Gradio counts events for a dashboard that is switched off here: a few are enough, and no summary of them.
 SETTINGS = {"GRADIO_ANALYTICS_MAX_EVENTS": "100", "GRADIO_ANALYTICS_CACHE_FREQUENCY": "1000000000"}
+_ENDED = {
+    "length": "stopped at the maximum number of new tokens",
+    "context": "stopped where the model's context is full",
+    "stopped": "stopped",
+}
 
 
-def build(desk: Desk, remember: bool = False) -> gr.Blocks:
-    """The page for a desk. `remember` as for `AskTab`."""
+def build(service: Service, remember: bool = False) -> gr.Blocks:
+    """The page of a service. `remember`: earlier questions stand before the next one, as the page opens."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    with gr.Blocks(title="Ocelli", analytics_enabled=False, fill_width=True) as page:
-        gr.Markdown("# Ocelli\nAsk small vision-language models about pictures.", elem_id="title")
+    with gr.Blocks(title="Ocelli", analytics_enabled=False, fill_width=True, delete_cache=OLD_FILES) as page:
+        gr.Markdown("# Ocelli\nAsk small vision-language models about images.", elem_id="title")
         with gr.Tabs():
             with gr.Tab("Ask"):
-                AskTab(desk, remember)
-            with gr.Tab("Where did it look"):
-                WhereTab(desk)
-
-        def closed(request: gr.Request) -> None:
-            desk.visitors.remove(request.session_hash or "")
-
-        page.unload(closed)
+                AskTab(service, remember)
+            with gr.Tab("Attribution"):
+                AttributionTab(service)
+        page.unload(lambda: None)  # with this event open pages keep a connection: see `Service.connected`
     page.queue(max_size=WAITING, default_concurrency_limit=None)
+    page.state_session_capacity = SESSIONS
     return page
 
 
-def serve(
-    page: gr.Blocks,
-    desk: Desk,
-    host: str,
-    port: int,
-    share: bool = False,
-    browser: bool = False,
-    allowed_hosts: Sequence[str] = (),
-) -> str:
-    """Start serving in threads of its own: the page's URL.
+class AskTab:
+    """The tab where images are asked about, laid out where it is made."""
 
-    Args:
-        allowed_hosts: names of the page besides those of this machine, see `Hosts`.
-        share: through Gradio's tunnel, for everyone on the internet who knows its URL.
-        browser: open one.
+    def __init__(self, service: Service, remember: bool):
+        self.service = service
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=7, min_width=300):
+                self.chat = gr.Chatbot(
+                    label="Answers",
+                    height=440,
+                    render_markdown=False,  # but HTML, which `_messages` escapes
+                    layout="bubble",
+                    buttons=["copy"],
+                    editable="user",
+                    group_consecutive_messages=False,
+                    allow_file_downloads=False,
+                    feedback_options=None,
+                    placeholder="Drop or paste images below, and type a question.",
+                    elem_id="chat",
+                )
+                self.message = message_box(service, "message")
+                self.notice = gr.HTML("", elem_id="notice")
+                with gr.Row():
+                    self.undo = gr.Button("Undo", size="sm", min_width=80, elem_id="undo")
+                    self.clear = gr.Button("Clear", size="sm", min_width=80, elem_id="clear")
+            with gr.Column(scale=4, min_width=300):
+                self.model = model_choice(service, "model")
+                self.settings = self._lay_out_settings(remember)
+                self.stats = gr.HTML(_stats({}), elem_id="figures")
+                gr.Examples(
+                    [[example] for example in EXAMPLES],
+                    inputs=[self.message],
+                    label="Examples",
+                    cache_examples=False,
+                    preload=False,
+                    elem_id="examples",
+                )
+        self._connect()
 
-    Raises:
-        OSError: the port is taken, or the server took more than five seconds to begin.
-    """
-    limits = desk.limits
-    space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name
-    hosts = Hosts(host, [*allowed_hosts, *([space] if space else [])])
-    uploads = Uploads(get_upload_folder(), limits.max_uploaded_bytes, limits.max_uploaded_files)
+    def _lay_out_settings(self, remember: bool) -> list[gr.components.Component]:
+        limits = self.service.limits
+        with gr.Accordion("Settings", open=False, elem_id="sampling"):
+            return [
+                gr.Slider(1, limits.max_answers, 1, step=1, label="Number of answers"),
+                gr.Slider(0, 2, 0, step=0.05, label="Temperature", info="0 takes the likeliest token"),
+                gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", info="samples from this much probability"),
+                gr.Slider(0, 200, 0, step=1, label="Top-k", info="samples from this many tokens; 0 is off"),
+                gr.Slider(
+                    0, 1, 0, step=0.01, label="Min-p",
+                    info="samples from tokens with at least this share of the likeliest one's probability",
+                ),
+                gr.Slider(1, limits.max_new_tokens, 256, step=1, label="Maximum number of new tokens"),
+                gr.Number(-1, label="Seed", precision=0, minimum=-1, info="-1 draws a new one each time"),
+                gr.Checkbox(
+                    remember,
+                    label="Remember the conversation",
+                    info="earlier questions and answers stand before the next one",
+                ),
+            ]  # fmt: skip
 
-    @asynccontextmanager
-    async def guarded(app: App) -> AsyncIterator[None]:
-        """In front of all that Gradio puts in front of its routes, before the first request comes."""
-        largest = limits.max_pictures * (limits.max_file_bytes + 2**16)
-        app.middleware_stack = Guard(
-            app.middleware_stack, hosts, uploads, desk.visitors.connected, max_upload=largest
-        )
-        looking = asyncio.create_task(_look_again(uploads))
-        yield
-        looking.cancel()
+    def _connect(self) -> None:
+        shown = [self.chat, self.stats, self.notice, self.message]
+        settings = [self.model, *self.settings]
+        more: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": None}
+        gr.on([self.message.submit], self._ask, [self.message, *settings], shown, api_name="ask", **more)
+        gr.on([self.chat.retry], self._retry, settings, shown, api_name="retry", **more)
+        gr.on([self.chat.edit], self._edit, settings, shown, api_name="edit", **more)
+        more["queue"] = False  # who wants less does not wait for those who want more
+        gr.on([self.message.stop], self._stop, None, None, api_name="stop", **more)
+        gr.on([self.undo.click, self.chat.undo], self._undo, None, shown, api_name="undo", **more)
+        gr.on([self.clear.click], self._clear, None, shown, api_name="clear", **more)
 
-    with no_proxy_to("localhost", "127.0.0.1", "::1", host):
-        _, url, shared = page.launch(
-            server_name=host,
-            server_port=port,
-            share=share,
-            inbrowser=browser,
-            prevent_thread_lock=True,
-            quiet=True,
-            show_error=True,
+    async def _ask(self, request: gr.Request, message: dict, *settings) -> AsyncGenerator[dict, None]:
+        """Answer a question about its images, or about those of the question before."""
+        visitor = visitor_of(self.service, request)
+        files = tuple(message.get("files") or ())
+        asked = _request(files or visitor.images, message.get("text") or "", *settings)
+        async for changes in self._answer(visitor, asked, files):
+            yield changes
+
+    async def _retry(self, request: gr.Request, *settings) -> AsyncGenerator[dict, None]:
+        """Answer the last question again, with the settings as they are now."""
+        visitor = visitor_of(self.service, request)
+        taken = (await self.service.undo(visitor)).returned
+        if taken is not None:
+            asked = _request(taken.images, taken.question, *settings)
+            async for changes in self._answer(visitor, asked, taken.images):
+                yield changes
+
+    async def _edit(self, request: gr.Request, edited: gr.EditData, *settings) -> AsyncGenerator[dict, None]:
+        """Take everything back from a question on, and ask it anew."""
+        visitor = visitor_of(self.service, request)
+        message = edited.index[0] if isinstance(edited.index, list | tuple) else edited.index
+        number = [n for n, exchange in enumerate(visitor.log) for _ in _messages([exchange])][message]
+        images = visitor.log[number].request.images
+        while len(visitor.log) > number:
+            await self.service.undo(visitor)
+        asked = _request(images, unescape(str(edited.value)), *settings)
+        async for changes in self._answer(visitor, asked, images):
+            yield changes
+
+    async def _answer(
+        self, visitor: Visitor, asked: AskRequest, files: tuple[str, ...]
+    ) -> AsyncGenerator[dict, None]:
+        """The question leaves its box when it appears in the chat, and comes back if it has no answer."""
+        taken = False
+        async with aclosing(self.service.ask(visitor, asked)) as views:
+            async for now in views:
+                changes = self._changes(now)
+                if now.busy and not taken and now.log and now.log[-1].request is asked:
+                    taken, changes[self.message]["value"] = True, {"text": "", "files": []}
+                if now.returned is not None:
+                    changes[self.message]["value"] = {"text": asked.question, "files": list(files)}
+                yield changes
+
+    async def _stop(self, request: gr.Request) -> None:
+        """Stop the answer."""
+        visitor_of(self.service, request).cancel()
+
+    async def _undo(self, request: gr.Request) -> dict:
+        """Take the last question back, with its images where the question before had others."""
+        visitor = visitor_of(self.service, request)
+        now = await self.service.undo(visitor)
+        changes = self._changes(now)
+        if now.returned is not None:
+            new = now.returned.images if now.returned.images != visitor.images else ()
+            changes[self.message]["value"] = {"text": now.returned.question, "files": list(new)}
+        return changes
+
+    async def _clear(self, request: gr.Request) -> dict:
+        """Forget the conversation."""
+        return self._changes(await self.service.clear(visitor_of(self.service, request)))
+
+    def _changes(self, now: View) -> dict[Any, Any]:
+        return {
+            self.chat: _messages(now.log),
+            self.stats: _stats(now.log[-1].stats if now.log else {}),
+            self.notice: notice(now.notice, now.failed),
+            self.message: gr.update(submit_btn=not now.busy, stop_btn=now.busy),
+        }
+
+
+def _request(images: tuple[str, ...], question: str, *settings: Any) -> AskRequest:
+    """`settings` are the values of the model and of `_lay_out_settings`, in the order of `AskRequest`."""
+    names = [field.name for field in fields(AskRequest)[2:]]
+    given = dict(zip(names, settings, strict=True))
+    given |= {"model": given["model"] or "", "seed": None if given["seed"] == -1 else given["seed"]}
+    return AskRequest(images, question, **given)
+
+
+# ---------------------------------------------------------------------------------- values of components
+def _messages(log: Sequence[Exchange]) -> list[dict[str, Any]]:
+    """Questions and answers for `gr.Chatbot`, which takes text for HTML: escaped, so that visitors read what
+    was typed and generated."""
+    shown: list[dict[str, Any]] = []
+    for exchange in log:
+        shown += [
+            {"role": "user", "content": {"path": image, "alt_text": "image"}} for image in exchange.images
+        ]
+        shown.append({"role": "user", "content": escape(exchange.request.question, quote=False)})
+        for number, answer in enumerate(exchange.answers):
+            text = answer or "…"
+            if exchange.stop_reasons:
+                reason = _ENDED.get(exchange.stop_reasons[number])
+                text = (answer.rstrip() or "(no words)") + (f" [{reason}]" if reason else "")
+            shown.append({"role": "assistant", "content": escape(text, quote=False)})
+    return shown
+
+
+def _stats(stats: dict[str, Any]) -> str:
+    """HTML of what an answer took. Before there is one, the table is empty, so that nothing moves later."""
+    rows = {"first words": "–", "tokens a second": "–", "cache": "–", "tokens reused": "–"}
+    below = ""
+    if "first_words" in stats:
+        rows["first words"] = f"{stats['first_words']:.2f} s"
+    if "device" in stats:
+        if (speed := stats["decode_tokens_per_second"]) is not None:
+            rows["tokens a second"] = f"{speed:,.0f}"
+        rows["cache"] = f"{stats['kv_cache_bytes'] / 2**20:,.1f} MiB"
+        rows["tokens reused"] = f"{stats['reused_tokens']:,} of {stats['prompt_tokens']:,}"
+        tokens = sum(map(len, stats["token_ids"]))
+        seed = f", seed {stats['seed']}" if stats["sampled"] else ""
+        below = f"{tokens:,} new tokens, {stats['dtype']} on {stats['device']}, {stats['decode_step']}{seed}"
+    cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in rows.items())
+    return f'<dl class="figures">{cells}</dl><p class="below">{escape(below)}</p>'
+
+
+# --------------------------------------------------------------------------------------------- the server
+class Server(uvicorn.Server):
+    """Serves the page of a service, with the guard before all that Gradio has there: `run([socket])` until a
+    signal comes or `should_exit` is set. Connections that are then open, and work, end within a second."""
+
+    def __init__(self, service: Service, hosts: Hosts, remember: bool = False):
+        limits = service.limits
+        page = build(service, remember)
+        uploads = Uploads(get_upload_folder(), limits.max_uploaded_bytes)
+        app = gr.mount_gradio_app(
+            FastAPI(openapi_url=None),
+            page,
+            path="/",
             max_file_size=limits.max_file_bytes,
-            state_session_capacity=SESSIONS,
+            footer_links=[],
             run_history=False,
             enable_monitoring=False,
-            footer_links=[],
             ssr_mode=False,
             mcp_server=False,
             pwa=False,
@@ -121,44 +281,13 @@ def serve(
             ).set(**CONTRAST),
             css_paths=[CSS],
             js=JS.read_text(encoding="utf-8"),
-            app_kwargs={"lifespan": guarded},
-            # Without a second look whether it answers, which gives up after three seconds: it has just been
-            # asked for its start-up events.
-            _frontend=False,
         )
-    if shared:
-        hosts.allowed.add(urlsplit(shared).hostname)
-    return shared or url
+        largest = limits.max_images * (limits.max_file_bytes + 2**16)
+        guard = Guard(app, hosts, uploads, service.connected, largest)
+        super().__init__(uvicorn.Config(guard, log_level="warning", timeout_graceful_shutdown=1))
+        self._service = service
 
-
-def close(page: gr.Blocks, seconds: float = 1.0) -> None:
-    """End a page, within so many seconds: open connections are broken off, without a word about each of them,
-    and what is still at work in a thread is left to end with the process."""
-    for tunnel in CURRENT_TUNNELS:
-        tunnel.kill()
-    page.server.config.timeout_graceful_shutdown = 0
-    logging.getLogger("uvicorn.error").disabled = True
-    ending = threading.Thread(target=page.close, kwargs={"verbose": False}, daemon=True)
-    ending.start()
-    ending.join(seconds)
-
-
-async def _look_again(uploads: Uploads) -> None:
-    while True:
-        await asyncio.sleep(LOOK_EVERY)
-        await asyncio.to_thread(uploads.make_room)
-
-
-@contextmanager
-def no_proxy_to(*hosts: str) -> Iterator[None]:
-    """Inside, this process asks these hosts itself, where the environment names a proxy for all others."""
-    names = ("no_proxy", "NO_PROXY")
-    before = {name: os.environ[name] for name in names if name in os.environ}
-    direct = ",".join([*before.values(), *hosts])
-    os.environ.update(dict.fromkeys(names, direct))
-    try:
-        yield
-    finally:
-        for name in names:
-            del os.environ[name]
-        os.environ.update(before)
+    async def shutdown(self, sockets=None) -> None:
+        self._service.close()
+        logging.getLogger("uvicorn.error").disabled = True  # about the connections that are broken off
+        await super().shutdown(sockets)

@@ -19,72 +19,53 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from data.errors import ImageError, ProcessorError, PromptError, one_line
-from inference.command_line import Parser, check_model, dtype
-from inference.options import check_image_name
-from models.checkpoints.atomic_folder import check_new
-from models.checkpoints.errors import CheckpointError
-
-# What needs torch is imported inside functions, after all that can be checked without it.
+from data.images import check_sides
+from inference.cli import Parser, check_image_name, check_model, dtype
+from models.checkpoints.folder import check_replaceable
+from models.checkpoints.hub import CheckpointError, check_repo_id
 
 QUESTION = "What is in the picture?"
 _SIZE = re.compile(r"(\d{1,9})[xX](\d{1,9})")
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
-_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
-_TO_HUB = (
-    "note: transformers' processor names tiles first and the whole picture last, nanoVLM the other way "
-    "round, and resamples pixels differently: the network is the same, its prompts are not those of its "
-    "training"
-)
-_TO_NANOVLM = (
-    "note: nanoVLM looks for the folder lm_tokenizer where it is started: start it in the new folder, or set "
-    "lm_tokenizer in config.json to a repository. It writes pictures into prompts in its own way, which this "
-    "model was not trained with"
-)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m models.checkpoints", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="inspect|convert")
-    add = _command(commands, "inspect", "what a checkpoint is and needs, from configs and headers alone")
+    flag = argparse.BooleanOptionalAction
+
+    what = "show what a checkpoint is and needs, from its configs and the headers of its weights"
+    add = commands.add_parser("inspect", help=what, description=what).add_argument
     add("source", metavar="ID_OR_DIR", help="folder, or repository on the Hub: a model or a bare backbone")
     add("--revision", help="branch, tag or commit on the Hub")
-    add("--image", metavar="WxH|FILE", help="also: tiles and tokens of a picture of this size")
-    add("--question", help=f"of the prompt that is counted (default: {QUESTION})")
-    add("--json", action=argparse.BooleanOptionalAction, default=False, help="one JSON object")
+    add("--image", metavar="WxH|FILE", help="count the tiles and tokens of an image of this size, too")
+    add(
+        "--question",
+        default=QUESTION,
+        help="question in the prompt that --image counts (default: %(default)s)",
+    )
+    add("--json", action=flag, default=False, help="print one JSON object")
 
-    add = _command(commands, "convert", "another layout or dtype, or an adapter merged; verified")
+    what = "write a checkpoint in another layout or dtype, or with an adapter merged, and verify it"
+    add = commands.add_parser("convert", help=what, description=what).add_argument
     add("source", metavar="SRC", help="folder, or repository on the Hub")
     add("target", metavar="DST", type=Path, help="folder to make")
     add("--revision", help="branch, tag or commit on the Hub")
     add(
-        "--to",
-        choices=("hub", "nanovlm"),
-        default="hub",
-        help="layout: transformers' (default), or nanoVLM's",
+        "--to", choices=("hub", "nanovlm"), default="hub", help="layout: transformers' (default) or nanoVLM's"
     )
-    add(
-        "--dtype",
-        type=dtype,
-        choices=("float32", "bfloat16", "float16"),
-        help="of the weights (default: the widest stored)",
-    )
-    add("--adapter", metavar="FOLDER", type=Path, help="merge a peft LoRA adapter, as train.py writes it")
-    add("--processor", action=argparse.BooleanOptionalAction, default=True,
-        help="with tokenizer, picture settings and chat template")  # fmt: skip
-    add("--max-shard-size", type=size, metavar="SIZE", help="of a file (default 5GB)")
-    add("--overwrite", action=argparse.BooleanOptionalAction, default=False,
-        help="replace the checkpoint that DST holds and its card; other files in it stay")  # fmt: skip
-    add("--push", metavar="REPO_ID", help="upload the result to the Hub, with a card")
-    add("--private", action=argparse.BooleanOptionalAction, help="of a repository that --push makes")
+    dtypes = ("float32", "bfloat16", "float16")
+    add("--dtype", type=dtype, choices=dtypes, help="dtype of the weights (default: the widest stored)")
+    add("--adapter", metavar="FOLDER", type=Path, help="peft LoRA adapter to merge, as train.py writes it")
+    add("--processor", action=flag, default=True, help="write tokenizer, image settings and chat template")
+    add("--max-shard-size", type=size, metavar="SIZE", help="maximum size of a file (default 5GB)")
+    replaced = "replace the checkpoint that DST holds and its card; other files in it stay"
+    add("--overwrite", action=flag, default=False, help=replaced)
+    add("--push", metavar="REPO_ID", help="upload the result to this repository on the Hub, with a card")
+    add("--private", action=flag, help="make the repository of --push private")
     return parser
-
-
-def _command(commands, name: str, what: str):
-    command = commands.add_parser(name, help=what, description=what)
-    return command.add_argument
 
 
 def size(text: str) -> int:
@@ -95,123 +76,54 @@ def size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-# ------------------------------------------------------------------------------------------------- inspect
-def run_inspect(settings: argparse.Namespace) -> None:
-    if settings.question is not None and settings.image is None:
-        build_parser().error("--question counts the prompt of a picture, expected it with --image")
-    if settings.image is not None and not _SIZE.fullmatch(settings.image):
-        check_image_name(settings.image)
+def inspect(settings: argparse.Namespace) -> None:
+    pixels: tuple[int, int] | None = None
+    if match := _SIZE.fullmatch(settings.image or ""):
+        pixels = (int(match[1]), int(match[2]))
+        check_sides(*pixels)
     elif settings.image is not None:
-        from data.images import check_sides
-
-        check_sides(*map(int, settings.image.lower().split("x")))
+        check_image_name(settings.image)
     check_model(settings.source, settings.revision)
-    from models.checkpoints.inspection import as_text, inspect
+    from models.checkpoints import inspect  # with PyTorch
 
-    report = inspect(settings.source, settings.revision)
+    report = inspect.inspect(settings.source, settings.revision)
     if settings.image is not None:
-        report["picture"] = picture(settings, report)
-    print(json.dumps(report, ensure_ascii=False) if settings.json else as_text(report))
+        report["picture"] = inspect.inspect_image(report, pixels or settings.image, settings.question)
+    print(json.dumps(report, ensure_ascii=False) if settings.json else inspect.as_text(report))
 
 
-def picture(settings: argparse.Namespace, report: dict[str, Any]) -> dict[str, Any]:
-    """What a picture of the size that was asked for takes; its tokenizer and picture settings are read."""
-    from dataclasses import asdict
-
-    from data.errors import ProcessorError
-    from data.images import load_image
-    from data.picture_cost import picture_cost
-    from data.processor import Processor
-    from models.checkpoints.locate import describe, snapshot
-    from models.checkpoints.registry import choose_reader
-
-    match = _SIZE.fullmatch(settings.image)
-    if match is not None:
-        width, height = int(match[1]), int(match[2])
-    else:
-        width, height = load_image(settings.image).size
-    if report["tile"] is None or "tokens" not in report["tile"]:
-        raise ProcessorError(f"{settings.source} is a bare backbone: only a whole model has prompts to count")
-    folder = snapshot(settings.source, report["commit"])
-    files = describe(str(folder))
-    config = choose_reader(files.config, files.source).read_config(files.config, files.generation_config)
-    processor = Processor.from_pretrained(folder, config=config)  # refused where it is not this model's
-    cost = asdict(picture_cost(processor, width, height, settings.question or QUESTION))
-    return cost | {"left": report["context"] - cost["prompt_tokens"]}
-
-
-# ------------------------------------------------------------------------------------------------- convert
-def run_convert(settings: argparse.Namespace) -> None:
-    refuse_without_effect(settings)
-    check_new(settings.target, settings.overwrite)
+def convert(settings: argparse.Namespace) -> None:
+    flags = {
+        "--push": settings.push,
+        "--no-processor": not settings.processor,
+        "--max-shard-size": settings.max_shard_size,
+    }
+    if settings.to == "nanovlm" and (given := [flag for flag, value in flags.items() if value]):
+        raise CheckpointError(f"{given[0]} is of transformers' layout, expected it without --to nanovlm")
+    if settings.private is not None and not settings.push:
+        raise CheckpointError("--private is of a repository that is uploaded to, expected it with --push")
+    check_replaceable(settings.target, settings.overwrite)
     if settings.adapter is not None and not settings.adapter.is_dir():
         raise CheckpointError(f"--adapter: expected a folder, found none at {settings.adapter}")
     if settings.push:
-        from models.checkpoints.hub import check_repo_id
-
         check_repo_id(settings.push)
     check_model(settings.source, settings.revision)
-    from models.checkpoints.convert import Request, convert, upload
-    from models.checkpoints.save import MAX_SHARD_BYTES
+    from models.checkpoints import convert  # with PyTorch
 
-    shard = settings.max_shard_size or MAX_SHARD_BYTES
-    request = Request(
-        source=settings.source,
-        target=settings.target,
+    convert.convert(
+        settings.source,
+        settings.target,
         layout=settings.to,
         dtype=settings.dtype,
         adapter=settings.adapter,
         revision=settings.revision,
+        with_processor=settings.processor,
         overwrite=settings.overwrite,
+        max_shard_bytes=settings.max_shard_size or convert.MAX_SHARD_BYTES,
         push=settings.push,
-        max_shard_bytes=shard,
+        private=settings.private,
+        log=note,
     )
-    result = convert(request, companion_opener(settings), tell=note)
-    if settings.push:
-        note(f"uploaded to {upload(result, settings.push, settings.private, shard)}")
-
-
-def refuse_without_effect(settings: argparse.Namespace) -> None:
-    """Options of `convert` that would do nothing beside the others."""
-    error = build_parser().error
-    if settings.to == "nanovlm":
-        if settings.push:
-            error("--push uploads transformers' layout, expected it without --to nanovlm")
-        if not settings.processor:
-            error("nanoVLM's layout has its tokenizer in it, expected --no-processor without --to nanovlm")
-        if settings.max_shard_size:
-            error("nanoVLM's layout is one file of weights, expected --max-shard-size without --to nanovlm")
-    if settings.private is not None and not settings.push:
-        error("--private is of a repository that is uploaded to, expected it with --push")
-
-
-def companion_opener(settings: argparse.Namespace):
-    """What `convert` calls for the processor: tokenizers are opened here, not in `models/`."""
-    from data.errors import ProcessorError
-    from data.processor import Processor
-    from data.processor_conversion import as_idefics, as_nanovlm
-    from models.checkpoints.convert import NANOVLM, Companion
-
-    def open_companion(folder: Path, from_nanovlm: bool) -> Companion:
-        if settings.to == NANOVLM:
-            tokenizer, fields = as_nanovlm(folder)
-            note(_TO_NANOVLM)
-            return Companion(tokenizer=tokenizer, fields=fields)
-        held = from_nanovlm or any((folder / name).is_file() for name in _PROCESSOR_FILES)
-        if not settings.processor or not held:
-            note("note: the result has no processor" + ("" if held else ", as the original has none"))
-            return Companion()
-        try:
-            if from_nanovlm:
-                processor = as_idefics(folder)
-                note(_TO_HUB)
-            else:
-                processor = Processor.from_pretrained(folder).hf_processor
-        except ProcessorError as error:
-            raise ProcessorError(f"{error}; --no-processor converts the weights alone") from error
-        return Companion(processor=processor)
-
-    return open_companion
 
 
 def note(text: str) -> None:
@@ -221,7 +133,7 @@ def note(text: str) -> None:
 def main(arguments: list[str] | None = None) -> int:
     settings = build_parser().parse_args(arguments)
     try:
-        (run_inspect if settings.command == "inspect" else run_convert)(settings)
+        {"inspect": inspect, "convert": convert}[settings.command](settings)
     except (CheckpointError, ImageError, ProcessorError, PromptError, OSError, MemoryError) as error:
         note(f"python -m models.checkpoints: error: {one_line(error)}")
         return 2

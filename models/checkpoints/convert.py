@@ -1,170 +1,179 @@
 """A checkpoint into another layout or dtype, or with an adapter merged; verified before it is there.
 
-    convert(Request("lusxvr/nanoVLM-450M", Path("nanovlm-hub")), open_companion, tell=print)
+    convert("lusxvr/nanoVLM-450M", Path("nanovlm-hub"))
+    convert("HuggingFaceTB/SmolVLM-256M-Instruct", Path("smolvlm-nano"), layout=NANOVLM)
 
-The result is written beside its place under another name, opened again by our own loader and, in
-transformers' layout, by transformers, and takes its place only if its logits are the original's. What goes
-wrong before that (a full disk and Ctrl-C too) leaves what the place held.
+Logits of noise before random tokens are compared twice, in float32: those of the rewritten model with the
+original's, before its weights are rounded, which would hide small mistakes; and those of the files, opened by
+our own loader and, in transformers' layout, by transformers, with the rounded model's. The result is written
+beside its place and moved there last: what goes wrong (a full disk and Ctrl-C too) leaves the target alone.
+
+From nanoVLM to transformers, weights need more than other names:
+- Pixels. nanoVLM's run from 0 to 1, Idefics3's from -1 to 1. The difference goes into the first convolution,
+  W x + b = (W / 2)(2 x - 1) + (b + sum(W) / 2): halves and doubles are exact, the bias is rounded once.
+  (Pixels of 0 to 1 would do in transformers too, but for black tiles: all zeros there, as padding is.)
+- Placeholders. nanoVLM v0.1 has none; in transformers' layout `<image>` needs an id, and its processor three
+  more names. Ids beyond the vocabulary get rows that are the mean of the old ones: their logits are means of
+  logits, so no greedy answer changes.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+import transformers
+from torch import Tensor, nn
 
+from data.errors import ProcessorError
+from data.processor import Processor
+from data.processor_conversion import as_idefics, as_nanovlm
 from models.checkpoints import idefics3, nanovlm
-from models.checkpoints.adapter import adapter_updates
-from models.checkpoints.atomic_folder import check_new, replace_folder
-from models.checkpoints.card import model_card
-from models.checkpoints.errors import CheckpointError
-from models.checkpoints.headers import DTYPE_NAMES
-from models.checkpoints.load import load, stored_entries
-from models.checkpoints.locate import WEIGHTS, CheckpointFiles, locate, snapshot
-from models.checkpoints.one_version import one_version
-from models.checkpoints.processor_files import write_json
-from models.checkpoints.push import card_of_origin, push
-from models.checkpoints.registry import choose_reader
-from models.checkpoints.rewrite import (
-    add_to_weights,
-    put_placeholders,
-    take_pixels_around_zero,
-    take_pixels_from_zero,
+from models.checkpoints.backbones import with_mean_rows
+from models.checkpoints.folder import check_replaceable, replace_folder
+from models.checkpoints.hub import WEIGHTS, CheckpointError, locate, read_json, snapshot
+from models.checkpoints.load import choose_reader, one_version
+from models.checkpoints.save import (
+    CARD,
+    MAX_SHARD_BYTES,
+    card_of_origin,
+    is_checkpoint_file,
+    model_card,
+    write_checkpoint,
+    write_json,
 )
-from models.checkpoints.safetensors_io import write_file
-from models.checkpoints.save import CARD, MAX_SHARD_BYTES, idefics3_contents, is_checkpoint_file
-from models.checkpoints.strict_json import read_json
-from models.checkpoints.verification import Check, Probe, compare, our_logits, transformers_logits
-
-if TYPE_CHECKING:
-    from models.vision_language_model import VisionLanguageModel
+from models.checkpoints.weights import FLOATS, read_header, rename, stored_entries, write_file
+from models.config import VLMConfig
+from models.vision_language_model import VisionLanguageModel
 
 HUB, NANOVLM = "hub", "nanovlm"
 TOKENIZER_FOLDER = "tokenizer"
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to convert: `source` (folder or Hub id) to the folder `target`.
-
-    layout: HUB, transformers' Idefics3 / SmolVLM layout, or NANOVLM.
-    dtype: of the result's weights; None is the widest that the original's are stored in.
-    adapter: folder of a peft LoRA adapter to merge.
-    push: the repository that the result will be uploaded to, for its card; None names `target` there.
-    """
-
-    source: str
-    target: Path
-    layout: str = HUB
-    dtype: str | None = None
-    adapter: Path | None = None
-    revision: str | None = None
-    overwrite: bool = False
-    push: str | None = None
-    max_shard_bytes: int = MAX_SHARD_BYTES
-
-
-@dataclass(frozen=True)
-class Companion:
-    """What a result has besides weights: in transformers' layout an Idefics3Processor, or None; in nanoVLM's
-    a tokenizer and the fields of config.json about it and pictures."""
-
-    processor: Any = None
-    tokenizer: Any = None
-    fields: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Result:
-    """The new folder, what it has besides weights, and what was compared."""
-
-    folder: Path
-    companion: Companion
-    checks: tuple[Check, ...]
+_WORDS = 12  # in the test prompt
+# Of the largest logit, 10 at least: sums in another order. A misplaced tensor exceeds it many times over.
+TOLERANCE = 1e-5
+_TO_HUB = (
+    "note: transformers' processor names tiles first and the whole image last, nanoVLM the other way "
+    "round, and resamples pixels differently: the network is the same, its prompts are not those of its "
+    "training"
+)
+_TO_NANOVLM = (
+    "note: nanoVLM looks for the folder lm_tokenizer where it is started: start it in the new folder, or set "
+    "lm_tokenizer in config.json to a repository. It writes images into prompts in its own way, which this "
+    "model was not trained with"
+)
+Log = Callable[[str], None]
 
 
 def convert(
-    request: Request,
-    open_companion: Callable[[Path, bool], Companion],
-    tell: Callable[[str], None] = lambda line: None,
-) -> Result:
-    """Convert, verify, and put the result in its place.
+    source: str,
+    target: Path,
+    *,
+    layout: str = HUB,
+    dtype: str | None = None,
+    adapter: Path | None = None,
+    revision: str | None = None,
+    with_processor: bool = True,
+    overwrite: bool = False,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    push: str | None = None,
+    private: bool | None = None,
+    log: Log = print,
+) -> None:
+    """Convert, verify, put the result in its place, and upload it where `push` names a repository.
 
     Args:
-        request: see there.
-        open_companion: (folder of the original's processor files, whether that is nanoVLM's) -> what goes
-            beside the weights. Tokenizers are not read in this package.
-        tell: takes a line for each thing done.
-
-    Raises:
-        CheckpointError: the original cannot be read, the layout cannot express it, the target cannot be
-            written, or the result is not the original. The target is unchanged.
+        layout: HUB, transformers' Idefics3 / SmolVLM layout, or NANOVLM.
+        dtype: of the result's weights; None is the widest that the original's are stored in.
+        adapter: folder of a peft LoRA adapter to merge.
+        with_processor: whether tokenizer, image settings and chat template are written, too.
+        log: takes a line for each thing done.
     """
-    target = check_new(request.target, request.overwrite)
-    files = locate(request.source, request.revision, check=choose_reader)
-    from_nanovlm = choose_reader(files.config, files.source) is nanovlm
-    _check_direction(request, from_nanovlm)
-    stored = _stored_dtypes(files)
-    dtype = request.dtype or _widest(stored)
+    check_replaceable(target, overwrite)
+    files = locate(source, revision, check=choose_reader)
+    from_nanovlm, to_hub = choose_reader(files.config, source) is nanovlm, layout == HUB
+    if from_nanovlm and not to_hub:
+        raise CheckpointError(f"{source} is in nanoVLM's layout already: expected --to {HUB}")
+    if from_nanovlm and adapter is not None:
+        raise CheckpointError(
+            f"{source} is in nanoVLM's layout, and adapters name transformers' layers: convert it first, "
+            f"then merge the adapter into the result"
+        )
+    kinds = {entry.dtype for name, entry in stored_entries(files).items() if name != nanovlm.INV_FREQ}
+    stored = {FLOATS[kind] for kind in kinds if kind in FLOATS} or {torch.float32}
+    target_dtype = getattr(torch, dtype) if dtype else functools.reduce(torch.promote_types, stored)
     # In float32 at least, so that whatever is computed on the weights is rounded once, at the end.
-    wide = "float64" if dtype == "float64" else "float32"
-    revision = files.origin.commit or request.revision
-    model, companion = one_version(
-        request.source,
-        revision,
-        lambda: (
-            load(request.source, revision, dtype=wide),
-            open_companion(snapshot(request.source, revision), from_nanovlm),
-        ),
-    )
-    tell(f"read {request.source}: {_family(from_nanovlm)}, {_parameters(model):,} parameters, to {dtype}")
+    wide = torch.promote_types(target_dtype, torch.float32)
+    revision = files.origin.commit or revision
 
-    image_token_id = _image_token_id(model, companion)
-    probe = Probe.of(model.config, avoid=(image_token_id,))
-    reference = our_logits(model, probe, around_zero=not from_nanovlm)
-    if request.adapter is not None:
-        updates = adapter_updates(request.adapter, model)
-        # peft on transformers' model tells what the merged one must be.
-        reference = transformers_logits(files.origin.folder, model.config, probe, request.adapter)
-        add_to_weights(model, updates)
-        tell(f"merged {request.adapter}: {len(updates)} layers")
-    changed = _rewrite(model, request.layout, from_nanovlm, image_token_id, companion)
-    rounds = dtype != wide and (changed or request.adapter is not None or not _holds(dtype, stored))
-    checks = []
-    if rounds:  # afterwards only as closely as rounded weights can be told from wrong ones
-        logits = our_logits(model, probe, around_zero=request.layout == HUB)
-        checks.append(_passed(compare("rewritten", reference, logits, "float32"), request, tell))
-    model = model.to(getattr(torch, dtype))
+    def read() -> tuple[VisionLanguageModel, Any, dict[str, Any]]:
+        model = VisionLanguageModel.from_pretrained(source, revision, dtype=wide)
+        folder = snapshot(source, revision)
+        if not to_hub:
+            return model, *as_nanovlm(folder)
+        return model, _hub_processor(folder, from_nanovlm, with_processor, log), {}
+
+    # In transformers' layout an Idefics3Processor, or None; in nanoVLM's a tokenizer, and the fields of
+    # config.json about it and images.
+    model, processor, fields = one_version(source, revision, read)
+    if not to_hub:
+        log(_TO_NANOVLM)
+    family = "nanoVLM's layout" if from_nanovlm else "transformers' layout"
+    dtype = str(target_dtype).removeprefix("torch.")
+    log(f"read {source}: {family}, {_parameters(model):,} parameters, to {dtype}")
+
+    image_token_id = model.config.image_token_id
+    if from_nanovlm and processor is not None:
+        image_token_id = processor.image_token_id
+    elif image_token_id is None:  # v0.1
+        image_token_id = model.config.text.vocab_size
+    probe = Probe.of(model.config, avoid=image_token_id)
+    reference = probe.ours(model, around_zero=not from_nanovlm)
+    if adapter is not None:
+        layers, reference = merge_adapter(model, files.origin.folder, adapter, probe)
+        log(f"merged {adapter}: {layers} layers")
+    if from_nanovlm:
+        rows = max(model.config.text.vocab_size, image_token_id + 1)
+        rows = rows if processor is None else max(rows, len(processor.tokenizer))
+        _put_placeholders(model, image_token_id, rows)
+        _scale_pixels(model, 0.5)
+    elif not to_hub:
+        nanovlm.check_expressible(model.config)
+        _scale_pixels(model, 2.0)
+    verify("rewritten", reference, probe.ours(model, around_zero=to_hub), log)
+    model, config = model.to(target_dtype), model.config
 
     with replace_folder(target, _is_replaced) as new:
-        _write(model, new, request, companion, rounds)
-        for compared in _opened_again(new, model, request.layout, probe, reference, rounds):
-            checks.append(_passed(compare(*compared), request, tell))
-    tell(f"wrote {request.target}")
-    return Result(request.target, companion, tuple(checks))
-
-
-def upload(
-    result: Result, repo_id: str, private: bool | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
-) -> str:
-    """Upload a result in transformers' layout; see `models.checkpoints.push.push`."""
-    model, processor = load(result.folder, dtype="stored"), result.companion.processor
-    return push(model, repo_id, processor, private=private, max_shard_bytes=max_shard_bytes)
-
-
-def _passed(check: Check, request: Request, tell: Callable[[str], None]) -> Check:
-    """A comparison, told and held to its tolerance."""
-    tell(str(check))
-    if not check.passed:
-        raise CheckpointError(
-            f"the result is not the original ({check}): nothing was written to {request.target}"
-        )
-    return check
+        if to_hub:
+            write_checkpoint(model, new, processor, max_shard_bytes)
+            changes = ["with an adapter merged"] if adapter is not None else []
+            # Not where the dtype holds every number of the stored ones.
+            narrower = any(torch.promote_types(kind, target_dtype) != target_dtype for kind in stored)
+            rewritten = target_dtype != wide and (from_nanovlm or adapter is not None)
+            changes += [f"rounded to {dtype}"] if narrower or rewritten else []
+            card = _card(model, source, push or str(target), changes, processor is not None)
+            (new / CARD).write_text(card, encoding="utf-8")
+        else:
+            # In the order given: the ids of vlm_extra_tokens follow from it.
+            write_json(new / "config.json", nanovlm.write_config(config, fields), sort_keys=False)
+            tensors, metadata = nanovlm.write_tensors(config, dict(model.named_parameters()))
+            write_file(new / WEIGHTS, tensors, metadata)
+            processor.save_pretrained(new / TOKENIZER_FOLDER)
+        reference = probe.ours(model.float(), around_zero=to_hub)
+        opened = VisionLanguageModel.from_pretrained(new, dtype="float32")
+        verify("opened by Ocelli", reference, probe.ours(opened, around_zero=to_hub), log)
+        if to_hub:
+            theirs = probe.theirs(_open_in_transformers(new), config)
+            verify("opened by transformers", reference, theirs, log)
+    log(f"wrote {target}")
+    if push:
+        result = VisionLanguageModel.from_pretrained(target, dtype="stored")
+        address = result.push_to_hub(push, processor, private=private, max_shard_bytes=max_shard_bytes)
+        log(f"uploaded to {address}")
 
 
 def _is_replaced(name: str) -> bool:
@@ -172,126 +181,170 @@ def _is_replaced(name: str) -> bool:
     return is_checkpoint_file(name) or name in (TOKENIZER_FOLDER, CARD)
 
 
-def _check_direction(request: Request, from_nanovlm: bool) -> None:
-    if from_nanovlm and request.layout == NANOVLM:
-        raise CheckpointError(f"{request.source} is in nanoVLM's layout already: expected --to {HUB}")
-    if from_nanovlm and request.adapter is not None:
-        raise CheckpointError(
-            f"{request.source} is in nanoVLM's layout, and adapters name transformers' layers: convert it "
-            f"first, then merge the adapter into the result"
-        )
-
-
-def _stored_dtypes(files: CheckpointFiles) -> set[torch.dtype]:
-    """The floating-point dtypes of the stored weights."""
-    kinds = {entry.dtype for name, entry in stored_entries(files).items() if name != nanovlm.INV_FREQ}
-    return {getattr(torch, DTYPE_NAMES[kind]) for kind in kinds if kind in DTYPE_NAMES}
-
-
-def _widest(stored: set[torch.dtype]) -> str:
-    """The dtype that holds all that is stored, whatever the config says."""
-    widest = functools.reduce(torch.promote_types, stored) if stored else torch.float32
-    return str(widest).removeprefix("torch.")
-
-
-def _holds(dtype: str, stored: set[torch.dtype]) -> bool:
-    """Whether a dtype holds every number of others."""
-    own = getattr(torch, dtype)
-    return all(torch.promote_types(kind, own) == own for kind in stored)
-
-
-def _family(from_nanovlm: bool) -> str:
-    return "nanoVLM's layout" if from_nanovlm else "transformers' layout"
-
-
-def _parameters(model: VisionLanguageModel) -> int:
+def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _image_token_id(model: VisionLanguageModel, companion: Companion) -> int:
-    """Of the result: the processor's, the model's own, or for v0.1 without a processor a new one."""
-    if companion.processor is not None:
-        return companion.processor.image_token_id
-    own = model.config.image_token_id
-    return model.config.text.vocab_size if own is None else own
-
-
-def _rewrite(
-    model: VisionLanguageModel, layout: str, from_nanovlm: bool, image_token_id: int, companion: Companion
-) -> bool:
-    """What the weights need for the other layout; whether numbers changed."""
+def _hub_processor(folder: Path, from_nanovlm: bool, wanted: bool, log: Log) -> Any:
+    """The transformers processor that goes with the weights, or None."""
+    names = ("processor_config.json", "preprocessor_config.json")
+    held = from_nanovlm or any((folder / name).is_file() for name in names)
+    if not wanted or not held:
+        log("note: the result has no processor" + ("" if held else ", as the original has none"))
+        return None
+    try:
+        processor = as_idefics(folder) if from_nanovlm else Processor.from_pretrained(folder).hf_processor
+    except ProcessorError as error:
+        raise ProcessorError(f"{error}; --no-processor converts the weights alone") from error
     if from_nanovlm:
-        rows = max(model.config.text.vocab_size, image_token_id + 1)
-        if companion.processor is not None:
-            rows = max(rows, len(companion.processor.tokenizer))
-        put_placeholders(model, image_token_id, rows)
-        take_pixels_around_zero(model)
-    elif layout == NANOVLM:
-        nanovlm.check_expressible(model.config)
-        take_pixels_from_zero(model)
-    return from_nanovlm or layout == NANOVLM
+        log(_TO_HUB)
+    return processor
 
 
-def _write(
-    model: VisionLanguageModel, folder: Path, request: Request, companion: Companion, rounded: bool
-) -> None:
-    """Config, weights and what goes with them, into a folder that exists."""
-    if request.layout == NANOVLM:
-        assert companion.fields is not None, "nanoVLM's layout needs the fields about tokens and pictures"
-        # In the order given: the ids of vlm_extra_tokens follow from it.
-        described = nanovlm.write_config(model.config, companion.fields)
-        write_json(folder / "config.json", described, sort_keys=False)
-        tensors, metadata = nanovlm.write_tensors(model.config, dict(model.named_parameters()))
-        write_file(folder / WEIGHTS, tensors, metadata=metadata)
-        companion.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
-        return
-    idefics3_contents(model, companion.processor).write(folder, request.max_shard_bytes)
-    (folder / CARD).write_text(_card(model, request, companion, rounded), encoding="utf-8")
-
-
-def _card(model: VisionLanguageModel, request: Request, companion: Companion, rounded: bool) -> str:
+def _card(model: Any, source: str, repo_id: str, changes: list[str], with_processor: bool) -> str:
     """The original's card where the result is the same model in the same layout, else a new one."""
-    assert model.origin is not None, "the model was loaded"
-    if request.adapter is None and idefics3.recognises(read_json(model.origin.folder / "config.json")):
-        kept = card_of_origin(model)
-        if kept is not None:
-            return kept
+    same = not any("adapter" in change for change in changes)
+    same = same and idefics3.recognises(read_json(model.origin.folder / "config.json"))
+    if same and (kept := card_of_origin(model)) is not None:
+        return kept
     from_hub = model.origin.commit is not None
-    name = request.source if from_hub else Path(request.source).resolve().name
-    what = ["with an adapter merged"] if request.adapter is not None else []
-    what += [f"rounded to {str(model.dtype).removeprefix('torch.')}"] if rounded else []
+    name = source if from_hub else Path(source).resolve().name
     return model_card(
-        request.push or str(request.target),
+        repo_id,
         model.config,
         _parameters(model),
-        f"Made from {name} by Ocelli's converter, {', '.join(what) or 'with the same logits'}.",
-        with_processor=companion.processor is not None,
+        f"Made from {name} by Ocelli's converter, {', '.join(changes) or 'with the same logits'}.",
+        with_processor=with_processor,
         **({"base_model": name} if from_hub else {}),
     )
 
 
-def _opened_again(
-    folder: Path,
-    model: VisionLanguageModel,
-    layout: str,
-    probe: Probe,
-    reference: Tensor,
-    rounds: bool,
-) -> Iterator[tuple[str, Tensor, Tensor, str]]:
-    """What is to be compared: (name, logits expected, logits got, dtype whose tolerance holds).
+# ------------------------------------------------------------------------------------- rewriting weights
+@torch.no_grad()
+def _scale_pixels(model: Any, factor: float) -> None:
+    """W -> factor W, and the bias that goes with it: 1/2 and b + sum(W) / 2, or 2 and b - sum(W)."""
+    convolution = model.vision_model.patch_embedding
+    weight = convolution.weight.data
+    moved = (1 - factor) * weight.sum((1, 2, 3), dtype=torch.float64)
+    convolution.bias.data += moved.to(weight.dtype)
+    convolution.weight.data = factor * weight
 
-    Rounding every weight moves logits more than reading a file may. Where weights were rounded, that is a
-    comparison of its own, and the files are held to the rounded ones.
+
+def _put_placeholders(model: Any, image_token_id: int, vocab_size: int) -> None:
+    """Images at `image_token_id`, in a vocabulary of `vocab_size` rows, at least as many as there are."""
+    language_model, config = model.language_model, model.config
+    if rows := vocab_size - config.text.vocab_size:
+        embedding, head = language_model.embed_tokens, language_model.lm_head
+        embedding.weight = with_mean_rows(embedding.weight, rows, torch.float64)
+        tied = config.tie_word_embeddings
+        head.weight = embedding.weight if tied else with_mean_rows(head.weight, rows, torch.float64)
+    model.config = replace(
+        config,
+        text=replace(config.text, vocab_size=vocab_size),
+        image_placement="placeholder",
+        image_token_id=image_token_id,
+    )
+
+
+@torch.no_grad()
+def merge_adapter(model: Any, base: Path, adapter: Path, probe: Probe) -> tuple[int, Tensor]:
+    """Put the weights that peft merges into our model: (layers that changed, logits of peft's unmerged one).
+
+    Args:
+        model: ours, in float32 at least.
+        base: the folder in transformers' layout that the adapter is for.
+        adapter: peft's folder, in safetensors.
     """
-    around_zero, dtype = layout == HUB, str(model.dtype).removeprefix("torch.")
-    if rounds:
-        expected, reference = reference, our_logits(model.float(), probe, around_zero)
-        yield f"rounded to {dtype}", expected, reference, dtype
-    opened = load(folder, dtype="float32")
-    got, expected_id = opened.config.image_token_id, model.config.image_token_id
-    if got != expected_id:
-        raise CheckpointError(f"the result has pictures at token {got}, the original at {expected_id}")
-    yield "opened by Ocelli", reference, our_logits(opened, probe, around_zero), "float32"
-    if around_zero:
-        theirs = transformers_logits(folder, model.config, probe)
-        yield "opened by transformers", reference, theirs, "float32"
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (adapter / name).is_file():
+            raise CheckpointError(f"{adapter} has no {name}: expected the folder of a peft adapter")
+    kind = read_json(adapter / "adapter_config.json").get("peft_type")
+    if kind != "LORA":
+        raise CheckpointError(f"{adapter}: expected an adapter of type LORA, got {kind!r}")
+    stored = read_header(adapter / "adapter_model.safetensors")
+
+    def adapted(theirs: nn.Module) -> nn.Module:
+        from peft import PeftModel, get_peft_model_state_dict  # takes seconds
+
+        with_adapter = PeftModel.from_pretrained(theirs, str(adapter))
+        # peft ignores factors that have no layer, and makes up those that are missing.
+        known = get_peft_model_state_dict(with_adapter).keys()
+        if stored.keys() != known:
+            raise ValueError(f"the adapter belongs to another model: {sorted(stored.keys() ^ known)[0]}")
+        return with_adapter
+
+    theirs = _open_in_transformers(base, adapted)
+    reference = probe.theirs(theirs, model.config)
+    ours = {stored: name for name, stored in idefics3.NAMES.items()}
+    weights, changed = dict(model.named_parameters()), 0
+    for name, parameter in theirs.merge_and_unload().named_parameters():
+        weight = weights[rename(name, ours)]
+        changed += not torch.equal(weight.float(), parameter)
+        weight.copy_(parameter)
+    return changed, reference
+
+
+# ----------------------------------------------------------------------------------------- verification
+@dataclass(frozen=True)
+class Probe:
+    """An image of one tile, pixels (1, 3, M, M) from 0 to 1, before some ids. Real questions could not show
+    more, and need a tokenizer."""
+
+    pixels: Tensor
+    words: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: VLMConfig, avoid: int) -> Probe:
+        """For a model of this config; words are neither `avoid` nor the image's."""
+        generator = torch.Generator().manual_seed(0)
+        size = config.vision.image_size
+        pixels = torch.rand(1, config.vision.num_channels, size, size, generator=generator)
+        words = torch.randint(config.text.vocab_size, (_WORDS,), generator=generator).tolist()
+        return cls(pixels, tuple(word for word in words if word not in (config.image_token_id, avoid)))
+
+    def input_ids(self, config: VLMConfig) -> Tensor:
+        """(1, T), for a model of any config that the original became."""
+        places = config.tokens_per_tile if config.image_placement == "placeholder" else 0
+        return torch.tensor([[config.image_token_id] * places + list(self.words)])
+
+    @torch.no_grad()
+    def ours(self, model: Any, around_zero: bool) -> Tensor:
+        """Logits (T, V) of a model of ours, which takes pixels from -1 (`around_zero`) or from 0 to 1."""
+        pixels = 2 * self.pixels - 1 if around_zero else self.pixels
+        return model(self.input_ids(model.config), pixels).logits[0].float()
+
+    @torch.no_grad()
+    def theirs(self, model: Any, config: VLMConfig) -> Tensor:
+        pixels = 2 * self.pixels[None] - 1
+        return model(input_ids=self.input_ids(config), pixel_values=pixels).logits[0].float()
+
+
+def _open_in_transformers(folder: Path, then: Callable[[Any], Any] = lambda model: model) -> Any:
+    """A folder as a float32 model of transformers in eval mode, and what `then` makes of it."""
+    logging = transformers.utils.logging
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(action="ignore"):  # those that matter are errors here
+            model = transformers.AutoModelForImageTextToText.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+            )
+            return then(model).eval()
+    except Exception as error:  # transformers and peft raise anything
+        raise CheckpointError(
+            f"transformers does not open {folder} ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]})"
+        ) from error
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+
+
+def verify(name: str, reference: Tensor, logits: Tensor, log: Log) -> None:
+    """Refuse logits (T, V) that differ from reference ones (T, V or fewer)."""
+    tolerance = TOLERANCE * max(10.0, reference.abs().max().item())
+    difference = (logits[:, : reference.shape[1]] - reference).abs().max().item()
+    found = f"{name}: largest difference of logits {difference:.1e}, tolerance {tolerance:.1e}"
+    log(found)
+    if not difference <= tolerance:  # NaN is not
+        raise CheckpointError(f"the result is not the original ({found}): nothing was written")

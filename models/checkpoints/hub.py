@@ -1,100 +1,523 @@
-"""The Hub's client: what it raises, as sentences, and a second try where that helps."""
+"""Where a checkpoint is: the name that a person gives -> a folder here, or files of one commit on the Hub.
+
+    resolve_source("ocelli-shapes")                     # the embedded model, from any folder
+    resolve_source("checkpoints/ocelli-shape")          # did you mean ocelli-shapes?
+    locate("HuggingFaceTB/SmolVLM-256M-Instruct")       # its configs, and its weights in the client's cache
+
+Downloads go through huggingface_hub: its cache, its tokens, HF_ENDPOINT, HF_HUB_OFFLINE. Only the files that
+are needed are fetched, all from the commit that config.json came from. Importing this module imports neither
+PyTorch nor the Hub's client: a mistyped name is refused at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+import difflib
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
 
-from huggingface_hub import constants
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.utils import httpx, validate_repo_id
+T = TypeVar("T")
 
-from models.checkpoints.errors import CheckpointError
+EMBEDDED = Path(__file__).resolve().parents[2] / "checkpoints"  # the models that come with the repository
+# What a processor, a tokenizer and a chat template may consist of, today's files and older ones.
+# nanoVLM describes its processor in config.json.
+PROCESSOR_FILES = (
+    "config.json", "tokenizer_config.json", "tokenizer.json", "processor_config.json",
+    "preprocessor_config.json", "chat_template.jinja", "chat_template.json", "tokenizer.model",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+)  # fmt: skip
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_SHARD = re.compile(r"[\w-][\w.-]{,200}\.safetensors", re.ASCII)
+_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
+_REPO_ID = re.compile(rf"({_NAME.pattern}/)?{_NAME.pattern}", re.ASCII)
+_WEB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/.*)?")
+_SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+_SIMILAR = 0.7  # of two names (difflib's ratio), one of which may be a slip for the other
+# The largest config files are lists of a tokenizer's added tokens, a megabyte. An index lists at most the
+# tensors of a thousand layers. tokenizer.json holds vocabulary and merges: Gemma's has 33 MB and two million
+# values, and Python's objects take some twenty times a file's bytes.
+MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 32 * 2**20  # bytes
+MAX_VALUES = 2_500_000  # of one file: commas and opening brackets
+_MAX_MESSAGE = 1_000  # characters
 
-# OSError covers the client's own HTTP errors, its offline mode, and a full disk. Where a connection fails
-# while it uploads, what its HTTP library raises comes through.
-# What says that there is no network: asked once, not again for 23 seconds as the client does.
-OUT_OF_REACH = (OfflineModeIsEnabled, httpx.ConnectError, httpx.TimeoutException)
-HUB_ERRORS = (OSError, HFValidationError, HfHubHTTPError, EntryNotFoundError, httpx.HTTPError)
+
+# --------------------------------------------------------------------------------------------------- errors
+class CheckpointError(ValueError):
+    """A checkpoint cannot be found, read or written. The message is one sentence for the user.
+
+    A message may quote the checkpoint, so it is cut to one line of printable characters.
+    """
+
+    def __init__(self, message: str):
+        if len(message) > _MAX_MESSAGE:
+            message = f"{message[: _MAX_MESSAGE - 200]} … {message[-197:]}"
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
 
 
-Answer = TypeVar("Answer")
+def some(names: Collection[str]) -> str:
+    """The first few of many names, for a message: "a, b, c and 12 more"."""
+    shown = ", ".join(sorted(names)[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+# ------------------------------------------------------------------------------------- JSON of a stranger
+def read_json(path: Path, max_bytes: int = MAX_CONFIG) -> dict:
+    """A JSON object of a checkpoint; see `read_object`."""
+    try:
+        return read_object(path, max_bytes)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def read_object(path: Path, max_bytes: int = MAX_CONFIG) -> dict[str, Any]:
+    """A JSON object from a file whose size is checked before it is read; ValueError where it is none."""
+    check_size(path, max_bytes)
+    raw = path.read_bytes()
+    check_values(raw)
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unambiguous)
+    except RecursionError:
+        raise ValueError("not valid JSON (nested too deeply)") from None
+    except ValueError as error:
+        raise ValueError(f"not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def check_size(path: Path, max_bytes: int) -> None:
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise ValueError(f"expected at most {max_bytes} bytes, got {size}")
+
+
+def check_values(raw: bytes) -> None:
+    """Refuse JSON that would become more objects than any real file does."""
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ValueError(f"expected at most {MAX_VALUES} values of JSON, got more")
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of which each key has one value: of two, one reader would see one, the next the other."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        for name, value in pairs:
+            if found[name] != value:
+                raise ValueError(f"the key {name[:80]!r} stands twice, with different values")
+    return found
+
+
+@cache
+def client() -> Any:
+    """huggingface_hub with its constants, errors and utils; importing it takes 0.2 s."""
+    import huggingface_hub.utils
+
+    return huggingface_hub
 
 
 @contextmanager
 def one_sentence(repo: str, revision: str | None, what: str) -> Iterator[None]:
-    """Whatever the Hub's client raises inside, as a CheckpointError: it takes any answer with status 200 for
-    one of the Hub's, and other bytes (a proxy's page) end in KeyError, TypeError or JSONDecodeError.
-    """
+    """Whatever the Hub's client raises inside comes out as a CheckpointError."""
     try:
         yield
     except (CheckpointError, MemoryError):
         raise
     except Exception as error:
-        raise CheckpointError(hub_sentence(error, repo, revision, what)) from error
+        # The client takes any answer with status 200 for one of the Hub's, so a proxy's page ends in
+        # KeyError, TypeError or JSONDecodeError.
+        raise CheckpointError(_hub_sentence(error, repo, revision, what)) from error
+
+
+def _hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -> str:
+    errors, constants = client().errors, client().constants
+    reason = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, errors.GatedRepoError):
+        return f"repository {repo} is gated: accept its terms on its page and log in with `hf auth login`"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"there is no folder {repo} here and no repository {repo} on {constants.ENDPOINT}: check the "
+            f"spelling (a private repository needs `hf auth login`)"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"repository {repo} has no revision {revision!r}: expected a branch, a tag or a commit"
+    if isinstance(error, (errors.LocalEntryNotFoundError, *_unreachable())):
+        if constants.HF_HUB_OFFLINE:
+            return f"{what} of {repo} is not in the local cache and HF_HUB_OFFLINE is set"
+        return f"{constants.ENDPOINT} cannot be reached for {what} of {repo} ({reason})"
+    return (
+        f"{what} of {repo} failed ({type(error).__name__}: {reason}): check the disk, the proxy and "
+        f"HF_ENDPOINT, which is {constants.ENDPOINT}"
+    )
+
+
+def _unreachable() -> tuple[type[Exception], ...]:
+    """What the client raises where there is no network. We then do not ask again, as it would for 23 s."""
+    httpx = client().utils.httpx
+    return (client().errors.OfflineModeIsEnabled, httpx.ConnectError, httpx.TimeoutException)
+
+
+def _patience() -> Any:
+    """The timeout of a first question: short for the connection, HF_HUB_ETAG_TIMEOUT for the answer."""
+    return client().utils.httpx.Timeout(client().constants.HF_HUB_ETAG_TIMEOUT, connect=2.5)
+
+
+def fetched(fetch: Callable[..., T], *what: Any, **how: Any) -> T:
+    """What a call of the client gives. It is tried once more where the Hub had closed a connection that the
+    client kept open, which the client finds out too late."""
+    with suppress(client().utils.httpx.RemoteProtocolError):
+        return fetch(*what, **how)
+    return fetch(*what, **how)
+
+
+# ---------------------------------------------------------------------------------------------------- names
+def resolve_source(source: str | Path, revision: str | None = None) -> str:
+    """The path of a checkpoint's folder, or a repository's id.
+
+    A folder of that name comes first, then a model that comes with Ocelli. What can only be a path, what
+    begins with the name of a folder of checkpoints, and what is nearly the name of a checkpoint here is not
+    looked for on the Hub, unless a `revision` is given, which only repositories have.
+    """
+    text = str(source)
+    path = os.path.expanduser(text)
+    name = text.removeprefix(EMBEDDED.name + "/")
+    is_embedded = isinstance(source, str) and _NAME.fullmatch(name) and _is_checkpoint(EMBEDDED / name)
+    if os.path.isdir(path) or is_embedded:
+        if revision is not None:
+            raise CheckpointError(
+                f"{text} is a local folder, which has no revision {revision!r}: leave revision out"
+            )
+        return path if os.path.isdir(path) else str(EMBEDDED / name)
+    if os.path.isfile(path):
+        raise CheckpointError(
+            f"{text} is a file: expected the folder of a checkpoint, such as {os.path.dirname(path) or '.'}, "
+            f"or a repository id such as owner/name"
+        )
+    if match := _WEB.fullmatch(text):
+        raise CheckpointError(f"there is no folder {text}: did you mean the repository {match[1]}?")
+    only_path = isinstance(source, Path) or text[:1] in ("/", ".", "~") or text.endswith("/")
+    only_path = only_path or text.count("/") > 1
+    if not only_path and not _REPO_ID.fullmatch(text):
+        raise CheckpointError(
+            f"{text!r} is neither a folder here nor a valid repository id such as owner/name"
+        )
+    if only_path or revision is None:
+        _refuse_misspelled(text, Path(os.path.normpath(path)), only_path)
+    return text
+
+
+def _refuse_misspelled(text: str, path: Path, only_path: bool) -> None:
+    """Raise for a path, and for a name that was meant for something here."""
+    here = _checkpoints_in(path.parent)
+    looks_local = only_path or (len(path.parts) > 1 and here)
+    embedded = _checkpoints_in(EMBEDDED) if str(path.parent) in (".", EMBEDDED.name) else []
+    known = {name.lower(): str(path.parent / name) for name in here + embedded}
+    if found := difflib.get_close_matches(path.name.lower(), known, n=1, cutoff=_SIMILAR):
+        hint = f"did you mean {known[found[0]]}?"
+    elif here and looks_local:
+        hint = f"{path.parent} has {some(here)}"
+    elif looks_local:
+        hint = "expected a checkpoint folder or a repository id such as owner/name"
+    else:
+        return
+    if not only_path:
+        hint += " (for a repository of that name give its revision, such as main, or start elsewhere)"
+    raise CheckpointError(f"there is no folder {text}: {hint}")
+
+
+def _checkpoints_in(folder: Path) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if _is_checkpoint(folder / name))
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return []
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return os.path.isfile(folder / "config.json")
 
 
 def check_repo_id(name: str) -> None:
-    """Raises CheckpointError: the Hub takes no repository of that name."""
+    """Raise CheckpointError for what the Hub takes as no repository's name."""
     try:
-        validate_repo_id(name)
-    except HFValidationError as error:
+        client().utils.validate_repo_id(name)
+    except client().errors.HFValidationError as error:
         raise CheckpointError(f"expected a repository's name such as owner/name, got {name!r}") from error
 
 
-def hub_sentence(error: Exception, repo: str, revision: str | None, what: str) -> str:
-    """What went wrong with the Hub, in one sentence."""
-    if isinstance(error, GatedRepoError):
-        return f"repository {repo} is gated: accept its terms on its page and log in with `hf auth login`"
-    if isinstance(error, RepositoryNotFoundError):
-        return (
-            f"there is no folder {repo} here and no repository {repo} on {constants.ENDPOINT}: check the "
-            f"spelling (a private one needs `hf auth login`)"
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return f"repository {repo} has no revision {revision!r}: expected a branch, a tag or a commit"
-    if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
-        if constants.HF_HUB_OFFLINE:
-            return (
-                f"{what} of {repo} is not in the local cache and HF_HUB_OFFLINE is set: fetch it once with "
-                f"the network on"
-            )
-        return f"{constants.ENDPOINT} cannot be reached for {what} of {repo}, which is not in the local cache"
-    if isinstance(error, EntryNotFoundError):
-        return f"repository {repo} has no {what}"
-    if isinstance(error, HFValidationError):
-        return f"{repo!r} is neither a folder here nor a valid repository id such as owner/name"
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if isinstance(error, OUT_OF_REACH):
-        return f"{constants.ENDPOINT} cannot be reached for {what} of {repo} ({first_line})"
-    if not isinstance(error, HUB_ERRORS):
-        return (
-            f"{what} of {repo}: {constants.ENDPOINT} answered with something other than a Hub does "
-            f"({type(error).__name__}: {first_line}): check HF_ENDPOINT and the proxy, and try again"
-        )
-    return f"{what} of {repo} failed ({constants.ENDPOINT}): {first_line}"
+# ---------------------------------------------------------------------------------------------------- files
+@dataclass(frozen=True)
+class Origin:
+    """Where a checkpoint came from: the name it was opened by, its folder here, and the Hub's commit."""
+
+    source: str
+    folder: Path
+    commit: str | None = None
 
 
-def patience() -> float:
-    """How long a first question waits: briefly for a connection, as long as HF_HUB_ETAG_TIMEOUT for its
-    answer. The client declares one number, and passes on what it gets."""
-    return cast(float, httpx.Timeout(constants.HF_HUB_ETAG_TIMEOUT, connect=2.5))
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """What was found: parsed configs, paths of the weights, and which shard should hold which tensor.
+
+    `find` gives further files of the same folder or commit by name, or None where they are absent.
+    """
+
+    origin: Origin
+    config: dict
+    generation_config: dict
+    find: Callable[[str], Path | None]
+    weights: tuple[Path, ...] = ()
+    weight_map: dict[str, str] = field(default_factory=dict)  # empty where there is one file
+
+    @property
+    def source(self) -> str:
+        return self.origin.source
 
 
-def fetched(fetch: Callable[..., Answer], *what: str, **how: Any) -> Answer:
-    """What the client's `fetch` gives; tried once more where the Hub had closed a connection that the client
-    kept for later, as it then finds out too late."""
+def locate(
+    source: str | Path,
+    revision: str | None = None,
+    check: Callable[[dict, str], object] = lambda config, source: None,
+) -> CheckpointFiles:
+    """Find config.json, generation_config.json (which may be absent) and the safetensors files.
+
+    `check(config.json, source)` may refuse a checkpoint before its weights are looked for or fetched.
+    """
+    files = _finder(source, revision)
+    found = _configs(source, files)
+    check(found.config, found.source)
+    return _with_weights(found, files.file, files.name)
+
+
+def describe(source: str | Path, revision: str | None = None) -> CheckpointFiles:
+    """`locate` without downloading weights: those in a folder or in the cache are given, others left out. A
+    folder whose index names a shard that it lacks is refused, as it is by `locate`."""
+    files = _finder(source, revision)
+    found = _configs(source, files)
     try:
-        return fetch(*what, **how)
-    except httpx.RemoteProtocolError:
-        return fetch(*what, **how)
+        return _with_weights(found, files.cached, files.name)
+    except CheckpointError:
+        if isinstance(files, _Folder) and any((files.path / name).is_file() for name in (WEIGHTS, INDEX)):
+            raise
+        return found
+
+
+def check_has_config(source: str | Path, revision: str | None = None) -> None:
+    """Raise CheckpointError unless there is a config.json. The Hub is asked only where its cache has none."""
+    files = _finder(source, revision)
+    if files.cached("config.json") is None:
+        _config_path(files)
+
+
+def snapshot(source: str | Path, revision: str | None = None) -> Path:
+    """A local folder that holds all files of a processor: the one named, or that of the client's cache."""
+    files = _finder(source, revision)
+    names = sorted(PROCESSOR_FILES, key=lambda name: files.cached(name) is None)  # which needs no network
+    found = [path for path in map(files.file, names) if path is not None]
+    if isinstance(files, _Folder):
+        return files.path
+    if not found:
+        raise CheckpointError(f"{files.name} has no files of a processor: expected tokenizer.json and others")
+    return found[0].parent
+
+
+def _finder(source: str | Path, revision: str | None) -> _Folder | _Hub:
+    place = resolve_source(source, revision)
+    return _Folder(place) if os.path.isdir(place) else _Hub(place, revision)
+
+
+def _config_path(files: _Folder | _Hub) -> Path:
+    path = files.file("config.json")
+    if path is None:
+        raise CheckpointError(f"{files.name} has no config.json: a checkpoint needs one beside its weights")
+    return path
+
+
+def _configs(source: str | Path, files: _Folder | _Hub) -> CheckpointFiles:
+    path = _config_path(files)
+    generation_path = files.file("generation_config.json")
+    generation = {} if generation_path is None else read_json(generation_path)
+    origin = Origin(str(source), path.parent, files.commit)
+    return CheckpointFiles(origin, read_json(path), generation, files.file)
+
+
+def _with_weights(found: CheckpointFiles, find: Callable[[str], Path | None], where: str) -> CheckpointFiles:
+    """With the safetensors file, or the shards that the index names and which of them holds which tensor."""
+    if (single := find(WEIGHTS)) is not None:
+        return replace(found, weights=(single,))
+    if (index_path := find(INDEX)) is None:
+        raise CheckpointError(
+            f"{where} has neither {WEIGHTS} nor {INDEX}; weights in another format "
+            f"(pytorch_model.bin) must be converted to safetensors first"
+        )
+    weight_map: Any = read_json(index_path, MAX_INDEX).get("weight_map")
+    names = weight_map.values() if isinstance(weight_map, dict) else ()
+    # A shard is a plain file beside its index: a checkpoint must not name other files of this machine.
+    if not names or not all(isinstance(name, str) and _SHARD.fullmatch(name) for name in names):
+        raise CheckpointError(
+            f"{index_path}: expected a weight_map of tensor names to shards beside it, which are called like "
+            f"model-00001-of-00002.safetensors"
+        )
+    shards = {name: find(name) for name in sorted(set(names))}
+    if absent := [name for name, path in shards.items() if path is None]:
+        raise CheckpointError(f"{where} has no {absent[0]}, which its index names: download it again")
+    paths = tuple(path for path in shards.values() if path is not None)
+    return replace(found, weights=paths, weight_map=weight_map)
+
+
+class _Folder:
+    """Files of a local folder."""
+
+    commit = None
+
+    def __init__(self, path: str):
+        self.path, self.name = Path(path), f"folder {path}"
+
+    def file(self, name: str) -> Path | None:
+        """Its path. A link that leads out of a checkpoint is refused: an unpacked archive may hold links to
+        any file of this machine. The client's own cache links its snapshots to its blobs."""
+        path = self.path / name
+        if not path.is_file():
+            return None
+        home, target = self.path.resolve(), path.resolve()
+        blobs = home.parent.parent / "blobs"
+        inside = target.is_relative_to(home)
+        inside = inside or (home.parent.name == "snapshots" and target.is_relative_to(blobs))
+        if not inside and os.environ.get("OCELLI_FOLLOW_LINKS") != "1":
+            raise CheckpointError(
+                f"{path} is a link out of its folder, to {target}: put the file itself there, or set "
+                f"OCELLI_FOLLOW_LINKS=1 if the link is yours"
+            )
+        return path
+
+    cached = file
+
+
+class _Hub:
+    """Files of a repository, through the cache. The first file decides the commit of the others, and whether
+    the Hub is asked for them at all: once it could not be reached, it is not asked again."""
+
+    def __init__(self, repo: str, revision: str | None):
+        self.repo, self.revision = repo, revision
+        self.name = f"repository {repo}" + (f" at {revision}" if revision else "")
+        self.commit = revision if revision and _COMMIT.fullmatch(revision) else None
+        self.reachable: bool | None = None  # None: the Hub has not been asked
+
+    def cached(self, name: str) -> Path | None:
+        """A file that is in the client's cache: nothing is fetched."""
+        known = client().try_to_load_from_cache(self.repo, name, revision=self.commit or self.revision)
+        return Path(known) if isinstance(known, str) else None
+
+    def file(self, name: str) -> Path | None:
+        with one_sentence(self.repo, self.revision, name):
+            known = self.commit and client().try_to_load_from_cache(self.repo, name, revision=self.commit)
+            if isinstance(known, str):
+                return Path(known)
+            if known is not None or self.reachable is False:  # the Hub said before that this commit has none
+                return None
+            path = self._download(name) if self.commit and self.reachable else self._first(name)
+            if path is not None:
+                self.commit = path.parent.name
+            return path
+
+    def _first(self, name: str) -> Path | None:
+        """A file of the revision's present commit; without a network, of the commit in the cache."""
+        hf, cached, commit = client(), self.cached(name), None
+        try:
+            url = hf.hf_hub_url(self.repo, name, revision=self.revision)
+            commit = fetched(hf.get_hf_file_metadata, url, timeout=_patience()).commit_hash
+        except _unreachable() as error:
+            if cached is None and self.commit is None:
+                raise hf.errors.LocalEntryNotFoundError(str(error)) from error
+            self.reachable, self.name = False, f"the local cache of {self.name}"
+            return cached
+        except hf.errors.HfHubHTTPError:
+            pass  # the client decides whether the cache will do
+        self.reachable = True
+        return cached if cached is not None and cached.parent.name == commit else self._download(name)
+
+    def _download(self, name: str) -> Path | None:
+        """A file that is fetched now, None where there is none of that name.
+
+        One that is stored as a large file has its SHA-256 as its name in the cache, and is held to it: the
+        client compares lengths only.
+        """
+        began, hf = time.time(), client()
+        try:
+            file = fetched(hf.hf_hub_download, self.repo, name, revision=self.commit or self.revision)
+        except hf.errors.LocalEntryNotFoundError:
+            raise
+        except hf.errors.EntryNotFoundError:
+            return None
+        path, blob = Path(file), Path(file).resolve()
+        if not _SHA256.fullmatch(blob.name) or blob.stat().st_mtime < began - 2:  # was there before
+            return path
+        with blob.open("rb") as data:
+            whole = hashlib.file_digest(data, "sha256").hexdigest() == blob.name
+        if not whole:
+            path.unlink()
+            blob.unlink()
+            raise CheckpointError(
+                f"{name} of {self.repo} arrived with other bytes than {hf.constants.ENDPOINT} announced "
+                f"(by its SHA-256): it was removed, load it again"
+            )
+        return path
+
+
+# ---------------------------------------------------------------------------------- before it is downloaded
+@dataclass(frozen=True)
+class DownloadSize:
+    """The files that opening a repository at `commit` may fetch: bytes by name, and the bytes that are not in
+    the cache yet."""
+
+    commit: str
+    sizes: dict[str, int]
+    missing: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes.values())
+
+
+def measure(repo: str) -> DownloadSize:
+    """What the main branch of a repository takes, before any of it is downloaded; where the Hub cannot be
+    asked, of the newest commit that the cache holds with its weights."""
+    try:
+        with one_sentence(repo, None, "the list of files"):
+            info = fetched(client().HfApi().model_info, repo, files_metadata=True, timeout=_patience())
+            sizes = {f.rfilename: int(f.size) for f in info.siblings if _is_needed(f.rfilename)}
+            files = _Hub(repo, str(info.sha))
+    except CheckpointError as error:
+        not_found = isinstance(error.__cause__, client().errors.RepositoryNotFoundError)
+        if not_found or (found := _cached_size(repo)) is None:
+            raise
+        return found
+    for name, size in sizes.items():
+        limit = {INDEX: MAX_INDEX, "tokenizer.json": MAX_TOKENIZER}.get(name, MAX_CONFIG)
+        if name.endswith(".json") and size > limit:
+            raise CheckpointError(
+                f"repository {repo}: expected at most {limit} bytes of JSON in {name}, got {size}"
+            )
+    missing = sum(size for name, size in sizes.items() if not files.cached(name))
+    return DownloadSize(str(info.sha), sizes, missing)
+
+
+def _cached_size(repo: str) -> DownloadSize | None:
+    place = Path(client().constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "snapshots"
+    for folder in sorted(place.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True):
+        with suppress(CheckpointError):
+            if describe(folder).weights:
+                sizes = {path.name: path.stat().st_size for path in folder.iterdir() if _is_needed(path.name)}
+                return DownloadSize(folder.name, sizes, 0)
+    return None
+
+
+def _is_needed(path: str) -> bool:
+    known = (*PROCESSOR_FILES, INDEX, "generation_config.json")
+    return path in known or (path.endswith(".safetensors") and "/" not in path)

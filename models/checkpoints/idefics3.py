@@ -2,25 +2,25 @@
 
 Config keys and tensor names are those of transformers 5.23 and of the older checkpoints on the Hub; absent
 keys take the defaults of transformers' Idefics3Config and LlamaConfig (the two model types share all of
-them).
+them). What reads single sections of a config.json serves the other families, too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, fields
+from typing import Any, NamedTuple, TypeVar
 
-from models.checkpoints.errors import CheckpointError
-from models.checkpoints.fields import build, first_id, section, text_config, token_ids, vision_config
-from models.checkpoints.tensor_map import StoredTensor, StoredTensorOf, rename
-from models.config import TextConfig, VLMConfig
+from models.checkpoints.hub import CheckpointError
+from models.checkpoints.weights import Entry, StoredTensor, StoredTensorOf, rename
+from models.config import RopeScaling, TextConfig, VisionConfig, VLMConfig
+
+T = TypeVar("T")
 
 FAMILY = "transformers Idefics3 / SmolVLM / SmolVLM2"
-MODEL_TYPES = ("idefics3", "smolvlm")
-
-# Ours -> theirs, the longer prefix first.
-_PREFIXES = {
+# Our tensor names -> theirs, the longer prefix first.
+NAMES = {
     "vision_model.layers.": "model.vision_model.encoder.layers.",
     "vision_model.post_layernorm.": "model.vision_model.post_layernorm.",
     "vision_model.": "model.vision_model.embeddings.",
@@ -28,12 +28,50 @@ _PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     "language_model.": "model.text_model.",
 }
-# Buffers that old transformers versions stored; they follow from the config.
-_HARMLESS = re.compile(r".*(rotary_emb\.inv_freq|embeddings\.position_ids)$")
+# Buffers that old transformers versions stored follow from the config, and a tied head is the embedding.
+_IGNORABLE = re.compile(r".*(rotary_emb\.inv_freq|embeddings\.position_ids)|lm_head\.weight")
+# The fields of a TextConfig that a config.json has keys for. What else there is belongs to a family's code.
+TEXT_KEYS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta",
+    "rope_scaling", "hidden_act", "attention_bias", "mlp_bias",
+)  # fmt: skip
 
 
+class TextFamily(NamedTuple):
+    """A family of text models: its causal class in transformers, the fields of TextConfig that its code
+    fixes whatever config.json says, and the defaults of its config where they are not Llama's."""
+
+    architecture: str
+    fixed: Mapping[str, bool]
+    defaults: Mapping[str, int] = {}
+
+
+_QWEN2 = {
+    "vocab_size": 151_936,
+    "intermediate_size": 22_016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+}
+# By the model_type of a text model's config. Llama comes first: `text_family` takes the first that fits.
+TEXT_FAMILIES = {
+    "llama": TextFamily("LlamaForCausalLM", {"qk_norm": False, "qkv_bias_only": False}),
+    "qwen2": TextFamily(
+        "Qwen2ForCausalLM",
+        {"qk_norm": False, "qkv_bias_only": True, "attention_bias": True, "mlp_bias": False},
+        _QWEN2,
+    ),
+    "qwen3": TextFamily(
+        "Qwen3ForCausalLM",
+        {"qk_norm": True, "qkv_bias_only": False, "mlp_bias": False},
+        _QWEN2 | {"head_dim": 128},
+    ),
+}
+
+
+# ------------------------------------------------------------------------------------------------- reading
 def recognises(config: Mapping) -> bool:
-    return config.get("model_type") in MODEL_TYPES
+    return config.get("model_type") in ("idefics3", "smolvlm")
 
 
 def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
@@ -41,19 +79,16 @@ def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
 
     Only the top-level tie_word_embeddings counts, as in transformers. Stop tokens are every id that either
     file names; `models.checkpoints.load` adds the tokenizer's own.
-
-    Raises:
-        CheckpointError: for a text model that is not Llama-shaped, or any value out of range.
     """
     text = section(config, "text_config")
-    kind = text.get("model_type", "llama")
-    if kind != "llama":
-        raise CheckpointError(f"config.json: text_config.model_type must be llama, got {kind!r}")
-    # transformers: rms_norm_eps is 1e-5 where there is no text_config at all, and LlamaConfig's 1e-6
+    # In transformers rms_norm_eps is 1e-5 where there is no text_config at all, and LlamaConfig's 1e-6
     # otherwise.
-    text_defaults = {} if config.get("text_config") is not None else {"rms_norm_eps": 1e-5}
-    decoder = text_config(text, text_defaults)
-    vocab = decoder.vocab_size
+    decoder = text_config(text, {} if config.get("text_config") is not None else {"rms_norm_eps": 1e-5})
+
+    def first(name: str, *sections: Mapping) -> int | None:
+        return first_id(*(section.get(name) for section in sections), vocab_size=decoder.vocab_size)
+
+    stops = [section.get("eos_token_id") for section in (generation, config, text)]
     return build(
         VLMConfig,
         vision=vision_config(section(config, "vision_config"), {}),
@@ -61,67 +96,59 @@ def read_config(config: Mapping, generation: Mapping) -> VLMConfig:
         scale_factor=config.get("scale_factor", 2),
         image_token_id=config.get("image_token_id", 128_257),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        bos_token_id=first_id(*_ids("bos_token_id", generation, config, text), 1, vocab_size=vocab),
-        eos_token_ids=token_ids(*_ids("eos_token_id", generation, config, text), vocab_size=vocab),
-        pad_token_id=first_id(*_ids("pad_token_id", generation, text, config), vocab_size=vocab),
+        bos_token_id=first("bos_token_id", generation, config, text, {"bos_token_id": 1}),
+        eos_token_ids=token_ids(*stops, vocab_size=decoder.vocab_size),
+        pad_token_id=first("pad_token_id", generation, text, config),
     )
 
 
-def _ids(name: str, *sections: Mapping) -> list:
-    return [section.get(name) for section in sections]
-
-
-def stored_name(name: str) -> str:
-    """Our tensor name -> the layout's."""
-    return rename(name, _PREFIXES)
-
-
-def our_name(name: str) -> str:
-    """The layout's tensor name -> ours."""
-    return rename(name, {theirs: ours for ours, theirs in _PREFIXES.items()})
-
-
-def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
-    """Where each of our tensors lies; some old checkpoints leave the leading `model.` out."""
-    bare = not any(name.startswith("model.") for name in stored_names)
-
-    def stored_tensor(name: str) -> StoredTensor:
-        theirs = stored_name(name)
-        return StoredTensor(theirs.removeprefix("model.") if bare else theirs)
-
-    return stored_tensor
-
-
-def is_harmless(name: str) -> bool:
-    """Whether a stored tensor may be left out."""
-    return _HARMLESS.fullmatch(name) is not None
-
-
-def refine(config: VLMConfig, read) -> VLMConfig:
+def config_from_tensors(config: VLMConfig, entries: Mapping[str, Entry]) -> VLMConfig:
     """Nothing in this layout's tensors changes its config."""
     return config
 
 
+def stored_name(name: str) -> str:
+    """Our tensor name -> the layout's."""
+    return rename(name, NAMES)
+
+
+def tensor_map(stored_names: Collection[str]) -> StoredTensorOf:
+    """Where each of our tensors lies; some old checkpoints leave the leading `model.` out."""
+    prefix = "" if any(name.startswith("model.") for name in stored_names) else "model."
+    return lambda name: StoredTensor(stored_name(name).removeprefix(prefix))
+
+
+def is_ignorable(name: str) -> bool:
+    return _IGNORABLE.fullmatch(name) is not None
+
+
+# ------------------------------------------------------------------------------------------------- writing
 def check_expressible(config: VLMConfig) -> None:
     """Refuse a model that this layout cannot hold. A trainer calls it before the first step, not after the
-    last.
-
-    Raises:
-        CheckpointError: naming the field.
-    """
+    last."""
     text = config.text
     problem = None
     if config.image_placement != "placeholder":
-        problem = "picture features in front of the text (nanoVLM v0.1) have no place in it"
+        problem = "image features in front of the text (nanoVLM v0.1) have no place in it"
     elif config.projector_bias:
         problem = "its projector has no bias: build the model with projector_bias=False"
-    elif text.hidden_size % text.num_attention_heads:
+    elif (family := text_family(text)) is None:
+        problem = f"no text model of transformers has all of its parts; known are {', '.join(TEXT_FAMILIES)}"
+    elif family == "llama" and text.hidden_size % text.num_attention_heads:
         problem = (
             f"transformers wants hidden_size ({text.hidden_size}) to be a multiple of num_attention_heads "
             f"({text.num_attention_heads})"
         )
     if problem:
         raise CheckpointError(f"the model cannot be saved in the transformers Idefics3 layout: {problem}")
+
+
+def text_family(text: TextConfig) -> str | None:
+    """The model_type of the family that has all parts of this text model, or None."""
+    for kind, family in TEXT_FAMILIES.items():
+        if all(getattr(text, name) == value for name, value in family.fixed.items()):
+            return kind
+    return None
 
 
 def write_config(config: VLMConfig, dtype: str) -> dict:
@@ -131,12 +158,14 @@ def write_config(config: VLMConfig, dtype: str) -> dict:
     written out, since a reader's defaults are not ours to rely on.
     """
     check_expressible(config)
+    kind = text_family(config.text) or ""
+    values = {name: value for name, value in asdict(config.text).items() if name in TEXT_KEYS}
     vision = {"model_type": "idefics3_vision", **asdict(config.vision), "attention_dropout": 0.0}
-    text = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **asdict(config.text)}
+    text = {"model_type": kind, "architectures": [TEXT_FAMILIES[kind].architecture], **values}
     text |= {
         "attention_dropout": 0.0,
         "bos_token_id": config.bos_token_id,
-        "eos_token_id": one_or_list(config.eos_token_ids),
+        "eos_token_id": _one_or_list(config.eos_token_ids),
         "pad_token_id": config.pad_token_id,
         "tie_word_embeddings": config.tie_word_embeddings,
         "use_cache": True,
@@ -158,32 +187,141 @@ def write_config(config: VLMConfig, dtype: str) -> dict:
 
 
 def write_generation_config(config: VLMConfig, kept: Mapping) -> dict:
-    """generation_config.json: every stop token, greedy unless `kept`, what a loaded one said besides, says
-    otherwise.
-    """
+    """generation_config.json: every stop token, and greedy unless `kept`, which a loaded one said besides,
+    says otherwise."""
     return {
         "do_sample": False,
         **kept,
         "bos_token_id": config.bos_token_id,
-        "eos_token_id": one_or_list(config.eos_token_ids),
+        "eos_token_id": _one_or_list(config.eos_token_ids),
         "pad_token_id": config.pad_token_id,
     }
 
 
-def one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:
-    """Token ids as configs hold them: an int where there is one."""
+def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:
     return None if not ids else ids[0] if len(ids) == 1 else list(ids)
 
 
 def _write_rope(text: TextConfig) -> dict:
     theta, scaling = float(text.rope_theta), text.rope_scaling
-    if scaling is None:
-        return {
-            "rope_parameters": {"rope_type": "default", "rope_theta": theta},
-            "rope_theta": theta,
-            "rope_scaling": None,
-        }
-    values = asdict(scaling)
-    if scaling.rope_type == "linear":
+    values = None if scaling is None else asdict(scaling)
+    if scaling is not None and scaling.rope_type == "linear":
         values = {"rope_type": "linear", "factor": scaling.factor}
-    return {"rope_parameters": {**values, "rope_theta": theta}, "rope_theta": theta, "rope_scaling": values}
+    parameters = {**(values or {"rope_type": "default"}), "rope_theta": theta}
+    return {"rope_parameters": parameters, "rope_theta": theta, "rope_scaling": values}
+
+
+# ------------------------------------------------------------------------- sections that families share
+def build(make: Callable[..., T], **values) -> T:
+    """`make(**values)`; what it refuses is a fault of config.json."""
+    try:
+        return make(**values)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"config.json: {error}") from None
+
+
+def section(config: Mapping, name: str) -> dict:
+    """A nested object of a config, empty where it is absent or null."""
+    value = config.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise CheckpointError(f"config.json: {name} must be an object, got {type(value).__name__}")
+    return value
+
+
+def vision_config(stored: Mapping, defaults: Mapping[str, Any]) -> VisionConfig:
+    """A SigLIP-shaped vision section: our field names are the Hub's."""
+    values = dict(defaults)
+    values |= {f.name: stored[f.name] for f in fields(VisionConfig) if stored.get(f.name) is not None}
+    for name in ("image_size", "patch_size"):
+        size = values.get(name)
+        if isinstance(size, list) and size and size.count(size[0]) == len(size):
+            values[name] = size[0]  # [s, s] is a square
+    return build(VisionConfig, **values)
+
+
+def text_config(stored: Mapping, defaults: Mapping[str, Any]) -> TextConfig:
+    """The text section of one of TEXT_FAMILIES. `defaults` are for keys that it lacks."""
+    kind = stored.get("model_type", "llama")
+    if not isinstance(kind, str) or kind not in TEXT_FAMILIES:
+        raise CheckpointError(
+            f"config.json: model_type of the text model: expected {', '.join(TEXT_FAMILIES)}, got {kind!r}"
+        )
+    if kind != "llama":
+        _check_full_attention(stored)
+    family = TEXT_FAMILIES[kind]
+    # What is null takes TextConfig's default: as many key heads as heads, for one.
+    values = {name: value for name, value in {**family.defaults, **defaults}.items() if name not in stored}
+    values |= {name: stored[name] for name in TEXT_KEYS if stored.get(name) is not None}
+    values = {name: value for name, value in values.items() if not name.startswith("rope_")}
+    values |= family.fixed
+    rope = _read_rope(stored, values.get("max_position_embeddings", TextConfig.max_position_embeddings))
+    return build(TextConfig, **values, **rope)
+
+
+def _check_full_attention(stored: Mapping) -> None:
+    kinds, windows = stored.get("layer_types"), bool(stored.get("use_sliding_window"))
+    if isinstance(kinds, list):  # as in transformers, it has the whole say
+        windows = any(kind != "full_attention" for kind in kinds)
+    if windows:
+        raise CheckpointError(
+            "config.json: sliding-window attention (use_sliding_window, layer_types) is not supported, "
+            "expected full attention in every layer"
+        )
+
+
+def _read_rope(stored: Mapping, max_positions: int) -> dict[str, Any]:
+    """rope_theta and rope_scaling, by transformers' rules (`convert_rope_params_to_dict` of v5).
+
+    A rope_scaling that is not null replaces rope_parameters; the theta inside whichever of them stands wins
+    over the one beside it. Llama-3 scaling without an original length takes the maximum length.
+    """
+    rope = section(stored, "rope_scaling") or section(stored, "rope_parameters")
+    theta = rope.get("rope_theta")
+    if theta is None:
+        theta = stored.get("rope_theta")
+    theta = TextConfig.rope_theta if theta is None else theta
+    rotary_share = rope.get("partial_rotary_factor", stored.get("partial_rotary_factor"))
+    if rotary_share not in (None, 1, 1.0):
+        raise CheckpointError(f"config.json: partial_rotary_factor must be 1, got {rotary_share!r}")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return {"rope_theta": theta, "rope_scaling": None}
+    names = ["factor"]
+    if kind == "llama3":
+        names += ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+    elif kind != "linear":
+        raise CheckpointError(
+            f"config.json: rotary scaling {kind!r} is not supported, expected default, linear or llama3"
+        )
+    values = {name: rope.get(name) for name in names}
+    if kind == "llama3" and values["original_max_position_embeddings"] is None:
+        values["original_max_position_embeddings"] = max_positions
+    missing = [name for name in names if values[name] is None]
+    if missing:
+        raise CheckpointError(f"config.json: {kind} rotary scaling lacks {', '.join(missing)}")
+    return {"rope_theta": theta, "rope_scaling": build(RopeScaling, rope_type=kind, **values)}
+
+
+def token_ids(*values: Any, vocab_size: int) -> tuple[int, ...]:
+    """The union of ids given as an int, a list of ints or None, in ascending order.
+
+    An id below 0 or beyond the vocabulary is as good as absent: -1 is how some configs say so, and others
+    name ids of the tokenizer that they were made for.
+    """
+    found: set[int] = set()
+    for value in values:
+        for item in value if isinstance(value, list) else [value]:
+            if item is None:
+                continue
+            if isinstance(item, bool) or not isinstance(item, int):
+                raise CheckpointError(f"config.json: a token id must be a whole number, got {item!r}")
+            if 0 <= item < vocab_size:
+                found.add(item)
+    return tuple(sorted(found))
+
+
+def first_id(*values: Any, vocab_size: int) -> int | None:
+    """The first id that is given at all, and is in the vocabulary."""
+    return next((ids[0] for value in values if (ids := token_ids(value, vocab_size=vocab_size))), None)

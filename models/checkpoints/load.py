@@ -1,95 +1,114 @@
-"""Loading: find the files, choose the reader, check names and shapes, then fill the parameters one by one."""
+"""Loading: find the files, choose the reader, check names and shapes, then fill the parameters one by one.
+
+    model = load(VisionLanguageModel, "HuggingFaceTB/SmolVLM-256M-Instruct", dtype="bfloat16")
+
+A reader is a module of pure functions: `recognises(config)`, `read_config(config, generation) -> VLMConfig`,
+`tensor_map(stored names) -> (our name -> StoredTensor)`, `is_ignorable(stored name)`, and
+`config_from_tensors(config, stored entries) -> VLMConfig` for what only the tensors tell. A new family of
+whole models is one more module in READERS.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from models.checkpoints.errors import CheckpointError, some
-from models.checkpoints.locate import CheckpointFiles, locate
-from models.checkpoints.one_version import one_version
-from models.checkpoints.registry import choose_reader
-from models.checkpoints.safetensors_io import Entry, read_header, read_tensor
-from models.checkpoints.tensor_map import StoredTensorOf, check_shapes
-from models.checkpoints.tokenizer_files import end_token_id
+from models.checkpoints import idefics3, nanovlm
+from models.checkpoints.hub import (
+    MAX_CONFIG,
+    MAX_TOKENIZER,
+    CheckpointError,
+    CheckpointFiles,
+    locate,
+    read_json,
+    resolve_source,
+)
+from models.checkpoints.weights import (
+    FLOATS,
+    Entry,
+    Shape,
+    StoredTensorOf,
+    check_shapes,
+    read_tensor,
+    shapes_of,
+    stored_entries,
+)
 from models.config import VLMConfig
-from models.device_settings import prepare_device
-from models.skeleton import without_weights
-from models.vision_language_model import VisionLanguageModel
 
+T = TypeVar("T")
+
+READERS = (idefics3, nanovlm)
 HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.embed_tokens.weight"
 # Keys of generation_config.json that are in the config, or about the file itself.
 _NOT_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
-# What "auto" computes in: bfloat16 has no speed to offer a CPU at one question, and float32 is exact.
-AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+# The dtype that "auto" means: on a CPU float32 is exact, and bfloat16 no faster for one question.
+AUTO_DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS.values()}
 
 
 def load(
+    cls: type[T],
     source: str | Path,
     revision: str | None = None,
     dtype: torch.dtype | str | None = "auto",
     device: torch.device | str | None = None,
-) -> VisionLanguageModel:
-    """A checkpoint as a model in eval mode, with `model.config.eos_token_ids` from config, generation_config
-    and, where it is in reach, the tokenizer.
+) -> T:
+    """A checkpoint as a model of class `cls` (`VisionLanguageModel`) in eval mode.
 
     Nothing is allocated before config, names and shapes have been checked; then one tensor at a time is read
-    from the file into its place, so the peak is one copy of the weights.
+    from the file into its place, so the peak is one copy of the weights. `model.config.eos_token_ids` comes
+    from config, generation_config and, where the checkpoint has one, the tokenizer.
 
     Args:
         source: a folder, or a repository id on the Hub.
         revision: branch, tag or commit of the repository.
-        dtype: a dtype or its name. "auto", everywhere the default, is what the device is right and fast with:
-            float32 on a CPU, where it is exact and bfloat16 is seldom faster; bfloat16 on CUDA; elsewhere the
-            stored one. "stored" is the config's own, float32 where it names none: for what is saved again.
+        dtype: a dtype or its name. "auto" is what the device is right and fast with: float32 on a CPU,
+            bfloat16 on CUDA, elsewhere the stored one. "stored" is the config's own, float32 where it names
+            none: for what is saved again.
         device: where the weights go; None is the CPU.
-
-    Raises:
-        CheckpointError: one sentence for anything that does not fit, or a folder that others keep writing to.
-        MemoryError: the weights take more than there is.
     """
-    return one_version(source, revision, lambda: _load(source, revision, dtype, device))
+    return one_version(source, revision, lambda: _load(cls, source, revision, dtype, device))
 
 
-def _load(
-    source: str | Path,
-    revision: str | None,
-    dtype: torch.dtype | str | None,
-    device: torch.device | str | None,
-) -> VisionLanguageModel:
+def _load(cls: Any, source, revision, dtype, device) -> Any:
     files = locate(source, revision, check=choose_reader)  # no weights are fetched for nothing
     reader = choose_reader(files.config, files.source)
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, files.config, device)
+    if files.config.get("quantization_config"):
+        raise CheckpointError(
+            f"{files.source}: quantized checkpoints are not supported, take the unquantized one"
+        )
     entries = stored_entries(files)
-    config, stored_tensor = read_layout(files, reader, entries)
-    config = with_end_token(config, end_token_id(files))
-    expected = expected_shapes(config)
-    shapes = {name: entry.shape for name, entry in entries.items()}
-    head_is_copy = stored_tensor(HEAD).name if config.tie_word_embeddings else None
-    check_shapes(
-        expected,
-        stored_tensor,
-        shapes,
-        lambda name: name == head_is_copy or reader.is_harmless(name),
-        files.source,
-    )
-    with without_weights():
-        model = VisionLanguageModel(config)
+    try:
+        config = reader.read_config(files.config, files.generation_config)
+        config = reader.config_from_tensors(config, entries)
+    except CheckpointError as error:
+        raise CheckpointError(f"{files.source}: {error}") from None
+    stored_tensor = reader.tensor_map(entries)
+    tied = resolve_tying(config.tie_word_embeddings, stored_tensor, entries, files.source)
+    stops = set(config.eos_token_ids)
+    end = end_token_id(files)
+    if end is not None and 0 <= end < config.text.vocab_size:
+        stops.add(end)
+    config = replace(config, tie_word_embeddings=tied, eos_token_ids=tuple(sorted(stops)))
+    expected = expected_shapes(cls, config)
+    check_shapes(expected, stored_tensor, shapes_of(entries), reader.is_ignorable, files.source)
+    with meta_init():
+        model = cls(config)
     fill(model, expected, stored_tensor, entries, dtype, device)
-    if config.tie_word_embeddings:
+    if tied:
         model.language_model.lm_head.weight = model.language_model.embed_tokens.weight
     model.origin = files.origin
     model.generation_config = {
@@ -98,22 +117,51 @@ def _load(
     return model.eval()
 
 
-def expected_shapes(config: VLMConfig) -> dict[str, tuple[int, ...]]:
-    """Every parameter of the model that a config describes, and its shape, from a model of one layer a tower:
-    a thousand layers take seconds to build, and whether the file has them is to be known before.
-    """
-    depth = {
-        "vision_model": config.vision.num_hidden_layers,
-        "language_model": config.text.num_hidden_layers,
-    }
-    one = replace(
-        config,
-        vision=replace(config.vision, num_hidden_layers=1),
-        text=replace(config.text, num_hidden_layers=1),
+def choose_reader(config: Mapping, source: str) -> ModuleType:
+    """The reader for a config.json; an architecture that none of them reads is refused."""
+    for reader in READERS:
+        if reader.recognises(config):
+            return reader
+    raise CheckpointError(
+        f"{source}: unsupported architecture (model_type {config.get('model_type')!r}); supported are "
+        f"{'; '.join(reader.FAMILY for reader in READERS)}, and as backbones of a new "
+        "model (VisionLanguageModel.from_backbones) SigLIP, Llama, Qwen2 and Qwen3"
     )
-    with without_weights():
-        model = VisionLanguageModel(one)
-    expected: dict[str, tuple[int, ...]] = {}
+
+
+def resolve_tying(
+    claimed: bool, stored_tensor: StoredTensorOf, entries: Mapping[str, Entry], source: str
+) -> bool:
+    """Whether head and embedding are one tensor, from what the config claims and what is stored.
+
+    Claimed and no head of its own: tied. Claimed and a head that differs: both are kept. Not claimed and
+    no head: transformers would put a random one; that is refused here.
+    """
+    head, embedding = stored_tensor(HEAD).name, stored_tensor(EMBEDDING).name
+    if not claimed:
+        if head not in entries and embedding in entries:
+            raise CheckpointError(
+                f"{source}: {head} is missing while tie_word_embeddings is false or absent: set it to true "
+                f"in config.json if the head is the embedding, or download the weights again"
+            )
+        return False
+    if head == embedding or head not in entries or embedding not in entries:
+        return True
+    first, second = entries[head], entries[embedding]
+    same_form = (first.shape, first.dtype) == (second.shape, second.dtype)
+    return same_form and torch.equal(read_tensor(first), read_tensor(second))
+
+
+def expected_shapes(cls: Any, config: VLMConfig) -> dict[str, Shape]:
+    """Every parameter of the model that a config describes, and its shape, from a model of one layer a tower:
+    a thousand layers take seconds to build, and a file that does not have them is to be refused before.
+    """
+    vision, text = config.vision, config.text
+    depth = {"vision_model": vision.num_hidden_layers, "language_model": text.num_hidden_layers}
+    vision, text = replace(vision, num_hidden_layers=1), replace(text, num_hidden_layers=1)
+    with meta_init():
+        model = cls(replace(config, vision=vision, text=text))
+    expected: dict[str, Shape] = {}
     for name, parameter in model.named_parameters():
         tower, is_layer, rest = name.partition(".layers.0.")
         layers = range(depth[tower]) if is_layer else ()
@@ -122,123 +170,19 @@ def expected_shapes(config: VLMConfig) -> dict[str, tuple[int, ...]]:
     return expected
 
 
-def with_end_token(config: VLMConfig, token_id: int | None) -> VLMConfig:
-    """The config with the tokenizer's end token among its stop tokens."""
-    if token_id is None or not 0 <= token_id < config.text.vocab_size:
-        return config
-    return replace(config, eos_token_ids=tuple(sorted({*config.eos_token_ids, token_id})))
-
-
-def read_layout(
-    files: CheckpointFiles, reader: ModuleType, entries: Mapping[str, Entry]
-) -> tuple[VLMConfig, StoredTensorOf]:
-    """The config, with tying and whatever else only the tensors tell, and where our tensors lie."""
-    if files.config.get("quantization_config"):
-        raise CheckpointError(
-            f"{files.source}: quantized checkpoints are not supported, take the unquantized one"
-        )
-
-    def read(name: str) -> Tensor | None:
-        entry = entries.get(name)
-        if entry is None or entry.dtype not in ("F64", "F32", "BF16", "F16"):
-            return None
-        stored = {"F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}.get(
-            entry.dtype, torch.float32
-        )
-        return read_tensor(entry, 0, 1, entry.shape, stored, torch.device("cpu"))
-
-    try:
-        config = reader.refine(reader.read_config(files.config, files.generation_config), read)
-    except CheckpointError as error:
-        raise CheckpointError(f"{files.source}: {error}") from None
-    stored_tensor = reader.tensor_map(entries)
-    tied = resolve_tying(config.tie_word_embeddings, stored_tensor, entries, files.source)
-    return replace(config, tie_word_embeddings=tied), stored_tensor
-
-
-def resolve_tying(
-    claimed: bool, stored_tensor: StoredTensorOf, entries: Mapping[str, Entry], where: str
-) -> bool:
-    """Whether head and embedding are one tensor, from what the config claims and what is stored.
-
-    Claimed and no head of its own: tied. Claimed and a head that differs: both are kept. Not claimed and
-    no head: transformers would put a random one; that is refused here.
-
-    Raises:
-        CheckpointError: for a head that is claimed to be its own and is not stored.
-    """
-    head, embedding = stored_tensor(HEAD).name, stored_tensor(EMBEDDING).name
-    if not claimed:
-        if head not in entries and embedding in entries:
-            raise CheckpointError(
-                f"{where}: {head} is missing while tie_word_embeddings is false or absent: set it to "
-                f"true in config.json "
-                f"if the head is the embedding, or download the weights again"
-            )
-        return False
-    if head == embedding or head not in entries or embedding not in entries:
-        return True
-    return _same_values(entries[head], entries[embedding])
-
-
-def _same_values(first: Entry, second: Entry) -> bool:
-    """Whether two stored tensors are byte for byte the same, reading a little at a time."""
-    if (first.shape, first.dtype, first.end - first.begin) != (
-        second.shape,
-        second.dtype,
-        second.end - second.begin,
-    ):
-        return False
-    with first.path.open("rb") as one, second.path.open("rb") as other:
-        one.seek(first.begin)
-        other.seek(second.begin)
-        left = first.end - first.begin
-        while left:
-            step = min(left, 2**24)
-            if one.read(step) != other.read(step):
-                return False
-            left -= step
-    return True
-
-
-def stored_entries(files: CheckpointFiles) -> dict[str, Entry]:
-    """Every stored tensor of all shards, agreeing with the index where there is one.
-
-    Raises:
-        CheckpointError: for a shard that is broken or holds something other than its index says.
-    """
-    entries: dict[str, Entry] = {}
-    for path in files.weights:
-        for name, entry in read_header(path).items():
-            if files.weight_map and files.weight_map.get(name) != path.name:
-                raise CheckpointError(
-                    f"{files.source}: {path.name} holds {name}, which the index puts in "
-                    f"{files.weight_map.get(name, 'no shard')}: index and shards do not belong together"
-                )
-            entries[name] = entry
-    absent = files.weight_map.keys() - entries.keys()
-    if absent:
-        raise CheckpointError(f"{files.source}: the index names tensors that no shard holds: {some(absent)}")
-    return entries
-
-
 def fill(
     module: nn.Module,
-    names: Mapping[str, tuple[int, ...]],
+    names: Mapping[str, Shape],
     stored_tensor: StoredTensorOf,
     entries: Mapping[str, Entry],
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Replace the (meta) parameters `names` of a module by stored tensors, one at a time.
-
-    Raises:
-        MemoryError: they take more memory than there is.
-    """
+    """Replace the (meta) parameters `names` of a module by stored tensors, one at a time."""
     try:
         for name, shape in names.items():
-            source = stored_tensor(name)
-            tensor = read_tensor(entries[source.name], source.part, source.parts, shape, dtype, device)
+            place = stored_tensor(name)
+            tensor = read_tensor(entries[place.name], shape, dtype, device, place.part, place.parts)
             owner, leaf = name.rsplit(".", 1)
             setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor))
     except (RuntimeError, MemoryError) as error:
@@ -252,18 +196,36 @@ def fill(
         raise
 
 
-def resolve_dtype(dtype: torch.dtype | str | None, config: Mapping, device: torch.device) -> torch.dtype:
-    """The dtype to load in; see `load`.
+@contextmanager
+def meta_init() -> Iterator[None]:
+    """Modules made inside have shapes and no numbers.
 
-    Raises:
-        CheckpointError: for a name that is none of the floating-point dtypes we compute in.
+    PyTorch's own initialisation of them is left out: for drawing numbers that do not exist it would import
+    its whole compiler (75 MB, one to three seconds).
     """
+    with torch.device("meta"), _Uninitialised():
+        yield
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Turns the functions of torch.nn.init into ones that return their tensor."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
+
+
+# ------------------------------------------------------------------------------------- dtype and device
+def resolve_dtype(dtype: torch.dtype | str | None, config: Mapping, device: torch.device) -> torch.dtype:
+    """The dtype to load in; see `load`."""
     if dtype in (None, "auto", "stored"):
-        section = config.get("text_config")
-        text = section if isinstance(section, dict) else {}
-        named = next((s[k] for s in (config, text) for k in ("dtype", "torch_dtype") if s.get(k)), "float32")
-        stored = resolve_dtype(named, {}, device)
-        return stored if dtype == "stored" else _DTYPES.get(AUTO_DTYPE.get(device.type, ""), stored)
+        text = config.get("text_config")
+        sections = (config, text if isinstance(text, dict) else {})
+        named = (section.get(key) for section in sections for key in ("dtype", "torch_dtype"))
+        stored = resolve_dtype(next(filter(None, named), "float32"), {}, device)
+        return stored if dtype == "stored" else AUTO_DTYPE.get(device.type, stored)
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise CheckpointError(f"unknown dtype {dtype!r}: expected auto, {', '.join(_DTYPES)} or stored")
@@ -271,18 +233,117 @@ def resolve_dtype(dtype: torch.dtype | str | None, config: Mapping, device: torc
 
 
 def resolve_device(device: torch.device | str | None) -> torch.device:
-    """The device to load to; None is the CPU.
-
-    Raises:
-        CheckpointError: for a device that does not exist, or that PyTorch cannot use here.
-    """
+    """The device to load to, which must work here; None is the CPU."""
     try:
         chosen = torch.device("cpu" if device is None else device)
         torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError: built without CUDA
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except (RuntimeError, AssertionError) as error:  # AssertionError: built without CUDA
         raise CheckpointError(
             f"device {str(device)!r} cannot be used, expected cpu, cuda, cuda:N or mps as this machine has: "
-            f"{reason}"
+            f"{str(error).splitlines()[0]}"
         ) from None
-    return prepare_device(chosen)
+    return chosen
+
+
+# ----------------------------------------------------------------------------------------------- end token
+_RELATIVE = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*")
+
+
+def end_token_id(files: CheckpointFiles) -> int | None:
+    """The id of the tokenizer's end token; None where there is no tokenizer or it names none.
+
+    tokenizer_config.json (or, in old repositories, special_tokens_map.json) names the token, and
+    tokenizer_config.json or tokenizer.json gives its id. The large tokenizer.json is read only where the
+    small one does not.
+    """
+    folder, inside = "", files.config.get("lm_tokenizer")
+    # nanoVLM's tokenizer is in the folder `lm_tokenizer`, where it is not beside the weights.
+    has_folder = files.origin.commit is None and isinstance(inside, str) and _RELATIVE.fullmatch(inside)
+    if has_folder and not files.find("tokenizer.json") and not files.find("tokenizer_config.json"):
+        folder = f"{inside}/"
+
+    def read(name: str, max_bytes: int = MAX_CONFIG) -> dict:
+        path = files.find(folder + name)
+        return {} if path is None else read_json(path, max_bytes)
+
+    config = read("tokenizer_config.json")
+    # A repository that has no tokenizer is not asked for the other files of one.
+    if not config and files.origin.commit is not None:
+        return None
+    token = _text(config.get("eos_token")) or _text(read("special_tokens_map.json").get("eos_token"))
+    if token is None:
+        return None
+    decoder = config.get("added_tokens_decoder")
+    for token_id, added in decoder.items() if isinstance(decoder, dict) else ():
+        if _text(added) == token and token_id.isdecimal() and len(token_id) < 10:
+            return int(token_id)
+    tokenizer = read("tokenizer.json", MAX_TOKENIZER)
+    added_tokens, model = tokenizer.get("added_tokens"), tokenizer.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    ids = dict(vocab) if isinstance(vocab, dict) else {}
+    for added in reversed(added_tokens) if isinstance(added_tokens, list) else ():
+        if isinstance(added, dict) and _text(added) == token:
+            ids[token] = added.get("id")
+    return ids[token] if isinstance(ids.get(token), int) else None
+
+
+def _text(token: object) -> str | None:
+    """A token's text, which is stored alone or in an object."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+# --------------------------------------------------------------------------- a folder that others write to
+# A checkpoint is many files, and nothing tells its readers when all of them belong together: whoever saves it
+# may exchange the folder (as `save` does), rename files over it, or write into them (as transformers does).
+# So the files' inodes, lengths and times of change are noted before reading and compared afterwards.
+
+# What a model or a processor is read from, and its temporary names: `.NAME.a1B2c3` from rsync. A run's log
+# beside it grows without being part of it.
+_READ = re.compile(r"\.?[\w-][\w.-]*\.(safetensors|json|jinja|model|txt)(\.\w+)?", re.ASCII)
+_READ_BELOW = ("*/tokenizer*", "*/*.jinja", ".cache/huggingface/download/*.incomplete")
+_TRIES, _PAUSE = 5, 0.5  # seconds
+
+
+class BeingWrittenError(CheckpointError):
+    """A folder changed each time it was read."""
+
+
+def one_version(source: str | Path, revision: str | None, read: Callable[[], T]) -> T:
+    """The result of `read`, all of it from files that did not change meanwhile.
+
+    `read` may be called several times, and what it raises about a folder that changes is forgotten. A
+    repository's files are those of one commit and do not change.
+    """
+    folder = Path(resolve_source(source, revision))
+    if not folder.is_dir():
+        return read()
+    for _ in range(_TRIES):
+        before = _state(folder)
+        try:
+            result = read()
+        except BeingWrittenError:
+            break
+        except Exception:
+            if _state(folder) == before:
+                raise
+        else:
+            if _state(folder) == before:
+                return result
+            del result  # so that two models are never held at once
+        time.sleep(_PAUSE)
+    raise BeingWrittenError(
+        f"{source} changed each time it was read: wait until the process that saves to it has finished, and "
+        f"try again"
+    )
+
+
+def _state(folder: Path) -> frozenset[tuple]:
+    """(path, device, inode, length, times of change in ns) of each file that a checkpoint is read from."""
+    paths = [path for path in folder.glob("*") if _READ.fullmatch(path.name)]
+    found = set()
+    for path in (*paths, *(path for pattern in _READ_BELOW for path in folder.glob(pattern))):
+        with suppress(OSError):  # it went between the list and this
+            stat = path.stat()
+            found.add((path, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    return frozenset(found)

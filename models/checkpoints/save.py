@@ -1,31 +1,29 @@
-"""Saving: the transformers Idefics3 layout, written beside the target and moved into its place as a whole."""
+"""Saving and uploading: the transformers Idefics3 layout, with processor files and a model card.
+
+    save(model, "runs/mine", processor=processor)         # a folder that transformers opens unconverted
+    push(model, "me/mine", processor=processor)           # the same on the Hub, in one commit
+
+A folder is written beside its target and moved into its place as a whole.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from models.checkpoints import idefics3
-from models.checkpoints.atomic_folder import replace_folder
-from models.checkpoints.errors import CheckpointError
-from models.checkpoints.locate import INDEX, WEIGHTS
-from models.checkpoints.processor_files import (
-    check_processor,
-    transformers_processor,
-    write_json,
-    write_processor,
-)
-from models.checkpoints.safetensors_io import write_file
-from models.checkpoints.tensor_map import StoredTensor, export_tensors
+from models.checkpoints.folder import replace_folder
+from models.checkpoints.hub import INDEX, WEIGHTS, CheckpointError, client, fetched, one_sentence, read_json
+from models.checkpoints.weights import write_file
 from models.config import VLMConfig
-
-if TYPE_CHECKING:
-    from models.vision_language_model import VisionLanguageModel
 
 MAX_SHARD_BYTES = 5_000_000_000
 CARD = "README.md"
@@ -42,85 +40,54 @@ _PROCESSOR = re.compile(
 
 
 def save(
-    model: VisionLanguageModel,
+    model: Any,
     folder: str | Path,
     processor=None,
     card: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
-    beside: Callable[[Path], None] | None = None,
+    extra_files: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write a checkpoint that transformers 4.57 and 5, and with them vLLM and others, open unconverted.
 
     Args:
-        model: weights are written bit for bit, in the dtype that they have.
-        folder: made or replaced as a whole; files of others in it stay.
+        model: a VisionLanguageModel; weights are written bit for bit, in the dtype that they have.
+        folder: made or replaced as a whole; files of others in it stay. Where saving fails, it is unchanged.
         processor: a transformers Idefics3Processor, or our Processor that holds one; its tokenizer's end
             token joins the stop tokens. Without one the processor files that the folder already has stay.
         card: text of the model card, README.md.
         max_shard_bytes: weights beyond this go into several files with an index.
-        beside: writes what else belongs to the model into the new folder, before that takes its place.
-
-    Returns:
-        The folder.
-
-    Raises:
-        CheckpointError: if the layout cannot express the model, the processor does not fit it, or the folder
-            cannot be written; in each case what the folder held is unchanged.
+        extra_files: writes what else belongs to the model into the new folder, before that takes its place.
     """
-    folder, contents = Path(folder), idefics3_contents(model, processor)
-
-    def is_ours(name: str) -> bool:
-        return is_checkpoint_file(name, with_processor=processor is not None)
-
-    with replace_folder(folder, is_ours) as new:
-        contents.write(new, max_shard_bytes)
+    folder = Path(folder)
+    with replace_folder(folder, lambda name: is_checkpoint_file(name, processor is not None)) as new:
+        write_checkpoint(model, new, processor, max_shard_bytes)
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
-        if beside is not None:
-            beside(new)
+        if extra_files is not None:
+            extra_files(new)
     return folder
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What a checkpoint in transformers' layout consists of, checked and not yet written."""
-
-    config: dict
-    generation_config: dict
-    tensors: Mapping[str, Tensor]
-    processor: Any = None
-
-    def write(self, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
-        """Into a folder that exists."""
-        write_json(folder / "config.json", self.config)
-        write_json(folder / "generation_config.json", self.generation_config)
-        write_weights(self.tensors, folder, max_shard_bytes)
-        if self.processor is not None:
-            write_processor(self.processor, folder)
-
-
-def idefics3_contents(model: VisionLanguageModel, processor=None) -> Contents:
-    """A model, and its processor where given, in transformers' layout; see `save`.
-
-    Raises:
-        CheckpointError: if the layout cannot express the model, it has no weights, or the processor does not
-            fit it.
-    """
+def write_checkpoint(
+    model: Any, folder: Path, processor=None, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> None:
+    """A model, and its processor where given, in transformers' layout, into a folder that exists."""
     config = model.config
     if processor is not None:
         processor = transformers_processor(processor)
-        check_processor(processor, config)
-        config = with_tokenizer_ids(config, processor.tokenizer)
-    config_json = idefics3.write_config(config, str(model.dtype).removeprefix("torch."))
-    generation_json = idefics3.write_generation_config(config, model.generation_config)
-    state = dict(model.named_parameters())  # a tied head is listed once, as the embedding
-    unloaded = [name for name, parameter in state.items() if parameter.is_meta]
-    if unloaded:
-        raise CheckpointError(
-            f"the model has no weights yet: {len(unloaded)} of its parameters are on the meta device"
-        )
-    tensors = export_tensors(state, lambda name: StoredTensor(idefics3.stored_name(name)))
-    return Contents(config_json, generation_json, tensors, processor)
+        _check_processor(processor, config)
+        config = _with_tokenizer_ids(config, processor.tokenizer)
+    described = idefics3.write_config(config, str(model.dtype).removeprefix("torch."))
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise CheckpointError("the model has no weights yet: its parameters are on the meta device")
+    write_json(folder / "config.json", described)
+    generation = idefics3.write_generation_config(config, model.generation_config)
+    write_json(folder / "generation_config.json", generation)
+    # A tied head is listed once, as the embedding.
+    tensors = {idefics3.stored_name(name): parameter for name, parameter in model.named_parameters()}
+    write_weights(tensors, folder, max_shard_bytes)
+    if processor is not None:
+        _write_processor(processor, folder)
 
 
 def is_checkpoint_file(name: str, with_processor: bool = True) -> bool:
@@ -128,13 +95,10 @@ def is_checkpoint_file(name: str, with_processor: bool = True) -> bool:
     return bool(_REPLACED.fullmatch(name) or (with_processor and _PROCESSOR.fullmatch(name)))
 
 
-def with_tokenizer_ids(config: VLMConfig, tokenizer) -> VLMConfig:
+def _with_tokenizer_ids(config: VLMConfig, tokenizer) -> VLMConfig:
     """The config with the tokenizer's end token among its stop tokens, and its pad and begin tokens by
-    default.
-    """
-    stops = set(config.eos_token_ids)
-    if tokenizer.eos_token_id is not None:
-        stops.add(tokenizer.eos_token_id)
+    default."""
+    stops = {*config.eos_token_ids, tokenizer.eos_token_id} - {None}
     pad = config.pad_token_id if config.pad_token_id is not None else tokenizer.pad_token_id
     bos = config.bos_token_id if config.bos_token_id is not None else tokenizer.bos_token_id
     return replace(config, eos_token_ids=tuple(sorted(stops)), pad_token_id=pad, bos_token_id=bos)
@@ -143,14 +107,13 @@ def with_tokenizer_ids(config: VLMConfig, tokenizer) -> VLMConfig:
 def write_weights(tensors: Mapping[str, Tensor], folder: Path, max_shard_bytes: int) -> None:
     """model.safetensors, or as many shards as needed and their index."""
     shards: list[dict[str, Tensor]] = [{}]
-    filled = total = 0
+    filled = 0
     for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.dtype.itemsize
-        if shards[-1] and filled + size > max_shard_bytes:
+        if shards[-1] and filled + tensor.nbytes > max_shard_bytes:
             shards.append({})
             filled = 0
         shards[-1][name] = tensor
-        filled, total = filled + size, total + size
+        filled += tensor.nbytes
     if len(shards) == 1:
         write_file(folder / WEIGHTS, shards[0])
         return
@@ -159,6 +122,261 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, max_shard_bytes: 
         file = f"model-{index:05d}-of-{len(shards):05d}.safetensors"
         write_file(folder / file, shard)
         weight_map |= dict.fromkeys(shard, file)
-    parameters = sum(tensor.numel() for tensor in tensors.values())
-    metadata = {"total_parameters": parameters, "total_size": total}
+    metadata = {
+        "total_parameters": sum(tensor.numel() for tensor in tensors.values()),
+        "total_size": sum(tensor.nbytes for tensor in tensors.values()),
+    }
     write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
+
+
+def write_json(path: Path, value: dict, sort_keys: bool = True) -> None:
+    text = json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+# ----------------------------------------------------------------------------------------- processor files
+# These tokens have a place of their own in every tokenizer, so they are not extra special tokens.
+_STANDARD = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+
+
+def transformers_processor(processor):
+    """The transformers processor inside one of ours (`data.processor.Processor`), or the one given."""
+    inner = getattr(processor, "hf_processor", processor)
+    if inner is None:
+        raise CheckpointError(
+            "a nanoVLM processor has no transformers form: save without a processor, or give an "
+            "Idefics3Processor"
+        )
+    return inner
+
+
+def _check_processor(processor, config: VLMConfig) -> None:
+    for what, got, expected in (
+        ("image token id", processor.image_token_id, config.image_token_id),
+        ("tokens per tile (image_seq_len)", processor.image_seq_len, config.tokens_per_tile),
+    ):
+        if got != expected:
+            raise CheckpointError(
+                f"the processor's {what} is {got}, the model's is {expected}: they do not fit"
+            )
+    if len(processor.tokenizer) > config.text.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer has {len(processor.tokenizer)} tokens, the model only "
+            f"{config.text.vocab_size} embeddings"
+        )
+
+
+def _write_processor(processor, folder: Path) -> None:
+    """Processor, tokenizer and chat template of a transformers Idefics3Processor, so that transformers 4.57
+    and 5 both open them.
+
+    v5 alone writes a tokenizer class, a list of extra special tokens and nested image settings that 4.57 does
+    not know; the older forms written here are read by both.
+    """
+    processor.save_pretrained(folder)
+    settings = read_json(folder / "processor_config.json")
+    settings["processor_class"] = "Idefics3Processor"
+    image = settings.pop("image_processor", None)
+    if image is not None:
+        image |= {"image_processor_type": "Idefics3ImageProcessor", "processor_class": "Idefics3Processor"}
+        write_json(folder / "preprocessor_config.json", image)
+    write_json(folder / "processor_config.json", settings)
+    tokenizer = read_json(folder / "tokenizer_config.json")
+    write_json(folder / "tokenizer_config.json", _portable_tokenizer(tokenizer))
+
+
+def _portable_tokenizer(config: dict) -> dict:
+    """tokenizer_config.json with the class and the dictionary of extra special tokens that 4.57 expects."""
+    config = {name: value for name, value in config.items() if name not in ("backend", "is_local")}
+    extra = config.get("extra_special_tokens") or {}
+    named = {
+        name: token
+        for name, token in config.items()
+        if name.endswith("_token") and name not in _STANDARD and isinstance(token, str)
+    }
+    if isinstance(extra, list):
+        unnamed = ((index, token) for index, token in enumerate(extra) if token not in named.values())
+        extra = {f"extra_{index}_token": token for index, token in unnamed}
+    named |= extra
+    return config | {
+        "extra_special_tokens": named,
+        # Without it 4.57 also returns token_type_ids, which the model does not take.
+        "model_input_names": ["input_ids", "attention_mask"],
+        "processor_class": "Idefics3Processor",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+
+
+# --------------------------------------------------------------------------------------------------- upload
+def push(
+    model: Any,
+    repo_id: str,
+    processor=None,
+    card: str | None = None,
+    private: bool | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload model",
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> str:
+    """Save, then upload in one commit; the repository is made if need be. Files of another model in the
+    repository are deleted in the same commit, by the rule of `save`: other shards and formats of the weights,
+    and with `processor` other files of a processor. All other files in it stay.
+
+    Args:
+        model, processor, max_shard_bytes: as in `save`.
+        repo_id: owner/name.
+        card: text of README.md; None takes the one in the folder that the model was loaded from, with this
+            repository's name in its commands, or leaves the one that the repository has, or else writes
+            `model_card` with what the model itself tells.
+        private: for a repository that is made now.
+        revision: branch to commit to, made if need be.
+
+    Returns:
+        The address of the commit.
+    """
+    with_processor = processor is not None
+    if card is None and (kept := card_of_origin(model)) is not None:
+        card = _addressed(kept, repo_id)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = save(model, Path(scratch) / "model", processor, card, max_shard_bytes)
+        api = client().HfApi()
+        with one_sentence(repo_id, revision, "the upload"):
+            fetched(api.create_repo, repo_id, private=private, exist_ok=True)
+            if revision is not None and not revision.startswith("refs/"):
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            held = api.list_repo_files(repo_id, revision=revision)
+            if card is None and CARD not in held:
+                parameters = sum(parameter.numel() for parameter in model.parameters())
+                text = model_card(repo_id, model.config, parameters, with_processor=with_processor)
+                (folder / CARD).write_text(text, encoding="utf-8")
+            replaced = [path for path in held if is_checkpoint_file(path.split("/")[0], with_processor)]
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                revision=revision,
+                commit_message=commit_message,
+                delete_patterns=replaced or None,  # but for what is uploaded
+            )
+    return commit.commit_url
+
+
+def card_of_origin(model: Any) -> str | None:
+    """README.md of the folder that a model was loaded from, or None."""
+    if model.origin is None or not (model.origin.folder / CARD).is_file():
+        return None
+    return (model.origin.folder / CARD).read_text(encoding="utf-8")
+
+
+def _addressed(card: str, repo_id: str) -> str:
+    """A card of `model_card` that was made for a folder or another repository, with `repo_id` in its title
+    and commands; any other card as it is."""
+    found = re.search(r'^model = VisionLanguageModel\.from_pretrained\("(.+)"\)$', card, re.MULTILINE)
+    if found is None:
+        return card
+    old = found[1]
+    for place in ('("{}")', 'model="{}"', " --model {}\n"):
+        card = card.replace(place.format(old), place.format(repo_id))
+    title = "\n# {}\n"
+    return card.replace(title.format(old.rsplit("/", 1)[-1]), title.format(repo_id.rsplit("/", 1)[-1]), 1)
+
+
+# ---------------------------------------------------------------------------------------------- model card
+_CARD = """# {name}
+
+{summary}
+
+| | |
+|---|---|
+| parameters | {parameters:,} |
+| vision | {vision.num_hidden_layers} layers of {vision.hidden_size}, tiles of {vision.image_size} px in \
+patches of {vision.patch_size} px, {config.tokens_per_tile} tokens a tile |
+| language | {text.num_hidden_layers} layers of {text.hidden_size}, {text.num_attention_heads} heads over \
+{text.num_key_value_heads}, {text.vocab_size:,} tokens |
+
+## Training data
+
+{training_data}
+
+## Evaluation
+
+{evaluation}
+
+## Use
+
+{ask}```python
+from models import VisionLanguageModel
+
+model = VisionLanguageModel.from_pretrained("{repo_id}")
+```
+
+In transformers, unconverted:
+
+```python
+{in_transformers}
+```
+"""
+_ASK = """In Ocelli:
+
+```bash
+python generate.py picture.png -q "What is in the picture?" --model {repo_id}
+```
+
+"""
+_PIPELINE = """from transformers import pipeline
+
+answer = pipeline("image-text-to-text", model="{repo_id}")
+content = [{{"type": "image", "url": "picture.png"}}, {{"type": "text", "text": "What is in the picture?"}}]
+print(answer(text=[{{"role": "user", "content": content}}], return_full_text=False)[0]["generated_text"])"""
+_ASK_NOTHING = """The repository holds the model alone, without a processor for pictures and text. In Ocelli:
+
+"""
+_AUTO_MODEL = """from transformers import AutoModelForImageTextToText
+
+model = AutoModelForImageTextToText.from_pretrained("{repo_id}")"""
+
+
+def model_card(
+    repo_id: str,
+    config: VLMConfig,
+    parameters: int,
+    summary: str = "A vision-language model in the Idefics3 / SmolVLM layout, made with Ocelli.",
+    training_data: str = "Not stated.",
+    evaluation: str = "None yet.",
+    with_processor: bool = True,
+    **metadata,
+) -> str:
+    """The text of a model card, README.md with the metadata that the Hub reads.
+
+    Args:
+        repo_id: where the model is (to be) found; used in the commands.
+        parameters: how many the model has.
+        summary: what it is, a sentence or two.
+        evaluation: Markdown.
+        with_processor: whether the repository has one: without, the card shows how to load the model only.
+        metadata: further fields of `huggingface_hub.ModelCardData`: license, language, datasets,
+            base_model, …
+    """
+    tags = ["ocelli", "vision-language", *metadata.pop("tags", [])]
+    front = {"library_name": "transformers", "pipeline_tag": "image-text-to-text", "language": "en"}
+    ask, in_transformers = (_ASK, _PIPELINE) if with_processor else (_ASK_NOTHING, _AUTO_MODEL)
+    body = _CARD.format(
+        name=repo_id.rsplit("/", 1)[-1],
+        repo_id=repo_id,
+        ask=ask.format(repo_id=repo_id),
+        in_transformers=in_transformers.format(repo_id=repo_id),
+        summary=summary,
+        parameters=parameters,
+        config=config,
+        vision=config.vision,
+        text=config.text,
+        training_data=training_data,
+        evaluation=evaluation,
+    )
+    return f"---\n{client().ModelCardData(tags=tags, **(front | metadata))}\n---\n\n{body}"
+
+
+def public_name(source: str) -> str:
+    """The name of a model or a dataset for a card: of a path on this machine the last part alone."""
+    path = os.path.expanduser(source)
+    is_path = os.path.exists(path) or source.startswith(("/", "./", "../", "~")) or source.count("/") > 1
+    return os.path.basename(os.path.abspath(path)) if is_path and "://" not in source else source

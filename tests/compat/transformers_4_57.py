@@ -36,7 +36,7 @@ def make(out: Path) -> None:
         theirs = tiny.save(hf_model, out / f"{name}-v5")
         model = VisionLanguageModel.from_pretrained(theirs)
         model.save_pretrained(out / name, processor=processor)
-        ids = torch.arange(60, 160)[None]  # text only: 4.57's float32 picture positions are off by one
+        ids = torch.arange(60, 160)[None]  # text only: 4.57's float32 image positions are off by one
         text = [{"type": "text", "text": "how many?"}]
         prompt = processor.hf_processor.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True
@@ -80,8 +80,8 @@ def check(folder: Path) -> dict:
         ids = processor.tokenizer(prompt, return_tensors="pt")["input_ids"]
         if reference is not None and not torch.equal(ids, reference["prompt_ids"]):
             problems.append("the prompt's token ids differ")
-        picture = [{"role": "user", "content": [{"type": "image"}, *text]}]
-        prompt = processor.apply_chat_template(picture, add_generation_prompt=True)
+        image = [{"role": "user", "content": [{"type": "image"}, *text]}]
+        prompt = processor.apply_chat_template(image, add_generation_prompt=True)
         inputs = processor(text=prompt, images=[Image.new("RGB", (70, 50), "red")], return_tensors="pt")
         new = model.generate(**inputs, max_new_tokens=3)
         result["generated"] = new[0, inputs["input_ids"].shape[1] :].tolist()

@@ -20,35 +20,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-LARGE = b'{"x": [' + b"{}," * 5_000_000 + b"1]}"
 MEMORY, SECONDS = 256 * 2**20, 5
 
+Change = Callable[[Path], object]
 NUMBERS = {
     "1e9": "1000000000",
-    "1e15": "1" + "0" * 15,
-    "4000 digits": "9" * 4000,
     "5000 digits": "9" * 5000,
     "negative": "-1",
     "NaN": "NaN",
     "1e400": "1e400",
-    "-Infinity": "-Infinity",
     "float": "2.5",
     "true": "true",
     "text": '"' + "x" * 100_000 + '"',
     "list": "[" + "1," * 100_000 + "1]",
-    "object": '{"a": 1}',
     "nested": "[" * 100_000 + "]" * 100_000,
 }
 FIELDS = (
-    *(f"text_config.{name}" for name in ("num_hidden_layers", "hidden_size", "vocab_size", "head_dim",
-       "intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")),
-    *(f"vision_config.{name}" for name in ("num_hidden_layers", "hidden_size", "image_size", "patch_size",
-       "num_channels", "num_attention_heads", "intermediate_size")),
-    "scale_factor", "image_token_id",
+    "text_config.num_hidden_layers", "text_config.hidden_size", "text_config.vocab_size",
+    "text_config.head_dim", "text_config.num_key_value_heads", "vision_config.image_size",
+    "vision_config.patch_size", "scale_factor", "image_token_id",
 )  # fmt: skip
 
 
-def with_number(path: str, text: str) -> Callable[[Path], None]:
+def with_number(path: str, text: str) -> Change:
     """config.json with a field of it replaced by this JSON text."""
 
     def change(folder: Path) -> None:
@@ -60,28 +54,40 @@ def with_number(path: str, text: str) -> Callable[[Path], None]:
     return change
 
 
-def with_file(name: str, content: bytes) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        (folder / name).write_bytes(content)
-
-    return change
+def with_file(name: str, content: bytes) -> Change:
+    return lambda folder: (folder / name).write_bytes(content)
 
 
-def with_header(change_header: Callable[[dict], object], more: bytes = b"") -> Callable[[Path], None]:
-    """The weights with another header, which `change_header` edits in place, and `more` data at the end."""
+def second_value(name: str, key: str) -> Change:
+    """A key of a JSON file once more, with another value."""
+    return lambda folder: (folder / name).write_text(
+        (folder / name).read_text().rstrip()[:-1] + f', "{key}": 1, "{key}": 2}}'
+    )
 
-    def change(folder: Path) -> None:
-        raw = (folder / WEIGHTS).read_bytes()
-        length = int.from_bytes(raw[:8], "little")
-        header = json.loads(raw[8 : 8 + length])
-        change_header(header)
-        write_weights(folder, json.dumps(header).encode(), raw[8 + length :] + more)
 
-    return change
+def header_of(folder: Path) -> tuple[dict, bytes]:
+    raw = (folder / WEIGHTS).read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
 
 
 def write_weights(folder: Path, header: bytes, data: bytes = b"") -> None:
     (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header + data)
+
+
+def with_header(change_header: Callable[[dict], object], more: bytes = b"") -> Change:
+    """The weights with another header, which `change_header` edits in place, and `more` data at the end."""
+
+    def change(folder: Path) -> None:
+        header, data = header_of(folder)
+        change_header(header)
+        write_weights(folder, json.dumps(header).encode(), data + more)
+
+    return change
+
+
+def head(**changes: object) -> Change:
+    return with_header(lambda header: header["lm_head.weight"].update(changes))
 
 
 def overlap(header: dict) -> None:
@@ -97,23 +103,16 @@ def hole(header: dict) -> None:
 
 def second_shape(folder: Path) -> None:
     """One name twice in a header, as two tensors."""
-    raw = (folder / WEIGHTS).read_bytes()
-    length = int.from_bytes(raw[:8], "little")
+    header, data = header_of(folder)
     other = b', "lm_head.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}'
-    write_weights(folder, raw[8 : 8 + length].rstrip()[:-1] + other, raw[8 + length :])
-
-
-def sparse(folder: Path) -> None:
-    with (folder / WEIGHTS).open("r+b") as file:
-        file.truncate(10 * 2**40)
+    write_weights(folder, json.dumps(header).encode()[:-1] + other, data)
 
 
 def larger_than_memory(folder: Path) -> None:
     """A vocabulary that config and header agree on, in a file that takes no place on the disk."""
     words = 3_000_000  # times 48 numbers of 4 bytes: 576 MB
     with_number("text_config.vocab_size", str(words))(folder)
-    raw = (folder / WEIGHTS).read_bytes()
-    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    header, _ = header_of(folder)
     end = 0
     for name, entry in header.items():
         if name != "__metadata__":
@@ -122,16 +121,10 @@ def larger_than_memory(folder: Path) -> None:
             begin, end = end, end + 4 * math.prod(entry["shape"])
             entry["data_offsets"] = [begin, end]
     write_weights(folder, json.dumps(header).encode())
-    with (folder / WEIGHTS).open("r+b") as file:
-        file.truncate(file.seek(0, os.SEEK_END) + end)
+    os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size + end)
 
 
-def many_tensors(folder: Path) -> None:
-    entries = (b'"a%d":{"dtype":"F32","shape":[],"data_offsets":[0,4]}' % i for i in range(200_000))
-    write_weights(folder, b"{" + b",".join(entries) + b"}", bytes(4))
-
-
-def index_of(shard: object) -> Callable[[Path], None]:
+def index_of(shard: str) -> Change:
     def change(folder: Path) -> None:
         (folder / WEIGHTS).rename(folder.parent / "secret.safetensors")
         (folder / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": shard}}))
@@ -139,157 +132,93 @@ def index_of(shard: object) -> Callable[[Path], None]:
     return change
 
 
-def linked(name: str, target: str) -> Callable[[Path], None]:
+def linked(name: str, target: str) -> Change:
     def change(folder: Path) -> None:
-        if (folder / name).is_file():
-            (folder / name).rename(folder.parent / f"moved-{folder.name}")
+        (folder / name).rename(folder.parent / f"moved-{folder.name}")
         (folder / name).symlink_to(target.format(moved=folder.parent / f"moved-{folder.name}"))
 
     return change
 
 
-def twice(folder: Path) -> None:
-    text = (folder / "config.json").read_text().rstrip()
-    (folder / "config.json").write_text(text[:-1] + ', "scale_factor": 1}')
+def fifo(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
 
 
-def fifo(name: str) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-
-    return change
+def _list(count: int) -> bytes:
+    return b'{"x": [' + b"{}," * count + b"1]}"
 
 
-def head(**changes: object) -> Callable[[Path], None]:
-    return with_header(lambda header: header["lm_head.weight"].update(changes))
+LARGE, MANY = _list(5_000_000), _list(1_390_000)
+TENSORS = (b'"a%d":{"dtype":"F32","shape":[],"data_offsets":[0,4]}' % i for i in range(200_000))
+DIGITS = b",".join([b"9" * 4000] * 500)
 
-
-def _list(count: int, of: bytes = b"{},") -> bytes:
-    return b'{"x": [' + of * count + b"1]}"
-
-
-CASES: dict[str, Callable[[Path], None]] = {
+CASES: dict[str, Change] = {
     **{f"{path} {kind}": with_number(path, text) for path in FIELDS for kind, text in NUMBERS.items()},
-    **{f"{name} 5000 digits": with_number(name, "9" * 5000) for name in ("pad_token_id", "eos_token_id")},
-    "eps 4000 digits": with_number("text_config.rms_norm_eps", "9" * 4000),
     "eps 1e-320": with_number("vision_config.layer_norm_eps", "1e-320"),
     "1024 layers": with_number("text_config.num_hidden_layers", "1024"),
-    "1024 vision layers": with_number("vision_config.num_hidden_layers", "1024"),
-    "a key twice": twice,
-    "config of 15 MB": with_file("config.json", LARGE),
+    "a key twice": second_value("config.json", "scale_factor"),
     "generation_config of 15 MB": with_file("generation_config.json", LARGE),
-    "config of many values": with_file("config.json", _list(1_390_000)),
+    "config of many values": with_file("config.json", MANY),
     "config of brackets": with_file("config.json", b"[" * 3_000_000),
-    "config a pipe": fifo("config.json"),
-    "weights a pipe": fifo(WEIGHTS),
+    "config a pipe": fifo,
     "tokenizer.json of brackets": with_file("tokenizer_config.json", b'{"x": ' + b"[" * 100_000),
     "header 2**60": with_file(WEIGHTS, struct.pack("<Q", 2**60) + bytes(100)),
-    "header of zeros": with_file(WEIGHTS, struct.pack("<Q", 20_000_000) + bytes(20_000_000)),
     "header of brackets": with_file(WEIGHTS, struct.pack("<Q", 20_000_000) + b"[" * 20_000_000),
-    "header of a million tensors": many_tensors,
+    "header of many tensors": lambda folder: write_weights(
+        folder, b"{" + b",".join(TENSORS) + b"}", bytes(4)
+    ),
     "header of huge numbers": lambda folder: write_weights(
-        folder,
-        b'{"a":{"dtype":"F32","data_offsets":[0,4],"shape":[' + b",".join([b"9" * 4000] * 500) + b"]}}",
+        folder, b'{"a":{"dtype":"F32","data_offsets":[0,4],"shape":[' + DIGITS + b"]}}"
     ),
     "a tensor of 10 TB": head(shape=[2_500_000, 1_000_000], data_offsets=[0, 10**13]),
-    "a file of 10 TB": sparse,
+    "a file of 10 TB": lambda folder: os.truncate(folder / WEIGHTS, 10 * 2**40),
     "offsets beyond 2**63": head(data_offsets=[2**63, 2**63 + 30720]),
-    "offsets of text": head(data_offsets=["0", "30720"]),
     "offsets backwards": head(data_offsets=[30720, 0]),
-    "three offsets": head(data_offsets=[0, 30720, 30720]),
     "shape of floats": head(shape=[160.0, 48.0]),
-    "shape of booleans": head(shape=[True, 160, 48]),
-    "shape of infinity": head(shape=[float("inf"), 48]),
     "shape of a thousand axes": head(shape=[1] * 1000 + [160, 48]),
-    "dtype a list": head(dtype=["F32"]),
     "dtype of a million letters": head(dtype="F" * 1_000_000),
-    "two tensors in one place": with_header(overlap, b""),
+    "two tensors in one place": with_header(overlap),
     "bytes of no tensor": with_header(hole, bytes(400)),
     "a tensor twice": second_shape,
-    "a name of control characters": with_header(
-        lambda header: header.update({"\x1b[31m\n" + "y" * 100_000: header["__metadata__"]})
-    ),
     "index to the parent": index_of("../secret.safetensors"),
-    "index to an absolute path": index_of("/etc/passwd"),
     "index with NUL": index_of("a\0.safetensors"),
-    "index with half a surrogate": index_of("\ud800.safetensors"),
     "index with a long name": index_of("x" * 5000 + ".safetensors"),
-    "index with a list": index_of(["model.safetensors"]),
-    "index to the folder": index_of("..safetensors"),
     "config linked away": linked("config.json", "/etc/passwd"),
     "weights linked away": linked(WEIGHTS, "{moved}"),
-    "weights linked to a device": linked(WEIGHTS, "/dev/zero"),
     "weights linked to themselves": linked(WEIGHTS, WEIGHTS),
-}  # fmt: skip
+}
 
 
-def leads(name: str, key: str, other: str, content: bytes) -> Callable[[Path], None]:
+def leads(name: str, key: str, other: str) -> Change:
     """To a file of another name, which transformers would read in place of the one that is looked at."""
 
     def change(folder: Path) -> None:
         config = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(config | {key: [other]}))
-        (folder / other).write_bytes(content)
+        (folder / other).write_bytes(LARGE)
 
     return change
 
 
-def second_value(name: str) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        (folder / name).write_text('{"a": 1, ' + (folder / name).read_text().strip()[1:-1] + ', "a": 2}')
-
-    return change
+def asks_for(tokenizer_class: str) -> Change:
+    return with_file("tokenizer_config.json", json.dumps({"tokenizer_class": tokenizer_class}).encode())
 
 
-def both_without_class(folder: Path) -> None:
-    """config.json's class counts where tokenizer_config.json has none."""
-    (folder / "tokenizer_config.json").write_text("{}")
-    (folder / "config.json").write_text('{"model_type": "idefics3", "tokenizer_class": "Idefics3Processor"}')
-
-
-_CONFIGS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
-_SIZE, _VALUES, _CLASS = (
-    "bytes, got",
-    "values of JSON, got more",
-    "expected tokenizer_class to name a tokenizer",
-)
-# name → what is done to the folder, and what the refusal says
-PROCESSOR_CASES: dict[str, tuple[Callable[[Path], None], str]] = {
-    **{f"{name} with a key twice": (second_value(name), "stands twice") for name in _CONFIGS},
-    **{f"{name} of 15 MB": (with_file(name, LARGE), _SIZE) for name in (*_CONFIGS, "chat_template.json")},
-    "a template of 5 MB": (with_file("chat_template.jinja", b"x" * 5_000_000), _SIZE),
-    "chat_template.json of brackets": (with_file("chat_template.json", b"[" * 3_000_000), _VALUES),
-    "chat_template.json of some brackets": (with_file("chat_template.json", b"[" * 100_000), "too deeply"),
-    "processor_config.json of many values": (with_file("processor_config.json", _list(1_390_000)), _VALUES),
-    "tokenizer.json of 33 MiB": (with_file("tokenizer.json", b" " * 33 * 2**20), _SIZE),
-    "tokenizer.json of many values": (with_file("tokenizer.json", _list(1_300_000)), _VALUES),
-    "vocab.json of many values": (with_file("vocab.json", _list(1_300_000)), _VALUES),
-    "vocab.txt of many lines": (with_file("vocab.txt", b"a\n" * 1_000_001), "lines, got more"),
-    "tokenizer.model.v3 of 33 MiB": (with_file("tokenizer.model.v3", b" " * 33 * 2**20), _SIZE),
-    **{
-        f"{named} as the tokenizer": (
-            with_file("tokenizer_config.json", json.dumps({"tokenizer_class": named}).encode()),
-            _CLASS,
-        )
-        for named in ("Idefics3Processor", "AutoTokenizer", "pipeline")
-    },
-    "config.json asks for a processor": (both_without_class, _CLASS),
-    "config.json of another name": (
-        leads("config.json", "configuration_files", "config.5.0.0.json", LARGE),
-        "expected no configuration_files",
+PROCESSOR_CASES: dict[str, Change] = {
+    "tokenizer_config.json with a key twice": second_value("tokenizer_config.json", "a"),
+    "preprocessor_config.json of 15 MB": with_file("preprocessor_config.json", LARGE),
+    "a template of 5 MB": with_file("chat_template.jinja", b"x" * 5_000_000),
+    "chat_template.json of brackets": with_file("chat_template.json", b"[" * 3_000_000),
+    "tokenizer.json of 33 MiB": with_file("tokenizer.json", b" " * 33 * 2**20),
+    "tokenizer.json of many values": with_file("tokenizer.json", MANY),
+    "tokenizer.model.v3 of 33 MiB": with_file("tokenizer.model.v3", b" " * 33 * 2**20),
+    "a processor as the tokenizer": asks_for("Idefics3Processor"),
+    "pipeline as the tokenizer": asks_for("pipeline"),
+    "config.json of another name": leads("config.json", "configuration_files", "config.5.0.0.json"),
+    "tokenizer.json of another name": leads(
+        "tokenizer_config.json", "fast_tokenizer_files", "tokenizer.5.0.0.json"
     ),
-    "tokenizer.json of another name": (
-        leads("tokenizer_config.json", "fast_tokenizer_files", "tokenizer.5.0.0.json", LARGE),
-        "expected no fast_tokenizer_files",
-    ),
-}
-# Just below the limits: whatever becomes of them, it comes in time.
-JUST_BELOW: dict[str, Callable[[Path], None]] = {
-    "chat_template.json": with_file("chat_template.json", _list(1_240_000)),
-    "processor_config.json": with_file("processor_config.json", _list(1_240_000)),
-    "tokenizer.json": with_file("tokenizer.json", _list(1_240_000)),
-    "tokenizer.json of blanks": with_file("tokenizer.json", _list(8) + b" " * (32 * 2**20 - 100)),
 }
 
 
@@ -305,10 +234,9 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "--processor":
         from data.processor import Processor
 
-        _judge(
-            Processor.from_pretrained, arguments[1:2], 2**40, signal.ITIMER_PROF
-        )  # transformers imports late
-        _judge(Processor.from_pretrained, arguments[2:], 2 * MEMORY, signal.ITIMER_PROF)
+        opens = Processor.from_pretrained
+        _judge(opens, arguments[1:2], 2**40, signal.ITIMER_PROF)  # transformers imports late
+        _judge(opens, arguments[2:], 2 * MEMORY, signal.ITIMER_PROF)
     else:
         from models import VisionLanguageModel
 

@@ -1,0 +1,301 @@
+"""transformers and llama.cpp as benchmarks time them, on the shapes and the random weights of ours.
+
+A system answers `first_token(tiles)` with seconds, split into vision and prefill, and
+`decode(context, tokens, batch, tiles)` with the seconds of that many steps after a cache of `context`
+positions, whose values are random, because their content costs nothing. `weight_bytes` and
+`cache_bytes(positions)` are what a step reads. A system that cannot do a job answers None.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, Idefics3Config, Idefics3ForConditionalGeneration, StaticCache
+from transformers.generation.streamers import BaseStreamer
+from transformers.initialization import no_init_weights
+
+from benchmarks.common import Unavailable, now
+from benchmarks.shapes import DTYPES, SHAPES, fill, fill_weights, prompt, prompt_tokens, words
+from generation import kv_cache as kv
+from models.config import TextConfig
+from models.vision_language_model import prepare_device
+
+WARM_UP = 3  # steps before the clock starts: graphs are captured, libraries choose their kernels
+
+
+def bytes_read(language_model) -> int:
+    """Bytes of weights that a decode step reads: all but the embedding table, of which it needs one row."""
+    tensors = {**dict(language_model.named_parameters()), **dict(language_model.named_buffers())}
+    return sum(tensor.nbytes for name, tensor in tensors.items() if not name.startswith("embed_tokens"))
+
+
+def all_bytes(model) -> int:
+    return sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
+
+
+def cache_bytes(shape: str, positions: int, dtype: torch.dtype) -> int:
+    text = SHAPES[shape].text
+    per_token = kv.bytes_per_token(text.num_hidden_layers, text.num_key_value_heads, text.head_dim, dtype)
+    return positions * per_token
+
+
+# ---------------------------------------------------------------------------------------- transformers
+def hf_config(shape: str):
+    """The transformers config of the same shape."""
+    config = SHAPES[shape]
+    text, vision = dict(vars(config.text)), dict(vars(config.vision))
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": text.pop("rope_theta")}
+    del text["rope_scaling"]
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    return Idefics3Config(
+        text_config={"model_type": "llama", **text, **ids},
+        vision_config=vision,
+        scale_factor=config.scale_factor,
+        image_token_id=config.image_token_id,
+        tie_word_embeddings=config.tie_word_embeddings,
+        pad_token_id=0,
+    )
+
+
+def build_transformers(shape: str, dtype: torch.dtype, device: str):
+    """transformers' model of a shape, with its sdpa attention, in eval mode."""
+    prepare_device(device)
+    config = hf_config(shape)
+    config._attn_implementation = "sdpa"
+    with no_init_weights():
+        model: Any = Idefics3ForConditionalGeneration(config)
+    fill_weights(model)
+    model = model.to(device, dtype).eval()
+    model.generation_config.eos_token_id = None  # answers are as long as they are asked to be
+    return model
+
+
+class Clock(BaseStreamer):
+    """Notes when transformers' generate gave each token."""
+
+    def __init__(self):
+        self.times: list[float] = []
+
+    def put(self, value: Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None: ...
+
+
+class Transformers:
+    """transformers' own generate with its dynamic cache; first tokens are timed at its modules."""
+
+    def __init__(self, setup: dict):
+        if setup["precision"] not in DTYPES:
+            raise Unavailable(f"transformers has no {setup['precision']} weights without further packages")
+        self.shape, self.device = setup["shape"], setup["device"]
+        self.dtype = DTYPES[setup["precision"]]
+        self.model = build_transformers(self.shape, self.dtype, self.device)
+        self.info: dict[str, Any] = {}
+        self._marks: list[float] = []
+        inner = self.model.model
+        inner.vision_model.register_forward_pre_hook(lambda *_: self._marks.append(now(self.device)))
+        inner.connector.register_forward_hook(lambda *_: self._marks.append(now(self.device)))
+        self.weight_bytes = bytes_read(inner.text_model) + self.model.lm_head.weight.nbytes
+        self.model_bytes = all_bytes(self.model)
+
+    def cache_bytes(self, positions: int) -> int:
+        return cache_bytes(self.shape, positions, self.dtype)
+
+    def generate(self, tokens: int, **inputs) -> Tensor:
+        mask = torch.ones_like(inputs["input_ids"])
+        return self.model.generate(**inputs, attention_mask=mask, max_new_tokens=tokens, do_sample=False)
+
+    def first_token(self, tiles: int) -> dict:
+        inputs = prompt(self.shape, tiles, device=self.device)
+        self._marks.clear()
+        start = now(self.device)
+        self.generate(1, **inputs)
+        total = now(self.device) - start
+        vision = self._marks[1] - self._marks[0] if tiles else 0.0
+        return {"total": total, "vision": vision, "prefill": total - vision}
+
+    @torch.no_grad()
+    def decode(self, context: int, tokens: int, batch: int, tiles: int | None) -> dict:
+        text, cache = SHAPES[self.shape].text, DynamicCache(config=self.model.config)
+        size = (batch, text.num_key_value_heads, context, text.head_dim)
+        for layer in range(text.num_hidden_layers):
+            random = [fill(torch.empty(size, dtype=self.dtype, device=self.device), 1.0) for _ in range(2)]
+            cache.update(*random, layer)
+        ids = words(self.shape, 1, context + 1).expand(batch, -1).to(self.device)
+        clock = Clock()
+        got = self.generate(WARM_UP + tokens + 1, input_ids=ids, past_key_values=cache, streamer=clock)
+        assert got.shape[1] == context + 1 + WARM_UP + tokens + 1, "transformers stopped early"
+        return {"seconds": clock.times[-1] - clock.times[-1 - tokens], "steps": tokens}
+
+
+class TransformersStatic(Transformers):
+    """transformers' decoder with its static cache, the decode step compiled as one graph."""
+
+    def __init__(self, setup: dict):
+        super().__init__(setup)
+        mode = "reduce-overhead" if self.device == "cuda" else "default"
+        self._step = torch.compile(self._one_token, mode=mode, fullgraph=True)
+        self._caches: dict = {}  # kept, as another cache would be compiled for anew
+
+    def _one_token(self, ids: Tensor, cache, positions: Tensor) -> Tensor:
+        """(B, 1) ids -> (B, 1) ids."""
+        out = self.model.model.text_model(input_ids=ids, past_key_values=cache, position_ids=positions)
+        return self.model.lm_head(out.last_hidden_state[:, -1]).argmax(-1, keepdim=True)
+
+    def _cache(self, context: int, batch: int, room: int):
+        if (room, batch) not in self._caches:
+            text = SHAPES[self.shape].text
+            cache = StaticCache(config=self.model.config, max_cache_len=room)
+            device = torch.device(self.device)
+            cache.early_initialization(batch, text.num_key_value_heads, text.head_dim, self.dtype, device)
+            for layer in cache.layers:
+                fill(layer.keys, 1.0), fill(layer.values, 1.0)
+            self._caches[room, batch] = cache
+        for layer in self._caches[room, batch].layers:
+            layer.cumulative_length.fill_(context)
+        return self._caches[room, batch]
+
+    @torch.no_grad()
+    def decode(self, context: int, tokens: int, batch: int, tiles: int | None) -> dict:
+        cache = self._cache(context, batch, context + WARM_UP + tokens)
+        ids = words(self.shape, 1, 1).expand(batch, 1).to(self.device)
+        start = 0.0
+        for number in range(WARM_UP + tokens):
+            if number == WARM_UP:
+                start = now(self.device)
+            positions = torch.full((batch, 1), context + number, device=self.device)
+            torch.compiler.cudagraph_mark_step_begin()
+            ids = self._step(ids, cache, positions).clone()
+        return {"seconds": now(self.device) - start, "steps": tokens}
+
+
+# ------------------------------------------------------------------------------------------- llama.cpp
+FORMATS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}  # llama.cpp's names of our precisions
+
+
+class LlamaCpp:
+    """llama.cpp on a GGUF file of the text part's shape. It sees no image, so its first token is one of text
+    alone; choosing a token is not counted, in its favour; its cache is in 16 bits, its default."""
+
+    def __init__(self, setup: dict):
+        for package in ("gguf", "llama_cpp"):
+            if importlib.util.find_spec(package) is None:
+                raise Unavailable(f"{package} is not installed (requirements-bench.txt)")
+        import llama_cpp
+
+        if setup["device"] == "cuda" and not llama_cpp.llama_supports_gpu_offload():
+            raise Unavailable("llama-cpp-python is built without CUDA")
+        self.shape, self.info = setup["shape"], {"format": FORMATS[setup["precision"]]}
+        path = Path(setup["folder"]) / f"{self.info['format']}.gguf"
+        self.weight_bytes = write_gguf(SHAPES[self.shape].text, self.info["format"], path)
+        self.model_bytes = path.stat().st_size
+        self.llm = llama_cpp.Llama(
+            str(path),
+            n_ctx=setup["longest"],
+            n_threads=setup["threads"],
+            n_threads_batch=setup["threads"],
+            n_batch=512,
+            n_gpu_layers=-1 if setup["device"] == "cuda" else 0,
+            logits_all=False,
+            verbose=False,
+        )
+
+    def cache_bytes(self, positions: int) -> int:
+        return cache_bytes(self.shape, positions, torch.float16)
+
+    def first_token(self, tiles: int) -> dict:
+        ids = words(self.shape, 1, prompt_tokens(self.shape, tiles)).tolist()
+        self.llm.n_tokens = 0  # forgets; eval then clears the cache from there on
+        start = time.perf_counter()
+        self.llm.eval(ids)
+        return {"total": None, "vision": None, "prefill": time.perf_counter() - start}
+
+    def decode(self, context: int, tokens: int, batch: int, tiles: int | None) -> dict | None:
+        if batch > 1:
+            return None
+        self.llm.n_tokens = min(self.llm.n_tokens, context)
+        ids = words(self.shape, 1, context + WARM_UP + tokens).tolist()
+        if self.llm.n_tokens < context:
+            self.llm.eval(ids[self.llm.n_tokens : context])
+        for token in ids[context : context + WARM_UP]:
+            self.llm.eval([token])
+        start = time.perf_counter()
+        for token in ids[context + WARM_UP :]:
+            self.llm.eval([token])
+        return {"seconds": time.perf_counter() - start, "steps": tokens}
+
+
+def gguf_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes (rows, columns) of llama.cpp's tensors of a Llama whose head is not its embedding."""
+    width, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    block: dict[str, tuple[int, ...]] = {
+        "attn_q": (queries, width),
+        "attn_k": (keys, width),
+        "attn_v": (keys, width),
+    }
+    block |= {"attn_output": (width, queries), "attn_norm": (width,), "ffn_norm": (width,)}
+    block |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (config.vocab_size, width)}
+    for layer in range(config.num_hidden_layers):
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
+    shapes |= {"output_norm": (width,), "output": (config.vocab_size, width)}
+    return {f"{name}.weight": shape for name, shape in shapes.items()}
+
+
+def write_gguf(config: TextConfig, kind: str, path: Path) -> int:
+    """Write random weights; returns the bytes that one token reads. All layers get the same numbers, which
+    keeps memory small; speed does not depend on them. The tokens have names and no meaning."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    # A sentencepiece vocabulary: three control tokens, the 256 bytes that it must have, and names.
+    more, types = config.vocab_size - 259, gguf.TokenType
+    pieces = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(pieces + [f"token{number}".encode() for number in range(more)])
+    writer.add_token_scores([0.0] * 3 + [-float(number) for number in range(config.vocab_size - 3)])
+    kinds = [types.UNKNOWN, types.CONTROL, types.CONTROL, *[types.BYTE] * 256, *[types.NORMAL] * more]
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
+
+    plain, wanted = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType[kind]
+    random, kept, read = np.random.default_rng(0), {}, 0
+    for name, shape in gguf_shapes(config).items():
+        part = name.split(".")[-2], shape  # the same in all layers
+        if part not in kept and len(shape) == 1:
+            kept[part] = np.ones(shape, np.float32), plain
+        elif part not in kept:
+            numbers = random.standard_normal(shape, np.float32) * shape[1] ** -0.5
+            kept[part] = gguf.quants.quantize(numbers, wanted), wanted
+        data, raw_type = kept[part]
+        writer.add_tensor(name, data, raw_dtype=raw_type)
+        read += data.nbytes if name != "token_embd.weight" else 0
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return read

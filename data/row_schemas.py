@@ -1,0 +1,309 @@
+"""Rows as datasets lay them out -> conversations in the Hub's form, with each image in its place.
+
+| columns | known from |
+|---|---|
+| `messages`, `images` | TRL; {"type": "image"} parts take `images` in order |
+| `prompt` and `completion`, `images` | TRL; messages as above, or the user's and the assistant's text |
+| `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
+| `question`, `answer`, `image` or `images` | everything else |
+
+Rows may lack images, but if none of the first rows has one, the recipe must say so (`find_images`). Numbers
+are written out where a text is expected; NaN and infinity count as no text.
+"""
+
+from __future__ import annotations
+
+import math
+import mimetypes
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data.errors import BadRow, DatasetError
+
+# Why a row was left out. States of runs hold these words.
+BROKEN_IMAGE, EMPTY_TEXT, BAD_CONVERSATION = "broken image", "empty text", "bad conversation"
+PLACEHOLDERS, TOO_MANY_TILES, TOO_LONG = "images and placeholders differ", "too many tiles", "too long"
+BAD_RATING, OUTSIDE = "bad rating", "image outside of the dataset's folder"
+
+COLUMNS = ("messages", "prompt", "completion", "texts", "question", "answer", "images", "image")
+_TEXT_COLUMNS = (("messages",), ("prompt", "completion"), ("texts",), ("question", "answer"))
+_ROLES = {"prompt": "user", "completion": "assistant"}  # of a column that holds text instead of messages
+
+
+@dataclass(frozen=True)
+class RowSchema:
+    """How the rows of one dataset are read.
+
+    Args:
+        text_columns: the columns that hold the text, one of `_TEXT_COLUMNS`.
+        columns: our name of a column -> the dataset's, where they differ.
+        min_ratings: rating column -> the lowest rating that is trained on. A column with one number per row
+            leaves out rows; one with a number for each of `texts` leaves out turns. What is unrated stays.
+        folder: where relative image paths start; None refuses paths.
+        allow_urls: images may be fetched from the network.
+        allow_outside: paths may leave `folder`.
+    """
+
+    text_columns: tuple[str, ...]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    min_ratings: Mapping[str, float] = field(default_factory=dict)
+    folder: Path | None = None
+    allow_urls: bool = False
+    allow_outside: bool = False
+
+    def conversation(self, row: Any) -> list[dict[str, Any]] | None:
+        """A row's messages, each with a list of parts; None if its ratings are too low. Raises BadRow."""
+        if not isinstance(row, Mapping):  # a line that could not be read
+            raise BadRow(BAD_CONVERSATION, f"expected an object with columns, got {str(row)[:200]}")
+        if (kept := self._turns_kept(row)) is None:
+            return None
+        images = self.column_images(row)
+        given = self._given(row, kept)
+        unplaced = iter(images)
+        messages = [
+            {"role": message.get("role"), "content": list(self._parts(message.get("content"), unplaced))}
+            for message in given
+        ]
+        if all(isinstance(message.get("content"), str) for message in given):
+            _put_images_first(messages, images)
+        elif left := sum(1 for _ in unplaced):
+            raise BadRow(PLACEHOLDERS, f"{len(images)} images for {len(images) - left} image parts")
+        _check_texts(messages)
+        return messages
+
+    def images(self, row: Any) -> list[Any] | None:
+        """What `load_image` takes, for each image of the conversation; None if the ratings are too low."""
+        if (messages := self.conversation(row)) is None:
+            return None
+        parts = (part for message in messages for part in message["content"])
+        return [part["image"] for part in parts if part["type"] == "image"]
+
+    def column_images(self, row: Mapping[str, Any]) -> list[Any]:
+        """What `load_image` takes, for each image in the image columns."""
+        for name in ("images", "image"):
+            if (value := self._get(row, name)) is not None:
+                return [self._image(one) for one in (value if isinstance(value, list | tuple) else [value])]
+        return []
+
+    def _get(self, row: Mapping[str, Any], name: str) -> Any:
+        return row.get(self.columns.get(name, name))
+
+    def _turns_kept(self, row: Mapping[str, Any]) -> list[bool] | None:
+        """Which of the `texts` have the ratings they need; None if the row has not."""
+        texts = self._get(row, "texts") if self.text_columns == ("texts",) else None
+        kept = [True] * (len(texts) if isinstance(texts, Sequence) else 0)
+        for column, lowest in self.min_ratings.items():
+            rating = row.get(column)
+            if isinstance(rating, Sequence) and not isinstance(rating, str) and len(rating) == len(kept):
+                kept = [keep and _reaches(value, lowest) for keep, value in zip(kept, rating)]
+            else:
+                values = rating if isinstance(rating, list | tuple) else [rating]
+                if not all(_reaches(value, lowest) for value in values):
+                    return None
+        return kept if any(kept) or not kept else None
+
+    def _image(self, value: Any) -> Any:
+        """What `load_image` takes, for an image as a row holds it."""
+        if isinstance(value, Mapping):
+            value = value["bytes"] if value.get("bytes") is not None else value.get("path")
+        if value is None:
+            raise BadRow(BROKEN_IMAGE, "expected an image, got none")
+        if not isinstance(value, str | os.PathLike):
+            return value
+        text = os.fspath(value)
+        shown = repr(text[:200])
+        is_url = text.startswith(("http://", "https://"))
+        if text.startswith("data:") or (is_url and self.allow_urls):
+            return text
+        if is_url:
+            raise BadRow(BROKEN_IMAGE, f"{shown}: images are not downloaded; set allow_urls")
+        if self.folder is None:
+            raise BadRow(BROKEN_IMAGE, f"{shown}: expected the image itself, got a path")
+        try:
+            path = (self.folder / text).resolve()
+        except (OSError, ValueError, RuntimeError) as error:  # a NUL in it, or links in a circle
+            raise BadRow(BROKEN_IMAGE, f"{shown}: expected a path") from error
+        # Rows are often downloaded, and what a path names is shown to a model and kept in reports.
+        if not (self.allow_outside or path.is_relative_to(_own_folder(self.folder))):
+            advice = "move the image into it, or set allow_outside if you trust these rows"
+            raise BadRow(OUTSIDE, f"{shown} is outside of the dataset's folder: {advice}")
+        return path
+
+    def _given(self, row: Mapping[str, Any], kept: list[bool]) -> list[Mapping[str, Any]]:
+        """A row's messages, as the row holds them."""
+        values = [self._get(row, name) for name in self.text_columns]
+        if self.text_columns == ("question", "answer"):
+            return _turn(*values)
+        if self.text_columns == ("texts",):
+            return _turns(values[0], kept)
+        given: list[Any] = []
+        for name, value in zip(self.text_columns, values):
+            if name in _ROLES and isinstance(value, str | int | float):
+                value = {"role": _ROLES[name], "content": _text(value)}
+            if isinstance(value, Mapping):
+                value = [value]
+            if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) for one in value):
+                raise BadRow(BAD_CONVERSATION, f"{name}: expected a list of messages, got {_kind(value)}")
+            given += value
+        return given
+
+    def _parts(self, content: Any, unplaced: Iterator[Any]) -> Iterator[dict[str, Any]]:
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
+            raise BadRow(BAD_CONVERSATION, f"expected content as text or parts, got {_kind(content)}")
+        for part in content:
+            if part.get("type") == "text":
+                yield {"type": "text", "text": part.get("text")}
+            elif part.get("type") in ("image", "image_url"):
+                held = [part[key] for key in ("image", "url", "path", "base64") if part.get(key) is not None]
+                image = self._image(held[0]) if held else next(unplaced, None)
+                if image is None:
+                    raise BadRow(PLACEHOLDERS, "more image parts than images")
+                yield {"type": "image", "image": image}
+            else:
+                raise BadRow(BAD_CONVERSATION, f"expected a text or image part, got {part.get('type')!r}")
+
+
+# ------------------------------------------------------------------------------------------- the columns
+def find_schema(columns: Sequence[str], renamed: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Which columns of a dataset hold its text."""
+    if unknown := sorted(set(renamed) - set(COLUMNS)):
+        known = ", ".join(COLUMNS)
+        raise DatasetError(f"{name}: columns: expected names out of {known}, got {', '.join(unknown)}")
+    has = f"it has {', '.join(columns) or 'none'}"
+    if absent := sorted(set(renamed.values()) - set(columns)):
+        raise DatasetError(f"{name}: no column {', '.join(absent)}; {has}")
+    have = set(renamed) | (set(columns) - set(renamed.values()))
+    for needed in _TEXT_COLUMNS:
+        if have.issuperset(needed):
+            return needed
+    raise DatasetError(
+        f"{name}: expected a column messages, or texts, or question and answer; {has}: name yours under "
+        "columns"
+    )
+
+
+def find_images(
+    rows: Iterable[Any],
+    images_of: Callable[[Any], Sequence[Any] | None],
+    schema: RowSchema,
+    name: str,
+    how: str,
+) -> bool:
+    """Whether one of the first rows has an image. True, too, if none of them can be used for another reason,
+    which is counted and reported elsewhere. DatasetError if none has one, and a column that is not read looks
+    like images or all images are refused.
+
+    Args:
+        images_of: a row -> its images, None if its ratings are too low; may raise BadRow.
+        how: see `no_images`.
+    """
+    read = {schema.columns.get(column, column) for column in (*schema.text_columns, "images", "image")}
+    usable, refused, alike = False, "", dict[str, None]()
+    columns: dict[str, None] = {}
+    for row in (row for row in rows if isinstance(row, Mapping)):  # others could not be read
+        try:
+            if images := images_of(row):
+                return True
+            usable = usable or images is not None
+        except BadRow as error:
+            if error.reason in (BROKEN_IMAGE, OUTSIDE, PLACEHOLDERS):
+                refused = refused or str(error)
+        columns |= dict.fromkeys(row)
+        alike |= {key: None for key, value in row.items() if key not in read and looks_like_image(value)}
+    if alike:
+        raise no_images(name, columns, how.replace("COLUMN", next(iter(alike))))
+    if refused:
+        raise DatasetError(f"{name}: none of the first rows has an image that can be used: {refused}")
+    return not usable
+
+
+def no_images(name: str, columns: Iterable[str], how: str) -> DatasetError:
+    """The error about first rows without an image; `how` to name their column, or to allow text alone."""
+    return DatasetError(
+        f"{name}: the first rows have no image in a column image or images; their columns are "
+        f"{', '.join(columns)}: write {how}"
+    )
+
+
+def looks_like_image(value: Any) -> bool:
+    """Whether a column's value may be an image: bytes, or the name of an image file."""
+    if isinstance(value, list | tuple):
+        return bool(value) and looks_like_image(value[0])
+    if isinstance(value, Mapping):
+        return looks_like_image(value.get("path") if value.get("path") is not None else value.get("bytes"))
+    if isinstance(value, str):
+        kind, _ = mimetypes.guess_type(value[:4096].partition("?")[0], strict=False)
+        return (kind or "").startswith("image/") and "\n" not in value
+    return isinstance(value, bytes)
+
+
+def _own_folder(folder: Path) -> Path:
+    """The folder that a dataset's files lie in. Those of a snapshot in the Hub's cache link to its blobs."""
+    folder = folder.resolve()
+    for parent in folder.parents:
+        if parent.name == "snapshots" and (parent.parent / "blobs").is_dir():
+            return parent.parent
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------- messages
+def _turns(texts: Any, kept: list[bool]) -> list[Mapping[str, Any]]:
+    if not isinstance(texts, Sequence) or not all(isinstance(turn, Mapping) for turn in texts):
+        raise BadRow(BAD_CONVERSATION, f"texts: expected a list of user and assistant, got {_kind(texts)}")
+    if not texts:
+        raise BadRow(EMPTY_TEXT, "texts: expected at least one turn, got none")
+    turns = [_turn(turn.get("user"), turn.get("assistant")) for turn, keep in zip(texts, kept) if keep]
+    return [message for turn in turns for message in turn]
+
+
+def _turn(question: Any, answer: Any) -> list[Mapping[str, Any]]:
+    question, answer = _text(question), _text(answer)
+    for name, text in (("question", question), ("answer", answer)):
+        if text is None or isinstance(text, float) or (isinstance(text, str) and not text.strip()):
+            raise BadRow(EMPTY_TEXT, f"{name}: expected some text, got {text!r}")
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _put_images_first(messages: list[dict[str, Any]], images: list[Any]) -> None:
+    """All images stand before the first text of the user."""
+    first = next((message for message in messages if message["role"] == "user"), None)
+    if first is not None:
+        first["content"] = [*({"type": "image", "image": image} for image in images), *first["content"]]
+    elif images:
+        raise BadRow(PLACEHOLDERS, f"{len(images)} images and no message of a user to show them in")
+
+
+def _check_texts(messages: list[dict[str, Any]]) -> None:
+    """Every user's message has text or an image, every assistant's has text, and there is one."""
+    for message in messages:
+        parts, role = message["content"], message["role"]
+        has_text = any(part["type"] == "text" and str(part["text"] or "").strip() for part in parts)
+        has_image = role == "user" and any(part["type"] == "image" for part in parts)
+        if role in ("user", "assistant") and not (has_text or has_image):
+            raise BadRow(EMPTY_TEXT, f"a message of the {role}: expected some text, got none")
+    if all(message["role"] != "assistant" for message in messages):
+        raise BadRow(EMPTY_TEXT, "expected an assistant's message to learn from, got none")
+
+
+def _text(value: Any) -> Any:
+    """A text column's value: numbers are written out, and the first of several answers counts. NaN and
+    infinity stay floats: they are a gap in a table, not a text."""
+    if isinstance(value, list | tuple):
+        value = value[0] if value else None
+    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return str(value) if is_number else value
+
+
+def _reaches(rating: Any, lowest: float) -> bool:
+    if rating is not None and not isinstance(rating, int | float):
+        raise BadRow(BAD_RATING, f"expected a rating as a number, got {_kind(rating)}")
+    return rating is None or rating >= lowest
+
+
+def _kind(value: Any) -> str:
+    return "none" if value is None else type(value).__name__

@@ -1,0 +1,395 @@
+"""Metrics by name. Where a benchmark has an official scorer, the metric gives its scores.
+
+    metric = find_metric("relaxed_accuracy", years_exact=True)
+    score = metric.score("24.5 %", ["25"], {})
+
+| metric | source |
+|---|---|
+| `exact_match` | exact_match of lmms-eval and of Hugging Face's evaluate |
+| `vqa_accuracy` | Goyal et al., "Making the V in VQA Matter" (2017); https://visualqa.org/evaluation.html |
+| `anls` | Biten et al., "Scene Text Visual Question Answering" (2019), equation 1, as DocVQA scores it |
+| `relaxed_accuracy` | Masry et al., "ChartQA" (2022), section 5.1, after Methani et al., "PlotQA" (2020) |
+| `multiple_choice` | MMStar in lmms-eval, MMMU's own scorer, ScienceQA in LLaVA's evaluation |
+| `pope` | Li et al., "Evaluating Object Hallucination in Large Vision-Language Models" (2023), section 5 |
+| `rouge_l` | Lin (2004), by Google's rouge-score |
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import re
+import statistics
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+Fields = Mapping[str, Any]
+
+
+class MetricError(ValueError):
+    """A metric or option that does not exist, or a question that the metric cannot score."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One answered question; `fields` are the row's other columns, such as {"choices": [...]}."""
+
+    answer: str
+    targets: tuple[str, ...]
+    score: float
+    fields: Fields = field(default_factory=dict)
+
+
+def mean_score(samples: Sequence[Scored]) -> dict[str, float]:
+    """{"score": the mean}, rounded once, so that it does not depend on the order of the samples."""
+    return {"score": math.fsum(sample.score for sample in samples) / len(samples)}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How answers are scored.
+
+    description: normalisation, formula and source in one sentence; runs are resumed and compared by it.
+    score: (answer, targets, the row's other columns) -> 0 to 1. Raises MetricError where that is impossible.
+    summarise: all questions -> figures, of which "score" is the one that is reported.
+    targets_needed: with fewer targets no answer can score 1.
+    """
+
+    name: str
+    description: str
+    score: Callable[[str, Sequence[str], Fields], float]
+    summarise: Callable[[Sequence[Scored]], dict[str, float]] = mean_score
+    targets_needed: int = 1
+
+
+# What differs between scorers of one name, which matters more than most models' differences.
+STYLES: dict[str, Any] = {
+    "vqa_accuracy": ("vqav2", "textvqa"),  # textvqa, as MMF and EvalAI: first treats commas, ? and 's
+    "multiple_choice": {
+        "mmstar": "the most certain form of a letter in the answer, the last of that form; none is wrong "
+        "(lmms-eval's MMStar; Chen et al. 2024)",
+        "mmmu": "bracketed letter, letter, or text of a choice, the last one; none scores 1 / choices, what "
+        "the official random guess scores on average (Yue et al. 2024)",
+        "letter": "the letter alone or before a full stop (ScienceQA, Lu et al. 2022, as in LLaVA)",
+    },
+}
+
+
+# ------------------------------------------------------------------------------------------- exact match
+def exact_match(strip: bool = True, ignore_case: bool = True, ignore_punctuation: bool = False) -> Metric:
+    def normalised(text: str) -> str:
+        text = text.strip() if strip else text
+        text = text.lower() if ignore_case else text
+        return text.translate(str.maketrans("", "", string.punctuation)) if ignore_punctuation else text
+
+    def score(answer: str, targets: Sequence[str], fields: Fields) -> float:
+        return float(normalised(answer) in map(normalised, targets))
+
+    ignored = {"space at the ends": strip, "case": ignore_case, "punctuation": ignore_punctuation}
+    but_for = " and ".join(name for name, is_ignored in ignored.items() if is_ignored) or "nothing"
+    return Metric(
+        "exact_match",
+        f"Exact match: 1 where the answer equals one of the targets but for {but_for} (after exact_match in "
+        f"lmms-eval and Hugging Face's evaluate{', which keep space at the ends' if strip else ''}).",
+        score,
+    )
+
+
+# ------------------------------------------------------------------------------------------ VQA accuracy
+_AGREEING = 3  # other people who give an answer make it right
+
+_NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+_DIGITS = {"none": "0"} | {word: str(number) for number, word in enumerate(_NUMBERS)}
+_PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
+_COMMA_IN_NUMBER = re.compile(r"\d,+(?=\d)")
+_PERIOD = re.compile(r"\.(?!\d)")
+_PERIODS_REMOVED = 32  # the official scorer passes re.UNICODE, which is 32, as the number to replace
+
+# Words that get their apostrophe back where one of them is missing.
+_APOSTROPHES = """
+    ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't
+    haven't he'd he'd've he's how'd how'll how's isn't it'd it'd've it'll ma'am mightn't mightn't've
+    might've mustn't must've needn't not've o'clock oughtn't 'ow's'at shan't she'd've should've
+    shouldn't shouldn't've somebody'd've somebody'll somebody's someone'd someone'd've someone'll
+    someone's something'd something'd've something'll that's there'd there'd've there're there's they'd
+    they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've
+    when's where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't
+    would've wouldn't wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
+"""
+
+
+@cache
+def _contractions() -> dict[str, str]:
+    """A word without one of its apostrophes -> the word."""
+    table = {"somebody'd": "somebodyd"}  # the wrong way round in the official scorer, too
+    for word in _APOSTROPHES.split():
+        for place in (at for at, letter in enumerate(word) if letter == "'"):
+            table[word[:place] + word[place + 1 :]] = word
+    return table
+
+
+def _normalise_vqa(text: str, style: str) -> str:
+    """Lower case, digits for number words, no articles, no punctuation; slips of the official scorer kept."""
+    if style == "textvqa":
+        text = text.lower().replace(",", "").replace("?", "").replace("'s", " 's")
+    text = text.strip().replace("\n", " ").replace("\t", " ").strip()
+    # A mark beside a space is removed and any other becomes a space, except where a number has a comma: that
+    # removes all of them. What decides is the text before any mark was taken out.
+    in_number, cleaned = _COMMA_IN_NUMBER.search(text) is not None, text
+    for mark in _PUNCTUATION:
+        beside_space = f"{mark} " in text or f" {mark}" in text
+        cleaned = cleaned.replace(mark, "" if beside_space or in_number else " ")
+    cleaned = _PERIOD.sub("", cleaned, count=_PERIODS_REMOVED)
+    words = [_DIGITS.get(word, word) for word in cleaned.lower().split()]
+    return " ".join(_contractions().get(word, word) for word in words if word not in ("a", "an", "the"))
+
+
+def vqa_accuracy(style: str = "vqav2") -> Metric:
+    """min(1, people who gave this answer / 3), averaged over leaving each person out in turn."""
+
+    def score(answer: str, targets: Sequence[str], fields: Fields) -> float:
+        normal = _normalise_vqa(answer, style)
+        agree = [_normalise_vqa(target, style) == normal for target in targets]
+        return float(statistics.mean(min(1, (sum(agree) - left_out) / _AGREEING) for left_out in agree))
+
+    return Metric(
+        "vqa_accuracy",
+        "VQA accuracy: min(1, other people with this answer / 3), averaged over each of the (ten) people "
+        "left out, after the official normalisation (lower case, digits for number words, no articles, no "
+        f"punctuation; {style}); Goyal et al. 2017.",
+        score,
+        targets_needed=_AGREEING + 1,  # one of them is left out
+    )
+
+
+# -------------------------------------------------------------------------------------------------- ANLS
+def _edit_distance(one: str, other: str) -> int:
+    """Levenshtein's distance: insertions, deletions and replacements of a letter."""
+    above = list(range(len(other) + 1))  # distances of one[:i] to every beginning of `other`
+    for i, letter in enumerate(one, 1):
+        row = [i]
+        for j, wanted in enumerate(other, 1):
+            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (letter != wanted)))
+        above = row
+    return above[-1]
+
+
+def anls(threshold: float = 0.5) -> Metric:
+    """1 - the smallest normalised edit distance to a target; 0 where that is below the threshold."""
+
+    def distance(answer: str, target: str) -> float:
+        # The official scorer squeezes spaces before it compares, but counts them in the length.
+        length = max(len(target.upper()), len(answer.upper()))
+        squeezed = (" ".join(text.lower().split()) for text in (target, answer))
+        return _edit_distance(*squeezed) / length if length else 0.0
+
+    def score(answer: str, targets: Sequence[str], fields: Fields) -> float:
+        similarity = 1 - min(distance(answer, target) for target in targets)
+        return similarity if similarity >= threshold else 0.0
+
+    return Metric(
+        "anls",
+        "ANLS: 1 - edit distance / length of the longer text, to the nearest target, in lower case with "
+        f"single spaces; 0 below {threshold}; Biten et al. 2019, as scored by DocVQA.",
+        score,
+    )
+
+
+# -------------------------------------------------------------------------------------- relaxed accuracy
+_YEAR = re.compile(r"\s*(1\d|20)\d\d\s*", re.ASCII)  # 1000 to 2099, written as a whole number
+
+
+def _as_number(text: str) -> float | None:
+    """The number that a text is, a percentage as a fraction; None where it is none."""
+    try:
+        return float(text.rstrip("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        return None
+
+
+def relaxed_accuracy(tolerance: float = 0.05, years_exact: bool = False) -> Metric:
+    """Five percent of a year is a century, so that 1950 is a right answer to 2020, here as in the official
+    scorer; `years_exact` asks for the very number where the target is 1000 to 2099."""
+
+    def matches(answer: str, target: str) -> bool:
+        got, wanted = _as_number(answer), _as_number(target)
+        if got is None or not wanted:  # nothing is within 5 % of 0: a target of 0 is compared as text
+            return answer.lower() == target.lower()
+        if years_exact and _YEAR.fullmatch(target):
+            return got == wanted
+        return abs(got - wanted) / abs(wanted) <= tolerance
+
+    years = "exact for years" if years_exact else "for years, too, as in the official scorer"
+    return Metric(
+        "relaxed_accuracy",
+        f"Relaxed accuracy: numbers within {tolerance:.2%} of the target ({years}; a percentage is a "
+        "fraction), other answers equal but for case; Masry et al. 2022, after Methani et al. 2020.",
+        lambda answer, targets, fields: float(any(matches(answer, target) for target in targets)),
+    )
+
+
+# --------------------------------------------------------------------------------------- multiple choice
+_LETTERS_WITHOUT_CHOICES = "ABCD"  # where only the question holds the choices, as in MMStar
+_CALLED = [*(f"{kind}answer" for kind in ("", "correct ", "best ")), "correct option", "best option"]
+_CALLED += ["choice", "correct choice"]
+_PHRASES = (
+    *(f"{word}{called} is" for called in _CALLED for word in ("", "the ")),
+    *("my answer is", "my choice is", "i choose", "i select", "i pick"),
+    *("옵션", "정답은", "답은", "답:", "答案是", "答案为", "选", "答えは"),
+)
+_FORMS = ("({})", "{}.", "{}:", "{})", "{} ")  # from the most certain on
+
+
+def _mmstar_letter(answer: str, letters: str) -> str:
+    """The letter that lmms-eval's MMStar finds, or ""."""
+    text = answer.strip()
+    for mark in ",.!?;:'\"":
+        text = text.strip(mark)
+    bare, text = text.strip(), f" {text} "
+    if bare and bare[0] in letters and not bare[1:2].isalpha():
+        return bare[0]
+    if bare and bare[-1] in letters and not bare[-2:-1].isalpha():
+        return bare[-1]
+    begins = [at + len(phrase) for phrase in _PHRASES if (at := text.lower().find(phrase)) >= 0]
+    found = [(text.find(letter, begin), letter) for begin in begins for letter in letters]
+    for form in (*_FORMS, "{}"):
+        if any(at >= 0 for at, _ in found):
+            break
+        found = [(text.rfind(form.format(letter)), letter) for letter in letters]
+    at, letter = max(found)
+    return letter if at >= 0 else ""
+
+
+def _mmmu_letter(answer: str, letters: str, choices: Sequence[str]) -> str:
+    """The letter that MMMU's scorer finds, or "" where it would guess."""
+    for mark in ",.!?;:'":
+        answer = answer.strip(mark)
+    text = f" {answer} "
+    for form, place in (("({})", "({})"), ("{} ", " {} "), ("{}.", " {} ")):
+        found = [letter for letter in letters if form.format(letter) in text]
+        if found:  # the last one, or the first where none stands free
+            return max(found, key=lambda letter: text.rfind(place.format(letter)))
+    if len(text.split()) <= 5:
+        return ""
+    places = {letter: text.lower().rfind(choice.lower()) for letter, choice in zip(letters, choices)}
+    letter = max(places, key=lambda letter: places[letter])
+    return letter if places[letter] >= 0 else ""
+
+
+def _plain_letter(answer: str, letters: str) -> str:
+    """The answer as a letter, or the letter before a full stop at its beginning, or ""."""
+    text = answer.strip()
+    alone, before_stop = len(text) == 1, text[1:2] == "." and text[0].isupper()
+    letter = text[0].lower().upper() if alone or before_stop else ""
+    return letter if len(letter) == 1 and letter in letters else ""
+
+
+def multiple_choice(style: str = "mmstar") -> Metric:
+    """A target is a letter or the text of one of the choices. MMMU's scorer guesses where an answer chooses
+    nothing; this one scores what such a guess is worth on average."""
+
+    def score(answer: str, targets: Sequence[str], fields: Fields) -> float:
+        choices = list(fields.get("choices") or ())
+        letters = string.ascii_uppercase[: len(choices)]
+        if not choices and style != "mmmu":
+            letters = _LETTERS_WITHOUT_CHOICES
+        by_text = dict(zip(reversed(choices), reversed(letters)))  # of equal texts, the first
+        named = [(target, target.strip().upper()) for target in targets]
+        wanted = {letter if letter in [*letters] else by_text.get(target) for target, letter in named}
+        if None in wanted:
+            allowed = ", ".join(letters) or "those of a column choices"
+            raise MetricError(
+                f"multiple_choice: expected a letter or text of {allowed}, got {targets!r:.200}"
+            )
+        if style == "mmmu":
+            got = _mmmu_letter(answer, letters, choices)
+            return float(got in wanted) if got else len(wanted) / len(letters)
+        find = _mmstar_letter if style == "mmstar" else _plain_letter
+        return float(find(answer, letters) in wanted)
+
+    return Metric(
+        "multiple_choice",
+        f"Multiple choice: 1 where the chosen letter is the target's; {STYLES['multiple_choice'][style]}.",
+        score,
+    )
+
+
+# -------------------------------------------------------------------------------------------------- POPE
+def pope() -> Metric:
+    def expected(targets: Sequence[str]) -> str:
+        wanted = {target.lower().strip() for target in targets}
+        if len(wanted) != 1 or not wanted <= {"yes", "no"}:
+            raise MetricError(f"pope: expected the target yes or no, got {', '.join(map(repr, targets))}")
+        return wanted.pop()
+
+    def summarise(samples: Sequence[Scored]) -> dict[str, float]:
+        # An answer that is neither yes nor no is wrong and in no other count, as in lmms-eval.
+        # target_yes_rate is what lmms-eval calls pope_yes_ratio; it says nothing about the model.
+        pairs = [(sample.answer.lower().strip(), expected(sample.targets)) for sample in samples]
+        hits, false_yes = pairs.count(("yes", "yes")), pairs.count(("yes", "no"))
+        missed = pairs.count(("no", "yes"))
+        precision = hits / (hits + false_yes) if hits + false_yes else 0.0
+        recall = hits / (hits + missed) if hits + missed else 0.0
+        both = precision + recall
+        return {
+            **mean_score(samples),
+            "precision": precision,
+            "recall": recall,
+            "f1": 2 * (precision * recall) / both if both else 0.0,
+            "yes_rate": (hits + false_yes) / len(pairs),
+            "target_yes_rate": sum(wanted == "yes" for _, wanted in pairs) / len(pairs),
+        }
+
+    return Metric(
+        "pope",
+        "POPE: accuracy, with precision, recall and F1 of yes, and the share of yes among answers; "
+        "the answer is yes or no and nothing else, in any case (lmms-eval); Li et al. 2023.",
+        lambda answer, targets, fields: float(answer.lower().strip() == expected(targets)),
+        summarise,
+    )
+
+
+# ----------------------------------------------------------------------------------------------- ROUGE-L
+def rouge_l(stem: bool = False) -> Metric:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer  # optional
+    except ImportError:
+        raise MetricError("rouge_l needs rouge-score: pip install -r requirements-eval.txt") from None
+    scorer = RougeScorer(["rougeL"], use_stemmer=stem)
+    return Metric(
+        "rouge_l",
+        "ROUGE-L: F1 of the longest common subsequence of words (lower case, letters and digits"
+        f"{', stemmed' if stem else ''}) with the nearest target; Lin 2004, by Google's rouge-score.",
+        lambda answer, targets, fields: float(scorer.score_multi(targets, answer)["rougeL"].fmeasure),
+    )
+
+
+# ----------------------------------------------------------------------------------------------- by name
+METRICS: dict[str, Callable[..., Metric]] = {
+    metric.__name__: metric
+    for metric in (exact_match, vqa_accuracy, anls, relaxed_accuracy, multiple_choice, pope, rouge_l)
+}
+
+
+def find_metric(name: str, **options) -> Metric:
+    """The metric of this name, with options of its own. Raises MetricError for what there is not."""
+    if name not in METRICS:
+        near = difflib.get_close_matches(name, METRICS, cutoff=0.4) or sorted(METRICS)
+        raise MetricError(f"unknown metric {name!r}; expected {' or '.join(near)}")
+    known = inspect.signature(METRICS[name]).parameters
+    for option, value in options.items():
+        if option not in known:
+            raise MetricError(f"metric {name} has no option {option!r}; its options are {', '.join(known)}")
+        kind = type(known[option].default)
+        if kind is float:
+            fits, expected = isinstance(value, int | float) and 0 <= value <= 1, "a number from 0 to 1"
+        else:
+            allowed = [True, False] if kind is bool else [*STYLES[name]]
+            fits, expected = value in allowed, " or ".join(str(one).lower() for one in allowed)
+        if not fits:
+            raise MetricError(f"metric {name}: expected {option} as {expected}, got {value!r}")
+    return METRICS[name](**options)

@@ -1,0 +1,1 @@
+"""Faster ways of one decode step, each checked against the eager one."""

@@ -1,0 +1,313 @@
+"""What is known by its content: tiles' features, and the positions that the rows of a cache hold.
+
+    features = FeatureCache(model, max_bytes=64 * 2**20)
+    prompt = read_prompt(model, input_ids, pixel_values, max_new_tokens=64)   # checked, with keys
+    slots = SlotCache(model.language_model, CacheBudget(slots=8, positions=1024, context=8192, ...))
+    reused = slots.filled_in_common(prompt.keys)[slot]
+    embeddings, encoded = embed_rest(model, features, prompt, reused)
+
+A tile's digest is taken over all that its features depend on besides the weights: the pixels as preprocessing
+left them, their shape and dtype, and its mask. A position's key is a token's id, or a number below 0 that
+stands for a tile's digest, because all placeholders carry the same id. Two prompts with the same keys from
+the front have the same keys and values there in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from generation import kv_cache as kv
+from generation.kv_cache import KVCache, bytes_per_position
+from generation.options import CacheMemoryError, check_integer
+from generation.prompt import prompt_lengths
+from generation.protocol import Decoder, VisionLanguage
+
+NO_KEY = torch.iinfo(torch.int64).min  # the key of no position
+
+
+def tile_digests(tiles: Tensor, masks: Tensor | None = None) -> list[bytes]:
+    """A SHA-256 of each tile, because visitors choose the pixels.
+
+    Args:
+        tiles: (N, 3, H, W), preprocessed.
+        masks: (N, H, W), 1 on real pixels; None, or all ones for a tile, means that all of it is real.
+    """
+    digests = []
+    for index, tile in enumerate(tiles):
+        parts = [tile]
+        if masks is not None and not masks[index].all():
+            parts.append(masks[index] != 0)
+        digest = hashlib.sha256(f"{tile.dtype} {tuple(tile.shape)}".encode())
+        for part in parts:  # as uint8, because numpy has no bfloat16
+            digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digests.append(digest.digest())
+    return digests
+
+
+class FeatureCache:
+    """Features of the tiles used last, on the model's device.
+
+    Several sessions of one model may share one, from several threads. Call `clear` when the weights change.
+
+    Args:
+        max_bytes: size limit; the tile used longest ago goes first. 0 keeps nothing.
+    """
+
+    def __init__(self, model: VisionLanguage, max_bytes: int):
+        check_integer("max_bytes", max_bytes, low=0)
+        self.model, self.max_bytes, self.size_in_bytes = model, max_bytes, 0
+        self._features: OrderedDict[bytes, Tensor] = OrderedDict()  # the tile used last is the last
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        """Tiles kept."""
+        return len(self._features)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._features.clear()
+            self.size_in_bytes = 0
+
+    @torch.no_grad()
+    def encode(self, tiles: Tensor, masks: Tensor | None, digests: Sequence[bytes]) -> tuple[Tensor, int]:
+        """Features (N, S, D) of tiles with these `tile_digests`, and how many of them had to be encoded.
+
+        All that are missing are encoded in one call, equal ones once.
+        """
+        found = {}
+        with self._lock:
+            for digest in digests:
+                if digest in self._features:
+                    self._features.move_to_end(digest)
+                    found[digest] = self._features[digest]
+        missing = {digest: index for index, digest in enumerate(digests) if digest not in found}
+        if missing:
+            places = list(missing.values())
+            own_masks = None if masks is None else masks[places]
+            for digest, features in zip(missing, self.model.encode_images(tiles[places], own_masks)):
+                found[digest] = features
+                self._put(digest, features)
+        return torch.stack([found[digest] for digest in digests]), len(missing)
+
+    def _put(self, digest: bytes, features: Tensor) -> None:
+        with self._lock:
+            if features.nbytes > self.max_bytes or digest in self._features:  # by another thread
+                return
+            while self.size_in_bytes + features.nbytes > self.max_bytes:
+                self.size_in_bytes -= self._features.popitem(last=False)[1].nbytes
+            # A copy, because a row of the batch would keep the whole batch in memory.
+            self._features[digest] = features.clone()
+            self.size_in_bytes += features.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class KeyedPrompt:
+    """A checked prompt of one row: ids (T,) on the CPU, without padding; N tiles and masks, or None.
+
+    keys: (L,) int64, one for each position, images included; see the module's docstring.
+    """
+
+    input_ids: Tensor
+    tiles: Tensor | None
+    masks: Tensor | None
+    digests: list[bytes]
+    keys: Tensor
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def read_prompt(
+    model: VisionLanguage,
+    input_ids: Tensor,
+    pixel_values: Tensor | None = None,
+    pixel_attention_mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    max_new_tokens: int = 0,
+    digests: Sequence[bytes] | None = None,
+) -> KeyedPrompt:
+    """The prompt of one row; raises ValueError for what the model cannot take, before any work.
+
+    Takes the inputs of `VisionLanguageModel.generate`, and the `tile_digests` of the tiles if the caller has
+    them already.
+    """
+    config, tiles, masks, row_tiles = model.config, None, None, None
+    if pixel_values is not None and pixel_values.numel():
+        tiles, masks, row_tiles = model.tiles_of_rows(pixel_values, pixel_attention_mask)
+    prompt_lengths(config, input_ids, attention_mask, tiles is not None, max_new_tokens)
+    if len(input_ids) != 1:
+        raise ValueError(f"input_ids: expected one prompt at a time, got a batch of {len(input_ids)}")
+    ids = input_ids[0].cpu()
+    if attention_mask is not None:
+        ids = ids[attention_mask[0].bool().cpu()]
+    if ids.dtype != torch.int64 or ids.min() < 0 or ids.max() >= config.text.vocab_size:
+        raise ValueError(
+            f"input_ids: expected int64 from 0 to {config.text.vocab_size - 1}, "
+            f"got {ids.dtype} from {ids.min().item()} to {ids.max().item()}"
+        )
+    if tiles is not None:
+        size, channels = config.vision.image_size, (config.vision.num_channels,)
+        shapes = (("pixel_values", tiles, channels), ("pixel_attention_mask", masks, ()))
+        for name, tensor, front in shapes:
+            expected = (*front, size, size)
+            if tensor is not None and tensor.shape != (len(tiles), *expected):
+                raise ValueError(f"{name}: expected tiles of {expected}, got {tuple(tensor.shape)}")
+        if digests is None:
+            digests = tile_digests(tiles, masks)
+        elif len(digests) != len(tiles):
+            raise ValueError(f"digests: expected one for each of {len(tiles)} tiles, got {len(digests)}")
+    model.check_placeholders(ids[None], None if tiles is None else len(tiles), row_tiles)
+    known = list(digests or ()) if tiles is not None else []
+    # 62 bits of a digest: enough that no two of a visitor's tiles are taken for one another by chance, nor
+    # can be made to look like somebody else's.
+    tile_keys = torch.tensor([-1 - (int.from_bytes(digest[:8]) >> 2) for digest in known], dtype=torch.int64)
+    tile_keys = tile_keys.repeat_interleave(config.tokens_per_tile)
+    if config.image_placement == "prefix":
+        keys = torch.cat((tile_keys, ids))
+    else:
+        keys = ids.masked_scatter(ids == config.image_token_id, tile_keys)
+    return KeyedPrompt(ids, tiles, masks, known, keys)
+
+
+def embed_rest(
+    model: VisionLanguage, feature_cache: FeatureCache, prompt: KeyedPrompt, reused: int
+) -> tuple[Tensor, int]:
+    """Embeddings (1, L - reused, D) of the positions after the first `reused`, and how many tiles were
+    encoded for them."""
+    features, encoded = None, 0
+    # A tile that was cut off in the middle is encoded, and its first `place` features left out.
+    tile, place = divmod(int((prompt.keys[:reused] < 0).sum()), model.config.tokens_per_tile)
+    if prompt.tiles is not None and tile < len(prompt.digests):
+        masks = None if prompt.masks is None else prompt.masks[tile:]
+        features, encoded = feature_cache.encode(prompt.tiles[tile:], masks, prompt.digests[tile:])
+        features = features.flatten(0, 1)[place:][None]  # (N, S, D) -> (1, N · S - place, D)
+    front = len(prompt) - len(prompt.input_ids)
+    ids = prompt.input_ids[None, max(0, reused - front) :].to(model.device)
+    return model.place_features(ids, model.language_model.embed_tokens(ids), features), encoded
+
+
+@dataclass(frozen=True)
+class CacheBudget:
+    """Memory of a cache: `slots` rows of `positions` to begin with and of `context` at most.
+
+    available: bytes that the cache may take; None for no limit.
+    """
+
+    slots: int
+    positions: int
+    context: int
+    bytes_per_position: int
+    available: int | None = None
+
+    @classmethod
+    def of(cls, language_model: Decoder, slots: int, available: int | None = None) -> CacheBudget:
+        context = language_model.config.max_position_embeddings
+        return cls(slots, min(kv.STEP, context), context, bytes_per_position(language_model), available)
+
+    def check(self, positions: int) -> None:
+        """Raise CacheMemoryError if slots of so many positions are too large."""
+        needed = self.slots * positions * self.bytes_per_position
+        if self.available is not None and needed > self.available:
+            raise CacheMemoryError(
+                f"{self.slots} slots of {positions} positions need {needed} bytes of cache, but only "
+                f"{self.available} are available: use fewer slots"
+            )
+
+    def __str__(self) -> str:
+        begin, grown = (
+            f"{self.slots * positions * self.bytes_per_position / 2**20:.1f} MiB"
+            for positions in (self.positions, self.context)
+        )
+        more = "" if self.positions == self.context else f", up to {grown} if they grow"
+        available = "unknown" if self.available is None else f"{self.available / 2**20:.1f} MiB"
+        return (
+            f"{self.slots} slots of {self.positions} positions: {begin} of cache{more}; {available} available"
+        )
+
+
+class SlotCache:
+    """A cache whose rows are slots for one prompt each. Allocated when first needed, grown by `kv.STEP`.
+
+    A slot remembers the keys of its positions, also after its request has ended. A new prompt is compared
+    with all of them: what it shares with one from the front is copied from there, or stays where it is when
+    the prompt gets that slot. So there is no second store of prefixes, and nothing to evict.
+
+    An interrupt (Ctrl-C, out of memory) may come between any two lines: `filled` never counts more positions
+    than hold what `keys` says, so what is claimed is true at every moment.
+    """
+
+    def __init__(self, language_model: Decoder, budget: CacheBudget):
+        self._language_model, self._budget = language_model, budget
+        self.kv_cache: KVCache = []  # until the first `reserve`
+        self.forget()
+
+    @property
+    def capacity(self) -> int:
+        return kv.capacity(self.kv_cache) if self.kv_cache else 0
+
+    def forget(self) -> None:
+        """Hold nothing any more; the memory stays."""
+        self.filled = [0] * self._budget.slots  # positions of each slot that are computed
+        # Key of what is, or is about to be, at each position of each slot: (slots, S), on the host.
+        self._keys = torch.full((self._budget.slots, self.capacity), NO_KEY)
+
+    def reserve(self, needed: int) -> None:
+        """Have `needed` positions in every slot. Raises CacheMemoryError if the budget is too small."""
+        budget, model = self._budget, self._language_model
+        if needed > self.capacity:
+            wanted = min(max(budget.positions, kv.round_up(needed, kv.STEP)), budget.context)
+            budget.check(wanted)
+            if self.kv_cache:
+                kv.grow(self.kv_cache, wanted, budget.context)
+            else:
+                like, dtype = model.norm.weight, model.cache_dtype
+                self.kv_cache = kv.allocate_for(model.config, budget.slots, wanted, like, dtype)
+        self._keys = F.pad(self._keys, (0, self.capacity - self._keys.shape[1]), value=NO_KEY)
+
+    def in_common(self, keys: Tensor) -> list[int]:
+        """How many positions of keys (L,) each slot holds or is about to hold, from the front."""
+        width = min(len(keys), self._keys.shape[1])
+        differs = F.pad(self._keys[:, :width] != keys[:width], (0, 1), value=True)
+        return differs.to(torch.uint8).argmax(1).tolist()  # the first of equal maxima
+
+    def filled_in_common(self, keys: Tensor) -> list[int]:
+        """`in_common`, without positions that are not computed yet."""
+        return [min(shared, filled) for shared, filled in zip(self.in_common(keys), self.filled)]
+
+    def assign(self, slot: int, keys: Tensor, source: int, shared: int) -> None:
+        """Give a slot to a prompt whose first `shared` positions slot `source` holds; see `reserve`."""
+        if source != slot:
+            self.filled[slot] = 0
+            kv.copy_row(self.kv_cache, source, slot, shared)
+        self.filled[slot] = min(self.filled[slot], shared)
+        self._keys[slot, : len(keys)] = keys
+        self._keys[slot, len(keys) :] = NO_KEY
+        self.filled[slot] = shared
+
+    def append(self, slot: int, keys: Tensor) -> None:
+        """Note tokens that were computed at the end of a slot."""
+        self.reserve(0)  # keys for what the decode loop has grown the cache by
+        end = self.filled[slot] + len(keys)
+        self._keys[slot, self.filled[slot] : end] = keys
+        self.filled[slot] = end
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy a row with all of its `length` positions, prompt and answer, into another slot."""
+        kv.copy_row(self.kv_cache, source, target, length)
+        self._keys[target] = self._keys[source]
+        self.filled[target] = self.filled[source]
+
+    def clear(self, slot: int) -> None:
+        """Zero a row that holds NaN, which would reach the slot's next request through the mask."""
+        for layer in self.kv_cache:
+            for tensor in layer.values():
+                tensor[slot].zero_()
+        self._keys[slot], self.filled[slot] = NO_KEY, 0

@@ -1,0 +1,126 @@
+"""Where the decoder's attention went, for each token of the answer.
+
+    found = attention_maps(checkpoint, ["photo.jpg"], "What is it?", answer_ids)
+    found.maps[0]                                       # (T, h, w): of the first image
+
+Prompt and answer go through the decoder once more, block by block: the model that answers does not know about
+it and computes no weights. What a head attends to is not why the answer came out as it did (Jain and Wallace,
+"Attention is not Explanation", arXiv:1902.10186): compare it with `occlusion_maps`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from inference.attribution.teacher_forcing import ForcedAnswer, place_on_image
+from inference.checkpoint import Checkpoint, RequestError
+from models.language_model import Attention, DecoderBlock, LanguageModel, rope_tables
+
+Indices = Sequence[int] | None  # of layers or heads, from 0; None is all
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """Shares of attention, averaged over layers and heads.
+
+    images: N of them, upright RGB.
+    maps: for each image (T, h, w): the share of each answer token's attention that goes to each cell. The sum
+        over all images' cells is what images get; text gets the rest of 1.
+    setting: layers and heads in words.
+    """
+
+    images: list[Image.Image]
+    maps: list[np.ndarray]
+    setting: str
+
+    title = "The decoder's attention"
+    scale = ("no attention", "most attention")
+    note = "Attention is not explanation: it does not show what a word depends on."
+    full_heat = 1e-9
+
+    def of(self, tokens: Sequence[int]) -> list[np.ndarray]:
+        """For each image (h, w): the mean over some of the answer's tokens, given by their indices."""
+        return [of_image[list(tokens)].mean(0) for of_image in self.maps]
+
+    def caption(self, tokens: Sequence[int]) -> str:
+        share = sum(float(of_image.sum()) for of_image in self.of(tokens))
+        return f"{share:.0%} of it on the image{'s' * (len(self.maps) > 1)}"
+
+
+def attention_maps(
+    checkpoint: Checkpoint,
+    images: Sequence[Any],
+    question: str,
+    answer_ids: Sequence[int],
+    layers: Indices = None,
+    heads: Indices = None,
+    system: str | None = None,
+) -> AttentionMaps:
+    """Each answer token's attention to the images' tokens, put in place on the images: at least one image,
+    anything that `load_image` takes. A token's attention is that of the position before it, which chose it.
+    """
+    check_layers(checkpoint, layers, heads)
+    forced = ForcedAnswer(checkpoint, images, question, answer_ids, system)
+    x = forced.embed(forced.features([image.tiles for image in forced.tiled])[None])
+    rows = attention_rows(checkpoint.model.language_model, x, forced.queries, layers, heads)
+    counts = [len(image.tiles) * checkpoint.model.config.tokens_per_tile for image in forced.tiled]
+    by_image = rows[:, forced.image_positions].split(counts, dim=1)
+    whole_first = checkpoint.processor.images.whole_first
+    maps = [place_on_image(own, image, whole_first) for own, image in zip(by_image, forced.tiled)]
+    setting = ", ".join(
+        f"all {name}" if chosen is None else f"{name} {', '.join(map(str, sorted(set(chosen))))}"
+        for name, chosen in (("layers", layers), ("heads", heads))
+    )
+    return AttentionMaps(forced.images, [own.cpu().numpy() for own in maps], setting)
+
+
+@torch.no_grad()
+def attention_rows(
+    language_model: LanguageModel,
+    x: Tensor,
+    queries: Sequence[int],
+    layers: Indices = None,
+    heads: Indices = None,
+) -> Tensor:
+    """What Q positions of a text, embedded as x (1, T, D), attend to, averaged over layers and heads:
+    (Q, T) float32, rows of sum 1."""
+    chosen = set(range(len(language_model.layers)) if layers is None else layers)
+    positions = torch.as_tensor(list(queries), device=x.device)
+    rope = rope_tables(language_model.inv_freq(x.device), torch.arange(x.shape[1], device=x.device), x.dtype)
+    total = torch.zeros(len(positions), x.shape[1], device=x.device)
+    for index, block in enumerate(list(language_model.layers)[: max(chosen) + 1]):
+        assert isinstance(block, DecoderBlock), "layers are decoder blocks"
+        if index in chosen:
+            weights = _weights(block.self_attn, block.input_layernorm(x), rope, positions)
+            total += (weights if heads is None else weights[sorted(set(heads))]).mean(0)
+        x = block(x, rope, None, None, 0, x.shape[1])
+    return total / len(chosen)
+
+
+def _weights(attention: Attention, x: Tensor, rope: tuple[Tensor, Tensor], positions: Tensor) -> Tensor:
+    """One layer's weights (H, Q, T) from the input of its attention, x (1, T, D)."""
+    length, groups = x.shape[1], attention.num_heads // attention.num_kv_heads
+    q, k, _ = attention.project(x, rope)
+    k = k.float().transpose(-1, -2)  # (1, H_kv, D_h, T)
+    q = q[:, :, positions].float()  # (1, H, Q, D_h)
+    q = q.unflatten(1, (attention.num_kv_heads, groups)).flatten(2, 3)  # a group's heads share their keys
+    scores = (q @ k / math.sqrt(attention.head_dim)).view(attention.num_heads, len(positions), length)
+    hidden = torch.arange(length, device=x.device) > positions[:, None]  # (Q, T)
+    return scores.masked_fill_(hidden, -math.inf).softmax(-1)
+
+
+def check_layers(checkpoint: Checkpoint, layers: Indices, heads: Indices) -> None:
+    """Raises RequestError if the model does not have these layers and heads."""
+    text = checkpoint.model.config.text
+    counts = {"layers": (layers, text.num_hidden_layers), "heads": (heads, text.num_attention_heads)}
+    for name, (chosen, count) in counts.items():
+        if chosen is not None and not (chosen and all(0 <= one < count for one in chosen)):
+            raise RequestError(f"{name}: expected some of 0 to {count - 1}, got {list(chosen)}")

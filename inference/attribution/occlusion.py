@@ -1,0 +1,187 @@
+"""How much less likely an answer becomes when a part of an image is greyed.
+
+    found = occlusion_maps(checkpoint, ["photo.jpg"], "What is it?", answer_ids)
+    found.of([0, 1])[0]                 # (h, w): fall of the first two tokens' probability, first image
+
+A grey window slides over each image. The answer is held fixed, and its probability is read each time (Zeiler
+and Fergus, arXiv:1311.2901, section 4.2). A grey patch is itself something to see, and what two places both
+show falls with neither: a place without a fall may have been looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+
+from inference.attribution import MIN_WINDOW, WINDOW
+from inference.attribution.teacher_forcing import ForcedAnswer
+from inference.checkpoint import Checkpoint, RequestError
+
+GREY = (127, 127, 127)
+_STEPS = 2  # in one window: it slides by half of itself
+_POSITIONS_AT_ONCE = 2048  # of the decoder, over all windows of one pass
+
+
+class Region(NamedTuple):
+    """A rectangle of cells of one image: rows top … bottom - 1, columns left … right - 1."""
+
+    image: int
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+
+@dataclass(frozen=True)
+class OcclusionMaps:
+    """What greying each of R regions does to an answer of T tokens.
+
+    images: N of them, upright RGB. shapes: (h, w) of each image's maps.
+    regions: R windows, in cells.
+    base: (T,) log-probability of each token with the images as they are.
+    occluded: (R, T) the same with a region greyed.
+    setting: the window in words.
+    """
+
+    images: list[Image.Image]
+    shapes: list[tuple[int, int]]
+    regions: list[Region]
+    base: np.ndarray
+    occluded: np.ndarray
+    setting: str
+
+    title = "How greying each place changes the answer"
+    scale = ("no fall in probability", "the largest fall")
+    note = (
+        "Under a word: its probability, and the lowest one with a window greyed. "
+        "Dark does not mean unseen: what shows in two places is not missed when one is grey."
+    )
+    full_heat = 0.25  # full heat is at least this fall, so that small differences stay dark
+
+    @property
+    def maps(self) -> list[np.ndarray]:
+        """For each image (T, h, w): by how many nats a token's log-probability falls, the mean over the
+        windows that cover a cell; negative where greying makes the token likelier."""
+        return self._spread(self.base[:, None] - self.occluded.T)
+
+    def of(self, tokens: Sequence[int]) -> list[np.ndarray]:
+        """For each image (h, w): by how much the joint probability of these tokens falls, from -1 to 1, the
+        mean over the windows that cover a cell."""
+        probability, occluded = self.probabilities(tokens)
+        return [spread[0] for spread in self._spread((probability - occluded)[None])]
+
+    def caption(self, tokens: Sequence[int]) -> str:
+        probability, occluded = self.probabilities(tokens)
+        return f"{probability:.0%}, greyed {occluded.min():.0%}"
+
+    def probabilities(self, tokens: Sequence[int]) -> tuple[float, np.ndarray]:
+        """The joint probability of these tokens, each given all before it: with nothing greyed, and with each
+        of the regions (R,)."""
+        chosen = list(tokens)
+        return float(np.exp(self.base[chosen].sum())), np.exp(self.occluded[:, chosen].sum(1))
+
+    def _spread(self, values: np.ndarray) -> list[np.ndarray]:
+        """Values of regions, (K, R) → for each image (K, h, w): the mean over the regions on a cell."""
+        sums = [np.zeros((len(values), *shape)) for shape in self.shapes]
+        counts = [np.zeros(shape) for shape in self.shapes]
+        for number, (image, top, left, bottom, right) in enumerate(self.regions):
+            sums[image][:, top:bottom, left:right] += values[:, number, None, None]
+            counts[image][top:bottom, left:right] += 1
+        return [(total / count).astype(np.float32) for total, count in zip(sums, counts)]
+
+
+def occlusion_maps(*arguments: Any, **more: Any) -> OcclusionMaps:
+    """`occlusion_steps` to their end, with a progress bar on stderr if that is a terminal."""
+    steps = occlusion_steps(*arguments, **more)
+    with tqdm(unit="window", disable=None, leave=False) as bar:
+        while True:
+            try:
+                done, bar.total = next(steps)
+                bar.update(done - bar.n)
+            except StopIteration as end:
+                return end.value
+
+
+def occlusion_steps(
+    checkpoint: Checkpoint,
+    images: Sequence[Any],
+    question: str,
+    answer_ids: Sequence[int],
+    window: float = WINDOW,
+    system: str | None = None,
+) -> Generator[tuple[int, int], None, OcclusionMaps]:
+    """How much the answer's probability falls when a window is greyed, for windows all over the images, a few
+    windows at a time: yields (windows done, all windows), returns the maps.
+
+    `window` is its side, a share of the image's longer side; 1 greys the whole image. Only the tiles that a
+    window changes are encoded again. Raises RequestError, and as `ForcedAnswer`.
+    """
+    if not MIN_WINDOW <= window <= 1:
+        raise RequestError(f"window: expected a share from {MIN_WINDOW:g} to 1, got {window:g}")
+    forced = ForcedAnswer(checkpoint, images, question, answer_ids, system)
+    features = forced.features([image.tiles for image in forced.tiled])  # (n, S, D)
+    base = forced.log_probabilities(features[None])[0]
+    shapes, regions, sizes, cells = [], [], [], max(_STEPS, round(_STEPS / window))
+    for number, image in enumerate(forced.images):
+        width, height = (max(1, min(side, round(cells * side / max(image.size)))) for side in image.size)
+        shapes.append((height, width))
+        # The first and last windows hang over the edges by a step, so that as many cover a cell at the edge
+        # as any other.
+        regions += [
+            Region(number, max(0, top), max(0, left), min(top + _STEPS, height), min(left + _STEPS, width))
+            for top in range(1 - _STEPS, height)
+            for left in range(1 - _STEPS, width)
+        ]
+        box = _box(image, Region(number, 0, 0, min(_STEPS, height), min(_STEPS, width)), shapes[-1])
+        sizes.append(f"{box[2]} x {box[3]} of {image.width} x {image.height} pixels")
+    at_once = max(1, _POSITIONS_AT_ONCE // forced.queries.stop)
+    occluded: list[Tensor] = []
+    for begin in range(0, len(regions), at_once):
+        yield begin, len(regions)
+        part = _without(forced, features, regions[begin : begin + at_once], shapes)
+        occluded.append(forced.log_probabilities(part))
+    setting = f"grey window of {' and '.join(dict.fromkeys(sizes))}, moved by half its side"
+    falls = (base.double().cpu().numpy(), torch.cat(occluded).double().cpu().numpy())
+    return OcclusionMaps(forced.images, shapes, regions, *falls, setting)
+
+
+def greyed(image: Image.Image, region: Region, shape: tuple[int, int]) -> Image.Image:
+    """The image with a region, in cells of a map (h, w), in grey."""
+    out = image.copy()
+    out.paste(GREY, _box(image, region, shape))
+    return out
+
+
+def _without(
+    forced: ForcedAnswer, features: Tensor, regions: list[Region], shapes: list[tuple[int, int]]
+) -> Tensor:
+    """Features with each of the regions greyed, (R, n, S, D), from those of the images (n, S, D)."""
+    versions = features.repeat(len(regions), 1, 1, 1)
+    changed: list[Tensor] = []
+    places: list[tuple[int, int]] = []
+    for version, region in enumerate(regions):
+        image = greyed(forced.images[region.image], region, shapes[region.image])
+        tiles = forced.checkpoint.processor.tile(image).tiles
+        differs = (tiles != forced.tiled[region.image].tiles).flatten(1).any(1)
+        changed.append(tiles[differs])
+        before = sum(len(tiled.tiles) for tiled in forced.tiled[: region.image])
+        places += [(version, before + tile) for tile in differs.nonzero()[:, 0].tolist()]
+    if places:
+        rows, columns = torch.tensor(places, device=features.device).T
+        versions[rows, columns] = forced.features(changed)
+    return versions
+
+
+def _box(image: Image.Image, region: Region, shape: tuple[int, int]) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) in pixels; neighbouring cells share no pixel and leave none out."""
+    (width, height), (rows, columns) = image.size, shape
+    left, right = (round(column * width / columns) for column in (region.left, region.right))
+    top, bottom = (round(row * height / rows) for row in (region.top, region.bottom))
+    return left, top, right, bottom

@@ -1,0 +1,140 @@
+"""A question with a given answer: where its images' tokens lie, and how likely its own tokens are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from data.images import TiledImage, load_image
+from inference.answer import TextStream, encode, prompt_tokens
+from inference.checkpoint import Checkpoint, RequestError
+
+_TILES_AT_ONCE = 16
+
+
+class ForcedAnswer:
+    """Images, question and answer as tiles, ids and positions.
+
+    images: upright RGB. tiled: the same as tiles.
+    answer: its A token ids.
+    queries: the positions that chose them, each one before its token's own.
+
+    Raises RequestError (no image, no answer, ids that the model does not have, too long for its context),
+    PromptError, ImageError.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        images: Sequence[Any],
+        question: str,
+        answer_ids: Sequence[int],
+        system: str | None = None,
+    ):
+        vocab = checkpoint.model.config.text.vocab_size
+        self.checkpoint, self.answer = checkpoint, list(answer_ids)
+        if not images:
+            raise RequestError("expected at least one image to look at, got none")
+        if not self.answer or not 0 <= min(self.answer) <= max(self.answer) < vocab:
+            raise RequestError(f"answer_ids: expected ids from 0 to {vocab - 1}, got {self.answer}")
+        self.images = [load_image(image) for image in images]
+        self.tiled = [checkpoint.processor.tile(image) for image in self.images]
+        row = encode(checkpoint, self.tiled, question, system)
+        prompt = prompt_tokens(checkpoint, row)
+        if prompt + len(self.answer) > checkpoint.context:
+            raise RequestError(
+                f"context too long: expected at most {checkpoint.context} tokens, "
+                f"got {prompt} of prompt and {len(self.answer)} of answer"
+            )
+        self.queries = range(prompt - 1, prompt - 1 + len(self.answer))
+        self._input_ids = torch.tensor([row.input_ids], device=checkpoint.model.device)  # (1, T)
+
+    @property
+    def image_positions(self) -> Tensor:
+        """Positions of the image tokens, tile by tile, (n · S,)."""
+        config = self.checkpoint.model.config
+        if config.image_placement == "prefix":
+            return torch.arange(config.tokens_per_tile, device=self._input_ids.device)
+        assert config.image_token_id is not None, "placeholders have an id"
+        return (self._input_ids[0] == config.image_token_id).nonzero()[:, 0]
+
+    @torch.no_grad()
+    def features(self, tiles: Sequence[Tensor]) -> Tensor:
+        """Tiles (3, M, M), n in all in several tensors → image features (n, S, D), a few tiles at a time."""
+        encode_images = self.checkpoint.model.encode_images
+        return torch.cat([encode_images(part) for part in torch.cat([*tiles]).split(_TILES_AT_ONCE)])
+
+    @torch.no_grad()
+    def embed(self, features: Tensor) -> Tensor:
+        """R versions of the image features (R, n, S, D) → prompt and answer (R, P + A - 1, D)."""
+        model, versions = self.checkpoint.model, len(features)
+        table = model.language_model.embed_tokens
+        ids = self._input_ids.expand(versions, -1)
+        x = model.place_features(ids, table(ids), features.flatten(0, 1))
+        # The answer apart: if it holds the placeholder's id, that is no image.
+        answer = torch.tensor(self.answer[:-1], dtype=torch.int64, device=ids.device)
+        return torch.cat((x, table(answer).to(x.dtype).expand(versions, -1, -1)), dim=1)
+
+    @torch.no_grad()
+    def log_probabilities(self, features: Tensor) -> Tensor:
+        """Of each answer token given those before it, (R, A) float32, for R versions of the features."""
+        language_model = self.checkpoint.model.language_model
+        hidden, _ = language_model(self.embed(features))
+        scores = language_model.logits(hidden[:, self.queries.start :]).float().log_softmax(-1)  # (R, A, V)
+        targets = torch.tensor(self.answer, device=scores.device)[:, None].expand(len(features), -1, -1)
+        return scores.gather(2, targets)[..., 0]
+
+
+def place_on_image(weights: Tensor, image: TiledImage, whole_first: bool) -> Tensor:
+    """Weights of an image's tokens (T, tiles · s²) → a map of the image (T, h, w) with the same sum.
+
+    A processor stretches an image to whole tiles, without crop or padding, so cells divide the image evenly.
+    (If patches do not fill a tile, as in SmolVLM-2.2B, they lie at most 1.6 % of a tile too far out.) Often
+    the whole image stands first or last as one more tile: each of its tokens is divided evenly among the
+    rows · columns cells that it covers.
+    """
+    rows, columns, tiles = max(1, image.rows), max(1, image.columns), len(image.tiles)
+    side = math.isqrt(weights.shape[1] // tiles)
+    grid = weights.reshape(len(weights), tiles, side, side)
+    spread: Tensor | float = 0.0
+    if tiles > rows * columns:
+        whole = grid[:, 0 if whole_first else -1]
+        grid = grid[:, 1:] if whole_first else grid[:, :-1]
+        spread = whole.repeat_interleave(rows, 1).repeat_interleave(columns, 2) / (rows * columns)
+    # (T, rows · columns, s, s) → (T, rows, s, columns, s) → (T, h, w)
+    grid = grid.unflatten(1, (rows, columns)).transpose(2, 3)
+    return grid.reshape(len(weights), rows * side, columns * side) + spread
+
+
+class Word(NamedTuple):
+    """`text` without space in it, and the indices in the answer of the tokens that spell it."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+def answer_words(checkpoint: Checkpoint, token_ids: Sequence[int]) -> list[Word]:
+    """The words of an answer up to its stop token. A token belongs to each word that it spells a character
+    of, alone or together with its neighbours."""
+    stream, stops = TextStream(checkpoint.processor.tokenizer), set(checkpoint.stop_token_ids)
+    ids = list(takewhile(lambda token_id: token_id not in stops, token_ids))
+    pieces = [stream.put(token_id) for token_id in ids]
+    if pieces:
+        pieces[-1] += stream.finish()
+    text, first = "", 0
+    spans: list[tuple[int, int, int]] = []  # (token, begin, end) in the text
+    for index, piece in enumerate(pieces):
+        if piece:  # which the tokens since the last piece spell together
+            spans += [(token, len(text), len(text) + len(piece)) for token in range(first, index + 1)]
+            text, first = text + piece, index + 1
+    words = []
+    for match in re.finditer(r"\S+", text):
+        tokens = (token for token, begin, end in spans if begin < match.end() and end > match.start())
+        words.append(Word(match[0], tuple(tokens)))
+    return words

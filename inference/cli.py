@@ -1,0 +1,365 @@
+"""What the command lines of the entry points share, and how generate.py reads its arguments and stdin.
+
+Nothing here imports torch, so that a wrong argument is refused at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import select
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from data.errors import ImageError, did_you_mean, printable
+from data.files import nearest_file
+from generation.options import GenerationOptions
+from inference.attribution import METHODS, MIN_WINDOW, WINDOW, is_sheet
+from inference.errors import RequestError, check_text_only
+from models import __version__
+from models.checkpoints.hub import check_has_config, describe
+from models.config import check_device
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+STDIN = "-"  # the image that is read from stdin
+_DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+LOG_AFTER = 1.0  # seconds of loading
+STDIN_TIMEOUT = 5.0  # seconds for a piped question to begin: nobody may be writing to the pipe
+_URL = re.compile(r"\w+://|data:", re.IGNORECASE)
+_PATH = re.compile(r"\.{0,2}/|~\w*/")
+_SUFFIX = re.compile(
+    r"\.(jpe?g|png|webp|gif|bmp|tiff?|p[bgpn]m|avif|hei[cf]|jp2|jxl|svg|pdf|mp4)", re.IGNORECASE
+)
+# Options of generate.py, what they cannot be combined with, and what needs them.
+_ALONE = {
+    "batch": {"images", "questions", "no_image", "json", "no_cache", "chat", "show_attention"},
+    "chat": {"json", "num_answers", "no_cache", "show_attention"},
+    "show_attention": {"no_image", "num_answers", "second_question"},
+    "no_image": {"images"},
+    "compile_on": {"no_cache"},
+}
+_BELONG = {"batch": {"out", "batch_size"}, "show_attention": {"method", "layers", "heads", "window"}}
+_ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses a wrong command line in one sentence with exit status 2, and has --version."""
+
+    def __init__(self, **options):
+        super().__init__(**options, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+        version = f"%(prog)s (Ocelli) {__version__}"
+        self.add_argument("--version", action="version", version=version, help="print the version and exit")
+
+    def error(self, message: str):
+        if found := re.match(r"unrecognized arguments: (?:.* )?(--?\w[^\s=]*)", message):
+            message = f"unknown option {found[1]}{did_you_mean(found[1], self._options())}"
+        self.exit(2, f"{self.prog}: error: {printable(message)} (--help lists the options)\n")
+
+    def _options(self) -> list[str]:
+        names = list(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                names += [name for parser in action.choices.values() for name in parser._options()]
+        return names
+
+
+def positive(text: str) -> int:
+    """The type of an option that takes an integer of at least 1."""
+    if not text.strip().lstrip("+-").isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
+    return int(text)
+
+
+def indices(text: str) -> list[int]:
+    """The type of an option that takes integers such as 0,3."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers such as 0,3, got {text!r}") from None
+
+
+def dtype(text: str) -> str:
+    """The full name of a dtype."""
+    return _DTYPE_ALIASES.get(text, text)
+
+
+def device(text: str) -> str:
+    """The name of a kind of device, with or without an index."""
+    try:
+        return check_device(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def check_model(source: str, revision: str | None, text_only: bool = False) -> None:
+    """Refuse a model whose name is wrong or whose config.json cannot be reached, and one that needs an image
+    for `text_only` questions."""
+    check_has_config(source, revision)
+    if text_only:
+        check_text_only(describe(source, revision).generation_config)
+
+
+def check_image_name(name: str, advice: str = "") -> None:
+    """Raises ImageError with the nearest name, and `advice`, if a path names no file."""
+    if name == STDIN or _URL.match(name) or os.path.lexists(os.path.expanduser(name)):
+        return
+    hint = nearest_file(name) or f" (looked in {os.getcwd()}), check the path"
+    raise ImageError(f"{name!r}: no such file{hint}{advice}")
+
+
+@contextmanager
+def log_if_slow(program: str, model: str) -> Iterator[None]:
+    """Says on stderr that this model is being loaded if the block takes more than a moment."""
+    name = os.path.basename(os.path.abspath(model)) if os.path.isdir(model) else model
+    text = f"{program}: loading {name}"
+    timer = threading.Timer(LOG_AFTER, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+# ---------------------------------------------------------------------------- arguments of generate.py
+def generate_parser(description: str, default_model: Path) -> argparse.ArgumentParser:
+    parser = Parser(prog="generate.py", description=description)
+    add = parser.add_argument
+    images = "images to show together (path, URL, or - for stdin). Text that is no file is a question"
+    add("images", nargs="*", metavar="IMAGE|QUESTION", help=images)
+    question = "question; may be repeated. Without one, stdin is read if it is a pipe or a file"
+    names = ("-q", "--question", "-p", "--prompt")
+    add(*names, action="append", dest="questions", metavar="TEXT", default=[], help=question)
+    add("--no-image", action="store_true", help="ask without an image, not about the example image")
+    add("--chat", action="store_true", help="start a conversation; /help lists its commands")
+    add("--system", metavar="TEXT", help="system message before every question")
+
+    add = parser.add_argument_group("model").add_argument
+    add("--model", default=str(default_model), help="folder, or repository on the Hub")
+    add("--revision", help="branch, tag or commit on the Hub")
+    add("--device", type=device, default="auto", help="auto (default: the fastest one), cpu, cuda, mps")
+    add(
+        "--dtype",
+        type=dtype,
+        default="auto",
+        choices=DTYPES,
+        help="dtype of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, otherwise the "
+        "checkpoint's own. int8 needs a CPU. bf16, fp16 and fp32 are accepted too",
+    )
+    add(
+        "--compile",
+        default="auto",
+        choices=("auto", "on", "off"),
+        help="compile the decode step (cached per machine; same float32 output); auto (default): if it is "
+        "already compiled, or if the run is long enough to benefit",
+    )
+
+    add = parser.add_argument_group("answer").add_argument
+    add(
+        "--max-new-tokens",
+        type=positive,
+        default=256,
+        metavar="N",
+        help="maximum of new tokens (default 256)",
+    )
+    add("--num-answers", type=positive, default=1, metavar="N", help="answers to each question (default 1)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature; 0 is greedy")
+    add("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens; 0 is off")
+    add(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the most likely tokens that have probability P together; 1 is off",
+    )
+    add(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="drop tokens that are less likely than P times the most likely; 0 is off",
+    )
+    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1 repeats less; 1 is off")
+    add("--seed", type=int, help="seed of sampling; answer N uses SEED + N - 1")
+    slower = "keep keys and values; without, every token recomputes everything: same answer, slower"
+    add("--cache", action=argparse.BooleanOptionalAction, default=True, help=slower)
+
+    add = parser.add_argument_group("output").add_argument
+    add("--json", action="store_true", help="print one JSON object per question")
+    add("--stats", action="store_true", help="print token counts, times and memory to stderr")
+    add("--debug", action="store_true", help="print the traceback of an error")
+
+    add = parser.add_argument_group("attribution (where did it look)").add_argument
+    add("--show-attention", type=Path, metavar="OUT.png", help="write a heat map for each word of the answer")
+    add(
+        "--method",
+        choices=METHODS,
+        help="attention (default): where the decoder attends; occlusion: where greying a place makes the "
+        "answer less likely",
+    )
+    add("--layers", type=indices, metavar="0,1,...", help="layers to average attention over (default: all)")
+    add("--heads", type=indices, metavar="0,1,...", help="heads to average attention over (default: all)")
+    window = f"side of occlusion's grey window, a share of the image's longer side (default {WINDOW:g})"
+    add("--window", type=float, metavar="SHARE", help=window)
+
+    add = parser.add_argument_group("many questions").add_argument
+    add("--batch", type=Path, metavar="FILE.jsonl", help='file of lines {"image": ..., "question": ...}')
+    add("--out", type=Path, metavar="FILE.jsonl", help="file for the results, one line each")
+    add("--batch-size", type=positive, metavar="N", help="number of answers made at a time (default 8)")
+    return parser
+
+
+def parse_generate_args(
+    arguments: list[str] | None, description: str, default_model: Path
+) -> argparse.Namespace:
+    """The arguments of generate.py, checked; `questions` holds those among IMAGE|QUESTION, too."""
+    parser = generate_parser(description, default_model)
+    # Intermixed, so that images may stand on both sides of -q.
+    args = parser.parse_intermixed_args(arguments)
+    args.questions = [*filter(is_question, args.images), *args.questions]
+    args.images = [name for name in args.images if not is_question(name)]
+    if message := validate_args(args):
+        parser.error(message)
+    return args
+
+
+def validate_args(args: argparse.Namespace) -> str | None:
+    """One sentence about arguments that do not go together, or None."""
+    values = vars(args) | {
+        "no_cache": not args.cache,
+        "num_answers": args.num_answers != 1,
+        "compile_on": args.compile == "on",
+        "second_question": len(args.questions) > 1,
+    }
+    given = {name for name, value in values.items() if value not in (None, False, [])}
+    for name, others in _ALONE.items():
+        if name in given and others & given:
+            return f"{_listed({name})} cannot be combined with {_listed(others & given)}"
+    for name, others in _BELONG.items():
+        if name not in given and others & given:
+            return f"{_listed(others & given)}: expected with --{_dashed(name)}"
+    if not all(map(str.strip, args.questions)):
+        return "-q: expected a question, got an empty one"
+    if args.batch and not args.out:
+        return "--batch needs --out FILE.jsonl for its results"
+    if args.images.count(STDIN) > (0 if args.chat else 1):
+        return "-: stdin holds one image, and the lines of a --chat"
+    foreign = given & ({"layers", "heads"} if args.method == "occlusion" else {"window"})
+    if foreign:
+        return f"{_listed(foreign)} is not an option of this --method"
+    if args.window is not None and not MIN_WINDOW <= args.window <= 1:
+        return f"--window: expected a share from {MIN_WINDOW:g} to 1, got {args.window}"
+    sheet = args.show_attention
+    if sheet and sheet.suffix.lower() != ".png":
+        return f"--show-attention: expected a name that ends in .png, got {str(sheet)!r}"
+    if sheet and os.path.lexists(sheet) and not is_sheet(sheet):
+        return f"--show-attention: {str(sheet)!r} exists and is none of these maps: choose another name"
+    if sheet and not os.access(sheet.parent, os.W_OK | os.X_OK):
+        return f"--show-attention: expected a folder that can be written to, got {str(sheet.parent)!r}"
+    return None
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _listed(names: set[str]) -> str:
+    own = {
+        "images": "IMAGE", "questions": "-q", "second_question": "a second -q", "compile_on": "--compile on",
+    }  # fmt: skip
+    return ", ".join(own.get(name, f"--{_dashed(name)}") for name in sorted(names))
+
+
+def is_question(text: str) -> bool:
+    """Whether a positional argument is a question, not an image. A file that exists is an image. So is what
+    looks like a path, so that a mistyped path is refused instead of asked."""
+    if text == STDIN or _URL.match(text) or os.path.lexists(os.path.expanduser(text)):
+        return False
+    if text.rstrip().endswith(("?", "？", "؟")):
+        return True
+    if not any(map(str.isspace, text)):
+        return not text  # one word is a name; an empty argument was meant as a question
+    return not (
+        _PATH.match(text) or _SUFFIX.fullmatch(os.path.splitext(text)[1]) or nearest_file(text, _ALIKE)
+    )
+
+
+def read_stdin_image(max_bytes: int) -> bytes:
+    """The bytes of the image on stdin, one more than `max_bytes` at most. Raises RequestError."""
+    raw = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read(max_bytes + 1)
+    if not raw:
+        raise RequestError("-: expected an image on stdin, got nothing; pipe a file into this command")
+    return raw
+
+
+def read_stdin_questions() -> list[str]:
+    """All of stdin as a question. [] if stdin is a terminal, closed, /dev/null, empty, or a pipe that nobody
+    writes to, as under cron and CI."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return []
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        if not select.select([sys.stdin], [], [], STDIN_TIMEOUT)[0]:
+            return []
+    elif not stat.S_ISREG(mode):
+        return []
+    try:
+        question = sys.stdin.buffer.read().decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        raise RequestError(
+            "stdin: expected a question in UTF-8; pass - to read an image from stdin"
+        ) from None
+    return [question] if question else []
+
+
+# ------------------------------------------------------------------------------ options and figures
+def generation_options(args: argparse.Namespace) -> GenerationOptions:
+    """The options of every answer. A run that samples gets a seed, so that --json can report it."""
+    seed = args.seed
+    if seed is None and args.temperature > 0:
+        seed = secrets.randbelow(2**31)
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    own = {name: vars(args)[name] for name in names}
+    try:
+        return GenerationOptions(
+            num_return_sequences=args.num_answers, seed=seed, use_cache=args.cache, **own
+        )
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+
+
+def log_unused(args: argparse.Namespace, log: Callable[[str], None]) -> None:
+    """Log the sampling options that a temperature of 0 ignores."""
+    defaults = {"top_k": 0, "top_p": 1, "min_p": 0, "seed": None}
+    unused = [f"--{_dashed(name)}" for name, value in defaults.items() if vars(args)[name] != value]
+    if unused and args.temperature == 0:
+        log(f"{', '.join(unused)} without effect: give a --temperature to sample tokens")
+
+
+def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
+    """The size and speed of an answer, from the fields of `Reply.finish`: a line for each figure."""
+    lengths = " + ".join(str(len(ids)) for ids in result["token_ids"])
+    reused = f", {result['reused_tokens']} kept from the last question" if result["reused_tokens"] else ""
+    rows = {
+        "model": f"{model}, {result['dtype']} on {result['device']}",
+        "prompt": f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image{reused}",
+        "answer": f"{lengths} tokens, ended by {', '.join(sorted(set(result['stop_reasons'])))}",
+        **{name.replace("_", " "): f"{value:.3f} s" for name, value in result["seconds"].items()},
+        "kv cache": f"{result['kv_cache_bytes'] / 2**20:.2f} MiB",
+        "step": result["decode_step"],
+    }
+    if result["decode_tokens_per_second"] is not None:
+        rows["decode"] += f", {result['decode_tokens_per_second']:.1f} tokens/s"
+    rows |= more
+    width = max(map(len, rows))
+    return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())

@@ -1,0 +1,41 @@
+"""What users get wrong and what a machine lacks, as one sentence each. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from data.errors import ImageError, OneSentence, ProcessorError, PromptError, one_line
+from generation.options import CacheMemoryError, NotFiniteError
+from models.checkpoints.hub import CheckpointError
+
+
+class RequestError(OneSentence):
+    """A request that cannot be fulfilled. The message is one sentence for a person."""
+
+
+def check_text_only(generation_config: Mapping[str, Any]) -> None:
+    """Raises RequestError if a question without an image means nothing to the model: its
+    generation_config.json says "needs_image" if it was trained on questions about images only."""
+    if generation_config.get("needs_image", False):
+        raise RequestError(
+            "this model was trained on questions about images: expected at least one image, got none"
+        )
+
+
+def user_errors() -> tuple[type[BaseException], ...]:
+    """The types of these errors. Any other type is a bug, which needs its traceback. Of OSErrors, handle
+    BrokenPipeError first: it says that the reader of our output has gone."""
+    known = (CheckpointError, ImageError, ProcessorError, PromptError, RequestError, NotFiniteError,
+             CacheMemoryError, OSError, MemoryError)  # fmt: skip
+    out_of_memory = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)  # None: not imported so far
+    return known if out_of_memory is None else (*known, out_of_memory)
+
+
+def user_message(error: BaseException, more_memory: str) -> str:
+    """One line about one of the `user_errors`; `more_memory` is the advice if memory did not suffice."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        what = ". ".join(str(error).split(". ")[:2]).rstrip(".")  # without the advice for programmers
+        return one_line(f"{what or 'out of memory'}: {more_memory}")
+    return one_line(error)

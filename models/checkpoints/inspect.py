@@ -1,0 +1,238 @@
+"""What a checkpoint is, without its weights: from config.json and the headers of its safetensors files.
+
+    print(as_text(inspect("HuggingFaceTB/SmolVLM-256M-Instruct")))
+
+Parameters are those of our modules for this config, compared with the headers. Bytes of the cache: keys and
+values of every layer, 2 · layers · key heads · head size · bytes of a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from data.errors import ProcessorError
+from data.images import TiledImage, check_sides, load_image
+from data.processor import Processor
+from models.checkpoints.backbones import TEXT, VISION
+from models.checkpoints.hub import (
+    CheckpointError,
+    CheckpointFiles,
+    client,
+    describe,
+    fetched,
+    one_sentence,
+    read_json,
+    snapshot,
+)
+from models.checkpoints.load import choose_reader, expected_shapes
+from models.checkpoints.weights import FLOATS, Shape, check_shapes, stored_entries
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.vision_language_model import VisionLanguageModel
+
+PARTS = ("vision", "projector", "embeddings", "blocks", "head")
+_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}  # all others: 1
+_CACHE_BYTES = {"float32": 4, "bfloat16": 2}  # float16 takes as much as bfloat16
+
+
+@dataclass(frozen=True)
+class Headers:
+    """Stored tensors by name, their dtypes as safetensors calls them, and how many files hold them."""
+
+    shapes: dict[str, Shape]
+    dtypes: dict[str, str]
+    files: int
+
+    @property
+    def num_elements(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+
+def read_headers(files: CheckpointFiles) -> Headers | None:
+    """The headers of a checkpoint's weights; None for a folder that holds none.
+
+    Headers of a folder or of a downloaded repository are read from the files. Those of other repositories
+    come by range requests, at most the first 100 kB of a file unless its header is longer; nothing is kept.
+    """
+    tensors: dict[str, Any]
+    repo, commit = files.source, files.origin.commit
+    if files.weights:
+        tensors, count = stored_entries(files), len(files.weights)
+    elif commit is None:
+        return None
+    else:
+        with one_sentence(repo, commit, "the header of the weights"):
+            metadata = fetched(client().HfApi().get_safetensors_metadata, repo, revision=commit)
+        tensors = {n: info for file in metadata.files_metadata.values() for n, info in file.tensors.items()}
+        count = len(metadata.files_metadata)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return Headers(shapes, {name: tensor.dtype for name, tensor in tensors.items()}, count)
+
+
+def inspect(source: str, revision: str | None = None) -> dict[str, Any]:
+    """Everything that configs and headers tell about a checkpoint, as JSON-ready values."""
+    files = describe(source, revision)
+    headers = read_headers(files)
+    kind = files.config.get("model_type")
+    kind = kind if isinstance(kind, str) else ""
+    reader: Any = (VISION | TEXT).get(kind) or choose_reader(files.config, source)
+    vision: VisionConfig | None = None
+    text: TextConfig | None = None
+    try:
+        if kind in VISION or kind in TEXT:
+            part, tied = reader.read_config(files.config), bool(files.config.get("tie_word_embeddings"))
+            vision, text = (part, None) if kind in VISION else (None, part)
+            # The other tower of this model is not counted.
+            towers = vision or VisionConfig(), text or TextConfig()
+            config = VLMConfig(*towers, scale_factor=1, image_placement="prefix", tie_word_embeddings=tied)
+            prefix = "vision_model." if vision else "language_model."
+        else:
+            config = reader.read_config(files.config, files.generation_config)
+            vision, text, prefix = config.vision, config.text, ""
+    except CheckpointError as error:
+        raise CheckpointError(f"{source}: {error}") from None
+    shapes = expected_shapes(VisionLanguageModel, config)
+    expected = {name: shape for name, shape in shapes.items() if name.startswith(prefix)}
+    parameters = dict.fromkeys(PARTS, 0)  # a tied head counts nothing
+    for name, shape in expected.items():
+        parameters[module_of(name)] += math.prod(shape)
+    parameters["all"] = sum(parameters.values())
+    tile: dict[str, Any] | None = None
+    if vision is not None:
+        tile = {"pixels": vision.image_size, "patches": vision.num_patches}
+        if text is not None:
+            tile |= {"scale_factor": config.scale_factor, "tokens": config.tokens_per_tile}
+            tile["placement"] = config.image_placement
+    cache = _cache(text)
+    memory = {}
+    for dtype, size in _CACHE_BYTES.items():
+        weights, full = parameters["all"] * size, cache[dtype]["full_context"] if cache else 0
+        memory[dtype] = {"weights": weights, "cache": full, "all": weights + full}
+    return {
+        "source": source,
+        "commit": files.origin.commit,
+        "family": reader.FAMILY if prefix == "" else reader.family,
+        "architectures": files.config.get("architectures") or [],
+        "parameters": parameters,
+        "stored": None if headers is None else _stored(headers),
+        "fits": _fits(expected, reader, headers, source),
+        "vision": None if vision is None else asdict(vision),
+        "text": None if text is None else asdict(text),
+        "tile": tile,
+        "context": None if text is None else text.max_position_embeddings,
+        "cache": cache,
+        "memory": memory,
+    }
+
+
+def module_of(name: str) -> str:
+    """The one of PARTS that a parameter of a `VisionLanguageModel` belongs to."""
+    owner, _, rest = name.partition(".")
+    if owner != "language_model":
+        return {"vision_model": "vision", "projector": "projector"}[owner]
+    return {"embed_tokens": "embeddings", "lm_head": "head"}.get(rest.partition(".")[0], "blocks")
+
+
+def _fits(expected: Mapping[str, Shape], reader: Any, headers: Headers | None, source: str) -> str:
+    """Whether the stored tensors are those of the config, and if not, why."""
+    if headers is None:
+        return "no weights here"
+    try:
+        names = headers.shapes
+        check_shapes(expected, reader.tensor_map(names), names, reader.is_ignorable, source)
+    except CheckpointError as error:
+        return f"no: {str(error).removeprefix(f'{source}: ')}"
+    return "yes"
+
+
+def _stored(headers: Headers) -> dict[str, Any]:
+    elements: Counter[str] = Counter()
+    for name, kind in headers.dtypes.items():
+        elements[kind] += math.prod(headers.shapes[name])
+    dtypes = {str(FLOATS.get(kind, kind)).removeprefix("torch."): n for kind, n in elements.most_common()}
+    return {
+        "files": headers.files,
+        "tensors": len(headers.shapes),
+        "numbers": headers.num_elements,
+        "bytes": sum(number * _BYTES.get(kind, 1) for kind, number in elements.items()),
+        "dtypes": dtypes,
+    }
+
+
+def _cache(text: TextConfig | None) -> dict[str, dict[str, int]] | None:
+    """Bytes of keys and values for one token and for a full context, by dtype."""
+    if text is None:
+        return None
+    numbers = 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim
+    return {
+        dtype: {"per_token": numbers * size, "full_context": numbers * size * text.max_position_embeddings}
+        for dtype, size in _CACHE_BYTES.items()
+    }
+
+
+def inspect_image(report: Mapping[str, Any], image: str | tuple[int, int], question: str) -> dict[str, Any]:
+    """What an image, a file or (width, height), takes of the context of a checkpoint that was inspected, by
+    its processor's own rules.
+
+    `rows` x `columns` of tiles (0 or 1 where the image is not cut), `tiles` with the whole image as one more;
+    `prompt_tokens` is the whole prompt of one question, image included; `left` is the rest of the context.
+    """
+    width, height = image if isinstance(image, tuple) else load_image(image).size
+    if report["vision"] is None or report["text"] is None:
+        raise ProcessorError(
+            f"{report['source']} is a bare backbone: only a whole model has prompts to count"
+        )
+    check_sides(width, height)
+    folder = snapshot(report["source"], report["commit"])
+    described = read_json(folder / "config.json")
+    config = choose_reader(described, report["source"]).read_config(described, {})
+    processor = Processor.from_pretrained(folder, config=config)  # refused where it is not this model's
+    count, rows, columns = processor.images.grid(width, height)
+    side = processor.images.tile_size
+    # Tiles of shape alone: the prompt depends on how many there are, not on what they show.
+    tiles = torch.empty(count, 3, side, side, device="meta")
+    blank = TiledImage(tiles, rows, columns, f"an image of {width} x {height}")
+    encoded = processor.encode_conversation(processor.conversation(blank, question), True)
+    prompt = len(encoded.input_ids) + (encoded.image_tokens if processor.image_token_id is None else 0)
+    return {
+        "width": width,
+        "height": height,
+        "rows": rows,
+        "columns": columns,
+        "tiles": count,
+        "image_tokens": encoded.image_tokens,
+        "prompt_tokens": prompt,
+        "question": question,
+        "left": report["context"] - prompt,
+    }
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """A report for people: its parts as headings with rows."""
+    commit = f" at {report['commit'][:12]}" if report["commit"] else ""
+    lines = [f"{report['source']}{commit}", f"  {report['family']}"]
+    for part, values in report.items():
+        if part == "context" and values is not None:
+            lines.append(f"context of {values:,} tokens")
+        elif part == "fits":
+            lines.append(f"weights fit the config: {values}")
+        elif isinstance(values, dict):
+            in_bytes = part in ("cache", "memory")
+            lines.append(part + (", without activations" if part == "memory" else ""))
+            lines += [f"  {name.replace('_', ' '):<26}{_shown(v, in_bytes)}" for name, v in values.items()]
+    return "\n".join(lines)
+
+
+def _shown(value: object, in_bytes: bool) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_shown(v, in_bytes)}" for name, v in value.items())
+    if not isinstance(value, int) or isinstance(value, bool):
+        return str(value)
+    if not in_bytes or value < 2**16:
+        return f"{value:,}" + (" bytes" if in_bytes else "")
+    return f"{value / 2**20:,.1f} MiB" if value < 2**30 else f"{value / 2**30:,.2f} GiB"

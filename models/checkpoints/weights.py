@@ -1,0 +1,222 @@
+"""Weights in safetensors files: which tensor is where, and reading and writing them.
+
+A family of checkpoints says with a `StoredTensor` for each of our names where that tensor lies; names and
+shapes are then compared with a file's header before anything is allocated, and one tensor at a time is read
+from the file into memory of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from models.checkpoints.hub import CheckpointError, CheckpointFiles, some
+
+Shape = tuple[int, ...]
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_NAMES = {dtype: name for name, dtype in FLOATS.items()}
+# The largest model that a config may describe has 25,000 tensors, 4 MB of header. The library would read
+# 100 MB, of which Python's objects make two gigabytes.
+_MAX_HEADER = 8 * 2**20
+
+
+# ---------------------------------------------------------------------------------------------------- names
+@dataclass(frozen=True)
+class StoredTensor:
+    """Rows part/parts of the stored tensor `name`, which may carry a leading axis of length one."""
+
+    name: str
+    part: int = 0
+    parts: int = 1
+    leading_axis: bool = False
+
+    def stored_shape(self, ours: Shape) -> Shape:
+        """Shape of the whole stored tensor, from the shape of ours."""
+        whole = (ours[0] * self.parts, *ours[1:])
+        return (1, *whole) if self.leading_axis else whole
+
+
+StoredTensorOf = Callable[[str], StoredTensor]  # our name -> where the tensor is stored
+
+
+def rename(name: str, prefixes: Mapping[str, str]) -> str:
+    """Replace the first of `prefixes` (the longer ones first, where they nest) that `name` starts with."""
+    for old, new in prefixes.items():
+        if name.startswith(old):
+            return new + name[len(old) :]
+    raise KeyError(f"no rule renames tensor {name}")
+
+
+def export_tensors(state: Mapping[str, Tensor], stored_tensor: StoredTensorOf) -> dict[str, Tensor]:
+    """Our tensors under a checkpoint's own names; what was split on the way in is fused again."""
+    pieces: dict[str, dict[int, Tensor]] = {}
+    leading = set()
+    for name, tensor in state.items():
+        source = stored_tensor(name)
+        pieces.setdefault(source.name, {})[source.part] = tensor
+        if source.leading_axis:
+            leading.add(source.name)
+    out = {}
+    for name, parts in pieces.items():
+        tensor = parts[0] if len(parts) == 1 else torch.cat([parts[part] for part in sorted(parts)])
+        out[name] = tensor[None] if name in leading else tensor
+    return out
+
+
+def check_shapes(
+    expected: Mapping[str, Shape],
+    stored_tensor: StoredTensorOf,
+    stored: Mapping[str, Shape],
+    is_ignorable: Callable[[str], bool],
+    source: str,
+) -> None:
+    """Compare the tensors `stored` in the checkpoint `source` with our `expected` ones, before any weight is
+    allocated. `is_ignorable`: whether a stored tensor that nothing needs may be left out."""
+    places = {name: stored_tensor(name) for name in expected}
+    needed = {place.name: place.stored_shape(expected[name]) for name, place in places.items()}
+    missing = needed.keys() - stored.keys()
+    if missing:
+        raise CheckpointError(
+            f"{source}: {len(missing)} of {len(needed)} tensors that config.json calls for are missing: "
+            f"{some(missing)}"
+        )
+    wrong = [name for name in needed if stored[name] != needed[name]]
+    if wrong:
+        name = min(wrong)
+        raise CheckpointError(
+            f"{source}: tensor {name} has shape {list(stored[name])}, expected {list(needed[name])} from "
+            f"config.json" + (f" ({len(wrong)} tensors differ)" if len(wrong) > 1 else "")
+        )
+    extra = [name for name in stored.keys() - needed.keys() if not is_ignorable(name)]
+    if extra:
+        raise CheckpointError(
+            f"{source}: {len(extra)} tensors have no place in the model that config.json describes: "
+            f"{some(extra)}"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------- files
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file: its dtype as stored, its shape, and where its bytes begin and end."""
+
+    path: Path
+    dtype: str
+    shape: Shape
+    begin: int
+    end: int
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """Every tensor of a safetensors file. The library checks that header and length of the file agree, and
+    that each byte of the data belongs to one tensor."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= min(size - 8, _MAX_HEADER):
+            raise CheckpointError(
+                f"{path}: the header claims {length} bytes, expected at most {_MAX_HEADER} and no more than "
+                f"the file's {size}: it was cut short or is not a safetensors file; download it again"
+            )
+        raw = file.read(length)
+    try:
+        with safe_open(path, framework="np"):
+            header = json.loads(raw)
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: not a whole safetensors file of {size} bytes ({error}); download it again"
+        ) from None
+    except OSError as error:  # the library maps the file into the address space, which may be limited
+        raise MemoryError(f"{path}: {size / 1e9:.3g} GB cannot be opened ({error})") from error
+    header.pop("__metadata__", None)
+    entries = {}
+    for name, tensor in header.items():
+        begin, end = (8 + length + offset for offset in tensor["data_offsets"])
+        entries[name] = Entry(path, tensor["dtype"], tuple(tensor["shape"]), begin, end)
+    return entries
+
+
+def shapes_of(entries: Mapping[str, Entry]) -> dict[str, Shape]:
+    return {name: entry.shape for name, entry in entries.items()}
+
+
+def stored_entries(files: CheckpointFiles) -> dict[str, Entry]:
+    """Every stored tensor of all shards, which must agree with the index where there is one."""
+    entries: dict[str, Entry] = {}
+    for path in files.weights:
+        for name, entry in read_header(path).items():
+            if files.weight_map and files.weight_map.get(name) != path.name:
+                raise CheckpointError(
+                    f"{files.source}: {path.name} holds {name}, which the index puts in "
+                    f"{files.weight_map.get(name, 'no shard')}: index and shards do not belong together"
+                )
+            entries[name] = entry
+    absent = files.weight_map.keys() - entries.keys()
+    if absent:
+        raise CheckpointError(f"{files.source}: the index names tensors that no shard holds: {some(absent)}")
+    return entries
+
+
+def read_tensor(
+    entry: Entry,
+    shape: Shape | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    part: int = 0,
+    parts: int = 1,
+) -> Tensor:
+    """Rows part/parts of a stored tensor, in memory of its own.
+
+    We read the file ourselves: the library's tensors are views of the mapped file, and a process that touches
+    one while someone writes the file anew is killed (SIGBUS).
+    """
+    stored = FLOATS.get(entry.dtype)
+    if stored is None:
+        raise CheckpointError(
+            f"{entry.path}: weights stored as {entry.dtype} are not supported, expected F32, BF16, F16 or "
+            f"F64: take the repository's unquantized checkpoint"
+        )
+    length = (entry.end - entry.begin) // parts
+    tensor = torch.empty(entry.shape if shape is None else shape, dtype=stored)
+    with entry.path.open("rb") as file:
+        file.seek(entry.begin + part * length)
+        if file.readinto(_bytes(tensor)) != length:
+            raise CheckpointError(f"{entry.path}: the file became shorter while it was read; load it again")
+    return tensor.to(device, dtype or stored)
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file with metadata {"format": "pt"} and what is given besides.
+
+    One tensor at a time is on the CPU; the library's `save_file` wants all of them there, and gives the
+    metadata in an order of its own.
+    """
+    # The library orders by alignment, so that every tensor starts at a multiple of its item size.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.nbytes
+        kind, shape = _NAMES[tensor.dtype], list(tensor.shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    with path.open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        for name in names:
+            file.write(_bytes(tensors[name].detach().cpu().contiguous()))
+    path.chmod(0o644)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor, bfloat16 included, which NumPy does not have."""
+    array: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(array)

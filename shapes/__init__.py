@@ -1,0 +1,48 @@
+"""The built-in image-question world: drawn scenes with questions and answers.
+
+A scene holds one to eight things: coloured shapes, at most one printed word and at
+most one handwritten digit (UCI digits, split before anything is drawn). Everything
+stays legible when the image is reduced to 64 px. Nothing is downloaded, and all
+randomness comes from the `random.Random` that is passed in.
+
+    python -m shapes --out /tmp/shapes --n 8      # write images, print questions
+"""
+
+from shapes.drawing import digit_images, object_map, render, render_with_map
+from shapes.questions import ask, ask_list, describe, sample_questions
+from shapes.sampling import example_scene, sample_scene
+from shapes.scoring import heldout_questions, majority_answers, score
+from shapes.world import (
+    COLOURS,
+    FAMILIES,
+    MAX_THINGS,
+    NUM_KINDS,
+    QA,
+    RGB,
+    Scene,
+    Thing,
+)
+
+__all__ = [
+    "COLOURS",
+    "FAMILIES",
+    "MAX_THINGS",
+    "NUM_KINDS",
+    "QA",
+    "RGB",
+    "Scene",
+    "Thing",
+    "ask",
+    "ask_list",
+    "describe",
+    "digit_images",
+    "example_scene",
+    "heldout_questions",
+    "majority_answers",
+    "object_map",
+    "render",
+    "render_with_map",
+    "sample_questions",
+    "sample_scene",
+    "score",
+]

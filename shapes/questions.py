@@ -1,0 +1,540 @@
+"""Questions about a scene, each in several wordings, with their answers; and what their nouns mean.
+
+`ask` asks one of the scored FAMILIES. `ask_list` is for training alone: a one-word answer teaches a language
+model little, and a list looks up thing after thing. `mentions` and `facts` are a training target for a
+question's nouns: a language model that has looked its nouns up can compare them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from shapes.world import BIG, COLOURS, FAMILIES, QA, SHAPES, Scene
+
+TEMPLATES = {
+    "count": (
+        "How many {t} are there?",
+        "How many {t} can you see?",
+        "Count the {t}.",
+        "What is the number of {t}?",
+        "How many {t} does the picture show?",
+        "Tell me how many {t} you see.",
+    ),
+    "colour": (
+        "What colour is the {t}?",
+        "What color is the {t}?",
+        "Which colour is the {t}?",
+        "Tell me the color of the {t}.",
+        "Name the colour of the {t}.",
+        "The {t} is what color?",
+    ),
+    "shape": (
+        "What shape is {t}?",
+        "Which shape is {t}?",
+        "What kind of shape is {t}?",
+        "Name the shape that is {t}.",
+        "Tell me which shape is {t}.",
+    ),
+    "exists": (
+        "Is there {t}?",
+        "Is there {t} in the picture?",
+        "Can you see {t}?",
+        "Does the picture show {t}?",
+        "Do you see {t} here?",
+        "Does the image contain {t}?",
+    ),
+    "position": (
+        "Is the {a} {r} the {b}?",
+        "Is the {a} {r} the {b} in this picture?",
+        "Does the {a} lie {r} the {b}?",
+        "Would you say the {a} is {r} the {b}?",
+        "Can you see the {a} {r} the {b}?",
+    ),
+    "where": (
+        "Where is the {a} relative to the {b}?",
+        "Where is the {a} compared with the {b}?",
+        "In which direction is the {a} from the {b}?",
+        "Seen from the {b}, where is the {a}?",
+        "Where does the {a} lie, seen from the {b}?",
+    ),
+    "side": (
+        "Is the {a} {r} the {b}?",
+        "Would you say the {a} is {r} the {b}?",
+        "Does the {a} lie {r} the {b}?",
+    ),
+    "size": (
+        "Is the {a} {r} than the {b}?",
+        "Would you say the {a} is {r} than the {b}?",
+        "Does the {a} look {r} than the {b}?",
+    ),
+    "which": (
+        "Which is {r}, the {a} or the {b}?",
+        "Which one is {r}, the {a} or the {b}?",
+        "What is {r}, the {a} or the {b}?",
+    ),
+    "word": (
+        "What does the word say?",
+        "Which word is written here?",
+        "Read the word.",
+        "What is the printed word?",
+        "What word do you see?",
+        "Which word is in the picture?",
+    ),
+    "digit": (
+        "What is the digit?",
+        "Which digit is written here?",
+        "Read the handwritten digit.",
+        "What digit do you see?",
+        "Which number is handwritten in the picture?",
+    ),
+    "more": (
+        "Are there more {a} than {b}?",
+        "Does the picture show more {a} than {b}?",
+        "Can you see more {a} than {b}?",
+        "Do you see more {a} than {b}?",
+    ),
+    "either": (
+        "Are there more {a} or {b}?",
+        "Which are there more of, {a} or {b}?",
+        "Do you see more {a} or {b}?",
+    ),
+    "equal": (
+        "Are there as many {a} as {b}?",
+        "Is the number of {a} equal to the number of {b}?",
+        "Does the picture show as many {a} as {b}?",
+    ),
+    "describe": (
+        "Describe the picture.",
+        "Describe the image.",
+        "What is in the picture?",
+        "What do you see?",
+        "List everything in the picture.",
+        "Tell me what the picture shows.",
+    ),
+}
+NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+PHRASE = {"left": "left of", "right": "right of", "above": "above", "below": "below"}
+OPPOSITE = {
+    "left": "right",
+    "right": "left",
+    "above": "below",
+    "below": "above",
+    "bigger": "smaller",
+    "smaller": "bigger",
+}
+REGIONS = (  # by row and column of thirds
+    ("top left", "top", "top right"),
+    ("left", "middle", "right"),
+    ("bottom left", "bottom", "bottom right"),
+)
+
+
+def ask(scene, rng, family):
+    """One question of a family about the scene, or None where the family does not apply."""
+    if family not in FAMILIES:
+        raise ValueError(f"expected a family in {FAMILIES}, got {family!r}")
+    return _ASKERS[family](scene, rng)
+
+
+def sample_questions(scene, rng, n, families=FAMILIES):
+    """Up to n different questions, the families drawn uniformly among those that apply.
+
+    Fewer come back only where the scene has no more to ask.
+    """
+    families, found = list(families), {}
+    for _ in range(8 * n):
+        if not families or len(found) == n:
+            break
+        family = rng.choice(families)
+        qa = ask(scene, rng, family)
+        if qa is None:
+            families.remove(family)
+        else:
+            found.setdefault(qa.question, qa)
+    return list(found.values())
+
+
+def _qa(rng, family, template, answer, accept=(), **slots):
+    return QA(family, rng.choice(TEMPLATES[template]).format(**slots), answer, accept)
+
+
+def _plural(name):
+    return name + ("es" if name == "cross" else "s")
+
+
+def _a(colour):
+    return f"{'an' if colour == 'orange' else 'a'} {colour}"
+
+
+def _tally(scene):
+    """Counts of shapes by name, by colour and by (colour, name)."""
+    shapes = scene.shapes()
+    names, colours = Counter(t.name for t in shapes), Counter(t.colour for t in shapes)
+    return names, colours, Counter((t.colour, t.name) for t in shapes)
+
+
+def unique_phrases(scene):
+    """[(thing, the noun phrases that mean only it)], for things that have one."""
+    names, _, pairs = _tally(scene)
+    found = []
+    for t in scene.things:
+        if t.kind != "shape":
+            found.append((t, (t.kind,)))
+        elif names[t.name] == 1:
+            found.append((t, (t.name, f"{t.colour} {t.name}")))
+        elif pairs[t.colour, t.name] == 1:
+            found.append((t, (f"{t.colour} {t.name}",)))
+    return found
+
+
+def _extremes(scene):
+    """(clearly biggest shape or None, clearly smallest shape or None)."""
+    shapes = sorted(scene.shapes(), key=lambda t: t.size)
+    if len(shapes) < 2:
+        return None, None
+    return (
+        shapes[-1] if shapes[-1].size >= 1.25 * shapes[-2].size else None,
+        shapes[0] if shapes[1].size >= 1.25 * shapes[0].size else None,
+    )
+
+
+def _ask_count(scene, rng):
+    names, colours, pairs = _tally(scene)
+    if not names:
+        return None
+    by_count = {}
+    total = sum(names.values())
+    for count, text in (
+        [(total, "shapes")]
+        + [(c, _plural(n)) for n, c in names.items()]
+        + [(c, f"{n} shapes") for n, c in colours.items()]
+        + [(c, f"{n} {_plural(m)}") for (n, m), c in pairs.items()]
+    ):
+        by_count.setdefault(count, []).append(text)
+    if rng.random() < 0.1:
+        count, text = 0, _absent(rng, names, colours, pairs)[1]
+    else:  # high counts are rarer among scenes, so they are preferred within one
+        count = rng.choices(list(by_count), weights=[c**1.2 for c in by_count])[0]
+        text = rng.choice(by_count[count])
+    return _qa(rng, "count", "count", str(count), (NUMBER_WORDS[count],), t=text)
+
+
+def _absent(rng, names, colours, pairs):
+    """(singular with article, plural) of shapes that the scene lacks, mostly near misses."""
+    form = rng.choice(("pair", "pair", "name", "colour"))
+    gone_names = [n for n in SHAPES if n not in names]
+    gone_colours = [c for c in COLOURS if c not in colours]
+    if form == "name" and gone_names:
+        name = rng.choice(gone_names)
+        return f"a {name}", _plural(name)
+    if form == "colour" and gone_colours:
+        colour = rng.choice(gone_colours)
+        return f"{_a(colour)} shape", f"{colour} shapes"
+    near = [(c, n) for c in (colours or COLOURS) for n in (names or SHAPES) if (c, n) not in pairs]
+    half = (
+        [(c, n) for c in COLOURS for n in SHAPES if (c in colours) != (n in names)]
+        if rng.random() < 0.4 or not near
+        else near
+    )
+    colour, name = rng.choice(half or near)
+    return f"{_a(colour)} {name}", f"{colour} {_plural(name)}"
+
+
+def _ask_colour(scene, rng):
+    names, _, _ = _tally(scene)
+    targets = [
+        (t.colour, t.name if t.kind == "shape" else t.kind)
+        for t in scene.things
+        if t.kind != "shape" or names[t.name] == 1
+    ]
+    biggest, _ = _extremes(scene)
+    if biggest:
+        targets.append((biggest.colour, rng.choice(("biggest shape", "largest shape"))))
+    if not targets:
+        return None
+    colour, text = rng.choice(targets)
+    return _qa(rng, "colour", "colour", colour, t=text)
+
+
+def _ask_shape(scene, rng):
+    _, colours, _ = _tally(scene)
+    targets = [(t.name, t.colour) for t in scene.shapes() if colours[t.colour] == 1]
+    biggest, smallest = _extremes(scene)
+    if biggest:
+        targets.append((biggest.name, rng.choice(("the biggest", "the largest"))))
+    if smallest:
+        targets.append((smallest.name, "the smallest"))
+    if not targets:
+        return None
+    name, text = rng.choice(targets)
+    return _qa(rng, "shape", "shape", name, t=text)
+
+
+def _ask_exists(scene, rng):
+    names, colours, pairs = _tally(scene)
+    present = [k for k in ("word", "digit") if scene.first(k)]
+    lacking = [k for k in ("word", "digit") if k not in present]
+    answer = rng.choice(("yes", "no"))
+    text_kinds = present if answer == "yes" else lacking
+    if text_kinds and (rng.random() < 0.2 or (answer == "yes" and not names)):
+        text = f"a {rng.choice(text_kinds)}"
+    elif answer == "no":
+        text = _absent(rng, names, colours, pairs)[0]
+    else:
+        colour, name = rng.choice(list(pairs))
+        text = rng.choice((f"{_a(colour)} {name}",) * 2 + (f"a {name}", f"{_a(colour)} shape"))
+    return _qa(rng, "exists", "exists", answer, t=text)
+
+
+def _ask_position(scene, rng):
+    known = unique_phrases(scene)
+    pairs = [(a, b) for a in known for b in known if a is not b]
+    rng.shuffle(pairs)
+    for (one, a), (two, b) in pairs:
+        dx, dy = one.x - two.x, one.y - two.y
+        axes = [("right" if dx > 0 else "left")] if abs(dx) >= 0.12 else []
+        axes += [("below" if dy > 0 else "above")] if abs(dy) >= 0.12 else []
+        if not axes:
+            continue
+        a, b, truth = rng.choice(a), rng.choice(b), rng.choice(axes)
+        form = rng.random()
+        long, short = max(abs(dx), abs(dy)), min(abs(dx), abs(dy))
+        if form < 0.3 and long >= 0.15 and long >= 1.6 * short:
+            truth = axes[0] if abs(dx) > abs(dy) else axes[-1]
+            return _qa(rng, "position", "where", truth, _also(truth), a=a, b=b)
+        if form < 0.6:
+            text = "left or right of" if truth in ("left", "right") else "above or below"
+            return _qa(rng, "position", "side", truth, _also(truth), a=a, b=b, r=text)
+        answer = rng.choice(("yes", "no"))
+        said = PHRASE[truth if answer == "yes" else OPPOSITE[truth]]
+        if said.endswith("of") and rng.random() < 0.5:
+            said = "to the " + said
+        return _qa(rng, "position", "position", answer, a=a, b=b, r=said)
+    return None
+
+
+def _also(direction):
+    return (f"to the {direction}", f"{direction} of") if direction in ("left", "right") else ()
+
+
+def _ask_size(scene, rng):
+    known = [k for k in unique_phrases(scene) if k[0].kind == "shape"]
+    pairs = [(a, b) for a in known for b in known if a[0].size >= 1.3 * b[0].size]
+    if not pairs:
+        return None
+    (_, big), (_, small) = rng.choice(pairs)
+    big, small = rng.choice(big), rng.choice(small)
+    a, b = (big, small) if rng.random() < 0.5 else (small, big)
+    said = rng.choice(("bigger", "smaller"))
+    if rng.random() < 0.5:
+        return _qa(rng, "size", "which", big if said == "bigger" else small, a=a, b=b, r=said)
+    truth = "bigger" if a == big else "smaller"
+    return _qa(rng, "size", "size", "yes" if said == truth else "no", a=a, b=b, r=said)
+
+
+def _ask_word(scene, rng):
+    word = scene.first("word")
+    return word and _qa(rng, "word", "word", word.name)
+
+
+def _ask_digit(scene, rng):
+    digit = scene.first("digit")
+    return digit and _qa(rng, "digit", "digit", digit.name, (NUMBER_WORDS[int(digit.name)],))
+
+
+def _ask_compare(scene, rng):
+    names, colours, _ = _tally(scene)
+    if not names:
+        return None
+    by_name = rng.random() < 0.5
+    counts, everything = (names, SHAPES) if by_name else (colours, COLOURS)
+    noun = _plural if by_name else "{} shapes".format
+    kinds = list(counts)
+    ties = [(a, b) for a in kinds for b in kinds if a != b and counts[a] == counts[b]]
+    unequal = [(a, b) for a in kinds for b in kinds if counts[a] > counts[b]]
+    if not unequal or rng.random() < 0.15:  # an absent kind is the easy case: only now and then
+        gone = [k for k in everything if k not in counts]
+        if gone:
+            unequal = [(rng.choice(kinds), rng.choice(gone))]
+    if not unequal:
+        return None
+    more, fewer = rng.choice(unequal)
+    a, b = (more, fewer) if rng.random() < 0.5 else (fewer, more)
+    form = rng.random()
+    if form < 0.35:
+        answer, accept = (_plural(more), (more,)) if by_name else (more, (f"{more} shapes",))
+        return _qa(rng, "compare", "either", answer, accept, a=noun(a), b=noun(b))
+    template, answer = "more", "yes" if a == more else "no"
+    if form < 0.6 and ties:
+        template, answer = "equal", rng.choice(("yes", "no"))
+        if answer == "yes":
+            a, b = rng.choice(ties)
+    elif answer == "no" and ties and rng.random() < 0.3:
+        a, b = rng.choice(ties)
+    return _qa(rng, "compare", template, answer, a=noun(a), b=noun(b))
+
+
+def _row(thing):
+    return min(2, int(thing.y * 3))
+
+
+def _region(thing):
+    return REGIONS[_row(thing)][min(2, int(thing.x * 3))]
+
+
+def _name(thing):
+    return f"{thing.colour} {thing.name}" if thing.kind == "shape" else f"{thing.kind} {thing.name}"
+
+
+def _reading_order(things):
+    return sorted(things, key=lambda t: (_row(t), t.x))
+
+
+def describe(scene):
+    """The canonical description: one item a thing, row by row, then from left to right."""
+    items = []
+    for t in _reading_order(scene.things):
+        size = ("big " if t.size >= BIG else "small ") if t.kind == "shape" else ""
+        items.append(f"{size}{_name(t)} {_region(t)}")
+    return ", ".join(items)
+
+
+_ASKERS = {
+    "count": _ask_count,
+    "colour": _ask_colour,
+    "shape": _ask_shape,
+    "exists": _ask_exists,
+    "position": _ask_position,
+    "size": _ask_size,
+    "word": _ask_word,
+    "digit": _ask_digit,
+    "compare": _ask_compare,
+    "describe": lambda scene, rng: _qa(rng, "describe", "describe", describe(scene)),
+}
+
+
+# ---------------------------------------------------------------------------------- lists, for training
+def _by(key, names):
+    """Counts of the shapes by an attribute, in the order of the world's names."""
+
+    def items(scene):
+        counts = Counter(getattr(t, key) for t in scene.shapes())
+        return [f"{name} {counts[name]}" for name in names if counts[name]]
+
+    return items
+
+
+# The shape's name stands first where its place is asked for, so that the place is looked up by it.
+_LISTS = {
+    "colours": (
+        ("Name the colour of each shape.", "Which colour is each shape?"),
+        lambda scene: [f"{t.name} {t.colour}" for t in _reading_order(scene.shapes())],
+    ),
+    "places": (
+        ("Where is each shape?", "Tell me where each thing is."),
+        lambda scene: [f"{t.name} {t.colour} {_region(t)}" for t in _reading_order(scene.shapes())],
+    ),
+    "across": (
+        ("Name all from left to right.", "What do you see from left to right?"),
+        lambda scene: [_name(t) for t in sorted(scene.things, key=lambda t: t.x)],
+    ),
+    "down": (
+        ("Name all from above to below.", "What do you see from top to bottom?"),
+        lambda scene: [_name(t) for t in sorted(scene.things, key=lambda t: t.y)],
+    ),
+    "sizes": (
+        ("Name the shapes from the biggest to the smallest.", "Which shapes are there, biggest first?"),
+        lambda scene: [_name(t) for t in sorted(scene.shapes(), key=lambda t: -t.size)],
+    ),
+    "by_shape": (("How many are there of each shape?", "Count each shape."), _by("name", SHAPES)),
+    "by_colour": (
+        ("How many shapes are there of each colour?", "Count each colour."),
+        _by("colour", COLOURS),
+    ),
+}
+_AROUND = ("Where is each thing relative to the {b}?", "Seen from the {b}, where is each thing?")
+_BESIDE = ("Is each shape bigger or smaller than the {b}?", "Tell me which shapes are bigger than the {b}.")
+_RELATIONS = 0.4  # share of the lists that relate everything to one thing
+
+
+def ask_list(scene, rng) -> QA | None:
+    """A question whose answer goes through the whole scene; None where there is nothing of its kind."""
+    if rng.random() < _RELATIONS:
+        return _ask_relations(scene, rng)
+    wordings, items_of = _LISTS[rng.choice(tuple(_LISTS))]
+    items = items_of(scene)
+    return QA("list", rng.choice(wordings), ", ".join(items)) if items else None
+
+
+def _ask_relations(scene, rng) -> QA | None:
+    """Where all lies seen from one thing, or how large it is beside it; doubtful pairs are left out."""
+    anchors = unique_phrases(scene)
+    if not anchors:
+        return None
+    anchor, phrases = rng.choice(anchors)
+    phrase = rng.choice(phrases)
+    if anchor.kind == "shape" and rng.random() < 0.4:
+        ratios = [(t, t.size / anchor.size) for t in _reading_order(scene.shapes()) if t is not anchor]
+        items = [f"{_name(t)} {'bigger' if r > 1 else 'smaller'}" for t, r in ratios if not 0.8 < r < 1.25]
+        wordings = _BESIDE
+    else:
+        others = [t for t in _reading_order(scene.things) if t is not anchor]
+        items = [f"{_name(t)} {way}" for t in others if (way := _direction(anchor, t))]
+        wordings = _AROUND
+    return QA("list", rng.choice(wordings).format(b=phrase), ", ".join(items)) if items else None
+
+
+def _direction(anchor, thing) -> str | None:
+    """left, right, above or below, by the clearly larger difference; None where neither is."""
+    across, down = thing.x - anchor.x, thing.y - anchor.y
+    if max(abs(across), abs(down)) < 0.12 or 0.7 < abs(across) / (abs(down) + 1e-9) < 1.4:
+        return None
+    if abs(across) > abs(down):
+        return "left" if across < 0 else "right"
+    return "above" if down < 0 else "below"
+
+
+# -------------------------------------------------------------------------------------- what nouns mean
+_NAMES = {_plural(name): name for name in SHAPES} | {"shapes": None}
+_COLOUR = f"(?:({'|'.join(COLOURS)}) )?"
+_MANY = re.compile(rf"\b{_COLOUR}({'|'.join(_NAMES)})\b")
+_ONE = re.compile(rf"\b[Tt]he {_COLOUR}({'|'.join(SHAPES)}|word|digit)\b")
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A noun in a text: its last character, the colour in front of it, what it names (None: any shape) and
+    whether it asks for all of them."""
+
+    end: int
+    colour: str | None
+    name: str | None
+    plural: bool
+
+
+def mentions(text: str) -> list[Mention]:
+    """The nouns of a question that mean something in the image, in no particular order."""
+    many = [Mention(m.end() - 1, m[1], _NAMES[m[2]], True) for m in _MANY.finditer(text)]
+    return many + [Mention(m.end() - 1, m[1], m[2], False) for m in _ONE.finditer(text)]
+
+
+def facts(scene: Scene, mention: Mention) -> tuple[float, float, float, float]:
+    """(x, y, log size, how many) in steps of about one; NaN where the noun does not say, or fits several.
+
+    x and y run from -2 to 2, log size is shifted by 1.3, counts are halved.
+    """
+    found = [
+        t
+        for t in (scene.shapes() if mention.plural else scene.things)
+        if mention.name in (None, t.name if t.kind == "shape" else t.kind)
+        and mention.colour in (None, t.colour)
+    ]
+    if mention.plural:
+        return (math.nan, math.nan, math.nan, len(found) / 2)
+    if len(found) != 1:
+        return (math.nan,) * 4
+    thing = found[0]
+    return (4 * thing.x - 2, 4 * thing.y - 2, math.log(thing.size) + 1.3, math.nan)

@@ -1,0 +1,414 @@
+"""Training on shapes: the embedded model, its losses and its held-out images.
+
+There are two stages. First the vision tower alone learns from dense targets; then the whole model learns to
+answer, with several questions packed after each image. Heads that exist in training only help both stages:
+
+- One word of an answer tells a new vision tower little. The generator knows for each patch which object
+  covers it, its colour, where its centre lies, how large it is and how many shapes of the image are like it.
+  A linear head on the patch features learns to say so.
+- Whether one thing is left of another takes two look-ups and a comparison, and an answer of one word rewards
+  none of the three alone. A linear head on each noun's hidden state, half way up, learns where its thing is,
+  how large it is and how many there are (`facts`). Another, three quarters up, where the answer
+  begins, learns the difference between the question's two nouns.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from data.loader import outliving_signals
+from data.packing import Batch, dense_mask
+from data.processor import Processor, make_processor
+from data.tokenizer import build_tokenizer
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
+from shapes import (
+    COLOURS,
+    MAX_THINGS,
+    NUM_KINDS,
+    ask,
+    heldout_questions,
+    render,
+    sample_questions,
+    sample_scene,
+)
+from shapes.settings import images_after, total_steps, vision_steps
+from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig
+from training.config import PlanOptions, TrainConfig, flag
+from training.distributed import Ranks
+from training.flops import Amounts, amounts_of, training_flops
+from training.plan import AverageRow, choose_device, line, make_plan, stored_network
+from training.rows import open_model
+from training.task import Question, Task
+
+EVALUATION_SEED = 1_000_003  # of the images for `evaluate`: held-out digits, seeds that training never uses
+SAMPLE_SIZE = 128  # pixels a side of an image whose answer is kept
+_COUNTS = 3 * MAX_THINGS  # one class for each count, for each of three ways of being alike
+
+
+def build_processor(config: TrainConfig) -> Processor:
+    """The tokenizer, trained on sentences about shapes, and the processor around it."""
+    rng = random.Random("tokenizer:0")  # the same vocabulary whatever the seed of the run
+    texts = []
+    for _ in range(3000):
+        scene = sample_scene(rng)
+        for qa in sample_questions(scene, rng, 6):
+            texts += [qa.question, " " + qa.answer]
+        texts += [" " + ask(scene, rng, "describe").answer, "User:", "System:", "\nAssistant:"]
+    tokenizer = build_tokenizer(texts, config.vocab_size)
+    tokens = (config.image_size // config.patch_size // config.scale_factor) ** 2
+    return make_processor(tokenizer, image_size=config.image_size, image_seq_len=tokens)
+
+
+def model_config(config: TrainConfig, tokenizer) -> VLMConfig:
+    vision = VisionConfig(
+        hidden_size=config.vision_width,
+        intermediate_size=4 * config.vision_width,
+        num_hidden_layers=config.vision_layers,
+        num_attention_heads=config.vision_heads,
+        image_size=config.image_size,
+        patch_size=config.patch_size,
+    )
+    text = TextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=config.text_width,
+        intermediate_size=config.text_inner,
+        num_hidden_layers=config.text_layers,
+        num_attention_heads=config.text_heads,
+        num_key_value_heads=config.text_kv_heads,
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-5,
+    )
+    return VLMConfig(
+        vision=vision,
+        text=text,
+        scale_factor=config.scale_factor,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_ids=(tokenizer.eos_token_id,),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
+    """A model of the config's sizes, with random weights from its seed."""
+    model = VisionLanguageModel(model_config(config, tokenizer))
+    model.init_weights(torch.Generator().manual_seed(config.seed))
+    model.generation_config = {"needs_image": True, "single_turn": True}  # like all its questions
+    return model
+
+
+def stream_config(config: TrainConfig) -> ShapesStreamConfig:
+    return ShapesStreamConfig(
+        batch_size=config.batch_size,
+        sequence_length=config.sequence_length,
+        image_size=config.image_size,
+        patch_size=config.patch_size,
+        seed=config.seed,
+        curriculum_pictures=config.curriculum_pictures,
+        vision_steps=vision_steps(config),
+        vision_batch_size=config.vision_batch_size,
+    )
+
+
+def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
+    """The chat template around one image, its question and its answer, as ids."""
+    image = (
+        "<fake_token_around_image><global-img>" + "<image>" * tokens_per_tile + "<fake_token_around_image>"
+    )
+    return ChatPieces(
+        prefix=tuple(tokenizer.encode("<|im_start|>User:" + image, add_special_tokens=False)),
+        middle=tuple(tokenizer.encode("\nAssistant:", add_special_tokens=False)),
+        end=tokenizer.eos_token_id,
+        pad=tokenizer.pad_token_id,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- losses
+class DenseHead(nn.Module):
+    """(N, P, D_v) patch features -> (N, P, kinds + colours + 4 + 3 counts of up to 8) predictions."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.linear = nn.Linear(width, NUM_KINDS + len(COLOURS) + 4 + _COUNTS)
+        nn.init.normal_(self.linear.weight, std=width**-0.5)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.linear(features)
+
+
+def dense_counts(targets: Tensor) -> Tensor:
+    """How many patches there are, with a colour, with an object, and how many counts: (4,). The sums in
+    `dense_loss` are divided by these; `targets` (N, P, 9) are described there."""
+    kind, colour, shared = targets[..., 0], targets[..., 1], targets[..., 6:]
+    counts = [(kind >= 0).sum(), (colour >= 0).sum(), (kind > 0).sum(), (shared > 0).sum()]
+    return torch.stack(counts).double()
+
+
+def dense_loss(predictions: Tensor, targets: Tensor, counts: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean loss over patches, and what share of object patches was named right.
+
+    Args:
+        predictions: (N, P, kinds + colours + 4 + 3 · 8).
+        targets: (N, P, 9): kind, colour (-1 on background), dx, dy, log size, is_centre, and how many shapes
+            share the name, the colour, both (0 where there is no shape).
+        counts: `dense_counts` of these, or of all ranks' patches.
+    """
+    patches, coloured, objects, counted = counts.clamp(min=1).float()
+    predictions, targets = predictions.flatten(0, 1), targets.flatten(0, 1)
+    kinds, colours, geometry, centre, alike = predictions.split(
+        (NUM_KINDS, len(COLOURS), 3, 1, _COUNTS), dim=-1
+    )
+    kind, colour = targets[:, 0].long(), targets[:, 1].long()
+    foreground = kind > 0
+    kind_loss = F.cross_entropy(kinds, kind, reduction="sum") / patches
+    centre_loss = F.binary_cross_entropy_with_logits(centre[:, 0], targets[:, 5], reduction="sum") / patches
+    colour_loss = F.cross_entropy(colours, colour, ignore_index=-1, reduction="sum") / coloured
+    distance = F.smooth_l1_loss(geometry, targets[:, 2:5], reduction="none").sum(-1)
+    geometry_loss = (distance * foreground).sum() / objects
+    shared = targets[:, 6:].long() - 1  # -1 where there is nothing to count
+    alike = alike.unflatten(-1, (3, MAX_THINGS))  # (N · P, 3, 8)
+    count_loss = (
+        F.cross_entropy(alike.flatten(0, 1), shared.flatten(), ignore_index=-1, reduction="sum") / counted
+    )
+    loss = kind_loss + centre_loss + 0.5 * colour_loss + 0.5 * geometry_loss + 0.5 * count_loss
+    with torch.no_grad():
+        right_kind = ((kinds.argmax(-1) == kind) & foreground).sum() / objects
+        right_colour = ((colours.argmax(-1) == colour) & foreground).sum() / objects
+        right_count = (alike.argmax(-1) == shared).sum() / counted  # -1 is no argmax
+    return loss, {"patch_kind": right_kind, "patch_colour": right_colour, "patch_count": right_count}
+
+
+class FactHead(nn.Module):
+    """(B, T, D) hidden states after the share `depth` of the layers -> (B, T, 4) facts; see `facts`."""
+
+    def __init__(self, width: int, depth: float):
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.linear = nn.Linear(width, 4)
+        self.depth = depth
+        self._hidden: Tensor | None = None
+
+    def watch(self, language_model) -> None:
+        """Keep that layer's output of every pass, for `loss` to take."""
+        layers = language_model.layers
+        layers[max(1, round(self.depth * len(layers))) - 1].register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, inputs, output: Tensor) -> None:
+        self._hidden = output if torch.is_grad_enabled() else None
+
+    def loss(self, targets: Tensor, count: Tensor) -> Tensor:
+        """Distance over the facts that are known (`targets` (B, T, 4) that are not NaN), divided by their
+        count, that of all ranks."""
+        assert self._hidden is not None, "the model runs first, with gradients"
+        known = ~targets.isnan()
+        hidden, self._hidden = self._hidden, None
+        places = known.any(-1)
+        predicted = self.linear(self.norm(hidden[places]))
+        distance = F.smooth_l1_loss(predicted, targets[places].nan_to_num(), reduction="none")
+        return (distance * known[places]).sum() / count.clamp(min=1).float()
+
+
+class ShapesLoss(nn.Module):
+    """(loss to minimise, what to log) of a batch; the image is encoded once for all of them. The heads
+    exist in training only.
+
+    Each part is a sum divided by its entry of `counts` (see `loss_counts`): with the mean of all ranks'
+    counts there, the mean of the ranks' losses is the loss of all their images as one batch.
+    """
+
+    leaves_parameters_out = True  # the first stage has no language model
+
+    def __init__(self, model: VisionLanguageModel, config: TrainConfig):
+        super().__init__()
+        self.model, width = model, model.config.text.hidden_size
+        self.head = DenseHead(model.config.vision.hidden_size)
+        self.nouns, self.pairs = FactHead(width, depth=0.5), FactHead(width, depth=0.75)
+        self.nouns.watch(model.language_model)
+        self.pairs.watch(model.language_model)
+        self.dense_weight, self.fact_weight = config.dense_weight, config.fact_weight
+
+    def forward(
+        self, batch: dict[str, Tensor], vision_only: bool, counts: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        patches = self.model.vision_model(batch["pixel_values"])  # (B, P, D_v)
+        dense, seen = dense_loss(self.head(patches), batch["dense"], counts[:4])
+        logged = {"dense_loss": dense.detach(), **seen}
+        if vision_only:
+            return dense, logged
+        model, ids = self.model, batch["input_ids"]
+        x = model.place_features(ids, model.language_model.embed_tokens(ids), model.projector(patches))
+        mask = dense_mask(batch["segment_ids"])
+        hidden, _ = model.language_model(x, attention_mask=mask, position_ids=batch["position_ids"])
+        total, _ = model.summed_loss(hidden, batch["labels"])
+        answer = total / counts[4].clamp(min=1).float()
+        nouns = self.nouns.loss(batch["nouns"], counts[5])
+        pairs = self.pairs.loss(batch["pairs"], counts[6])
+        logged |= {"loss": answer.detach(), "noun_loss": nouns.detach(), "pair_loss": pairs.detach()}
+        return answer + self.dense_weight * dense + self.fact_weight * (nouns + pairs), logged
+
+
+def loss_counts(batch: dict[str, Tensor]) -> Tensor:
+    """What the parts of a batch's loss are divided by: `dense_counts`, labelled tokens, known facts of nouns
+    and of pairs, (7,)."""
+    labelled = (batch["labels"][:, 1:] != IGNORE_INDEX).sum()
+    known = [(~batch[name].isnan()).sum() for name in ("nouns", "pairs")]
+    return torch.cat([dense_counts(batch["dense"]), torch.stack([labelled, *known]).double()])
+
+
+class ShapesTask(Task):
+    """See `training.task.Task`. A step is one batch, drawn from its number alone: that is all its state."""
+
+    module: ShapesLoss
+    best_by = ("eval_accuracy", True)
+    license = "apache-2.0"
+    summary = (
+        "Answers questions about the built-in image world of Ocelli: drawn shapes, printed words, "
+        "handwritten digits. It knows nothing else."
+    )
+
+    def __init__(self, config: TrainConfig, ranks: Ranks):
+        super().__init__(config, ranks)
+        for name in ("batch_size", "vision_batch_size"):
+            if getattr(config, name) % ranks.world_size:
+                raise ValueError(f"{flag(name)}: expected a multiple of {ranks.world_size} ranks")
+        self.steps, self.second_stage, device = total_steps(config), vision_steps(config), ranks.device
+        if config.init_from:
+            self.model, self.processor = open_model(config, device)
+        else:
+            self.processor = build_processor(config)
+            self.model = build_model(config, self.processor.tokenizer)
+        self.check_context()
+        vision = self.model.config.vision
+        for name, taken in (("image_size", vision.image_size), ("patch_size", vision.patch_size)):
+            if (drawn := getattr(config, name)) != taken:
+                raise ValueError(f"{flag(name)}: expected {taken}, as the model has it, got {drawn}")
+        self.module = ShapesLoss(self.model, config).to(device)
+        stream = stream_config(config)
+        heldout = replace(
+            stream, seed=EVALUATION_SEED, split="heldout", curriculum_pictures=0, vision_steps=0,
+            list_probability=0.0,
+        )  # fmt: skip
+        pieces = chat_pieces(self.processor.tokenizer, self.model.config.tokens_per_tile)
+        if config.sequence_length <= len(pieces.prefix):
+            raise ValueError(
+                f"--sequence-length: expected more than the {len(pieces.prefix)} positions of an image, "
+                f"got {config.sequence_length}"
+            )
+        self.stream = ShapesStream(stream, self.processor.tokenizer, pieces, ranks.rank, ranks.world_size)
+        self.heldout = ShapesStream(heldout, self.processor.tokenizer, pieces)
+
+    # ------------------------------------------------------------------------------------------- a step
+    def batches(self) -> Iterator[list[Batch]]:
+        workers = self.config.workers
+        loader = DataLoader(
+            self.stream,
+            batch_size=None,
+            num_workers=workers,
+            prefetch_factor=4 if workers else None,
+            worker_init_fn=outliving_signals(),
+        )
+        for number, drawn in enumerate(loader, self.stream.start_batch):
+            batch = Batch(drawn)
+            batch.sample_ids = [(("shapes", index),) for index in self.stream.numbers(number)]
+            batch.images = len(batch.sample_ids)
+            yield [batch]
+
+    def count(self, batches: list[Batch]) -> float:
+        return float(len(batches))
+
+    def inputs(self, batch: Batch, step: int) -> dict:
+        counts = loss_counts(batch)
+        if self.ranks.world_size > 1:
+            shared = [count / self.ranks.world_size for count in self.ranks.sum(*counts.tolist())]
+            counts = torch.tensor(shared, dtype=counts.dtype, device=counts.device)
+        return {"batch": batch, "vision_only": step < self.second_stage, "counts": counts}
+
+    def amounts(self, batch: Batch, step: int) -> Amounts:
+        if step < self.second_stage:
+            return Amounts(tiles=len(batch["pixel_values"]), positions=0, pairs=0, labelled=0)
+        return amounts_of(batch)
+
+    def matrix_peak(self, step: int) -> float | None:
+        return self.config.vision_matrix_lr if step < self.second_stage else None
+
+    # ------------------------------------------------------------------------------------------- state
+    def state_dict(self) -> dict:
+        return {}
+
+    def load_state_dict(self, states: list[dict], step: int) -> None:
+        self.stream.start_batch = step
+
+    # ----------------------------------------------------------------------------------------- evaluation
+    def seen(self, step: int) -> dict[str, int]:
+        return {"pictures": images_after(self.config, step)}
+
+    def training_data(self, step: int) -> str:
+        return (
+            f"{images_after(self.config, step):,} images of shapes, drawn on the fly (seed "
+            f"{self.config.seed}), each with several questions; digits from the UCI set that scikit-learn "
+            "carries."
+        )
+
+    def questions(self, count: int) -> list[Question]:
+        return [
+            Question((render(scene, SAMPLE_SIZE),), qa.question, qa.answer, tuple(qa.accept))
+            for scene, qa in heldout_questions(count)
+        ]
+
+    @torch.no_grad()
+    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
+        """What the vision tower sees in held-out images; the first rank evaluates alone."""
+        if not self.ranks.is_first or not self.config.eval_pictures:
+            return {}
+        model, seen = self.model, []
+        model.eval()
+        for index in range(math.ceil(self.config.eval_pictures / self.config.batch_size)):
+            batch = {name: value.to(model.device) for name, value in self.heldout.batch(index).items()}
+            patches, targets = model.vision_model(batch["pixel_values"]), batch["dense"]
+            seen.append(dense_loss(self.module.head(patches), targets, dense_counts(targets))[1])
+        model.train()
+        return {f"eval_{name}": sum(row[name].item() for row in seen) / len(seen) for name in seen[0]}
+
+
+# ------------------------------------------------------------------------------------------------ --plan
+def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
+    """The plan of a run on shapes: the stage in which the whole model learns, and a note on the one before.
+    A row is an image."""
+    processor, device = build_processor(config), choose_device(config, options)
+    if config.init_from:
+        shape, _ = stored_network(config.init_from)
+    else:
+        shape = model_config(config, processor.tokenizer)
+    pieces = chat_pieces(processor.tokenizer, shape.tokens_per_tile)
+    stream = ShapesStream(stream_config(config), processor.tokenizer, pieces)
+    alone = vision_steps(config)
+    drawn = amounts_of(stream.batch(alone))
+    row = AverageRow(
+        fill=drawn.positions / (config.batch_size * config.sequence_length),
+        labelled=drawn.labelled / drawn.positions,
+        total_samples=(total_steps(config) - alone) * config.batch_size,
+    )
+    lines = [make_plan(config, options, device, shape, row).table()]
+    if alone:
+        amounts = Amounts(alone * config.vision_batch_size, 0, 0, 0)
+        flops = training_flops(shape, amounts, frozenset({"vision_model"}))
+        hours = flops / (options.plan_mfu * device.peak * options.plan_ranks) / 3600
+        lines += [
+            "before it, the vision tower alone",
+            line("steps", f"{alone:,}"),
+            line("images a step", f"{config.vision_batch_size:,}"),
+            line("model FLOPs", f"{flops:.3e}"),
+            line("hours", f"{hours:,.1f}"),
+        ]
+    return "\n".join([*lines, f"assumed: {device.name} (--plan-device, --plan-tflops)"])

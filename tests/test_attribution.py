@@ -1,0 +1,282 @@
+"""Where it looked: attention against transformers', maps and occlusion against images, and what is drawn."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from inference.attribution import draw
+from inference.attribution.attention import AttentionMaps, attention_maps, attention_rows
+from inference.attribution.occlusion import OcclusionMaps, Region, greyed, occlusion_maps
+from inference.attribution.teacher_forcing import Word, answer_words, place_on_image
+from inference.checkpoint import RequestError, open_checkpoint
+from models import VisionLanguageModel
+from tests import tiny
+from tests.processors import GOLDEN, draw_image, embedded, processor
+
+ANSWER = [40, 41, 9, 42]
+CASES = ("smolvlm-2-tiles", "smolvlm-one-kv-head", "idefics3-own-head-dim", "idefics3-llama3-rope")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(model_folder):
+    return open_checkpoint(model_folder, device="cpu")
+
+
+@pytest.fixture(scope="module", params=["nanovlm-current", "nanovlm-v0.1"])
+def nanovlm(request):
+    return open_checkpoint(GOLDEN / request.param, device="cpu")
+
+
+def plain_log_probabilities(checkpoint, images, question, answer) -> np.ndarray:
+    """Of an answer, by one plain forward pass over images as they are given."""
+    inputs = checkpoint.processor.ask(images, question)
+    ids = torch.cat((inputs["input_ids"], torch.tensor([answer])), 1)
+    pixels = {name: inputs[name] for name in ("pixel_values", "pixel_attention_mask") if name in inputs}
+    with torch.no_grad():
+        logits = checkpoint.model(ids, **pixels).logits[0, -len(answer) - 1 : -1]
+    return logits.log_softmax(-1)[torch.arange(len(answer)), torch.tensor(answer)].double().numpy()
+
+
+# ------------------------------------------------------------------------------------------------ attention
+@pytest.mark.parametrize("name", CASES)
+def test_weights_are_transformers_eager_ones(name, tmp_path):
+    theirs, inputs = tiny.build(name)
+    ours = VisionLanguageModel.from_pretrained(tiny.save(theirs, tmp_path))
+    theirs.set_attn_implementation("eager")
+    with torch.no_grad():
+        layers = theirs(**inputs, output_attentions=True).attentions  # (B, H, T, T) each
+        x = ours.embed(**{key: value for key, value in inputs.items() if key != "attention_mask"})
+    length = x.shape[1]
+    queries = [length - 1, 3, length // 2]
+    expected = torch.stack(layers)[:, 0, :, queries]  # (L, H, Q, T)
+    for chosen, heads in [
+        (None, None),
+        ([1], [3, 0]),
+        *(([layer], [head]) for layer in (0, 1) for head in range(4)),
+    ]:
+        got = attention_rows(ours.language_model, x, queries, chosen, heads)
+        theirs_mean = expected[chosen or [0, 1]][:, heads or range(4)].mean((0, 1))
+        assert (got - theirs_mean).abs().max() <= 1e-5, (chosen, heads)
+
+
+def test_maps_are_the_attention_of_image_tokens(model_folder, checkpoint):
+    """Two split images, against transformers on what the processor gives for prompt and answer."""
+    from transformers import AutoModelForImageTextToText
+
+    images = [draw_image(40, 30), draw_image(20, 60, seed=1)]
+    found = attention_maps(checkpoint, images, "how many?", ANSWER)
+    theirs = AutoModelForImageTextToText.from_pretrained(model_folder, attn_implementation="eager").eval()
+    inputs = checkpoint.processor.ask(images, "how many?")
+    prompt = inputs["input_ids"].shape[1]
+    ids = torch.cat((inputs["input_ids"], torch.tensor([ANSWER])), 1)
+    pixels = {name: inputs[name] for name in ("pixel_values", "pixel_attention_mask")}
+    with torch.no_grad():
+        layers = theirs(ids, **pixels, output_attentions=True).attentions
+    rows = torch.stack(layers)[:, 0, :, prompt - 1 : -1].mean((0, 1))  # (A, T)
+    rows = rows[:, ids[0] == checkpoint.model.config.image_token_id]  # (A, n · S)
+    counts = [len(checkpoint.processor.tile(image).tiles) * 4 for image in images]
+    for own, image, columns in zip(found.maps, images, rows.split(counts, dim=1), strict=True):
+        tiled = checkpoint.processor.tile(image)
+        assert own.shape == (len(ANSWER), tiled.rows * 2, tiled.columns * 2)
+        assert np.allclose(own.sum((1, 2)), columns.sum(1), atol=1e-5)
+        # The upper left cell: the first token of the first tile, and its part of the whole image's first.
+        corner = columns[:, 0] + columns[:, -4] / (tiled.rows * tiled.columns)
+        assert np.allclose(own[:, 0, 0], corner, atol=1e-6)
+
+
+def test_in_nanovlm(nanovlm):
+    found = attention_maps(nanovlm, [draw_image(60, 40)], "how many?", [5, 6], layers=[0])
+    (own,) = found.maps
+    assert own.min() >= 0 and (own.sum((1, 2)) > 0).all() and (own.sum((1, 2)) < 1).all()
+
+
+# ------------------------------------------------------------------------------------------------- geometry
+SIZES = [(40, 30), (90, 30), (30, 80)]
+IMAGES = {
+    "split": lambda: embedded(split=True),
+    "unsplit": embedded,
+    "nanovlm-current": lambda: processor("nanovlm-current"),
+    "nanovlm-v0.1": lambda: processor("nanovlm-v0.1"),
+}
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("kind", IMAGES)
+def test_a_token_lies_where_the_processor_took_it_from(kind, size):
+    """White in one cell of a black image is brightest in one token of one tile; all weight on that token
+    comes back to that cell, and all weight on the whole image's brightest one covers it."""
+    own = IMAGES[kind]()
+    side, whole_first = math.isqrt(own.images.tokens_per_tile), own.images.whole_first
+    large = size[0] * 8, size[1] * 8  # so that a cell has pixels enough
+    black = own.tile(Image.new("RGB", large))
+    tiles = max(1, black.rows) * max(1, black.columns)
+    rows, columns = max(1, black.rows) * side, max(1, black.columns) * side
+    has_whole = len(black.tiles) > tiles
+
+    def placed(token: int) -> torch.Tensor:
+        weights = torch.zeros(1, len(black.tiles) * side * side)
+        weights[0, token] = 1
+        return place_on_image(weights, black, whole_first)[0]
+
+    for row, column in {(0, 0), (rows - 1, 0), (rows // 2, columns - 1), (rows // 3, columns // 2)}:
+        image = Image.new("RGB", large)
+        box = [column * large[0] / columns, row * large[1] / rows]
+        box += [(column + 1) * large[0] / columns, (row + 1) * large[1] / rows]
+        image.paste("white", tuple(map(round, box)))
+        light = own.tile(image).tiles.mean(1)  # (n, M, M)
+        light = light.unflatten(1, (side, -1)).unflatten(3, (side, -1)).mean((2, 4))  # (n, side, side)
+        first = int(has_whole and whole_first)
+        expected = torch.zeros(rows, columns)
+        expected[row, column] = 1
+        token = first * side * side + int(light[first : first + tiles].argmax())
+        assert torch.equal(placed(token), expected)
+        if has_whole:
+            whole = 0 if whole_first else tiles
+            spread = placed(whole * side * side + int(light[whole].argmax()))
+            assert spread[row, column] == spread.max() and spread.sum() == pytest.approx(1)
+            assert (spread > 0).sum() == tiles
+
+
+# ------------------------------------------------------------------------------------------------ occlusion
+def assert_regions_hold(found: OcclusionMaps, checkpoint, images, question, answer, regions) -> None:
+    """What the map says of each region is what the model says of images greyed there beforehand."""
+    for number in regions:
+        region = found.regions[number]
+        changed = list(images)
+        place = found.shapes[region.image]
+        changed[region.image] = greyed(images[region.image], region, place)
+        expected = plain_log_probabilities(checkpoint, changed, question, answer)
+        assert np.abs(found.occluded[number] - expected).max() <= 1e-4, region
+
+
+def test_a_greyed_region_is_a_greyed_image(checkpoint):
+    images = [draw_image(40, 30), draw_image(24, 50, seed=2)]
+    found = occlusion_maps(checkpoint, images, "how many?", ANSWER, window=0.5)
+    expected = plain_log_probabilities(checkpoint, images, "how many?", ANSWER)
+    assert np.abs(found.base - expected).max() <= 1e-4
+    assert {region.image for region in found.regions} == {0, 1} and found.shapes == [(3, 4), (4, 2)]
+    assert_regions_hold(found, checkpoint, images, "how many?", ANSWER, (0, 7, len(found.regions) - 4))
+    assert [own.shape for own in found.maps] == [(4, 3, 4), (4, 4, 2)]
+    for image, shape in enumerate(found.shapes):  # windows cover every cell alike
+        counts = np.zeros(shape)
+        for region in found.regions:
+            counts[region.top : region.bottom, region.left : region.right] += region.image == image
+        assert (counts == 4).all()
+
+
+def test_occlusion_in_nanovlm(nanovlm):
+    images = [draw_image(60, 40)]
+    found = occlusion_maps(nanovlm, images, "how many?", [5, 6], window=0.7)
+    assert_regions_hold(found, nanovlm, images, "how many?", [5, 6], range(0, len(found.regions), 5))
+
+
+def test_only_changed_tiles_are_seen_again(checkpoint, monkeypatch):
+    seen = []
+    encode = checkpoint.model.encode_images
+    monkeypatch.setattr(checkpoint.model, "encode_images", lambda t, *a: seen.append(len(t)) or encode(t, *a))
+    found = occlusion_maps(checkpoint, [draw_image(40, 30)], "how many?", ANSWER, window=0.1)
+    tiles = len(checkpoint.processor.tile(draw_image(40, 30)).tiles)
+    assert tiles == 13 and len(found.regions) < sum(seen) - tiles < 5.5 * len(found.regions)
+
+
+def test_a_fall_lies_where_its_windows_overlap():
+    """A 1 x 3 image, windows of 2: the middle one hides what the first token hangs on, by half in both."""
+    regions = [Region(0, 0, 0, 1, 1), Region(0, 0, 0, 1, 2), Region(0, 0, 1, 1, 3), Region(0, 0, 2, 1, 3)]
+    base, half = np.log([0.8, 0.5]), math.log(0.4)
+    hidden = np.array([base, [half, base[1]], [half, base[1]], base])
+    found = OcclusionMaps([Image.new("RGB", (3, 1))], [(1, 3)], regions, base, hidden, "")
+    fall = math.log(2)
+    assert np.allclose(found.maps[0], [[[fall / 2, fall, fall / 2]], [[0, 0, 0]]])
+    assert np.allclose(found.of([0])[0], [[0.2, 0.4, 0.2]])
+    assert np.allclose(found.of([0, 1])[0], [[0.1, 0.2, 0.1]])  # 0.8 · 0.5 falls to 0.4 · 0.5
+    assert found.probabilities([0, 1])[0] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("look", [attention_maps, occlusion_maps])
+@pytest.mark.parametrize(
+    "images, answer, field",
+    [
+        ([], ANSWER, "image"),
+        ([draw_image(8, 8)], [], "answer_ids"),
+        ([draw_image(8, 8)], [1, 10**6], "answer_ids"),
+        ([draw_image(8, 8)], [1] * 600, "context"),
+    ],
+)
+def test_what_cannot_be_looked_at(checkpoint, look, images, answer, field):
+    with pytest.raises(RequestError, match=field):
+        look(checkpoint, images, "how many?", answer)
+
+
+# ----------------------------------------------------------------------------------------------------- words
+def test_words(checkpoint):
+    tokenizer = checkpoint.processor.tokenizer
+    ids = tokenizer.encode(" two red circles, ça", add_special_tokens=False)
+    words = answer_words(checkpoint, [*ids, *checkpoint.stop_token_ids[:1], *ids])
+    assert [word.text for word in words] == ["two", "red", "circles,", "ça"]
+    places = [place for word in words for place in word.tokens]
+    assert places == sorted(places) and set(places) <= set(range(len(ids)))
+    for word in words:
+        assert word.text in tokenizer.decode([ids[place] for place in word.tokens])
+    assert len(words[-1].tokens) >= 2  # ç is two bytes, none of them a character
+    assert answer_words(checkpoint, checkpoint.stop_token_ids[:1]) == []
+
+
+# ------------------------------------------------------------------------------------------------- the sheet
+@pytest.mark.parametrize(
+    "sizes, words, text",
+    [([(300, 2), (30, 90)], 3, "日本"), ([(1, 90)], 1, "\u200b"), ([(9, 9)] * 15, 2, "x" * 300)],
+)
+def test_a_sheet_has_room_for_all(monkeypatch, sizes, words, text):
+    """Of so many words at most."""
+    images = [draw_image(*size) for size in sizes]
+    maps = [np.random.default_rng(0).random((words, 4, 6), dtype=np.float32) for _ in images]
+    named = [Word(text, (number,)) for number in range(words)]
+    monkeypatch.setattr(draw, "MAX_WORDS", 2)
+    sheet = draw.draw_maps(AttentionMaps(images, maps, "all layers, all heads"), named, "how many? " * 40)
+    assert sheet.mode == "RGB" and 900 <= sheet.width <= 2000 and sheet.height < 12_000
+    pixels = np.asarray(sheet)
+    assert pixels[-20:].min() > 200 and pixels[:, -20:].min() > 200  # nothing hangs over the edges
+
+
+def test_the_hot_cell_glows():
+    """Where there is heat the image is bright and yellow, elsewhere it is dark."""
+    heat = np.zeros((4, 6))
+    heat[1, 4] = 1
+    image = np.asarray(draw.overlay(Image.new("RGB", (120, 80), "grey"), heat), dtype=int)
+    red, _, blue = image[30, 90]  # the middle of the cell
+    brightest = np.unravel_index(image.sum(2).argmax(), (80, 120))
+    assert 20 <= brightest[0] < 40 and 80 <= brightest[1] < 100
+    assert red > blue + 40 and image[70, 10].max() < 110
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("--layers", "0,1", "--heads", 3, "--dtype", "int8"),
+        ("--method", "occlusion", "--window", 0.8, "--dtype", "bfloat16"),
+    ],
+)
+def test_the_answer_stays_and_the_sheet_is_written(cli, complaint, photo, tmp_path, monkeypatch, how):
+    """A full disk leaves the earlier sheet as it was."""
+    out, ask = tmp_path / "where.png", ("-q", "how many?", "--max-new-tokens", 4)
+    _, plain, _ = cli(photo, photo, *ask, *how[-2:])
+    status, answer, err = cli(photo, photo, *ask, "--show-attention", out, *how)
+    assert (status, answer) == (0, plain) and str(out) in err and err.count("\n") == 1
+    with Image.open(out) as sheet:
+        sheet.load()
+        assert sheet.format == "PNG" and sheet.width > 800
+    kept = out.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device", str(out))
+
+    monkeypatch.setattr("os.replace", full)
+    assert cli(photo, *ask, "--show-attention", out)[0] == 2
+    assert out.read_bytes() == kept and list(tmp_path.iterdir()) == [out]
+    for wrong in (("--layers", 2), ("--heads", "0,9")):
+        assert wrong[0][2:] in complaint(photo, *ask, "--show-attention", out, *wrong)

@@ -1,0 +1,20 @@
+"""Killed a few times, as `python -m tests.soak.kills` does it a hundred times (training has its own
+test, `tests/test_train_resume.py`)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from tests.soak.kills import kill_batch, kill_evaluation, kill_saving
+
+
+@pytest.mark.parametrize(
+    "part",
+    [partial(kill_evaluation, images=6), partial(kill_batch, images=6), kill_saving],
+    ids=["evaluation", "batch", "saving"],
+)
+def test_nothing_is_lost_and_nothing_twice(part, tmp_path):
+    outcome = part(tmp_path, kills=3)
+    assert outcome.killed == 3 and outcome.as_never_killed, outcome

@@ -1,0 +1,294 @@
+"""Datasets from wherever they come, without a network; which files are which split; plain mistakes."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import datasets
+import pytest
+
+from data.errors import DatasetError
+from data.images import load_image
+from data.order import ShardReader
+from data.sources import LibraryStream, Stream, count_rows, open_datasets, open_rows
+from eval.metrics import find_metric
+from eval.rows import DataConfig, data_task
+from tests.rows import loader, png
+
+COUNT = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    """What `datasets` converts goes where the test's files go."""
+    datasets.disable_progress_bars()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        yield
+
+
+def cauldron() -> datasets.Dataset:
+    """As the_cauldron and FineVision lay it out; every third row is text."""
+    turn = {"user": datasets.Value("string"), "assistant": datasets.Value("string")}
+    features = datasets.Features(images=datasets.List(datasets.Image()), texts=datasets.List(turn))
+    turns = [[{"user": f"question {i}", "assistant": f"answer {i}"}] for i in range(COUNT)]
+    images = [[{"bytes": png(seed=i), "path": None}] if i % 3 else [] for i in range(COUNT)]
+    return datasets.Dataset.from_dict({"images": images, "texts": turns}, features=features)
+
+
+def plain_rows(folder, column: str = "image") -> list[dict]:
+    """The same rows, with their images beside them."""
+    for i in range(COUNT):
+        (folder / f"{i}.png").write_bytes(png(seed=i))
+    return [
+        {"question": f"question {i}", "answer": f"answer {i}"} | ({column: f"{i}.png"} if i % 3 else {})
+        for i in range(COUNT)
+    ]
+
+
+def write_lines(path, rows) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+
+
+def lay_out(folder) -> None:
+    """The rows in every form that is known."""
+    datasets.DatasetDict(train=cauldron()).save_to_disk(str(folder / "two"))
+    cauldron().save_to_disk(str(folder / "one"))
+    (folder / "parquet").mkdir()
+    cauldron().to_parquet(str(folder / "parquet" / "all.parquet"))
+    rows = plain_rows(folder)
+    write_lines(folder / "rows.jsonl", rows)
+    (folder / "list.json").write_text(json.dumps(rows))
+    datasets.Dataset.from_list([{"image": None} | row for row in rows]).to_csv(str(folder / "rows.csv"))
+    (folder / "images").mkdir()
+    write_lines(folder / "images" / "metadata.jsonl", plain_rows(folder / "images", "file_name"))
+    with tarfile.open(folder / "rows.tar", "w") as tar:
+        for i in range(COUNT):
+            files = {"q.txt": f"question {i}".encode(), "a.txt": f"answer {i}".encode()}
+            for ending, held in (files | {"png": png(seed=i)}).items():
+                info = tarfile.TarInfo(f"{i}.{ending}")
+                info.size = len(held)
+                tar.addfile(info, io.BytesIO(held))
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("layouts")
+    lay_out(folder)
+    return folder
+
+
+WEBDATASET = {"columns": {"image": "png", "question": "q.txt", "answer": "a.txt"}}
+
+
+@pytest.mark.parametrize(
+    "path, rows, entry",
+    [
+        ("two", range(COUNT), {}),
+        ("one", range(COUNT), {"split": "test"}),  # one without splits is whatever split is asked for
+        ("one", range(2, 5), {"split": "train[2:5]"}),
+        ("one", range(COUNT), {"streaming": True}),
+        ("parquet", range(COUNT), {}),  # as a repository lies on the disk
+        ("parquet/all.parquet", range(COUNT), {"streaming": True}),
+        ("parquet/*.parquet", range(4), {"split": "train[:4]"}),
+        ("rows.csv", range(COUNT), {}),
+        ("rows.tar", range(COUNT), WEBDATASET),
+        ("rows.jsonl", range(COUNT), {}),
+        ("rows.jsonl", range(COUNT), {"streaming": True}),
+        ("rows.jsonl", range(3, 6), {"split": "train[50%:]"}),
+        ("list.json", range(4), {"split": "train[:4]"}),
+        ("images", range(COUNT), {}),
+    ],
+)
+def test_an_epoch_of_every_format_holds_every_row_once(layouts, path, rows, entry):
+    """With its number, its text and its image, which is not decoded before it is needed."""
+    mixture, seen = open_datasets([{"path": str(layouts / path)} | entry]), []
+    (source,) = mixture.sources
+    assert isinstance(source.rows, Stream) is entry.get("streaming", False)
+    reader = ShardReader(mixture, 0, 1, seed=0, epochs=1)
+    while (read := reader.next()) is not None:
+        messages = source.schema.conversation(read.row)
+        *images, question = messages[0]["content"]
+        i = int(question["text"].split()[1])
+        assert messages[1]["content"][0]["text"] == f"answer {i}" and read.number == i - rows.start
+        assert len(images) == bool(i % 3 or path == "rows.tar")
+        for image in images:
+            assert isinstance(image["image"], bytes | Path)
+            assert load_image(image["image"]).tobytes() == load_image(png(seed=i)).tobytes()
+        seen.append(i)
+    assert sorted(seen) == list(rows)
+
+
+@pytest.mark.parametrize(
+    "path, split, expected",
+    [
+        ("one", "train[:50%]", COUNT // 2),
+        ("images", "train", COUNT),
+        ("rows.jsonl", "train[:50%]", COUNT // 2),
+        ("parquet", "train", COUNT),
+        ("parquet/*.parquet", "train[:50%]", COUNT // 2),
+        ("someone/rows", "train", None),
+    ],
+)
+def test_rows_that_lie_here_are_counted(layouts, monkeypatch, path, split, expected):
+    """Of Parquet no row is read."""
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    assert count_rows(path if expected is None else str(layouts / path), None, split) == expected
+
+
+def test_json_lines_keep_types_and_name_lines_that_are_none(tmp_path):
+    """The `datasets` library makes dates of such answers, and cannot open a file with a broken line."""
+    (tmp_path / "a.jsonl").write_bytes(b'{"answer": "2020-01-01"}\n\nnonsense\n{"answer": 3}')
+    (tmp_path / "b.jsonl").write_bytes(b'{"answer": [1]}')
+    rows, _ = open_rows(str(tmp_path), None, "", False)
+    assert [rows[0], rows[2], rows[3]] == [{"answer": "2020-01-01"}, {"answer": 3}, {"answer": [1]}]
+    assert len(rows) == 4 and rows[1].startswith("a.jsonl: ")
+
+
+def test_a_stream_of_the_library_is_read_file_by_file():
+    rows = datasets.Dataset.from_dict({"question": [f"{i}" for i in range(10)], "answer": ["a"] * 10})
+    stream = LibraryStream(rows.to_iterable_dataset(num_shards=3))
+    seen = [row["question"] for file in range(stream.num_files) for row in stream.open(file, 0)]
+    assert stream.num_files == 3 and sorted(seen) == sorted(rows["question"])
+    assert [row["question"] for row in stream.open(0, 2)] == seen[2:4]
+
+
+GOOD = {"path": "{}/good.jsonl"}
+
+
+@pytest.mark.parametrize(
+    "entries, field",
+    [
+        ([{"path": "{}/none.jsonl"}], "none.jsonl"),
+        ([{"path": "{}/empty.jsonl"}], "no rows"),
+        ([{"path": "{}/nonsense.jsonl"}], "nonsense.jsonl"),
+        ([{"path": "{}/rows.xyz"}], ".xyz"),
+        ([{"path": "{}/broken.parquet"}], "broken.parquet"),
+        ([{"path": "{}/broken.json"}], "broken.json"),
+        ([{"path": "{}/rows.jsonl", "columns": {"question": "what"}}], "what.* caption"),
+        ([{"path": "{}/rows.jsonl"}], "caption.* columns"),
+        ([GOOD | {"columns": {"text": "question"}}], "text"),
+        ([GOOD | {"columns": "question"}], "columns"),
+        ([GOOD | {"min_ratings": {"score": 3}}], "score"),
+        ([GOOD | {"split": "train[a:b]"}], "split"),
+        ([GOOD | {"split": "train[:1]", "streaming": True}], "split"),
+        ([GOOD | {"split": "test[:1]"}], r"'test'.* train"),
+        ([GOOD | {"wieght": 3}], "wieght.* path"),
+        ([GOOD | {"weight": 0}], "weight"),
+        ([{"path": ""}], "path"),
+        ([{"subset": "x"}], "path"),
+        ([GOOD], "allow_text_only"),
+        ([GOOD | {"allow_text_only": True}] * 2, "twice"),
+        ([GOOD, GOOD | {"name": "b", "streaming": True}], "weight"),
+        ([], "at least one"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_named_in_one_sentence(tmp_path, entries, field):
+    write_lines(tmp_path / "rows.jsonl", [{"caption": "a", "picture": "b"}])
+    write_lines(tmp_path / "good.jsonl", [{"question": "a", "answer": "b"}])
+    broken = {"nonsense.jsonl": "nonsense\n", "broken.json": "[nonsense", "broken.parquet": "PAR1 no more"}
+    for name, text in (broken | {"empty.jsonl": "", "rows.xyz": ""}).items():
+        (tmp_path / name).write_text(text)
+    here = [
+        entry | {"path": entry["path"].format(tmp_path)} if "path" in entry else entry for entry in entries
+    ]
+    with pytest.raises(DatasetError, match=field) as error:
+        open_datasets(here)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("named", ["{}/secret.csv", "../secret.csv"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_readme_names_no_data_file_outside_of_its_folder(tmp_path, named, streaming):
+    """Its first line would be columns, which are shown, and its lines would be rows."""
+    (tmp_path / "secret.csv").write_text("token,question,answer\n1,2,3\n")
+    (tmp_path / "rows").mkdir()
+    cauldron().to_parquet(str(tmp_path / "rows" / "train.parquet"))
+    configs = [{"config_name": "default", "data_files": [{"split": "train", "path": named.format(tmp_path)}]}]
+    (tmp_path / "rows" / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    with pytest.raises(DatasetError, match=r"secret\.csv") as caught:
+        open_datasets([{"path": str(tmp_path / "rows"), "streaming": streaming}])
+    assert "token" not in str(caught.value)
+
+
+# ----------------------------------------------------------------------------------------------- splits
+def write(path, *names: str, **more) -> None:
+    """A row for each name, which is its answer."""
+    write_lines(path, [{"question": "which?", "answer": name} | more for name in names])
+
+
+def answers(path, split: str, streaming: bool = False) -> str:
+    rows, _ = open_rows(str(path), None, split, streaming)
+    found = [row for file in range(rows.num_files) for row in rows.open(file, 0)] if streaming else list(rows)
+    return "".join(row["answer"] for row in found)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("train", ["train/metadata.jsonl", "my-train-1/rows.jsonl"])
+def test_images_lie_beside_the_rows_of_their_split(tmp_path, train, streaming):
+    column = "file_name" if train.endswith("metadata.jsonl") else "image"
+    write(tmp_path / train, "a", **{column: "a.png"})
+    (tmp_path / train).with_name("a.png").write_bytes(png())
+    write(tmp_path / "test" / "rows.jsonl", "b")
+    mixture = open_datasets([{"path": str(tmp_path), "streaming": streaming}])
+    (batch,) = loader(mixture, epochs=1, batch_size=1)
+    assert "pixel_values" in batch
+
+
+@pytest.mark.parametrize(
+    "files, expected",
+    [
+        # if names name splits, a file that names none belongs to none
+        ({"train.jsonl": "ab", "validation.jsonl": "c", "x.jsonl": "d"}, {"train": "ab", "val": "c"}),
+        ({"mine-train-1.jsonl": "a", "mine.dev.jsonl": "c"}, {"train": "a", "validation": "c"}),
+        ({"Train_2.jsonl": "a", "valid 1.jsonl": "c", "x.jsonl": "d"}, {"train": "a", "val": "c"}),
+        ({"training.jsonl": "a", "val/rows.jsonl": "c"}, {"train": "a", "validation": "c", "val": "c"}),
+        ({"train/a.jsonl": "a", "dev-set/metadata.jsonl": "c"}, {"train": "a", "validation": "c"}),
+        ({"train/train.jsonl": "a", "validation/train.jsonl": "c"}, {"train": "a", "validation": "c"}),
+        ({"rows.jsonl": "a", "test.jsonl": "b", "val/metadata.jsonl": "c"}, {"train": "a", "test": "b"}),
+        ({"train.jsonl": "ab", "test.jsonl": "cd"}, {"train[1:]": "b", "eval[:50%]": "c"}),
+        ({"train.jsonl": "a", "own/rows.jsonl": "ef"}, {"own[1:]": "f"}),  # a folder of any name
+        ({"a.jsonl": "a", "contest.jsonl": "b"}, {"train": "ab", "": "ab"}),  # contest is not test
+        ({"train/rows.jsonl": "a", "train_images/metadata.jsonl": "b"}, {"train": "a"}),  # the very name
+        ({"train.jsonl": "a", "test.jsonl": "c"}, {"": "ca"}),  # an evaluation that names no split
+        ({"train/rows.jsonl": "a", "test/rows.jsonl": "b"}, {"": "a"}),
+    ],
+)
+def test_which_files_are_which_split(tmp_path, files, expected):
+    for name, rows in files.items():
+        write(tmp_path / name, *rows)
+    assert {split: answers(tmp_path, split) for split in expected} == expected
+    assert all(answers(tmp_path, s, streaming=True) == rows for s, rows in expected.items() if "[" not in s)
+    with pytest.raises(DatasetError, match=r"'no'.* train"):
+        answers(tmp_path, "no")
+    for split in expected:
+        task = data_task(
+            DataConfig(str(tmp_path), split=split, allow_text_only=True), find_metric("exact_match")
+        )
+        assert "".join(sample.targets[0] for sample in task.samples) == expected[split]
+
+
+@pytest.mark.parametrize(
+    "name, rows", [("rows.jsonl", "a"), ("test.jsonl", "b"), ("list.json", "c"), ("*.jsonl", "ab")]
+)
+def test_files_named_one_by_one_are_train(tmp_path, name, rows):
+    write(tmp_path / "rows.jsonl", "a")
+    write(tmp_path / "test.jsonl", "b")
+    (tmp_path / "list.json").write_text(json.dumps([{"question": "which?", "answer": "c"}]))
+    assert answers(tmp_path / name, "train") == rows
+    with pytest.raises(DatasetError, match=r"'test'.* train"):
+        answers(tmp_path / name, "test[:1]")
+
+
+def test_one_list_of_the_images_of_several_splits(tmp_path):
+    """It does not say which rows are held out."""
+    write(tmp_path / "metadata.jsonl", "a", file_name="train/a.png")
+    (tmp_path / "train").mkdir()
+    assert answers(tmp_path, "train") == "a"
+    (tmp_path / "val").mkdir()
+    with pytest.raises(DatasetError, match="train and which val"):
+        answers(tmp_path, "train")

@@ -1,0 +1,153 @@
+"""Recipes and flags of train.py: what they mean, and what is refused in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from data.tokenizer import SPECIAL_TOKENS
+from shapes.settings import check_settings, total_steps, vision_steps
+from tests.runs import refused
+from training.config import PlanOptions, TrainConfig, flag, parse_arguments, write_run
+
+RECIPES = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+NUMBERS = {
+    item.name: item.type
+    for described in (TrainConfig, PlanOptions)
+    for item in dataclasses.fields(described)
+    if item.type in ("int", "float")
+}
+
+
+def parse(*arguments: str, check=None) -> TrainConfig:
+    return parse_arguments(list(arguments), check=check)[0]
+
+
+def refusal(capsys, arguments: list[str]) -> str:
+    return refused(capsys, arguments, lambda given: parse(*given, check=check_settings))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipes_parse_and_come_back(recipe, tmp_path):
+    config = parse(str(recipe), "--seed", "5", check=check_settings)
+    assert config.seed == 5 and config.output == f"runs/{recipe.stem}"
+    write_run(config, tmp_path)
+    assert parse(str(tmp_path / "run.yaml")) == config
+
+
+def test_flags_go_over_the_recipe(tmp_path):
+    assert parse(check=check_settings) == TrainConfig()  # the default recipe
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("steps: 7\nlr: 1e-4\npacking: no\ngrad_clip: .inf\nkeep_best: true\n")
+    config = parse(str(recipe), "--lr=5e-5", "--no-keep-best", "--data", "[{path: a, weight: 2}]",
+                   "--init-from", "x")  # fmt: skip
+    assert (config.steps, config.lr, config.grad_clip) == (7, 5e-5, float("inf"))
+    assert (config.packing, config.keep_best, config.data) == (False, False, [{"path": "a", "weight": 2}])
+
+
+def test_resume_auto(capsys):
+    assert parse("--no-resume", "--resume", "auto", "--seed", "3").resume
+    assert parse("--no-resume", "--resume=auto").resume
+    assert not parse("--resume", "auto", "--no-resume").resume
+    assert "auto" in refusal(capsys, ["--device", "cpu", "auto"])
+
+
+# A commit's beginning, a subset named after Norway, what YAML takes for a number, a truth or a time.
+@pytest.mark.parametrize("text", ["7e8d9f0", "7e8", "0123456", "0x1f", "12:30:45", "1e400", "no", "9" * 40])
+def test_text_that_looks_like_something_else_stays_text(tmp_path, text):
+    entry = f"{{path: a/b, revision: {text}, subset: {text}, columns: {{question: {text}}}, weight: 2}}"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"init_from: {text}\noutput: &o {text}\nsteps: 5\neval_data: *o\ndata:\n- {entry}\n")
+    for config in (
+        parse(str(recipe)),
+        parse("--init-from", text, "--output", text, "--data", f"[{entry}]", "--eval-data", text),
+    ):
+        named = {"revision": text, "subset": text, "columns": {"question": text}}
+        assert config.data == [{"path": "a/b", **named, "weight": 2}]
+        assert (config.init_from, config.output, config.eval_data) == (text, text, text)
+        write_run(config, tmp_path)
+        assert parse(str(tmp_path / "run.yaml")) == config
+
+
+@pytest.mark.parametrize("data", ["[ab].jsonl", "[a]", "{path: a}"])
+def test_paths_that_look_like_lists(data):
+    assert parse("--init-from", "x", "--data", data).data == data
+
+
+# -------------------------------------------------------------------------------------------- refusals
+def test_every_number_has_bounds(capsys):
+    for name, kind in NUMBERS.items():
+        values = ["-2", *([".nan", "nan"] if kind == "float" else [])]
+        if name != "grad_clip":  # beyond every norm, nothing is clipped
+            values.append("1" + "0" * 30)
+        for value in values:
+            assert f"{flag(name)}: expected " in refusal(capsys, [f"{flag(name)}={value}"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "named"),
+    [
+        ("learning_rate: 1", "learning_rate"),
+        ("warmup_step: 1", "warmup_steps"),
+        ("- a list", "list"),
+        ("a: b: c", "YAML"),
+        ("lr: 1e-3\nsteps: 2\nlr: 2e-3", "lr"),
+        ("data: [{path: a, path: b}]", "path"),
+        ("lr: fast", "lr"),
+        ("steps: 1.5", "steps"),
+        ("packing: 1", "packing"),
+        ("init_from: [a]", "init_from"),
+        ("data: [a]", "data"),
+        ("data: {path: a}", "data"),
+        ("lora_rank: 4", "--lora-rank"),
+        ("output: &a [*a]", "output"),
+    ],
+)
+def test_recipes_that_are_refused(recipe, named, tmp_path, capsys):
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    assert named in refusal(capsys, [str(tmp_path / "recipe.yaml")])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("nowhere.yaml", "nowhere.yaml"),
+        ("--learning-rate 1", "--learning-rate"),
+        ("--stepps 1", "--steps"),
+        ("--device cpu auto", "auto"),
+        ("--schedule step", "--schedule"),
+        ("--data rows.jsonl", "--init-from"),
+        ("--init-from x --vision-from y --text-from z", "--init-from"),
+        ("--vision-from x", "--text-from"),
+        ("--beta2 1", "--beta2"),
+        ("--image-size 10", "--patch-size 8"),
+        ("--image-size 512 --patch-size 4", "--patch-size"),
+        ("--scale-factor 3", "--scale-factor"),
+        ("--text-heads 7", "--text-kv-heads 2"),
+        ("--text-width 18", "--text-heads"),
+        ("--lr 0", "--lr"),
+        ("--vision-lr 0", "--vision-pictures 0"),
+        ("--pictures 0", "--vision-pictures"),
+        ("--parallel fsdp", "--parallel"),
+        ("--eval-questions 100000", "--eval-questions"),
+        ("--eval-metric exact_match", "--eval-metric"),
+        ("--init-from x --data y --lora-rank 2 --vision-lr 1", "--lora-rank"),
+        ("--plan-device abacus", "--plan-device"),
+        ("--plan-mfu 40", "--plan-mfu"),
+    ],
+)
+def test_flags_that_are_refused(arguments, named, capsys):
+    assert named in refusal(capsys, arguments.split())
+
+
+def test_numbers_at_their_bounds():
+    config = parse("--vision-lr", "0", "--vision-pictures", "0", check=check_settings)
+    assert vision_steps(config) == 0 and config.rates["vision_model"] == 0
+    assert parse("--seed", str(2**63 - 1), "--threads", "512", "--vision-lr=-1").threads == 512
+    assert TrainConfig(vocab_size=len(SPECIAL_TOKENS) + 256).vocab_size == 299
+    config = TrainConfig(pictures=0, steps=7)
+    check_settings(config)
+    assert total_steps(config) == 7
+    check_settings(TrainConfig(init_from="x", scale_factor=3))  # a checkpoint brings its own sizes

@@ -1,0 +1,142 @@
+"""Floating-point operations of training, by formula, and what a device can do at most: for MFU and --plan.
+
+A product costs 2 · in · out per position (Kaplan et al., arXiv:2001.08361). Attention costs 4 · d · heads
+for each pair of positions, for scores and for their sum over values; a causal mask is not deducted, as in
+PaLM's count (arXiv:2204.02311, appendix B). Norms, rotations and activations do not count. The tests compare
+this with torch's own counter.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from data.packing import IGNORE_INDEX
+from models.config import TextConfig, VLMConfig
+from training.config import PEAKS
+from training.optim import part_of
+
+PARTS = ("vision_model", "projector", "language_model")
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much of what goes through the model. `pairs` sums, over positions, how many each may look at.
+    Without positions, tiles go through the vision tower alone."""
+
+    tiles: float
+    positions: float
+    pairs: float
+    labelled: float
+
+
+def amounts_of(batch: Mapping[str, Tensor]) -> Amounts:
+    """What a batch sends through the model, without padding.
+
+    Segments of a row are blind to each other; segment 0, where there is one, is a prefix that all see.
+    """
+    segments, pixels = batch["segment_ids"], batch.get("pixel_values")
+    tiles = 0 if pixels is None else len(pixels)
+    columns = int(segments.max()) + 1
+    if columns == 0:  # nothing but padding
+        return Amounts(tiles=tiles, positions=0, pairs=0, labelled=0)
+    rows = torch.arange(len(segments))[:, None]
+    cells = (rows * columns + segments)[segments >= 0]
+    lengths = torch.bincount(cells, minlength=len(segments) * columns).view(-1, columns)  # of segments
+    pairs = (lengths**2).sum() + (lengths[:, :1] * lengths[:, 1:]).sum()
+    labelled = (batch["labels"] != IGNORE_INDEX).sum()
+    return Amounts(tiles, int(lengths.sum()), int(pairs), int(labelled))
+
+
+def linear_sizes(text: TextConfig) -> dict[str, tuple[int, int]]:
+    """(in, out) of each linear layer of a decoder block."""
+    width, inner = text.hidden_size, text.intermediate_size
+    query, key = text.num_attention_heads * text.head_dim, text.num_key_value_heads * text.head_dim
+    attention = {"q_proj": (width, query), "k_proj": (width, key), "v_proj": (width, key)}
+    mlp = {"gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width)}
+    return attention | {"o_proj": (query, width)} | mlp
+
+
+def training_flops(
+    config: VLMConfig,
+    amounts: Amounts,
+    learns: frozenset[str] = frozenset(PARTS),
+    adapters: int = 0,
+    recompute: bool = False,
+) -> float:
+    """FLOPs of forward and backward. `learns` says which parts do; `adapters` is the number of weights that
+    LoRA trains in their place; `recompute` counts the second forward pass of activation checkpointing.
+
+    Backward repeats a product once for its input, where something in front of it learns, and once for its
+    weight, where that learns: three times forward where everything learns. Attention's two activations both
+    get a gradient.
+    """
+    vision, text = config.vision, config.text
+    patches, width = vision.num_patches, vision.hidden_size
+    # Forward, per tile: the patch convolution (pixels get no gradient), the tower, the projector.
+    convolution = 2 * patches * vision.num_channels * vision.patch_size**2 * width
+    per_patch = 2 * (4 * width * width + 2 * width * vision.intermediate_size) + 4 * patches * width
+    tower = vision.num_hidden_layers * patches * per_patch
+    projector = 2 * patches * width * text.hidden_size
+    # Forward, per position, per pair of positions, and per labelled position.
+    products = text.num_hidden_layers * 2 * sum(a * b for a, b in linear_sizes(text).values())
+    attention = text.num_hidden_layers * 4 * text.num_attention_heads * text.head_dim
+    head = 2 * text.hidden_size * text.vocab_size
+
+    sees, projects, speaks = (part in learns for part in PARTS)
+    into_blocks = sees or projects or speaks or adapters > 0  # gradients go back through the decoder
+    tile = convolution * (1 + sees) + tower * (1 + 2 * sees)
+    if amounts.positions:
+        tile += projector * (1 + projects + sees)
+    position = products * (1 + speaks + into_blocks) + 3 * 2 * adapters
+    pair = attention * (1 + 2 * into_blocks)
+    label = head * (1 + speaks + into_blocks)
+    if recompute:
+        tile, position, pair = tile + tower * sees, position + products, pair + attention
+    through_blocks = position * amounts.positions + pair * amounts.pairs
+    return tile * amounts.tiles + through_blocks + label * amounts.labelled
+
+
+def what_learns(model: nn.Module) -> tuple[frozenset[str], int]:
+    """Parts of the model whose own weights learn, and the number of weights in adapters."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    adapters = sum(p.numel() for name, p in named if "lora_" in name)
+    return frozenset(part_of(name) for name, _ in named if "lora_" not in name), adapters
+
+
+# --------------------------------------------------------------------------------------------- devices
+def known_peak(name: str, dtype: torch.dtype) -> float | None:
+    """FLOP/s of a GPU by what it calls itself; None for one that is not in the table, or another dtype."""
+    column = {torch.bfloat16: 0, torch.float32: 1}.get(dtype)
+    words = [known for known in PEAKS if re.search(rf"\b{known}\b", name, re.IGNORECASE)]
+    # "NVIDIA H100 PCIe" is both H100 and H100 PCIe: the longer name says more.
+    return None if column is None or not words else PEAKS[max(words, key=len)][column]
+
+
+def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s that a product of two large matrices reaches here: the best of several, half a second in all."""
+    side = {"cuda": 8192, "mps": 2048}.get(device.type, 1024)
+    wait = torch.accelerator.synchronize if device.type != "cpu" else lambda device: None
+    a = torch.ones(side, side, device=device, dtype=dtype)  # no random numbers: those are the run's
+    seconds: list[float] = []
+    while len(seconds) < 3 or (sum(seconds) < 0.4 and len(seconds) < 50):
+        wait(device)
+        start = time.perf_counter()
+        a @ a
+        wait(device)
+        seconds.append(time.perf_counter() - start)
+    return 2 * side**3 / min(seconds)
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """FLOP/s of a device of this machine, and how that is known."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        if (peak := known_peak(name, dtype)) is not None:
+            return peak, name
+    return measured_peak(device, dtype), "measured with a product of large matrices"

@@ -1,0 +1,80 @@
+"""Low-rank adapters (arXiv:2106.09685) through peft: put in, saved as a standard adapter, merged.
+
+The adapter's folder is what peft writes for the transformers model, so that
+`PeftModel.from_pretrained(transformers_model, folder)` opens it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from models.checkpoints.idefics3 import stored_name
+from models.checkpoints.weights import write_file
+from training.config import TrainConfig
+
+ADAPTER = "adapter"  # the folder of a run's adapter, in its output
+_NAME, _BASE = "default", ".base_layer."
+_FACTOR = re.compile(rf"(.+)\.lora_([AB])\.{_NAME}\.weight")
+
+
+def lora_config(config: TrainConfig, inside: str):
+    """peft's settings, for the layers of the language model, which is called `inside`."""
+    from peft import LoraConfig  # start-up: peft takes seconds to import
+
+    targets = "|".join(re.escape(name.strip()) for name in config.lora_targets.split(","))
+    return LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft takes any number
+        lora_dropout=config.lora_dropout,
+        target_modules=rf".*{inside}\.layers\..*\.({targets})",
+        bias="none",
+    )
+
+
+def add_adapters(model: nn.Module, config: TrainConfig) -> None:
+    """Put adapters in. From then on they alone train."""
+    from peft import inject_adapter_in_model  # start-up: peft takes seconds to import
+
+    generator = torch.Generator().manual_seed(config.seed)
+    inject_adapter_in_model(lora_config(config, "language_model"), model, _NAME)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if "lora_A" in name:  # drawn from the run's seed alone
+            bound = parameter.shape[1] ** -0.5
+            drawn = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
+            parameter.data.copy_(drawn)
+
+
+def merged(tensors: Mapping[str, Tensor], config: TrainConfig) -> dict[str, Tensor]:
+    """The tensors of a model with adapters as those of one without: W + (alpha / rank) · B A."""
+    plain = {
+        name.replace(_BASE, "."): value for name, value in tensors.items() if not _FACTOR.fullmatch(name)
+    }
+    for name, a in tensors.items():
+        match = _FACTOR.fullmatch(name)
+        if match and match[2] == "A":
+            b = tensors[name.replace(".lora_A.", ".lora_B.")]
+            weight = plain[f"{match[1]}.weight"]
+            plain[f"{match[1]}.weight"] = weight + (config.lora_alpha / config.lora_rank) * (b @ a)
+    return plain
+
+
+def save_adapter(tensors: Mapping[str, Tensor], config: TrainConfig, output: Path) -> None:
+    """Write adapter_model.safetensors and adapter_config.json, under transformers' names, to a new folder."""
+    named = {}
+    for name, value in tensors.items():
+        if match := _FACTOR.fullmatch(name):
+            layer = stored_name(f"{match[1]}.weight").removesuffix(".weight")
+            named[f"base_model.model.{layer}.lora_{match[2]}.weight"] = value.contiguous()
+    described = lora_config(config, "text_model")
+    described.base_model_name_or_path = config.init_from
+    described.inference_mode = True
+    folder = output / ADAPTER
+    folder.mkdir()
+    described.save_pretrained(folder)
+    write_file(folder / "adapter_model.safetensors", named)

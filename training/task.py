@@ -1,0 +1,134 @@
+"""What a run trains on: batches, their loss, and questions to ask. Its two kinds are in `training/rows.py`
+and `shapes/training.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+from torch import nn
+
+from data.packing import Batch
+from data.processor import Processor
+from models.vision_language_model import VisionLanguageModel
+from training.config import TrainConfig
+from training.distributed import Ranks
+from training.flops import Amounts, amounts_of
+
+
+@dataclass(frozen=True)
+class Question:
+    """A held-out question, its answer, and other answers that are as good."""
+
+    images: tuple[Image.Image, ...]
+    text: str
+    target: str
+    accept: tuple[str, ...] = ()
+    system: str = ""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question with the model's answer."""
+
+    question: Question
+    answer: str
+
+    @property
+    def right(self) -> bool:
+        """Whether the answer is a target but for case, space and a final dot."""
+        targets = (self.question.target, *self.question.accept)
+        return _plain(self.answer) in {_plain(target) for target in targets}
+
+    @property
+    def caption(self) -> str:
+        return f"{self.question.text} -> {self.answer} (expected: {self.question.target})"
+
+
+def _plain(text: str) -> str:
+    return text.strip().lower().removesuffix(".").strip()
+
+
+class Task:
+    """What the engine asks of the data and of the loss.
+
+    module: everything that trains, the model as its `model`; `module(**inputs(batch, step))` returns (summed
+        loss, what to log).
+    steps: length of the run.
+    second_stage: the step at which a stage with new gradients begins and the rate warms up again; 0: none.
+    best_by: the score that picks the best evaluation, and whether more of it is better.
+    summary: a sentence for the model card; license: of the weights, if the data decides it.
+    """
+
+    model: VisionLanguageModel
+    processor: Processor
+    module: nn.Module
+    steps: int
+    summary: str
+    second_stage = 0
+    best_by = ("eval_loss", False)
+    license: str | None = None
+
+    def __init__(self, config: TrainConfig, ranks: Ranks):
+        self.config, self.ranks = config, ranks
+
+    def check_context(self) -> None:
+        context, length = self.model.config.text.max_position_embeddings, self.config.sequence_length
+        if length > context:
+            raise ValueError(f"--sequence-length: expected at most {context}, the context, got {length}")
+
+    def batches(self) -> Iterator[list[Batch]]:
+        """This rank's micro-batches of each step, from where the state stands to the end of its data."""
+        raise NotImplementedError
+
+    def padding(self) -> list[Batch]:
+        """A step's micro-batches for a rank whose data ended before the others'."""
+        raise NotImplementedError
+
+    def step_back(self) -> None:
+        """Return to before the latest batches, or to before those that failed."""
+        raise NotImplementedError
+
+    def count(self, batches: list[Batch]) -> float:
+        """What the summed loss is divided by, together with the other ranks' counts."""
+        raise NotImplementedError
+
+    def inputs(self, batch: Batch, step: int) -> dict[str, Any]:
+        return dict(batch)
+
+    def amounts(self, batch: Batch, step: int) -> Amounts:
+        """How much of what the batch sends through the model, for FLOPs."""
+        return amounts_of(batch)
+
+    def matrix_peak(self, step: int) -> float | None:
+        """A peak rate for Muon other than the config's."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank's data stands between two steps."""
+        raise NotImplementedError
+
+    def load_state_dict(self, states: list[dict[str, Any]], step: int) -> None:
+        """Resume after `step` steps, from the states of all ranks that there were."""
+        raise NotImplementedError
+
+    def check_rows(self) -> None:
+        """Raises DatasetError, on all ranks, at the end of a run of which too many rows were unusable."""
+
+    def evaluate(self, wrapped: nn.Module, step: int) -> dict[str, float]:
+        """Scores on held-out data; all ranks call it."""
+        raise NotImplementedError
+
+    def questions(self, count: int) -> list[Question]:
+        """Held-out questions for sample answers, always the same; fewer where there are no more."""
+        raise NotImplementedError
+
+    def seen(self, step: int) -> dict[str, int]:
+        """What was trained on after `step` steps, for metrics.jsonl."""
+        return {}
+
+    def training_data(self, step: int) -> str:
+        """The same in words, for the model card."""
+        raise NotImplementedError

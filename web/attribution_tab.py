@@ -1,0 +1,145 @@
+"""The tab that shows which parts of the images each word of an answer comes from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
+from typing import NamedTuple
+
+import gradio as gr
+from PIL import Image
+
+from data.errors import ImageError
+from generation.decoding import GenerationOptions
+from inference.answer import ask
+from inference.attribution import METHODS
+from inference.attribution.attention import attention_maps
+from inference.attribution.draw import draw_maps
+from inference.attribution.occlusion import occlusion_steps
+from inference.attribution.teacher_forcing import answer_words
+from inference.checkpoint import Checkpoint, RequestError
+from web.parts import message_box, model_choice, notice, visitor_of
+from web.service import AskRequest, Service, queue_notice, user_message
+
+MAX_NEW_TOKENS = 64  # of an answer: every word gets a map
+_ABOUT = (
+    "**attention**: what the decoder read for each word of the answer, averaged over its layers and heads. "
+    "**occlusion**: how much each word's probability falls when a part of the image is greyed out. It is "
+    "slower, and tests the whole model. Attention is not explanation: trust what both show."
+)
+
+
+class Progress(NamedTuple):
+    """The answer so far, what is being done, and in the end the maps."""
+
+    answer: str = ""
+    doing: str = ""
+    sheet: Image.Image | None = None
+
+
+class AttributionTab:
+    """Laid out where it is made, inside `gr.Blocks`."""
+
+    def __init__(self, service: Service):
+        self.service = service
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=4, min_width=300):
+                self.message = message_box(service, "where-message")
+                method = gr.Radio(list(METHODS), value=METHODS[0], label="Method", elem_id="method")
+                model = model_choice(service, "where-model")
+                self.notice = gr.HTML("", elem_id="where-notice")
+                gr.Markdown(_ABOUT)
+            with gr.Column(scale=7, min_width=300):
+                self.answer = gr.Textbox(label="Answer", interactive=False, lines=1, elem_id="where-answer")
+                self.sheet = gr.Image(
+                    label="Attribution, word by word",
+                    type="pil",
+                    format="png",
+                    interactive=False,
+                    buttons=["download", "fullscreen"],
+                    elem_id="where-sheet",
+                )
+        self.message.submit(
+            self._look,
+            [self.message, method, model],
+            [self.answer, self.sheet, self.notice, self.message],
+            api_name="look",
+            show_progress="hidden",
+            concurrency_limit=None,
+        )
+        self.message.stop(
+            self._stop, None, None, api_name="stop_looking", show_progress="hidden", queue=False
+        )
+
+    async def _look(
+        self, message: dict, method: str, model: str, request: gr.Request
+    ) -> AsyncGenerator[dict, None]:
+        """Answer a question about images, and show what each word of the answer comes from."""
+        service, visitor = self.service, visitor_of(self.service, request)
+        images, question = tuple(message.get("files") or ()), message.get("text") or ""
+        asked = AskRequest(images, question, model or "", max_new_tokens=MAX_NEW_TOKENS)
+        began, now = False, Progress()
+        try:
+            service.check(asked)
+            if not images:
+                raise ImageError("Add an image first: there is none to look at.")
+            if method not in METHODS:
+                raise RequestError(f"method: expected {' or '.join(METHODS)}, got {str(method)[:40]!r}")
+            if visitor.busy.locked():
+                raise RequestError("An answer of yours is in progress: wait for it, or stop it first.")
+            async with visitor.busy:
+                visitor.cancelled, began = False, True
+                if (checkpoint := service.models.held(asked.model)) is None:
+                    yield self._shown(Progress(doing=f"Opening {asked.model} …"))
+                    checkpoint = await asyncio.to_thread(service.models.open, asked.model)
+                async with aclosing(service.run(visitor, self._steps(checkpoint, asked, method))) as bursts:
+                    async for steps, place in bursts:
+                        now = steps[-1] if steps else now
+                        yield self._shown(now._replace(doing=queue_notice(place) or now.doing))
+            if now.sheet is None:
+                raise RequestError("Stopped before there was anything to see.")
+        except Exception as error:  # the page goes on in any case
+            failed = {self.notice: notice(user_message(error), True)}
+            # A request that was refused before it began changes nothing else: another one may be in work.
+            yield self._shown(Progress(), busy=False) | failed if began else failed
+
+    async def _stop(self, request: gr.Request) -> None:
+        """Stop looking."""
+        visitor_of(self.service, request).cancel()
+
+    def _shown(self, now: Progress, busy: bool = True) -> dict:
+        busy = busy and now.sheet is None
+        return {
+            self.answer: now.answer,
+            self.sheet: now.sheet,
+            self.notice: notice(now.doing, False),
+            self.message: gr.update(submit_btn=not busy, stop_btn=busy),
+        }
+
+    def _steps(
+        self, checkpoint: Checkpoint, asked: AskRequest, method: str
+    ) -> Generator[Progress, None, None]:
+        """In the models' thread: the answer, then its maps."""
+        images, answer = [self.service.load(image) for image in asked.images], ""
+        reply = ask(checkpoint, images, asked.question, GenerationOptions(max_new_tokens=MAX_NEW_TOKENS))
+        for _, piece in reply:
+            answer += piece
+            yield Progress(answer, "Answering …")
+        ids = reply.finish()["token_ids"][0]
+        words = answer_words(checkpoint, ids)
+        if not words:
+            raise RequestError("The answer has no word to draw a map for.")
+        yield Progress(answer, "Looking …")
+        if method == "attention":
+            maps = attention_maps(checkpoint, images, asked.question, ids)
+        else:
+            steps = occlusion_steps(checkpoint, images, asked.question, ids)
+            while True:
+                try:
+                    done, windows = next(steps)
+                except StopIteration as end:
+                    maps = end.value
+                    break
+                yield Progress(answer, f"Greying out one place after another: {done} of {windows}")
+        yield Progress(answer, "", draw_maps(maps, words, asked.question))
