@@ -8,7 +8,7 @@
  * 8: int8 with one scale an output) and cache type (CACHE_BITS 32 or 16).
  */
 #include "attention.h"
-#include "panels.h"
+#include "linear.h"
 
 typedef struct {
     Matrix q, k, v, o, gate, up, down;
@@ -86,11 +86,8 @@ static int64_t lay_out(const Model *m, const Tokens *t, int64_t threads, float *
 /* Floats of scratch that a pass needs. */
 int64_t ocelli_scratch_floats(const Model *m, const Tokens *t, int64_t threads) {
     Scratch scratch;
-    return lay_out(m, t, threads, NULL, &scratch) + 32;
+    return lay_out(m, t, threads, NULL, &scratch) + 16;
 }
-
-/* Outputs in a panel. */
-int64_t ocelli_panel(void) { return PANEL; }
 
 static void find_runs(const Tokens *t, Scratch *s) {
     s->runs = 0;
@@ -176,20 +173,6 @@ static const float *attention(const Model *m, const Layer *layer, const Scratch 
     return out;
 }
 
-static void embed(Matrix m, int64_t id, float *x) {
-    const uint32_t *unit = m.panels + id / PANEL * units_of(m.columns) * PANEL + id % PANEL;
-    for (int64_t i = 0; i < m.columns; i++) {
-        uint32_t bits = unit[i / UNIT * PANEL];
-#if WEIGHT_BITS == 32
-        memcpy(x + i, &bits, 4);
-#elif WEIGHT_BITS == 16
-        x[i] = bf16_to_float((uint16_t)(bits >> i % 2 * 16));
-#else
-        x[i] = (float)(int8_t)(bits >> i % 4 * 8) * m.scale[id];
-#endif
-    }
-}
-
 static __attribute__((noinline)) void rms_norm(const float *x, const float *w, float eps, int64_t n, float *y) {
     vec squares = {0};
     int64_t i = 0;
@@ -203,11 +186,6 @@ static __attribute__((noinline)) void rms_norm(const float *x, const float *w, f
 /* gate = silu(gate) * up */
 static __attribute__((noinline)) void gated(float *gate, const float *up, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++) gate[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
-}
-
-static Inputs inputs_from(const float *rows, int64_t columns, int64_t from, int64_t to, Inputs in) {
-    for (int64_t i = from; i < to; i++) set_input(in, i, rows + i * columns, columns);
-    return in;
 }
 
 /* logits: (outputs, V). Each token's key and value are written into the cache at its position. */
@@ -250,7 +228,8 @@ void ocelli_forward(const Model *m, const Tokens *t, int64_t capacity, int64_t t
             product(layer->v, in, (Output){s.v, kv_width, 0});
             #pragma omp barrier
             const float *attended = attention(m, layer, &s, t, capacity, mixed);
-            in = inputs_from(attended, q_width, mine, end, inputs_at(room, n, q_width, PRECISE_HALVES));
+            in = inputs_at(room, n, q_width, PRECISE_HALVES);
+            set_inputs(in, mine, end, attended, q_width);
             TOGETHER
             product(layer->o, in, (Output){s.added, width, 0});
             #pragma omp barrier
@@ -274,7 +253,8 @@ void ocelli_forward(const Model *m, const Tokens *t, int64_t capacity, int64_t t
                 gated(s.gate, s.up, from, to);
             }
             #pragma omp barrier
-            in = inputs_from(s.gate, m->inner, mine, end, inputs_at(room, n, m->inner, PRECISE_HALVES));
+            in = inputs_at(room, n, m->inner, PRECISE_HALVES);
+            set_inputs(in, mine, end, s.gate, m->inner);
             TOGETHER
             product(layer->down, in, (Output){s.added, width, 0});
             #pragma omp barrier
@@ -293,23 +273,4 @@ void ocelli_forward(const Model *m, const Tokens *t, int64_t capacity, int64_t t
             product(m->head, in, (Output){logits, m->vocab, 0});
         }
     }
-}
-
-/* y (count, rows) = x (count, columns) W^T + b: for linear layers outside of a pass. room: ocelli_linear_floats. */
-int64_t ocelli_linear_floats(const Matrix *m, int64_t count) { return input_floats(count, m->columns) + 32; }
-void ocelli_linear(const Matrix *m, const float *x, int64_t count, int64_t threads, float *room, float *y) {
-    Inputs in = inputs_at((float *)(((uintptr_t)room + 63) / 64 * 64), count, m->columns, PRECISE_HALVES);
-    #pragma omp parallel num_threads((int)threads)
-    {
-        int64_t from, to;
-        share(count, &from, &to);
-        inputs_from(x, m->columns, from, to, in);
-        #pragma omp barrier
-        product(*m, in, (Output){y, m->rows, 0});
-    }
-}
-
-/* x (count, D) = rows `id` of a table. */
-void ocelli_embed(const Matrix *m, const int64_t *id, int64_t count, float *x) {
-    for (int64_t i = 0; i < count; i++) embed(*m, id[i], x + i * m->columns);
 }

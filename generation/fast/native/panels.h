@@ -305,6 +305,26 @@ static void set_input(Inputs in, int64_t token, const float *x, int64_t columns)
 #endif
 }
 
+/* The inputs of tokens [from, to) out of all of them, x (tokens, columns). */
+static void set_inputs(Inputs in, int64_t from, int64_t to, const float *x, int64_t columns) {
+    for (int64_t i = from; i < to; i++) set_input(in, i, x + i * columns, columns);
+}
+
+/* Row `id` of a table, (columns,). */
+static void embed(Matrix m, int64_t id, float *x) {
+    const uint32_t *unit = m.panels + id / PANEL * units_of(m.columns) * PANEL + id % PANEL;
+    for (int64_t i = 0; i < m.columns; i++) {
+        uint32_t bits = unit[i / UNIT * PANEL];
+#if WEIGHT_BITS == 32
+        memcpy(x + i, &bits, 4);
+#elif WEIGHT_BITS == 16
+        x[i] = bf16_to_float((uint16_t)(bits >> i % 2 * 16));
+#else
+        x[i] = (float)(int8_t)(bits >> i % 4 * 8) * m.scale[id];
+#endif
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------------- products */
 
 /* What becomes of the outputs (tokens, rows) of a product. */
