@@ -70,9 +70,6 @@ int64_t ocelli_tower_floats(const Tower *m, const Tile *t, int64_t threads) {
     return lay_out(m, t, threads, NULL, &scratch) + 32;
 }
 
-/* Outputs in a panel. */
-int64_t ocelli_panel(void) { return PANEL; }
-
 static __attribute__((noinline)) void layer_norm(const float *x, Norm norm, float eps, int64_t n, float *y) {
     float mean = sum_of(x, n) / n;
     vec squares = {0}, middle = all(mean);
@@ -138,6 +135,7 @@ void ocelli_tower(const Tower *m, const Tile *t, int64_t threads, float *base, f
         for (int64_t i = from; i < to; i++) {
             unfold(m, t, i, own);
             set_input(in, i, own, columns);
+            if (heads.dim % PAIR) s.q[i * s.q_stride + width] = 0; /* the last unit's second half, times zero */
             memcpy(s.x + i * width, m->positions + t->position[i] * width, width * sizeof(float));
         }
         #pragma omp barrier
