@@ -41,7 +41,7 @@ typedef vec units;
         b##r = ADD_DOT(in, wb, b##r); \
     }
 #define END_QUERY(r, S) ((vec *)(out + r * out_stride))[0] = a##r, ((vec *)(out + r * out_stride))[1] = b##r;
-static __attribute__((noinline)) void meet(const uint32_t *x, int64_t stride, const uint32_t *w, int64_t units_inside,
+static __attribute__((noinline, noclone)) void meet(const uint32_t *x, int64_t stride, const uint32_t *w, int64_t units_inside,
                                            float *out, int64_t out_stride) {
     EACH_QUERY(BEGIN_QUERY)
     for (int64_t k = 0; k < units_inside; k++, w += PANEL) {
@@ -69,37 +69,34 @@ static inline int64_t value_panel_words(int64_t keys, int64_t dim) {
 /* Floats that a thread needs: scores and weights of QUERIES rows, and their sums. */
 static inline int64_t attention_floats(int64_t keys) { return QUERIES * (2 * (round_up(keys, PANEL) + 16) + PANEL); }
 
-static inline uint32_t unit_of(const element *first, const element *second) {
-#if PAIR == 2
-    return (first ? *first : 0u) | (uint32_t)(second ? *second : 0u) << 16;
-#else
-    uint32_t word = 0;
-    (void)second;
-    if (first) memcpy(&word, first, 4);
-    return word;
-#endif
-}
-
-/* The keys of one panel, and their values, of one head. */
+/* One head's keys of one panel, and their values. Missing ones, and what the head lacks to whole units, are zeros. */
 static void pack_keys(const Heads *a, int64_t head, int64_t from) {
     int64_t du = head_units(a->dim), ku = padded_keys(a) / PAIR, wide = round_up(a->dim, PANEL);
+    int64_t count = a->count - from < PANEL ? a->count - from : PANEL, whole = a->dim / PAIR;
     uint32_t *keys = a->key_panels + head * key_panel_words(a->count, a->dim) + from * du;
     uint32_t *values = a->value_panels + head * value_panel_words(a->count, a->dim) + from / PAIR * PANEL;
-    for (int64_t j = 0; j < PANEL; j++) {
-        const element *row = from + j < a->count ? a->k + a->key[from + j] * a->stride + head * a->dim : NULL;
-        for (int64_t u = 0; u < du; u++)
-            keys[u * PANEL + j] = row ? unit_of(row + u * PAIR, u * PAIR + 1 < a->dim ? row + u * PAIR + 1 : NULL) : 0;
+    if (count < PANEL || whole < du) memset(keys, 0, PANEL * du * 4);
+    for (int64_t j = 0; j < count; j++) {
+        const element *row = a->k + a->key[from + j] * a->stride + head * a->dim;
+        for (int64_t u = 0; u < whole; u++) memcpy(keys + u * PANEL + j, row + u * PAIR, 4);
+        if (whole < du) memcpy(keys + whole * PANEL + j, row + whole * PAIR, sizeof(element));
     }
-    for (int64_t u = 0; u < PANEL / PAIR; u++) {
-        const element *row[2] = {NULL, NULL};
-        for (int64_t i = 0; i < PAIR; i++) {
-            int64_t j = from + u * PAIR + i;
-            if (j < a->count) row[i] = a->v + a->key[j] * a->stride + head * a->dim;
-        }
-        for (int64_t c = 0; c < wide; c++) {
-            int inside = c < a->dim;
-            values[c / PANEL * ku * PANEL + u * PANEL + c % PANEL] =
-                unit_of(inside && row[0] ? row[0] + c : NULL, inside && row[1] ? row[1] + c : NULL);
+    for (int64_t c = 0; c < wide; c += PANEL) {
+        int64_t inside = a->dim - c < PANEL ? a->dim - c : PANEL;
+        element *out = (element *)(values + c * ku);
+        if (count < PANEL || inside < PANEL) memset(out, 0, PANEL / PAIR * PANEL * 4);
+        for (int64_t j = 0; j < count; j += PAIR) {
+            const element *row = a->v + a->key[from + j] * a->stride + head * a->dim + c;
+#if PAIR == 2
+            const element *other = j + 1 < count ? a->v + a->key[from + j + 1] * a->stride + head * a->dim + c : NULL;
+            uint32_t *pairs = (uint32_t *)(out + j * PANEL);
+            if (other)
+                for (int64_t i = 0; i < inside; i++) pairs[i] = row[i] | (uint32_t)other[i] << 16;
+            else
+                for (int64_t i = 0; i < inside; i++) pairs[i] = row[i];
+#else
+            memcpy(out + j * PANEL, row, inside * sizeof(element));
+#endif
         }
     }
 }

@@ -74,7 +74,7 @@ typedef float total;
 
 #elif defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define DOT_BYTES 1
-typedef __m512i sums;
+typedef vec sums; /* of integers: as __m512i, GCC 12 copies them at each step */
 typedef __m512i piece;
 typedef __m512i factor;
 typedef int32_t total; /* exact up to 65,000 columns: 255 * 127 for each */
@@ -82,7 +82,7 @@ typedef int32_t total; /* exact up to 65,000 columns: 255 * 127 for each */
 #define CARRY 1
 #define LOAD_PIECE(w, p) _mm512_loadu_si512((w) + (p) * LANES)
 #define LOAD_FACTOR(x) _mm512_set1_epi32(*(const int *)(x))
-#define MULTIPLY_ADD(in, w, s) _mm512_dpbusd_epi32(s, in, w)
+#define MULTIPLY_ADD(in, w, s) (vec)_mm512_dpbusd_epi32((__m512i)(s), in, w)
 
 #elif defined(__AVX2__)
 typedef __m256i sums; /* of four outputs: two lanes each */
@@ -115,7 +115,7 @@ typedef float total;
 #endif
 #if CARRY
 #define SEGMENT (INT64_MAX / 4)
-#define BLOCK_UNITS 128 /* of a panel, that stay in the first cache while a block of rows meets them */
+#define BLOCK_UNITS 512 /* of a panel, that stay in the second cache while a block of rows meets them */
 #else
 #define BLOCK_UNITS SEGMENT
 #endif
@@ -190,7 +190,7 @@ static inline void end_panel(sums a, sums b, total *out, int first) {
 #define ADD_ROW(r, S) { factor in = LOAD_FACTOR(x + r * stride + k * WORDS); STREAMS##S(ADD_PANEL, r) }
 #define END_ROW(r, S) STREAMS##S(END_PANEL, r)
 #define KERNEL(R, S) \
-    static __attribute__((noinline)) void kernel_##R##_##S(const uint32_t *x, int64_t stride, const uint32_t *w, \
+    static __attribute__((noinline, noclone)) void kernel_##R##_##S(const uint32_t *x, int64_t stride, const uint32_t *w, \
             int64_t apart, int64_t units, int first, total *out, int64_t out_stride) { \
         (void)apart; \
         ROWS##R(BEGIN_ROW, S) \
