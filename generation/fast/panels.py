@@ -74,7 +74,9 @@ class PanelWeight(nn.Module):
         weight = weight.detach().contiguous()
         units = -(-self.in_features // unit)
         panels = torch.empty((self.out_features + padding) // panel, units, panel * unit, dtype=weight.dtype)
-        library.ocelli_pack(weight.data_ptr(), *weight.shape, panels.data_ptr(), torch.get_num_threads())
+        library.ocelli_pack(
+            weight.data_ptr(), *weight.shape, panels.data_ptr(), torch.get_num_threads()
+        )
         self.register_buffer("weight", panels)
         # As long as the panels are, because C reads whole vectors of them.
         scale = None if scale is None else F.pad(scale.detach().float(), (0, padding))

@@ -174,13 +174,7 @@ class NativeStep:
         return logits
 
     def _run(
-        self,
-        tokens: Tensor,
-        rows: Tensor,
-        positions: Tensor,
-        wanted: Tensor,
-        kv_cache: KVCache,
-        logits: Tensor,
+        self, tokens: Tensor, rows: Tensor, positions: Tensor, wanted: Tensor, kv_cache: KVCache, logits: Tensor
     ) -> None:
         """Tokens, as ids (T,) or embeddings (T, D), of the cache's rows at positions, both (T,); the logits of
         those `wanted` (n,) go to logits (n, V)."""
