@@ -91,11 +91,13 @@ def is_compiled(language_model) -> bool:
 
 
 class NativeStep:
-    """A `generation.decoding.DecodeStep` in C, which takes chunks and prompts as well. The model's weights are
+    """A `generation.steps.ChunkStep` in C that takes prompts as well. The model's weights are
     put into panels, which its eager code multiplies with from then on. Threads that share a step take turns.
 
     Raises NoCompiler, and ValueError for a model that it does not support (`unsupported` says why).
     """
+
+    same_bits = True
 
     def __init__(self, language_model):
         if reason := unsupported(language_model):
