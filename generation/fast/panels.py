@@ -3,8 +3,8 @@
     to_panels(model.language_model)      # in place: linear layers and token embeddings on a CPU
 
 A panel holds the weights of a few outputs (32 with AVX-512, else 16) in 32-bit units along the inner
-dimension: 1 float, 2 bfloat16 or 4 int8, padded with zeros; see native/panels.h. Eager code runs on such layers
-as well.
+dimension: 1 float, 2 bfloat16 or 4 int8, padded with zeros; see native/panels.h. Eager code runs on such
+layers as well.
 """
 
 from __future__ import annotations
@@ -155,8 +155,10 @@ def to_panels(model: nn.Module) -> nn.Module:
             child = getattr(parent, name)
             kind = PanelLinear if isinstance(child, nn.Linear | PackedLinear) else PanelEmbedding
             bias = getattr(child, "bias", None)
-            shared = first is not None and bias is None
-            made = kind.sharing(first) if shared else kind(child.weight, getattr(child, "scale", None), bias)
+            if first is not None and bias is None:
+                made = kind.sharing(first)
+            else:
+                made = kind(child.weight, getattr(child, "scale", None), bias)
             first = first or made
             setattr(parent, name, made)
         del child  # freed before the next one is packed
