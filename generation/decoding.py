@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -27,8 +28,9 @@ from generation import kv_cache as kv
 from generation.kv_cache import KVCache
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
+from generation.prefix import encode_once
 from generation.prompt import Prompt, compact, prompt_lengths, seen_tokens
-from generation.protocol import Decoder, VisionLanguage
+from generation.protocol import Decoder, Pixels, VisionLanguage
 from generation.sampling import Sampler
 
 DecodeStep = Callable[[Tensor, KVCache, "int | Tensor"], Tensor]
@@ -201,7 +203,7 @@ def decode(
 def generate_stream(
     model: VisionLanguage,
     input_ids: Tensor,
-    pixel_values: Tensor | None,
+    pixel_values: Pixels | None,
     pixel_attention_mask: Tensor | None,
     attention_mask: Tensor | None,
     options: GenerationOptions,
@@ -219,7 +221,7 @@ def generate_stream(
     attention_mask = None if attention_mask is None else attention_mask.to(model.device)
 
     def embed_prompt() -> Prompt:
-        x = model.embed(input_ids, pixel_values, pixel_attention_mask)
+        x = model.embed(input_ids, pixel_values, pixel_attention_mask, partial(encode_once, model))
         return compact(x, attention_mask, lengths)
 
     seen = None

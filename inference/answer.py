@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from data.processor import EncodedConversation
 from generation.decoding import TokenStream
 from generation.options import CacheMemoryError, GenerationOptions
@@ -80,7 +82,8 @@ def start(
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=step)
     generate_stream = (checkpoint.model if session is None else session).generate_stream
     try:
-        return generate_stream(**checkpoint.processor.collate([row]), options=options)
+        inputs = checkpoint.processor.collate([replace(row, tiles=None)])
+        return generate_stream(**inputs, pixel_values=row.tiles, options=options)
     except CacheMemoryError:
         raise
     except ValueError as error:
@@ -216,6 +219,4 @@ def requests_for(
 ) -> list[Request]:
     """A request to a `Scheduler` for each answer to one question, of at most `limit` new tokens."""
     options = replace(options, max_new_tokens=limit, stop_token_ids=checkpoint.stop_token_ids)
-    inputs = checkpoint.processor.collate([row])
-    pixels, mask = inputs.get("pixel_values"), inputs.get("pixel_attention_mask")
-    return [Request(inputs["input_ids"][0], pixels, mask, own) for own in each_answer(options)]
+    return [Request(torch.tensor(row.input_ids), row.tiles, options=own) for own in each_answer(options)]

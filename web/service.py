@@ -44,7 +44,6 @@ AT_ONCE = 8  # generators in work
 BURST = 0.02  # seconds of work before it is the next one's turn
 REDRAW = 0.1  # an answer is shown anew at most this often
 ALIVE = 1.0  # while nothing happens, a view is given this often: it fails where the visitor has gone
-FEATURE_BYTES = 64 * 2**20  # of images' features, kept for each model
 STOPPED = "Stopped before the first word."
 _FOR_PROGRAMS = re.compile(r" or raise ImageLimits\.\w+")
 
@@ -359,7 +358,7 @@ class Service:
     def _session(self, checkpoint: Checkpoint) -> Session:
         key = id(checkpoint.model)
         if key not in self._features:
-            self._features[key] = FeatureCache(checkpoint.model, FEATURE_BYTES)
+            self._features[key] = FeatureCache(checkpoint.model)
         return Session(checkpoint.model, self._features[key])
 
     async def undo(self, visitor: Visitor) -> View:
