@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -220,8 +219,11 @@ def generate_stream(
     input_ids = input_ids.to(model.device)
     attention_mask = None if attention_mask is None else attention_mask.to(model.device)
 
+    def encode(tiles: Pixels, masks: Tensor | None) -> Tensor:
+        return encode_once(model, tiles, masks) if len(tiles) > 1 else model.encode_images(tiles, masks)
+
     def embed_prompt() -> Prompt:
-        x = model.embed(input_ids, pixel_values, pixel_attention_mask, partial(encode_once, model))
+        x = model.embed(input_ids, pixel_values, pixel_attention_mask, encode)
         return compact(x, attention_mask, lengths)
 
     seen = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from hashlib import sha256
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
@@ -12,7 +13,12 @@ import torch
 from PIL import Image
 
 from data.tiles import Tiles
+from generation.options import GenerationOptions
+from generation.prefix import FeatureCache, encode_once, first_alike
+from generation.scheduler import Request, Scheduler
+from generation.session import Session
 from tests.processors import KINDS, draw_image, processor
+from tests.prompts import NO_STOP, SIDE, ImageBlock, inputs_of, record, tiny_vlm, words
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 VALUES = torch.randn(3, 256, generator=torch.Generator().manual_seed(1))
@@ -116,3 +122,81 @@ def test_numbers_are_writable_and_the_bytes_stay():
     tiles = Tiles.of(pixels, VALUES)
     tiles.to("cpu").zero_()
     assert torch.equal(tiles.to("cpu"), numbers(pixels))
+
+
+# ------------------------------------------------------------------------------ equal tiles are encoded once
+@pytest.fixture(scope="module")
+def vlm():
+    return tiny_vlm()
+
+
+def prompt_of(tiles: list[int], *text: int) -> dict:
+    """Model inputs of one prompt: tiles by their seeds, as `prompts.inputs_of` gives them, then text."""
+    return inputs_of([*map(ImageBlock, tiles), *text])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_equal_tiles_of_a_batch_are_encoded_once(vlm, monkeypatch, masked):
+    rows = [prompt_of(tiles, *words(sum(tiles), 4)) for tiles in ([1, 2, 1], [2, 2, 3], [1, 4, 3])]
+    inputs = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    options = {"max_new_tokens": 6, **NO_STOP}
+    if masked:  # the tile 2 of the first row has less that is real
+        mask = torch.ones(3, 3, SIDE, SIDE, dtype=torch.int64)
+        mask[0, 1, 8:] = 0
+        inputs["pixel_attention_mask"] = mask
+    with torch.no_grad():
+        each = vlm.embed(**inputs)
+    with monkeypatch.context() as patch:
+        _, images = record(patch, vlm)
+        with torch.no_grad():
+            once = vlm.embed(**inputs, encode=partial(encode_once, vlm))
+        answers = vlm.generate(**inputs, **options)
+    assert images == [4 + masked] * 2
+    torch.testing.assert_close(once, each, atol=1e-6, rtol=0)
+    monkeypatch.setattr("generation.prefix.first_alike", lambda tiles, masks: list(range(len(tiles))))
+    assert torch.equal(answers, vlm.generate(**inputs, **options))
+
+
+def test_only_wholly_equal_tiles_are_alike():
+    one = torch.rand(3, 32, 32)
+    last, zero = one.clone(), torch.zeros(3, 32, 32)
+    last[-1, -1, -1] += 1  # none of the pixels that are compared first
+    tiles = torch.stack([one, last, one, zero, last, zero, one])
+    assert first_alike(tiles) == [0, 1, 0, 3, 1, 3, 0]
+    masks = torch.ones(7, 32, 32)
+    masks[2, 5, 5] = 0
+    assert first_alike(tiles, masks) == [0, 1, 2, 3, 1, 3, 0]
+    assert first_alike(tiles[:0]) == []
+
+
+@pytest.mark.parametrize("entrance", ["model", "session", "scheduler"])
+def test_bytes_give_the_answer_of_their_numbers(vlm, monkeypatch, entrance):
+    pixels = codes(3, 8, SIDE)
+    tiles = Tiles.cat([Tiles.of(pixels, VALUES), Tiles.of(pixels[1:2], VALUES)])
+    ids = prompt_of([1, 2, 3, 4], *words(1, 5))["input_ids"]
+    options = {"max_new_tokens": 8, **NO_STOP}
+    expected = vlm.generate(ids, tiles.to("cpu"), **options)
+    _, images = record(monkeypatch, vlm)
+    if entrance == "scheduler":
+        request = Request(ids[0], tiles, options=GenerationOptions(**options))
+        (output,) = Scheduler(vlm, 2).run([request])
+        assert output.token_ids == expected[0].tolist()
+    else:
+        generate = vlm.generate if entrance == "model" else Session(vlm).generate
+        assert torch.equal(generate(ids, tiles, **options), expected)
+    assert images == [3]
+    with pytest.raises(ValueError, match="pixel_attention_mask"):
+        vlm.generate(ids, tiles, torch.ones(4, SIDE, SIDE), **options)
+
+
+def test_tiles_whose_features_are_kept_cost_nothing(vlm, monkeypatch):
+    """Neither the vision model nor their numbers are computed again, nor are they hashed."""
+    tiles, session = Tiles.of(codes(3, 9, SIDE), VALUES), Session(vlm, FeatureCache(vlm))
+    ids = prompt_of([1, 2, 3], *words(1, 5))["input_ids"]
+    first = session.generate(ids, tiles, max_new_tokens=4, **NO_STOP)
+    _, images = record(monkeypatch, vlm)
+    monkeypatch.setattr("data.tiles.Tile.write", lambda *_: pytest.fail("made numbers of again"))
+    monkeypatch.setattr("data.tiles.hashlib.sha256", lambda *_: pytest.fail("hashed again"))
+    session.reset()
+    again = session.generate_detailed(ids, tiles[:], max_new_tokens=4, **NO_STOP)
+    assert torch.equal(again.token_ids, first) and again.reused == 0 and images == []

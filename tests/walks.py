@@ -101,8 +101,8 @@ def hub_checkpoint(folder: Path) -> set[str]:
 
 # What a walk is, and how many files it may take.
 WALKS: dict[str, tuple[Callable[[Path], set[str]], int]] = {
-    "question": (question, 26),
-    "training row": (training_row, 17),
+    "question": (question, 28),
+    "training row": (training_row, 18),
     "Hub checkpoint": (hub_checkpoint, 9),
 }
 
