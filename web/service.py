@@ -31,7 +31,7 @@ from PIL import Image
 from torch import OutOfMemoryError
 
 from data.errors import ImageError, PromptError, one_line
-from data.images import ImageLimits, load_image
+from data.images import ImageLimits, TiledImage, load_image
 from generation.decoding import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.session import Session
@@ -332,7 +332,8 @@ class Service:
         began: float,
     ) -> Generator[tuple[int, str] | None, None, None]:
         """In the models' thread: open the images, one a step, then answer."""
-        request, before, images, stats = exchange.request, visitor.conversation, [], exchange.stats
+        request, before, stats = exchange.request, visitor.conversation, exchange.stats
+        images: list[TiledImage] = []
         if before is not None and before.checkpoint is not checkpoint:
             before = None
         if before is not None and before.turns and request.remember and not exchange.images:
@@ -340,9 +341,12 @@ class Service:
         else:
             session = self._session(checkpoint) if before is None else before.session
             conversation = Conversation(checkpoint, session=session)
-            for image in request.images:
-                images.append(conversation.image(self.load(image)))
-                yield None
+            if before is not None and before.turns and not exchange.images:  # the last question's
+                images += before.turns[0].images
+            else:
+                for image in request.images:
+                    images.append(conversation.image(self.load(image)))
+                    yield None
         visitor.conversation = conversation
         with conversation.send(request.question, images, options) as reply:
             try:
