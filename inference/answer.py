@@ -43,7 +43,7 @@ def ask(
     checkpoint.check_images(len(images))
     row = encode(checkpoint, images, question, system)
     stream = start(checkpoint, row, options, session)
-    row = replace(row, tiles=None)  # the model has a copy, which it gives back after the prefill
+    row = replace(row, tiles=None)  # the stream has them, and lets go of them with the prefill
     return Reply(checkpoint, row, stream, options.num_return_sequences, time.perf_counter() - began)
 
 
