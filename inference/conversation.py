@@ -29,7 +29,6 @@ from generation.session import Session
 from inference.answer import AnswerText, answers_of, prompt_tokens, start
 from inference.checkpoint import Checkpoint, RequestError
 
-FEATURE_BYTES = 64 * 2**20  # of image features, for what the key-value cache loses, as when a turn is undone
 PLACEHOLDER = "ok"  # the text of each answer while a prompt is tokenized
 TAIL = 4  # tokens before an answer that must be the same as when it was generated
 
@@ -67,7 +66,8 @@ class Conversation:
 
     def __init__(self, checkpoint: Checkpoint, system: str | None = None, session: Session | None = None):
         self.checkpoint, self.system, self.remember = checkpoint, system, True
-        self.session = session or Session(checkpoint.model, FeatureCache(checkpoint.model, FEATURE_BYTES))
+        # Features are for what the key-value cache loses, as when a turn is undone.
+        self.session = session or Session(checkpoint.model, FeatureCache(checkpoint.model))
         self.turns: list[Turn] = []
         self._pending: TurnReply | None = None
 
