@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks import batching, common, decode, peers, prefix, quantization, training
+from benchmarks import batching, common, decode, lookup, peers, prefix, quantization, training
 from benchmarks.peers import build_transformers, hf_config
 from benchmarks.shapes import SHAPES, build_ours, parameters, prompt, prompt_tokens
 
@@ -146,6 +146,12 @@ def test_prefix(run):
     assert rows["4 questions", "ours, session"]["equal_answers"] == "4/4"
     assert rows.keys() >= {("1 answer", "ours"), ("3 answers", "ours"), ("4 questions", "transformers")}
     assert all(row["ratio"] > 0 and row["prompt_tokens"] == 28 for row in result["rows"])
+
+
+def test_lookup(run):
+    rows = {row["answer"]: row for row in run(lookup, "--precisions", "float32", "--tokens", "60")["rows"]}
+    assert list(rows) == ["transcript", "table", "prose", "misleading"]
+    assert all(row["ratio"] > 0 and row["accepted"] <= row["proposed"] for row in rows.values())
 
 
 @pytest.mark.parametrize("images", [0, 2])
