@@ -24,9 +24,10 @@ from benchmarks.peers import (
 )
 from benchmarks.shapes import build_precision, fill, prompt, prompt_tokens, words
 from generation import kv_cache as kv
-from generation.decoding import CachePosition, DecodeStep, Sampler, decode, eager_step
+from generation.decoding import DecodeStep, Sampler, decode, eager_step
 from generation.fast.choose_step import fast_step
 from generation.fast.native.step import NoCompiler, find_compiler, load_library
+from generation.kv_cache import CachePosition
 
 
 class Ours:

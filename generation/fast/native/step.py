@@ -202,7 +202,7 @@ def is_compiled(language_model) -> bool:
 
 
 class NativeStep:
-    """A `generation.decoding.DecodeStep` in C. It uses the weights where they are; nothing is copied. Threads
+    """A `generation.steps.DecodeStep` in C. It uses the weights where they are; nothing is copied. Threads
     that share one take turns.
 
     Raises NoCompiler, and ValueError for a model that it does not support (`unsupported` says why).
