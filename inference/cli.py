@@ -193,8 +193,8 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--seed", type=int, help="seed of sampling; answer N uses SEED + N - 1")
     slower = "keep keys and values; without, every token recomputes everything: same answer, slower"
     add("--cache", action=argparse.BooleanOptionalAction, default=True, help=slower)
-    sooner = "while the tiles of an image are encoded, show in grey what the model says about it as a whole; the "
-    sooner += "answer, which takes its place, is the same as without (default: off)"
+    sooner = "while an image's tiles are encoded, show in grey what the model says about it as a whole; the "
+    sooner += "answer that takes its place is the same as without (default: off)"
     add("--draft", action=argparse.BooleanOptionalAction, default=False, help=sooner)
 
     add = parser.add_argument_group("output").add_argument
@@ -365,8 +365,9 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
     if result["decode_tokens_per_second"] is not None:
         rows["decode"] += f", {result['decode_tokens_per_second']:.1f} tokens/s"
     if draft := result.get("draft"):
+        seconds, first = draft["draft_seconds"], draft["first_token_seconds"]
         right = f"{draft['accepted']} of {draft['tokens']} tokens right"
-        rows["draft"] = f"{draft['draft_seconds']:.3f} s, first token {draft['first_token_seconds']:.3f} s, {right}"
+        rows["draft"] = f"{seconds:.3f} s, {first:.3f} s to the first token; {right}"
     rows |= more
     width = max(map(len, rows))
     return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())
