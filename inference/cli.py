@@ -45,6 +45,7 @@ _ALONE = {
     "no_image": {"images"},
     "compile_on": {"no_cache"},
     "draft": {"no_cache", "num_answers"},
+    "lookup_on": {"no_cache", "num_answers", "batch"},
 }
 _BELONG = {"batch": {"out", "batch_size"}, "show_attention": {"method", "layers", "heads", "window"}}
 _ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
@@ -196,6 +197,13 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     sooner = "while an image's tiles are encoded, show in grey what the model says about it as a whole; the "
     sooner += "answer that takes its place is the same as without (default: off)"
     add("--draft", action=argparse.BooleanOptionalAction, default=False, help=sooner)
+    add(
+        "--lookup",
+        default="auto",
+        choices=("auto", "on", "off"),
+        help="look the next tokens up where the last ones stood before, and verify several in one pass; auto "
+        "(default): with the compiled step on a CPU (same tokens), as long as it pays",
+    )
 
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object per question")
@@ -242,6 +250,7 @@ def validate_args(args: argparse.Namespace) -> str | None:
         "no_cache": not args.cache,
         "num_answers": args.num_answers != 1,
         "compile_on": args.compile == "on",
+        "lookup_on": args.lookup == "on",
         "second_question": len(args.questions) > 1,
     }
     given = {name for name, value in values.items() if value not in (None, False, [])}
@@ -278,7 +287,8 @@ def _dashed(name: str) -> str:
 
 def _listed(names: set[str]) -> str:
     own = {
-        "images": "IMAGE", "questions": "-q", "second_question": "a second -q", "compile_on": "--compile on",
+        "images": "IMAGE", "questions": "-q", "second_question": "a second -q",
+        "compile_on": "--compile on", "lookup_on": "--lookup on",
     }  # fmt: skip
     return ", ".join(own.get(name, f"--{_dashed(name)}") for name in sorted(names))
 
@@ -332,7 +342,7 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
     seed = args.seed
     if seed is None and args.temperature > 0:
         seed = secrets.randbelow(2**31)
-    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "lookup")
     own = {name: vars(args)[name] for name in names}
     try:
         return GenerationOptions(
@@ -368,6 +378,10 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
         seconds, first = draft["draft_seconds"], draft["first_token_seconds"]
         right = f"{draft['accepted']} of {draft['tokens']} tokens right"
         rows["draft"] = f"{seconds:.3f} s, {first:.3f} s to the first token; {right}"
+    if result.get("proposed_tokens"):
+        rows["lookup"] = (
+            f"{result['accepted_tokens']} of {result['proposed_tokens']} proposed tokens accepted"
+        )
     rows |= more
     width = max(map(len, rows))
     return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())

@@ -5,22 +5,22 @@ import random
 import pytest
 import torch
 
+from generation.fast.native.step import NativeStep
 from generation.options import NotFiniteError
 from generation.session import Session
 from generation.speculation import MOST, PromptLookup, Proposer, WhilePaying
 from generation.steps import EagerStep
+from tests.invariants import fast_step
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
 from tests.tiny import IMAGE_ID, VOCAB
 
 
-class Stepwise:
-    """A step whose chunks have the bits of single steps because they are single steps; `calls` lists the
-    positions of each."""
+class Counted:
+    """A step that counts: `calls` lists the positions of each pass. Chunks are those of the step, or single
+    steps one after another."""
 
-    same_bits = True
-
-    def __init__(self, vlm):
-        self._step, self.calls = EagerStep(vlm.language_model), []
+    def __init__(self, step, stepwise: bool = False):
+        self._step, self._stepwise, self.same_bits, self.calls = step, stepwise, True, []
 
     def __call__(self, token_ids, kv_cache, start_pos):
         self.calls.append(1)
@@ -28,10 +28,24 @@ class Stepwise:
 
     def chunk(self, token_ids, kv_cache, start_pos):
         self.calls.append(token_ids.shape[1])
-        steps = [
-            self._step(ids, kv_cache, start_pos + place) for place, ids in enumerate(token_ids.split(1, 1))
-        ]
-        return torch.stack(steps, 1)
+        if not self._stepwise:
+            return self._step.chunk(token_ids, kv_cache, start_pos)
+        columns = enumerate(token_ids.split(1, 1))
+        return torch.stack([self._step(ids, kv_cache, start_pos + place) for place, ids in columns], 1)
+
+
+def stepwise(vlm) -> Counted:
+    return Counted(EagerStep(vlm.language_model), stepwise=True)
+
+
+@pytest.fixture(scope="module", params=["stepwise", "eager", "native"])
+def way(request) -> tuple:
+    """(a model, what makes a step of it)."""
+    vlm = tiny_vlm()
+    if request.param == "stepwise":
+        return vlm, stepwise
+    step = fast_step(vlm, NativeStep) if request.param == "native" else EagerStep(vlm.language_model)
+    return vlm, lambda _: Counted(step)
 
 
 class Guess(Proposer):
@@ -59,10 +73,12 @@ SAMPLINGS = {
 }
 
 
-def outputs(vlm, prompt, proposer=None, **options):
+def outputs(way, prompt, proposer=None, **options):
     """(output without proposals, output with), of the same tokens."""
-    step = Stepwise(vlm)
-    plain = vlm.generate_detailed(**inputs_of(prompt), lookup="off", **options)
+    vlm, make_step = way
+    step, single = make_step(vlm), make_step(vlm)
+    plain = vlm.generate_detailed(**inputs_of(prompt), lookup="off", decode_step=single, **options)
+    assert plain.decode_steps == len(single.calls) == sum(single.calls)
     with pytest.MonkeyPatch.context() as patch:
         if proposer is not None:
             patch.setattr("generation.decoding.prompt_lookup", lambda *_: proposer)
@@ -93,12 +109,12 @@ def guesses(answer: list[int]) -> dict:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("guess", guesses([]))
-def test_tokens_are_those_of_single_steps(vlm, sampling, guess):
+def test_tokens_are_those_of_single_steps(way, sampling, guess):
     options = SAMPLINGS[sampling] | {"max_new_tokens": 30}
-    free = vlm.generate(**inputs_of(REPEATING), **options, **NO_STOP)[0].tolist()
+    free = way[0].generate(**inputs_of(REPEATING), **options, **NO_STOP)[0].tolist()
     for stop_ids in [(), (free[0],), (free[7],), (free[17], free[25])]:
         proposer = Guess(guesses(free)[guess])
-        plain, offered = outputs(vlm, REPEATING, proposer, stop_token_ids=stop_ids, **options)
+        plain, offered = outputs(way, REPEATING, proposer, stop_token_ids=stop_ids, **options)
         if guess == "right":
             assert offered.decode_steps == -(-plain.decode_steps // 5)
         if guess in ("wrong", "none"):
@@ -107,20 +123,25 @@ def test_tokens_are_those_of_single_steps(vlm, sampling, guess):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("new", [1, 2, 3, 10, 40])
-def test_looked_up_tokens_are_those_of_single_steps(vlm, sampling, new):
+def test_looked_up_tokens_are_those_of_single_steps(way, sampling, new):
     for seed in range(5):
         prompt = [*words(seed, 12), ImageBlock(seed), *words(seed, 12)]
-        outputs(vlm, prompt, max_new_tokens=new, **SAMPLINGS[sampling])
+        outputs(way, prompt, max_new_tokens=new, **SAMPLINGS[sampling])
 
 
-def test_the_context_may_end_with_the_answer(vlm):
+def test_the_context_may_end_with_the_answer(way):
+    vlm = way[0]
     room = vlm.config.text.max_position_embeddings - len(words(1, 350))
     answer = vlm.generate(**inputs_of(words(1, 350)), max_new_tokens=room, **NO_STOP)[0].tolist()
-    outputs(vlm, words(1, 350), Guess(lambda ids: answer[len(ids) :][:7]), max_new_tokens=room, **NO_STOP)
+    _, offered = outputs(
+        way, words(1, 350), Guess(lambda ids: answer[len(ids) :][:7]), max_new_tokens=room, **NO_STOP
+    )
+    assert offered.accepted_tokens > room / 2
 
 
-def test_a_session_goes_on_after_proposals(vlm):
+def test_a_session_goes_on_after_proposals(way):
     """Also where a streamed answer was left in the middle of what was verified together."""
+    vlm, make_step = way
     fast, plain = Session(vlm), Session(vlm)
     for leave_after in (None, 1, 4, 6, None):
         history = words(3, 20)
@@ -128,7 +149,7 @@ def test_a_session_goes_on_after_proposals(vlm):
             options = {"max_new_tokens": 12, "temperature": 0.8, "top_k": 20, "seed": turn, **NO_STOP}
             expected = plain.generate(**inputs_of(history), **options, lookup="off")[0].tolist()
             stream = fast.generate_stream(
-                **inputs_of(history), **options, lookup="on", decode_step=Stepwise(vlm)
+                **inputs_of(history), **options, lookup="on", decode_step=make_step(vlm)
             )
             got = []
             for token in stream:
@@ -143,24 +164,25 @@ def test_several_rows_have_no_proposals(vlm):
     rows = inputs_of(REPEATING)
     for inputs, answers in [(rows, 2), ({name: torch.cat((x, x)) for name, x in rows.items()}, 1)]:
         found = vlm.generate_detailed(
-            **inputs, max_new_tokens=20, num_return_sequences=answers, lookup="on", decode_step=Stepwise(vlm)
+            **inputs, max_new_tokens=20, num_return_sequences=answers, lookup="on", decode_step=stepwise(vlm)
         )
         assert found.proposed_tokens == found.accepted_tokens == 0
 
 
 def test_logits_that_are_not_finite_are_reported_for_their_token(vlm):
-    class Breaks(Stepwise):
+    class Breaks(Counted):
         def chunk(self, *arguments):
             logits = super().chunk(*arguments)
             logits[:, 2:] = torch.nan
             return logits
 
+    step = Breaks(EagerStep(vlm.language_model))
     answer = vlm.generate(**inputs_of(REPEATING), max_new_tokens=9, **NO_STOP)[0].tolist()
     for options in ({}, NO_STOP):
         right = Guess(lambda ids: answer[len(ids) :][:4])
         with pytest.MonkeyPatch.context() as patch, pytest.raises(NotFiniteError) as failed:
             patch.setattr("generation.decoding.prompt_lookup", lambda *_, right=right: right)
-            vlm.generate(**inputs_of(REPEATING), max_new_tokens=9, decode_step=Breaks(vlm), **options)
+            vlm.generate(**inputs_of(REPEATING), max_new_tokens=9, decode_step=step, **options)
         assert failed.value.token == 4  # one from the prompt's logits, then two
 
 
