@@ -105,10 +105,11 @@ def main() -> int:
     parser.add_argument("--questions", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument("--first", type=int, default=0, help="number of the first (default 0)")
     args = parser.parse_args()
-    vlm = hasty_vlm()
-    ways = [(step, sampling) for sampling in SAMPLINGS for step in (None, NativeStep(vlm.language_model))]
+    eager, native = hasty_vlm(), hasty_vlm()
+    steps = ((eager, None), (native, NativeStep(native.language_model)))
+    ways = [(*step, sampling) for sampling in SAMPLINGS for step in steps]
     kinds, last = Counter[str](), args.first + args.questions
-    for place, (step, sampling) in enumerate(ways):
+    for place, (vlm, step, sampling) in enumerate(ways):
         try:
             kinds += check(vlm, range(args.first + place, last, len(ways)), step, sampling)
         except AssertionError as error:
