@@ -1,6 +1,6 @@
 """An answer drafted from the whole image's tile alone, while the other tiles are still to be encoded.
 
-    session = Session(model, FeatureCache(model, max_bytes=64 * 2**20))
+    session = Session(model, FeatureCache(model))
     stream = draft_stream(session, full_inputs, short_inputs, options)
     for ids in stream.draft():                        # (1,) ids, as soon as one tile is encoded
         ...
@@ -227,7 +227,7 @@ def _draft_steps(
     room = kv.round_up(length + 1, kv.VIEW_STEP)
     like, dtype = embeddings, language_model.cache_dtype
     kv_cache = kv.allocate_for(language_model.config, 1, room, like, dtype)
-    logits = prefill(language_model, Prompt(embeddings, (length,)), kv_cache)
+    logits = prefill(language_model, Prompt(embeddings, (length,)), kv_cache, step=options.decode_step)
     seen = None
     if options.repetition_penalty != 1:
         seen = seen_tokens(short.input_ids[None].to(device), None, model.config.text.vocab_size, 1)

@@ -1,6 +1,6 @@
 """A conversation, or many questions about one image, without computing anything twice.
 
-    session = Session(model, FeatureCache(model, max_bytes=64 * 2**20))
+    session = Session(model, FeatureCache(model))
     first = session.generate_detailed(**processor.ask("photo.jpg", "How many boats?"), max_new_tokens=32)
     second = session.generate_detailed(**processor.ask("photo.jpg", "What colour?"), max_new_tokens=32)
     second.reused, second.prefilled                   # positions taken from the cache, and computed
@@ -37,7 +37,7 @@ from generation.memory import check_caches_fit
 from generation.options import GenerationOptions, with_overrides
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
 from generation.prompt import Prompt, seen_tokens
-from generation.protocol import VisionLanguage
+from generation.protocol import Pixels, VisionLanguage
 from generation.sampling import Sampler
 from generation.speculation import Proposer, prompt_lookup
 
@@ -126,7 +126,7 @@ class Session:
     def generate_stream(
         self,
         input_ids: Tensor,
-        pixel_values: Tensor | None = None,
+        pixel_values: Pixels | None = None,
         pixel_attention_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
         options: GenerationOptions | None = None,

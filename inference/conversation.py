@@ -29,7 +29,7 @@ from generation.prefix import FeatureCache
 from generation.session import Session
 from inference.answer import AnswerText, answers_of, prompt_tokens, start
 from inference.checkpoint import Checkpoint, RequestError
-from inference.draft import FEATURE_BYTES, draft_result, draft_text, start_drafted, wholes
+from inference.draft import draft_result, draft_text, start_drafted, wholes
 
 PLACEHOLDER = "ok"  # the text of each answer while a prompt is tokenized
 TAIL = 4  # tokens before an answer that must be the same as when it was generated
@@ -68,7 +68,8 @@ class Conversation:
 
     def __init__(self, checkpoint: Checkpoint, system: str | None = None, session: Session | None = None):
         self.checkpoint, self.system, self.remember = checkpoint, system, True
-        self.session = session or Session(checkpoint.model, FeatureCache(checkpoint.model, FEATURE_BYTES))
+        # Features are for what the key-value cache loses, as when a turn is undone.
+        self.session = session or Session(checkpoint.model, FeatureCache(checkpoint.model))
         self.turns: list[Turn] = []
         self._pending: TurnReply | None = None
 

@@ -30,7 +30,6 @@ from generation.session import Session
 from inference.answer import AnswerText, Reply, answer_text, encode
 from inference.checkpoint import Checkpoint, RequestError
 
-FEATURE_BYTES = 64 * 2**20  # of tiles' features, which the draft and the answer share
 GREY, PLAIN, UP, ERASE = "\033[90m", "\033[0m", "\033[{}A", "\r\033[J"
 CONTROL = dict.fromkeys(
     [*range(10), *range(11, 32), *range(127, 160)]
@@ -47,7 +46,7 @@ def ask_each(
     """`inference.answer.ask_each` with a draft before the first answer, where one helps; for the others the
     images are encoded. Raises RequestError where there is to be no cache."""
     began, processor = time.perf_counter(), checkpoint.processor
-    session = Session(checkpoint.model, FeatureCache(checkpoint.model, FEATURE_BYTES))
+    session = Session(checkpoint.model, FeatureCache(checkpoint.model))
     checkpoint.check_images(len(images))
     tiled = [processor.tile(image) for image in images]
     alone = wholes(processor, tiled)
@@ -76,12 +75,15 @@ def start_drafted(
     session: Session,
 ) -> DraftStream:
     """`inference.answer.start` with a draft from a `short` prompt, whose images are `wholes`."""
-    processor = checkpoint.processor
     step = checkpoint.decode_step
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=step)
+
+    def inputs(row: EncodedConversation) -> dict[str, Any]:
+        return checkpoint.processor.collate([replace(row, tiles=None)]) | {"pixel_values": row.tiles}
+
     try:
-        short_inputs = None if short is None else processor.collate([short])
-        return draft_stream(session, processor.collate([row]), short_inputs, options)
+        alone = None if short is None else inputs(short)
+        return draft_stream(session, inputs(row), alone, options)
     except CacheMemoryError:
         raise
     except ValueError as error:

@@ -31,7 +31,7 @@ from PIL import Image
 from torch import OutOfMemoryError
 
 from data.errors import ImageError, PromptError, one_line
-from data.images import ImageLimits, load_image
+from data.images import ImageLimits, TiledImage, load_image
 from generation.decoding import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.session import Session
@@ -44,7 +44,6 @@ AT_ONCE = 8  # generators in work
 BURST = 0.02  # seconds of work before it is the next one's turn
 REDRAW = 0.1  # an answer is shown anew at most this often
 ALIVE = 1.0  # while nothing happens, a view is given this often: it fails where the visitor has gone
-FEATURE_BYTES = 64 * 2**20  # of images' features, kept for each model
 DRAFT = -1  # in place of the number of an answer: a piece of the draft
 STOPPED = "Stopped before the first word."
 _FOR_PROGRAMS = re.compile(r" or raise ImageLimits\.\w+")
@@ -342,7 +341,8 @@ class Service:
         began: float,
     ) -> Generator[tuple[int, str] | None, None, None]:
         """In the models' thread: open the images, one a step, then answer."""
-        request, before, images, stats = exchange.request, visitor.conversation, [], exchange.stats
+        request, before, stats = exchange.request, visitor.conversation, exchange.stats
+        images: list[TiledImage] = []
         if before is not None and before.checkpoint is not checkpoint:
             before = None
         if before is not None and before.turns and request.remember and not exchange.images:
@@ -350,9 +350,12 @@ class Service:
         else:
             session = self._session(checkpoint) if before is None else before.session
             conversation = Conversation(checkpoint, session=session)
-            for image in request.images:
-                images.append(conversation.image(self.load(image)))
-                yield None
+            if before is not None and before.turns and not exchange.images:  # the last question's
+                images += before.turns[0].images
+            else:
+                for image in request.images:
+                    images.append(conversation.image(self.load(image)))
+                    yield None
         visitor.conversation = conversation
         draft = request.draft and request.answers == 1
         with conversation.send(request.question, images, options, draft) as reply:
@@ -373,7 +376,7 @@ class Service:
     def _session(self, checkpoint: Checkpoint) -> Session:
         key = id(checkpoint.model)
         if key not in self._features:
-            self._features[key] = FeatureCache(checkpoint.model, FEATURE_BYTES)
+            self._features[key] = FeatureCache(checkpoint.model)
         return Session(checkpoint.model, self._features[key])
 
     async def undo(self, visitor: Visitor) -> View:
