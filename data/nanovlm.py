@@ -37,6 +37,7 @@ class NanoVLMImages:
 
     string_content = True
     whole_first = True
+    uncut = 1, 1
     flat = True
     resizes = True
 
