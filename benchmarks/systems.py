@@ -26,7 +26,7 @@ from benchmarks.shapes import build_precision, fill, prompt, prompt_tokens, word
 from generation import kv_cache as kv
 from generation.decoding import CachePosition, DecodeStep, Sampler, decode, eager_step
 from generation.fast.choose_step import fast_step
-from generation.fast.native.step import NoCompiler, find_compiler, load_library
+from generation.fast.native.build import NoCompiler, find_compiler, load_library
 
 
 class Ours:

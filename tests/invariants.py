@@ -15,7 +15,8 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.fast.cuda_graph import GraphStep
-from generation.fast.native.step import NativeStep, NoCompiler
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.step import NativeStep
 from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.scheduler import Request, Scheduler, each_answer

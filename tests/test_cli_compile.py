@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.shapes import SHAPES
 from generation.fast import choose_step
-from generation.fast.native import step as build
+from generation.fast.native import build
 from inference import checkpoint as checkpoint_module
 from inference.checkpoint import RequestError
 from models.language_model import LanguageModel

@@ -13,7 +13,7 @@ from generation import kv_cache as kv
 from generation.decoding import eager_step
 from generation.fast.choose_step import fast_step, set_precision
 from generation.fast.cuda_graph import GraphStep
-from generation.fast.native import step as build
+from generation.fast.native import build
 from generation.fast.native.step import NativeStep, unsupported
 from generation.fast.quantized import pack, quantize_rows
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
@@ -187,7 +187,7 @@ def test_long_answers_in_int8_are_those_of_the_eager_step():
 def test_what_cannot_run_natively_says_so(monkeypatch):
     lm = make_model(dtype=torch.float16).language_model
     assert "float16" in unsupported(lm) and fast_step(lm)[0] is None
-    monkeypatch.setattr("generation.fast.native.step.shutil.which", lambda name: None)
+    monkeypatch.setattr("generation.fast.native.build.shutil.which", lambda name: None)
     build.load_library.cache_clear()
     step, why = fast_step(make_model().language_model)
     build.load_library.cache_clear()

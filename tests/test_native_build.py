@@ -9,7 +9,8 @@ import shutil
 import pytest
 
 from generation.fast.choose_step import fast_step
-from generation.fast.native import step as build
+from generation.fast.native import build
+from generation.fast.native.step import library_parts, load_step
 from tests.test_fast_decode import make_model, needs_compiler  # noqa: F401  (for every test here)
 
 
@@ -23,15 +24,15 @@ def library(tmp_path, monkeypatch):
     """(where a cache of its own keeps the compiled step, what was compiled): sound, and copied there again
     where it would be compiled."""
     build.load_library.cache_clear()
-    build.load_library(32, 32)
-    _, _, compiled = build.library_file(32, 32)
+    load_step(32, 32)
+    _, compiled = build.library_file(*library_parts(32, 32))
     monkeypatch.setenv("OCELLI_CACHE", str(tmp_path / "cache"))
-    _, _, target = build.library_file(32, 32)
+    _, target = build.library_file(*library_parts(32, 32))
     target.parent.mkdir()
     shutil.copy(compiled, target)
     made = []
 
-    def compile_again(compiler, defines, where):
+    def compile_again(compiler, source, options, where):
         made.append(where)
         shutil.copy(compiled, where.with_name("draft"))
         where.with_name("draft").replace(where)

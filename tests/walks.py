@@ -101,7 +101,7 @@ def hub_checkpoint(folder: Path) -> set[str]:
 
 # What a walk is, and how many files it may take.
 WALKS: dict[str, tuple[Callable[[Path], set[str]], int]] = {
-    "question": (question, 26),
+    "question": (question, 28),
     "training row": (training_row, 17),
     "Hub checkpoint": (hub_checkpoint, 9),
 }

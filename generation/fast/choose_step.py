@@ -23,7 +23,8 @@ import torch
 from generation.decoding import DecodeStep
 from generation.fast import cuda_graph
 from generation.fast.cuda_graph import GraphStep
-from generation.fast.native.step import NativeStep, NoCompiler, is_compiled, unsupported
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.step import NativeStep, is_compiled, unsupported
 from generation.fast.quantized import pack
 
 # Seconds that compiling takes, and that it saves in each step: of calling PyTorch in each block, and of

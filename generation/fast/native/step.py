@@ -2,152 +2,18 @@
 
 step = NativeStep(language_model)              # float32, bfloat16 or packed weights
 logits = step(token_ids, kv_cache, start_pos)  # (B, V) float32, as the eager step gives
-
-The compiler is `$CC`, or the first of cc, gcc and clang on the path. Libraries are kept in a cache folder. A
-library's name carries a hash of the source, the flags, the compiler and the processor, so that a change in
-any of them compiles anew. The SHA-256 of its bytes is appended to the file: a library that was cut short
-would end the process that runs it, so one that is damaged, or belongs to another user, is compiled anew too.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from threading import Lock
 
 import torch
 from torch import Tensor
 
+from generation.fast.native.build import is_sound, library_file, load_library
 from generation.kv_cache import KVCache
-
-SOURCE = Path(__file__).with_name("decode.c")
-# Sums are vectorised by hand and stay as they are written, so that a row's result is the same in any batch.
-# NaN and infinity keep their meaning.
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-fno-math-errno",
-         "-fno-trapping-math", "-Wno-psabi")  # fmt: skip
-
-
-class NoCompiler(RuntimeError):
-    """The step cannot be compiled here; the eager one runs instead."""
-
-
-def cache_folder() -> Path:
-    """Where compiled libraries are kept: $OCELLI_CACHE, or ocelli/ in your cache folder."""
-    if own := os.environ.get("OCELLI_CACHE"):
-        return Path(own).absolute()
-    shared = os.environ.get("XDG_CACHE_HOME", "")  # by its standard, empty or relative means unset
-    try:
-        return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "ocelli"
-    except RuntimeError:
-        raise NoCompiler("there is no home folder to keep the compiled step in: set OCELLI_CACHE") from None
-
-
-def find_compiler() -> str:
-    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        if name and shutil.which(name):
-            return name
-    raise NoCompiler("no C compiler found (tried $CC, cc, gcc, clang)")
-
-
-def _openmp_library() -> list[str]:
-    """PyTorch's own OpenMP runtime, so that both share one set of threads instead of two that fight."""
-    found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-    return [str(found[0]), f"-Wl,-rpath,{found[0].parent}"] if found else []
-
-
-def library_file(weight_bits: int, cache_bits: int) -> tuple[str, tuple[str, ...], Path]:
-    """(compiler, its defines, where the library is or will be). Raises NoCompiler."""
-    compiler = find_compiler()
-    defines = (f"-DWEIGHT_BITS={weight_bits}", f"-DCACHE_BITS={cache_bits}")
-    sources = [path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
-    parts = (sources, FLAGS, defines, compiler, torch.__version__, _processor())
-    key = hashlib.sha256(repr(parts).encode()).hexdigest()
-    return compiler, defines, cache_folder() / f"decode-{key[:24]}.so"
-
-
-@cache
-def load_library(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
-    """The compiled step for one weight type (32, 16 or 8 bits) and one cache type (32 or 16 bits).
-
-    Raises NoCompiler if there is no compiler, it fails, or the library cannot be kept or opened.
-    """
-    compiler, defines, target = library_file(weight_bits, cache_bits)
-    if is_sound(target):
-        with suppress(OSError, AttributeError):  # made against another C library, say
-            return _open(target)
-    try:
-        _compile(compiler, defines, target)
-    except subprocess.SubprocessError as error:
-        raise NoCompiler(f"{compiler} could not compile {SOURCE.name}: {error}") from error
-    except OSError as error:
-        raise NoCompiler(
-            f"the compiled step cannot be kept in {target.parent} ({error.strerror or error}): "
-            "set OCELLI_CACHE to another folder"
-        ) from error
-    try:
-        return _open(target)
-    except (OSError, AttributeError) as error:
-        raise NoCompiler(f"the library that {compiler} made cannot be opened: {error}") from error
-
-
-def is_sound(library: Path) -> bool:
-    """Whether a library is there with the bytes that were written, and belongs to this user or to root."""
-    try:
-        with library.open("rb") as file:
-            owner, content = os.fstat(file.fileno()).st_uid, file.read()
-    except OSError:
-        return False
-    return owner in (0, os.geteuid()) and content[-32:] == hashlib.sha256(content[:-32]).digest()
-
-
-def _open(library: Path) -> ctypes.CDLL:
-    """Raises OSError for what is no library, AttributeError for one without our functions."""
-    opened = ctypes.CDLL(str(library))
-    opened.ocelli_scratch_floats.restype = _LONG
-    opened.ocelli_scratch_floats.argtypes = (ctypes.POINTER(_Model), *(_LONG,) * 3)
-    opened.ocelli_decode.restype = None
-    opened.ocelli_decode.argtypes = (
-        ctypes.POINTER(_Model), _POINTER, _POINTER, *(_LONG,) * 3, _POINTER, _POINTER
-    )  # fmt: skip
-    return opened
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.platform() + platform.processor()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
-
-
-def _compile(compiler: str, defines: tuple[str, ...], target: Path) -> None:
-    """Under a temporary name first: two processes may compile the same library at once."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-            raise PermissionError(errno.EACCES, "noexec: it may not hold programs")
-        draft = Path(folder) / target.name
-        command = [compiler, *FLAGS, *defines, str(SOURCE), "-o", str(draft), *_openmp_library(), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "error" in line]
-            reason = errors[0] if errors else done.stderr[:200]
-            raise NoCompiler(f"{compiler} could not compile {SOURCE.name}: {reason.strip()}")
-        content = draft.read_bytes()
-        draft.write_bytes(content + hashlib.sha256(content).digest())
-        draft.replace(target)
-
-
-# ------------------------------------------------------------------------------------------ the step
 
 _BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8}
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
@@ -176,6 +42,26 @@ class _Model(ctypes.Structure):
     )
 
 
+def library_parts(weight_bits: int, cache_bits: int) -> tuple[str, tuple[str, ...]]:
+    """The C file of the step for one weight type (32, 16 or 8 bits) and one cache type (32 or 16 bits), and
+    the options that it is compiled with."""
+    return "decode.c", (f"-DWEIGHT_BITS={weight_bits}", f"-DCACHE_BITS={cache_bits}")
+
+
+def _declare(opened: ctypes.CDLL) -> None:
+    opened.ocelli_scratch_floats.restype = _LONG
+    opened.ocelli_scratch_floats.argtypes = (ctypes.POINTER(_Model), *(_LONG,) * 3)
+    opened.ocelli_decode.restype = None
+    opened.ocelli_decode.argtypes = (
+        ctypes.POINTER(_Model), _POINTER, _POINTER, *(_LONG,) * 3, _POINTER, _POINTER
+    )  # fmt: skip
+
+
+def load_step(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
+    """The compiled step. Raises NoCompiler."""
+    return load_library(*library_parts(weight_bits, cache_bits), _declare)
+
+
 def unsupported(language_model) -> str | None:
     """Why decode.c cannot run this model, or None where it can."""
     config, weight = language_model.config, language_model.layers[0].self_attn.q_proj.weight
@@ -198,7 +84,8 @@ def unknown_parts(language_model) -> str | None:
 def is_compiled(language_model) -> bool:
     """Whether the library for this model exists already. Raises NoCompiler."""
     weight = language_model.layers[0].self_attn.q_proj.weight
-    return is_sound(library_file(_BITS[weight.dtype], _BITS[language_model.cache_dtype])[2])
+    parts = library_parts(_BITS[weight.dtype], _BITS[language_model.cache_dtype])
+    return is_sound(library_file(*parts)[1])
 
 
 class NativeStep:
@@ -215,7 +102,7 @@ class NativeStep:
         self._vocab = config.vocab_size
         self._kept: list[Tensor] = []  # decode.c points to these, so they must live as long as this object
         self._weight_bits = _BITS[model.layers[0].self_attn.q_proj.weight.dtype]
-        load_library(self._weight_bits, _BITS[model.cache_dtype])
+        load_step(self._weight_bits, _BITS[model.cache_dtype])
         self._layers = (_Layer * config.num_hidden_layers)()
         for slot, layer in zip(self._layers, model.layers, strict=True):
             for name in ("q", "k", "v", "o"):
@@ -260,7 +147,7 @@ class NativeStep:
         """(B, 1) token ids -> (B, V) float32 logits; the cache gains one position in each row."""
         batch, key = len(token_ids), kv_cache[0]["key"]
         capacity, head_stride = key.shape[2], key.stride(1) // key.shape[3]
-        library = load_library(self._weight_bits, _BITS[key.dtype])
+        library = load_step(self._weight_bits, _BITS[key.dtype])
         positions = torch.full((batch,), start_pos) if isinstance(start_pos, int) else start_pos.contiguous()
         if (last := int(positions.max())) >= capacity:
             raise ValueError(f"kv_cache: expected room for position {last}, got {capacity} positions")
