@@ -39,7 +39,7 @@ from benchmarks.common import (
     trim,
 )
 from benchmarks.shapes import SHAPES, prompt_tokens
-from benchmarks.systems import SYSTEMS, read_bandwidth
+from benchmarks.systems import DECODERS, read_bandwidth
 from inference.cli import positive
 
 PEERS = ("transformers", "transformers-static", "llama.cpp", "ours-eager", "ours-no-cache")
@@ -66,7 +66,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = base_parser(__doc__)
     add = parser.add_argument
     add("--precisions", type=names(*PRECISIONS), metavar="P,P", help="of the weights (default all)")
-    add("--systems", type=names(*SYSTEMS), metavar="S,S", help=f"out of {', '.join(SYSTEMS)}")
+    add("--systems", type=names(*DECODERS), metavar="S,S", help=f"out of {', '.join(DECODERS)}")
     add("--prompts", type=integers, default=[1, 17], metavar="N,N", help="tiles of the prompt (default 1,17)")
     add("--contexts", type=integers, default=[8000], metavar="N,N", help="further contexts (default 8000)")
     add("--tokens", type=positive, default=64, metavar="N", help="decode steps that are timed (default 64)")
@@ -86,7 +86,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     if settings.systems is None:
         left_out = {"ours-no-cache"} if settings.quick else set()
         left_out |= set() if settings.compile else {"transformers-static"}
-        settings.systems = [name for name in SYSTEMS if name not in left_out]
+        settings.systems = [name for name in DECODERS if name not in left_out]
     limit = SHAPES[settings.shape].text.max_position_embeddings
     longest = max([prompt_tokens(settings.shape, tiles) for tiles in settings.prompts] + settings.contexts)
     if longest + settings.tokens + 8 > limit:
@@ -140,7 +140,7 @@ def make_handler(setup: dict) -> Handler:
     if setup["system"] == "bandwidth":
         return lambda job: read_bandwidth(device, job["size"])
     before = memory_now(device)
-    system = SYSTEMS[setup["system"]](setup)
+    system = DECODERS[setup["system"]](setup)
     trim()
 
     def handle(job: dict) -> dict | None:
