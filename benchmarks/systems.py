@@ -26,8 +26,9 @@ from benchmarks.peers import (
 )
 from benchmarks.shapes import build_checkpoint, fill, prompt, prompt_tokens, words
 from generation import kv_cache as kv
-from generation.decoding import CachePosition, GenerationOutput, Sampler, decode, eager_step
+from generation.decoding import GenerationOutput, Sampler, decode, eager_step
 from generation.fast.native.build import NoCompiler, find_compiler
+from generation.kv_cache import CachePosition
 
 
 class Ours:

@@ -8,8 +8,7 @@ The loop owns the positions. Rows of one length share an int `start_pos` and nee
 different lengths have a (B,) tensor. What lies after a shorter row's end in the cache is garbage that no
 real query sees: prefill is causal, and decoding overwrites each slot before its first query looks at it.
 
-A decode step is any callable (token ids (B, 1), kv_cache, start_pos) -> logits (B, V). One that is also a
-`DecodeLoop` samples by itself, and `decode` leaves the loop to it.
+The logits of each next token come from a decode step (`generation/steps.py`).
 """
 
 from __future__ import annotations
@@ -17,23 +16,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.kv_cache import KVCache
+from generation.kv_cache import CachePosition, KVCache
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
 from generation.prompt import Prompt, compact, prompt_lengths, seen_tokens
 from generation.protocol import Decoder, VisionLanguage
 from generation.sampling import Sampler
-
-DecodeStep = Callable[[Tensor, KVCache, "int | Tensor"], Tensor]
-
-VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
+from generation.speculation import Proposer, decode_proposed, prompt_lookup
+from generation.steps import ChunkStep, DecodeLoop, DecodeStep, eager_step, uncached_step
 
 
 @dataclass(frozen=True)
@@ -47,6 +42,8 @@ class GenerationOutput:
     seconds: dict[str, float]  # "vision" (with the token embeddings), "prefill", "decode"
     kv_cache_bytes: int  # of the buffers at the end; 0 without a cache
     decode_steps: int  # calls of the decode step
+    proposed_tokens: int  # tokens that calls verified, see `generation.speculation`
+    accepted_tokens: int  # those among them that the answer holds and that saved a call
 
     def rows(self) -> list[list[int]]:
         """The token ids of each row, up to and including its stop token."""
@@ -96,94 +93,19 @@ def prefill(
     return language_model.logits(hidden[:, max(prompt.lengths) - 1])
 
 
-def eager_step(language_model: Decoder) -> DecodeStep:
-    """The ordinary decode step: (B, 1) ids in, (B, V) logits out, the cache one position longer."""
-
-    def step(token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
-        x = language_model.embed_tokens(token_ids)  # (B, 1, D)
-        hidden, _ = language_model(x, kv_cache=kv_cache, start_pos=start_pos)
-        return language_model.logits(hidden[:, -1])
-
-    return step
-
-
-def uncached_step(language_model: Decoder, embed_prompt: Callable[[], Prompt]) -> DecodeStep:
-    """The slow reference: no cache; images, prompt and all tokens so far are recomputed for each token."""
-    new_ids: list[Tensor] = []
-
-    def step(token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
-        new_ids.append(token_ids)
-        prompt, new = embed_prompt(), language_model.embed_tokens(torch.cat(new_ids, 1))  # (B, n, D)
-        count = new.shape[1]
-        x = F.pad(prompt.embeddings, (0, 0, 0, count))  # (B, L + n, D)
-        slots = prompt.lengths_tensor()[:, None] + torch.arange(count, device=x.device)  # (B, n)
-        rows = torch.arange(x.shape[0], device=x.device)
-        x[rows[:, None], slots] = new  # after each row's real positions
-        hidden, _ = language_model(x)
-        return language_model.logits(hidden[rows, slots[:, -1]])
-
-    return step
-
-
-class CachePosition:
-    """Where the next token of each row goes in a cache that has `lengths` filled positions a row. It is grown
-    up to `limit` when it is full, and empty when nothing is cached."""
-
-    def __init__(self, kv_cache: KVCache, lengths: tuple[int, ...], device, limit: int | None = None):
-        self.kv_cache, self.limit = kv_cache, limit
-        self.longest = max(lengths)
-        shared = min(lengths) == self.longest
-        self.start_pos: int | Tensor = self.longest if shared else torch.tensor(lengths, device=device)
-        self._view: KVCache | None = None
-
-    @property
-    def full(self) -> bool:
-        """Whether the cache has to grow for the next token."""
-        return bool(self.kv_cache) and self.longest >= kv.capacity(self.kv_cache)
-
-    def reserve(self) -> None:
-        """Make room for one more position in each row; called once before each decode step."""
-        if self.full:
-            kv.grow(self.kv_cache, self.longest + 1, self.limit)  # the view is too short by then as well
-        self.longest += 1
-
-    def advance(self) -> tuple[KVCache, int | Tensor]:
-        """(cache, start_pos) for the next token of each row."""
-        self.reserve()
-        start_pos = self.start_pos
-        self.start_pos = start_pos + 1
-        if not self.kv_cache or isinstance(start_pos, int):
-            return self.kv_cache, start_pos
-        # With a tensor of positions attention reads all of the buffer: pass only what the longest row needs.
-        if self._view is None or kv.capacity(self._view) < self.longest:
-            self._view = kv.view(self.kv_cache, view_length(self.longest, self.kv_cache))
-        return self._view, start_pos
-
-
-def view_length(longest: int, kv_cache: KVCache) -> int:
-    """Positions of the cache that rows of different lengths read, the longest of them of `longest`."""
-    return min(kv.round_up(longest, VIEW_STEP), kv.capacity(kv_cache))
-
-
-@runtime_checkable
-class DecodeLoop(Protocol):
-    """A decode step that runs the whole loop, to sample tokens where the logits are made."""
-
-    def decode(
-        self, logits: Tensor, sampler: Sampler, position: CachePosition, max_new_tokens: int
-    ) -> Iterator[Tensor]:
-        """What the function `decode` does, as far as a caller can see.
-
-        It calls `position.reserve` before each step, and leaves in the sampler which rows have stopped after
-        how many tokens. It may write into the cache after these, and may yield tokens on the host.
-        """
-
-
 def decode(
-    step: DecodeStep, logits: Tensor, sampler: Sampler, position: CachePosition, max_new_tokens: int
+    step: DecodeStep,
+    logits: Tensor,
+    sampler: Sampler,
+    position: CachePosition,
+    max_new_tokens: int,
+    proposer: Proposer | None = None,
 ) -> Iterator[Tensor]:
     """Yield (B, 1) token ids until every row has stopped, from the logits (B, V) of the prompts' last
-    positions: n tokens take n - 1 calls of `step`."""
+    positions: n tokens take n - 1 calls of `step`, fewer where a `proposer` is right about a single row."""
+    if proposer is not None and len(sampler.stopped) == 1 and isinstance(step, ChunkStep):
+        yield from decode_proposed(step, logits, sampler, position, max_new_tokens, proposer)
+        return
     if isinstance(step, DecodeLoop):
         yield from step.decode(logits, sampler, position, max_new_tokens)
         return
@@ -226,7 +148,8 @@ def generate_stream(
     if options.repetition_penalty != 1:
         vocab = model.config.text.vocab_size
         seen = seen_tokens(input_ids, attention_mask, vocab, options.num_return_sequences)
-    return TokenStream(_generate(model, embed_prompt, lengths, options, seen))
+    proposer = prompt_lookup(options, input_ids, model.config.image_token_id)
+    return TokenStream(_generate(model, embed_prompt, lengths, options, seen, proposer))
 
 
 def _generate(
@@ -235,6 +158,7 @@ def _generate(
     lengths: list[int],
     options: GenerationOptions,
     seen: Tensor | None,
+    proposer: Proposer | None,
 ) -> Generator[Tensor, None, GenerationOutput]:
     """Yield (B · N,) ids: one prefill pass, then token by token through the cache."""
     language_model, answers, longest = model.language_model, options.num_return_sequences, max(lengths)
@@ -262,7 +186,8 @@ def _generate(
     sampler = Sampler(options, len(lengths), pad_id(model, options), model.device, seen)
     row_lengths = tuple(length for length in lengths for _ in range(answers))
     position = CachePosition(kv_cache, row_lengths, model.device, longest + options.max_new_tokens - 1)
-    return (yield from run_decode(step, logits, sampler, position, options.max_new_tokens, lengths, watch))
+    count = options.max_new_tokens
+    return (yield from run_decode(step, logits, sampler, position, count, lengths, watch, proposer))
 
 
 def pad_id(model: VisionLanguage, options: GenerationOptions) -> int:
@@ -280,14 +205,16 @@ def run_decode(
     max_new_tokens: int,
     prompt_tokens: list[int],
     watch: Stopwatch,
+    proposer: Proposer | None = None,
 ) -> Generator[Tensor, None, GenerationOutput]:
     """`decode` as a generator that yields (B · N,) ids and returns the output, to which `prompt_tokens`, the
     positions of each prompt, and the laps of `watch` belong."""
     tokens = []
-    for token in decode(step, logits, sampler, position, max_new_tokens):
+    for token in decode(step, logits, sampler, position, max_new_tokens, proposer):
         tokens.append(token)
         yield token[:, 0]
     watch.lap("decode")
+    proposed, accepted = (proposer.proposed, proposer.accepted) if proposer else (0, 0)
     return GenerationOutput(
         token_ids=torch.cat(tokens, dim=1).to(sampler.stopped.device),
         lengths=sampler.lengths.tolist(),
@@ -295,7 +222,9 @@ def run_decode(
         prompt_tokens=prompt_tokens,
         seconds=watch.seconds,
         kv_cache_bytes=kv.size_in_bytes(position.kv_cache),
-        decode_steps=len(tokens) - 1,
+        decode_steps=len(tokens) - 1 - accepted,
+        proposed_tokens=proposed,
+        accepted_tokens=accepted,
     )
 
 

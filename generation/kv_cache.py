@@ -16,6 +16,7 @@ from generation.protocol import Decoder
 KVCache = list[dict[str, Tensor]]
 
 STEP = 1024  # positions by which a buffer grows
+VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
 
 
 def round_up(length: int, multiple: int) -> int:
@@ -129,3 +130,48 @@ def copy_row(kv_cache: KVCache, source: int, target: int, length: int) -> None:
     for layer in kv_cache:
         for tensor in layer.values():
             tensor[target, :, :length] = tensor[source, :, :length]
+
+
+class CachePosition:
+    """Where the next token of each row goes in a cache that has `lengths` filled positions a row. It is grown
+    up to `limit` when it is full, and empty when nothing is cached."""
+
+    def __init__(self, kv_cache: KVCache, lengths: tuple[int, ...], device, limit: int | None = None):
+        self.kv_cache, self.limit = kv_cache, limit
+        self.longest = max(lengths)
+        shared = min(lengths) == self.longest
+        self.start_pos: int | Tensor = self.longest if shared else torch.tensor(lengths, device=device)
+        self._view: KVCache | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether the cache has to grow for the next token."""
+        return bool(self.kv_cache) and self.longest >= capacity(self.kv_cache)
+
+    def reserve(self, count: int = 1) -> None:
+        """Make room for `count` more positions in each row; called once before each decode step."""
+        if self.kv_cache:
+            grow(self.kv_cache, self.longest + count, self.limit)  # a view is too short by then as well
+        self.longest += count
+
+    def advance(self, count: int = 1) -> tuple[KVCache, int | Tensor]:
+        """(cache, start_pos) for the next `count` tokens of each row."""
+        self.reserve(count)
+        start_pos = self.start_pos
+        self.start_pos = start_pos + count
+        if not self.kv_cache or isinstance(start_pos, int):
+            return self.kv_cache, start_pos
+        # With a tensor of positions attention reads all of the buffer: pass only what the longest row needs.
+        if self._view is None or capacity(self._view) < self.longest:
+            self._view = view(self.kv_cache, view_length(self.longest, self.kv_cache))
+        return self._view, start_pos
+
+    def rewind(self, count: int) -> None:
+        """Give back each row's last `count` positions."""
+        self.longest -= count
+        self.start_pos = self.start_pos - count
+
+
+def view_length(longest: int, kv_cache: KVCache) -> int:
+    """Positions of the cache that rows of different lengths read, the longest of them of `longest`."""
+    return min(round_up(longest, VIEW_STEP), capacity(kv_cache))

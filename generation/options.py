@@ -70,6 +70,9 @@ class GenerationOptions(SamplingParams):
     num_return_sequences: answers to each prompt, from one prefill.
     use_cache: False recomputes everything for every token: the slow reference.
     decode_step: replaces the eager step (see `generation.decoding`).
+    lookup: tokens that are looked up in prompt and answer and verified together (`generation.speculation`):
+        "auto" where that gives the same bits and as long as it pays, "on" always, "off" never. A single
+        answer to a single prompt has them, and only by a step that can verify them.
     """
 
     max_new_tokens: int = 128
@@ -77,6 +80,7 @@ class GenerationOptions(SamplingParams):
     num_return_sequences: int = 1
     use_cache: bool = True
     decode_step: Callable | None = None
+    lookup: str = "auto"
 
     def __post_init__(self):
         super().__post_init__()
@@ -84,6 +88,10 @@ class GenerationOptions(SamplingParams):
         check_integer("num_return_sequences", self.num_return_sequences, low=1)
         if self.decode_step is not None and not self.use_cache:
             raise ValueError("decode_step replaces the cached step: it cannot go with use_cache=False")
+        if self.lookup not in ("auto", "on", "off"):
+            raise ValueError(f"lookup: expected 'auto', 'on' or 'off', got {self.lookup!r}")
+        if self.lookup == "on" and not self.use_cache:
+            raise ValueError("lookup needs the cache: it cannot be 'on' with use_cache=False")
         if self.stop_token_ids is not None:
             ids = self.stop_token_ids
             ids = tuple(ids) if isinstance(ids, Iterable) else (ids,)

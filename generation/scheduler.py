@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.decoding import DecodeStep, eager_step, prefill, view_length
+from generation.decoding import DecodeStep, eager_step, prefill
 from generation.memory import available_bytes
 from generation.options import (
     MAX_SEED,
@@ -353,7 +353,7 @@ class Scheduler:
         """What a decode step reads and where it writes; see `CachePosition.advance`."""
         positions = [row.position for row in rows]
         shared, longest = min(positions) == max(positions), max(positions) + 1
-        length = self._cache.capacity if shared else view_length(longest, self._cache.kv_cache)
+        length = self._cache.capacity if shared else kv.view_length(longest, self._cache.kv_cache)
         wanted = (len(rows), length, self._cache.capacity)
         if self._view is None or self._view[0] != wanted:
             self._view = (wanted, kv.view(self._cache.kv_cache, length, 0, len(rows)))

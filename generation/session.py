@@ -23,7 +23,6 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.decoding import (
-    CachePosition,
     GenerationOutput,
     Stopwatch,
     TokenStream,
@@ -33,12 +32,14 @@ from generation.decoding import (
     prefill,
     run_decode,
 )
+from generation.kv_cache import CachePosition
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions, with_overrides
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
 from generation.prompt import Prompt, seen_tokens
 from generation.protocol import VisionLanguage
 from generation.sampling import Sampler
+from generation.speculation import prompt_lookup
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,7 @@ class Session:
         if options.repetition_penalty != 1:
             ids = prompt.input_ids[None].to(model.device)
             seen = seen_tokens(ids, None, model.config.text.vocab_size, answers)
+        proposer = prompt_lookup(options, prompt.input_ids[None], model.config.image_token_id)
         del prompt, embeddings, rest
         kv_cache, limit = slots.kv_cache, self._context
         if answers > 1:
@@ -207,7 +209,8 @@ class Session:
         sampler = Sampler(options, 1, pad_id(model, options), model.device, seen)
         position = CachePosition(kv_cache, (length,), model.device, limit)
         step = options.decode_step or eager_step(model.language_model)
-        steps = run_decode(step, logits, sampler, position, options.max_new_tokens, [length], watch)
+        count = options.max_new_tokens
+        steps = run_decode(step, logits, sampler, position, count, [length], watch, proposer)
         self._steps, last = steps, None
         with closing(steps):
             while True:

@@ -120,6 +120,8 @@ class Reply:
             "reused_tokens": output.reused if isinstance(output, SessionOutput) else 0,
             "seconds": {"load": checkpoint.load_seconds, "prepare": self.prepare, **output.seconds},
             "decode_tokens_per_second": after_first / decode if after_first else None,
+            "proposed_tokens": output.proposed_tokens,
+            "accepted_tokens": output.accepted_tokens,
             "kv_cache_bytes": output.kv_cache_bytes,
             **checkpoint.settings,
         }

@@ -44,6 +44,7 @@ _ALONE = {
     "show_attention": {"no_image", "num_answers", "second_question"},
     "no_image": {"images"},
     "compile_on": {"no_cache"},
+    "lookup_on": {"no_cache", "num_answers", "batch"},
 }
 _BELONG = {"batch": {"out", "batch_size"}, "show_attention": {"method", "layers", "heads", "window"}}
 _ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
@@ -192,6 +193,13 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--seed", type=int, help="seed of sampling; answer N uses SEED + N - 1")
     slower = "keep keys and values; without, every token recomputes everything: same answer, slower"
     add("--cache", action=argparse.BooleanOptionalAction, default=True, help=slower)
+    add(
+        "--lookup",
+        default="auto",
+        choices=("auto", "on", "off"),
+        help="look the next tokens up where the last ones stood before, and verify several in one pass; auto "
+        "(default): with the compiled step on a CPU (same tokens), as long as it pays",
+    )
 
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object per question")
@@ -238,6 +246,7 @@ def validate_args(args: argparse.Namespace) -> str | None:
         "no_cache": not args.cache,
         "num_answers": args.num_answers != 1,
         "compile_on": args.compile == "on",
+        "lookup_on": args.lookup == "on",
         "second_question": len(args.questions) > 1,
     }
     given = {name for name, value in values.items() if value not in (None, False, [])}
@@ -274,7 +283,8 @@ def _dashed(name: str) -> str:
 
 def _listed(names: set[str]) -> str:
     own = {
-        "images": "IMAGE", "questions": "-q", "second_question": "a second -q", "compile_on": "--compile on",
+        "images": "IMAGE", "questions": "-q", "second_question": "a second -q",
+        "compile_on": "--compile on", "lookup_on": "--lookup on",
     }  # fmt: skip
     return ", ".join(own.get(name, f"--{_dashed(name)}") for name in sorted(names))
 
@@ -328,7 +338,7 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
     seed = args.seed
     if seed is None and args.temperature > 0:
         seed = secrets.randbelow(2**31)
-    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "lookup")
     own = {name: vars(args)[name] for name in names}
     try:
         return GenerationOptions(
@@ -360,6 +370,10 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
     }
     if result["decode_tokens_per_second"] is not None:
         rows["decode"] += f", {result['decode_tokens_per_second']:.1f} tokens/s"
+    if result.get("proposed_tokens"):
+        rows["lookup"] = (
+            f"{result['accepted_tokens']} of {result['proposed_tokens']} proposed tokens accepted"
+        )
     rows |= more
     width = max(map(len, rows))
     return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())

@@ -21,7 +21,7 @@ from tests.hub_server import HubServer, point_client_at
 
 FIELDS = (
     "model images question answers token_ids stop_reasons prompt_tokens image_tokens seconds "
-    "decode_tokens_per_second kv_cache_bytes device dtype decode_step"
+    "decode_tokens_per_second proposed_tokens accepted_tokens kv_cache_bytes device dtype decode_step"
 )
 
 

@@ -32,6 +32,11 @@ REFUSED = [
     ("generate", ["--out", "x.jsonl"], "--batch"),
     ("generate", ["--batch-size", "2"], "--batch"),
     ("generate", ["--compile", "on", "--no-cache"], "--compile on cannot be combined with --no-cache"),
+    (
+        "generate",
+        ["--lookup", "on", "--num-answers", "2"],
+        "--lookup on cannot be combined with --num-answers",
+    ),
     ("generate", ["-q", "how many?", "-q", " "], "an empty one"),
     ("generate", ["--batch", "x.jsonl"], "--out"),
     ("generate", ["--batch", "x.jsonl", "--out", "y.jsonl", "-q", "why?"], "-q"),

@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from data.packing import ByteTiles
 from generation import kv_cache as kv
-from generation.decoding import CachePosition, GenerationOptions, eager_step, prefill
+from generation.decoding import GenerationOptions, eager_step, prefill
 from generation.fast.cuda_graph import GraphStep, _Run
+from generation.kv_cache import CachePosition
 from generation.prompt import Prompt
 from generation.sampling import Sampler
 from models.checkpoints.load import meta_init

@@ -36,9 +36,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from generation import kv_cache as kv
-from generation.decoding import CachePosition
 from generation.fast.native.step import unknown_parts
-from generation.kv_cache import KVCache
+from generation.kv_cache import CachePosition, KVCache
 from generation.options import GenerationOptions, NotFiniteError
 from generation.sampling import Sampler
 
@@ -409,7 +408,7 @@ class _Run:
 
 
 class GraphStep:
-    """A decode step that runs the loop itself (`generation.decoding.DecodeLoop`), or one token at a time.
+    """A decode step that runs the loop itself (`generation.steps.DecodeLoop`), or one token at a time.
 
     Args:
         language_model: a `LanguageModel` that `unsupported` has nothing against.

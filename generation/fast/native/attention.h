@@ -2,19 +2,42 @@
 #pragma once
 #include "vectors.h"
 
-/* Sums over the lanes of count vectors, scaled. */
-static inline void sum_each(const vec *sums, int64_t count, float scale, float *out) {
-    int64_t s = 0;
-#if LANES == 8 && defined(__AVX__)
-    for (; s + 8 <= count; s += 8) { /* eight at a time: a transposition's worth of horizontal additions */
-        const __m256 *v = (const __m256 *)(sums + s);
+/* Sums over the lanes of count vectors, scaled. sums has room up to a multiple of 8. */
+static inline void sum_each(vec *sums, int64_t count, float scale, float *out) {
+#ifdef __AVX__
+    for (int64_t s = count; s % 8; s++) sums[s] = (vec){0};
+    for (int64_t s = 0; s < count; s += 8) { /* eight at a time: a transposition's worth of horizontal additions */
+        __m256 v[8];
+        for (int i = 0; i < 8; i++) {
+#if LANES == 16
+            __m512 both = (__m512)sums[s + i];
+            v[i] = _mm256_add_ps(_mm512_castps512_ps256(both), _mm512_extractf32x8_ps(both, 1));
+#else
+            v[i] = (__m256)sums[s + i];
+#endif
+        }
         __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
         __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
-        __m256 both = _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
-        _mm256_storeu_ps(out + s, _mm256_mul_ps(both, _mm256_set1_ps(scale)));
+        __m256 total = _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+        _mm256_storeu_ps(out + s, _mm256_mul_ps(total, _mm256_set1_ps(scale)));
     }
+#else
+    for (int64_t s = 0; s < count; s++) out[s] = sum_lanes(sums[s]) * scale;
 #endif
-    for (; s < count; s++) out[s] = sum_lanes(sums[s]) * scale;
+}
+
+/* Sums of `count` values, weighed with each head's scores: `block` vectors of the result of each head. */
+static inline __attribute__((always_inline)) void mix_values(float scores[4][MOST_CHUNK], const cached *value,
+                                                             int64_t count, int heads, int block, int64_t dim,
+                                                             float *partial) {
+    vec sum[4][4] = {{{0}}};
+    for (int64_t s = 0; s < count; s++)
+        for (int v = 0; v < block; v++) {
+            vec x = LOAD_CACHED(value + s * dim + v * LANES);
+            for (int g = 0; g < heads; g++) sum[g][v] = multiply_add(all(scores[g][s]), x, sum[g][v]);
+        }
+    for (int g = 0; g < heads; g++)
+        for (int v = 0; v < block; v++) *(vec *)(partial + g * (dim + 2) + v * LANES) = sum[g][v];
 }
 
 /* Attention of `heads` (at most 4) query heads over `count` positions of the key head that they share, each
@@ -37,14 +60,14 @@ static inline __attribute__((always_inline)) void attend_heads(const float *q, c
             vec x = LOAD_CACHED(k0 + i), y = LOAD_CACHED(k1 + i);
             for (int g = 0; g < heads; g++) {
                 vec w = load_f32(q + g * dim + i);
-                a[g] += w * x;
-                b[g] += w * y;
+                a[g] = multiply_add(w, x, a[g]);
+                b[g] = multiply_add(w, y, b[g]);
             }
         }
         for (; i < dim; i++)
             for (int g = 0; g < heads; g++) {
-                a[g][0] += q[g * dim + i] * CACHED_VALUE(k0[i]);
-                b[g][0] += q[g * dim + i] * CACHED_VALUE(k1[i]);
+                a[g][0] = multiply_add_one(q[g * dim + i], CACHED_VALUE(k0[i]), a[g][0]);
+                b[g][0] = multiply_add_one(q[g * dim + i], CACHED_VALUE(k1[i]), b[g][0]);
             }
         for (int g = 0; g < heads; g++) sums[g][s] = a[g], sums[g][s + 1] = b[g];
     }
@@ -57,21 +80,13 @@ static inline __attribute__((always_inline)) void attend_heads(const float *q, c
         out[dim] = largest;
         out[dim + 1] = total;
     }
-    const int block = heads < 4 ? 4 : 2; /* vectors of the result kept in registers */
-    for (i = 0; i + block * LANES <= dim; i += block * LANES) {
-        vec sum[4][4] = {{{0}}};
-        for (s = 0; s < count; s++)
-            for (int v = 0; v < block; v++) {
-                vec x = LOAD_CACHED(value + s * dim + i + v * LANES);
-                for (int g = 0; g < heads; g++) sum[g][v] += scores[g][s] * x;
-            }
-        for (int g = 0; g < heads; g++)
-            for (int v = 0; v < block; v++) *(vec *)(partial + g * (dim + 2) + i + v * LANES) = sum[g][v];
-    }
+    /* Vectors of the result that are kept in registers: four of them, then one. */
+    for (i = 0; i + 4 * LANES <= dim; i += 4 * LANES) mix_values(scores, value + i, count, heads, 4, dim, partial + i);
+    for (; i + LANES <= dim; i += LANES) mix_values(scores, value + i, count, heads, 1, dim, partial + i);
     for (; i < dim; i++)
         for (int g = 0; g < heads; g++) {
             float sum = 0;
-            for (s = 0; s < count; s++) sum += scores[g][s] * CACHED_VALUE(value[s * dim + i]);
+            for (s = 0; s < count; s++) sum = multiply_add_one(scores[g][s], CACHED_VALUE(value[s * dim + i]), sum);
             partial[g * (dim + 2) + i] = sum;
         }
 }
@@ -101,7 +116,7 @@ static void merge_chunks(const float *partial, int64_t chunks, int64_t stride, i
     for (int64_t i = 0; i < dim; i++) out[i] /= total;
 }
 
-static void rotate(float *x, const float *cosine, const float *sine, int64_t dim) {
+static __attribute__((noinline)) void rotate(float *x, const float *cosine, const float *sine, int64_t dim) {
     for (int64_t i = 0, half = dim / 2; i < half; i++) {
         float a = x[i], b = x[i + half];
         x[i] = a * cosine[i] - b * sine[i];

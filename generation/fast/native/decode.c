@@ -1,13 +1,14 @@
-/* One decode step of a Llama-style decoder on a CPU: a token for each row in, its logits out.
+/* The forward pass of a Llama-style decoder on a CPU, for any number of tokens: one of a row that is decoded, one of
+ * each row of a batch, several of a row that are checked at once, or a prompt.
  *
- * At batch 1 a step reads every weight once, so the aim is to read memory as fast as the machine can and
- * to wait for nothing in between: one parallel region for the whole step, weights streamed in the precision
- * they are stored in, activations in float32 (in 16-bit integers where they meet int8 weights). Compiled by
- * step.py, once for each weight type (WEIGHT_BITS 32: float, 16: bfloat16, 8: int8 with one scale an output
- * row) and cache type (CACHE_BITS 32 or 16).
+ * With few tokens a pass reads every weight once, so the aim is to read memory as fast as the machine can and to wait
+ * for nothing in between: one parallel region for the whole pass, weights in the precision that they are stored in.
+ * With many it multiplies as fast as the machine can. Each token's sums are made in one order, so its result does not
+ * depend on the tokens beside it. Compiled by step.py, once for each weight type (WEIGHT_BITS 32: float, 16: bfloat16,
+ * 8: int8 with one scale an output) and cache type (CACHE_BITS 32 or 16).
  */
 #include "attention.h"
-#include "products.h"
+#include "linear.h"
 
 typedef struct {
     Matrix q, k, v, o, gate, up, down;
@@ -24,150 +25,252 @@ typedef struct {
     Layer *layer;
 } Model;
 
-/* What threads share, and what each has for itself: computing a norm twice is quicker than waiting for it. */
+/* The tokens of a pass. Those of one row follow each other, with ascending positions, after what its cache holds. */
 typedef struct {
-    float *added, *q, *k, *v, *gate, *up, *cosine, *sine, *mixed, *partial, *own;
-    int64_t own_floats; /* of each thread: hidden states, normed ones, what attention mixed */
+    int64_t count;
+    const int64_t *id;       /* (T,), or NULL: then their embeddings are given */
+    const float *embedding;  /* (T, D) */
+    const int64_t *row;      /* (T,) in the cache */
+    const int64_t *position; /* (T,) */
+    int64_t outputs;
+    const int64_t *output;   /* (outputs,): the tokens whose logits are wanted */
+} Tokens;
+
+#define ALONE 4   /* with no more tokens than this each thread computes all norms: quicker than waiting for the others */
+#define RUN 8     /* tokens of a row that attend together, so that keys and values are read once for all of them */
+
+typedef struct {
+    float *x, *added, *q, *k, *v, *gate, *up, *cosine, *sine, *mixed, *partial, *shared_inputs, *own;
+    int64_t own_floats; /* of each thread: hidden states, a normed row, inputs */
+    int64_t *run;       /* (runs + 1,): the first token of each run */
+    int64_t runs, most_chunks;
+    int separate;       /* some row has several tokens: their keys are written before any attends */
 } Scratch;
 
-/* Attention's chunks of one row: small ones while threads have little to share, then long ones, which memory
- * reads faster. By the row's own length: its result does not depend on the rows beside it. */
+/* Attention's chunks of one token: small ones while threads have little to share, then long ones, which memory reads
+ * faster. By the token's own position: its result does not depend on the tokens beside it. */
 static inline int64_t chunk_of(int64_t length) { return length <= 512 ? 32 : MOST_CHUNK; }
 static inline int64_t chunks_of(int64_t length) { return (length + chunk_of(length) - 1) / chunk_of(length); }
-#define MOST_CHUNKS(length) (16 + (length) / MOST_CHUNK)
 
-static int64_t lay_out(const Model *m, int64_t batch, int64_t capacity, int64_t threads, float *base, Scratch *s) {
-    int64_t q_width = m->heads * m->head_dim, kv_width = m->kv_heads * m->head_dim;
-    int64_t at = 0;
-    #define TAKE(floats) (at += ((floats) + 15) / 16 * 16, base + at - ((floats) + 15) / 16 * 16)
-    s->added = TAKE(batch * m->width);
-    s->q = TAKE(batch * q_width);
-    s->k = TAKE(batch * kv_width);
-    s->v = TAKE(batch * kv_width);
-    s->gate = TAKE(batch * m->inner);
-    s->up = TAKE(batch * m->inner);
-    s->cosine = TAKE(batch * m->head_dim / 2);
-    s->sine = TAKE(batch * m->head_dim / 2);
-    s->mixed = TAKE(batch * q_width);
-    s->partial = TAKE(batch * m->heads * MOST_CHUNKS(capacity) * (m->head_dim + 2));
+static int64_t lay_out(const Model *m, const Tokens *t, int64_t threads, float *base, Scratch *s) {
+    int64_t q_width = m->heads * m->head_dim, kv_width = m->kv_heads * m->head_dim, n = t->count;
+    int64_t at = 0, longest = 1;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t chunks = chunks_of(t->position[i] + 1);
+        longest = chunks > longest ? chunks : longest;
+    }
+    s->most_chunks = longest;
+    #define TAKE(floats) (at += round_up(floats, 16), base ? base + at - round_up(floats, 16) : NULL)
+    s->x = TAKE(n * m->width);
+    s->added = TAKE(n * m->width);
+    s->q = TAKE(n * q_width);
+    s->k = TAKE(n * kv_width);
+    s->v = TAKE(n * kv_width);
+    s->gate = TAKE(n * m->inner);
+    s->up = TAKE(n * m->inner);
+    s->cosine = TAKE(n * m->head_dim / 2);
+    s->sine = TAKE(n * m->head_dim / 2);
+    s->mixed = TAKE(n * q_width);
+    s->partial = TAKE(n * m->heads * longest * (m->head_dim + 2));
+    s->run = (int64_t *)TAKE(2 * (n + 1));
     int64_t widest = m->inner > q_width ? m->inner : q_width;
     widest = m->width > widest ? m->width : widest;
-    s->own_floats = (batch * (2 * m->width + q_width) + INPUT_FLOATS(batch, widest) + 31) / 16 * 16;
+    int64_t few = n <= ALONE ? n : 0;
+    s->shared_inputs = TAKE(input_floats(n, widest));
+    s->own_floats = round_up(few * (m->width + q_width) + widest + input_floats(few, widest), 16) + 16;
     s->own = TAKE(threads * s->own_floats);
     #undef TAKE
     return at;
 }
 
-/* Floats of scratch that a step needs, for the caller to allocate once. */
-int64_t ocelli_scratch_floats(const Model *m, int64_t batch, int64_t capacity, int64_t threads) {
+/* Floats of scratch that a pass needs. */
+int64_t ocelli_scratch_floats(const Model *m, const Tokens *t, int64_t threads) {
     Scratch scratch;
-    return lay_out(m, batch, capacity, threads, (float *)0 + 16, &scratch) + 32;
+    return lay_out(m, t, threads, NULL, &scratch) + 16;
 }
 
-/* Attention over one chunk of one row's key head. The last chunk writes this token's key and value first. */
-static void attend_unit(const Model *m, const Layer *layer, const Scratch *s, int64_t unit, int64_t chunk,
-                        int64_t length, int64_t capacity, float *partial) {
-    int64_t dim = m->head_dim, group = m->heads / m->kv_heads, b = unit / m->kv_heads;
-    int64_t size = chunk_of(length), from = chunk * size, to = from + size < length ? from + size : length;
-    const float *cosine = s->cosine + b * dim / 2, *sine = s->sine + b * dim / 2;
-    float q[group * dim];
-    memcpy(q, s->q + unit * group * dim, group * dim * sizeof(float));
-    for (int64_t g = 0; g < group; g++) rotate(q + g * dim, cosine, sine, dim);
-    if (to == length) {
-        float *key = s->k + unit * dim, *value = s->v + unit * dim;
-        int64_t slot = (unit * capacity + length - 1) * dim;
-        rotate(key, cosine, sine, dim);
-        for (int64_t i = 0; i < dim; i++) {
-            layer->key[slot + i] = TO_CACHED(key[i]);
-            layer->value[slot + i] = TO_CACHED(value[i]);
+static void find_runs(const Tokens *t, Scratch *s) {
+    s->runs = 0;
+    s->separate = 0;
+    for (int64_t i = 0; i < t->count; i++) {
+        int same_row = i && t->row[i] == t->row[i - 1];
+        s->separate |= same_row;
+        int joins = same_row && i - s->run[s->runs - 1] < RUN &&
+                    chunk_of(t->position[i] + 1) == chunk_of(t->position[i - 1] + 1);
+        if (!joins) s->run[s->runs++] = i;
+    }
+    s->run[s->runs] = t->count;
+}
+
+/* Rotate the key of one token's head, and write it and its value into the cache. */
+static void write_cache(const Model *m, const Layer *layer, const Scratch *s, const Tokens *t, int64_t token,
+                        int64_t head, int64_t capacity) {
+    int64_t dim = m->head_dim, unit = token * m->kv_heads + head;
+    float *key = s->k + unit * dim, *value = s->v + unit * dim;
+    int64_t slot = ((t->row[token] * m->kv_heads + head) * capacity + t->position[token]) * dim;
+    rotate(key, s->cosine + token * dim / 2, s->sine + token * dim / 2, dim);
+    for (int64_t i = 0; i < dim; i++) {
+        layer->key[slot + i] = TO_CACHED(key[i]);
+        layer->value[slot + i] = TO_CACHED(value[i]);
+    }
+}
+
+/* Attention of the tokens of a run over one chunk of their row's key head. */
+static void attend_unit(const Model *m, const Layer *layer, const Scratch *s, const Tokens *t, int64_t run,
+                        int64_t head, int64_t chunk, int64_t capacity) {
+    int64_t dim = m->head_dim, group = m->heads / m->kv_heads, first = s->run[run], end = s->run[run + 1];
+    int64_t longest = t->position[end - 1] + 1, size = chunk_of(longest), from = chunk * size;
+    int64_t to = from + size < longest ? from + size : longest, stride = dim + 2;
+    if (from >= longest) return;
+    if (!s->separate && to == longest) write_cache(m, layer, s, t, first, head, capacity);
+    int64_t at = ((t->row[first] * m->kv_heads + head) * capacity + from) * dim;
+    float q[RUN * group * dim], out[RUN * group * stride];
+    while (first < end && t->position[first] < from) first++;
+    for (int64_t i = first; i < end; i++) {
+        float *own = q + (i - first) * group * dim;
+        memcpy(own, s->q + (i * m->kv_heads + head) * group * dim, group * dim * sizeof(float));
+        for (int64_t g = 0; g < group; g++)
+            rotate(own + g * dim, s->cosine + i * dim / 2, s->sine + i * dim / 2, dim);
+    }
+    for (int64_t i = first, next; i < end; i = next) { /* tokens that see equally much of the chunk */
+        int64_t seen = t->position[i] + 1 < to ? t->position[i] + 1 : to;
+        next = i + 1;
+        while (next < end && seen == to && t->position[next] + 1 >= to) next++;
+        attend_chunk(q + (i - first) * group * dim, layer->key + at, layer->value + at, seen - from, (next - i) * group,
+                     dim, out);
+        for (int64_t j = 0; j < (next - i) * group; j++) {
+            int64_t unit = (i + j / group) * m->kv_heads + head;
+            memcpy(s->partial + ((unit * group + j % group) * s->most_chunks + chunk) * stride, out + j * stride,
+                   stride * sizeof(float));
         }
     }
-    int64_t first = (unit * capacity + from) * dim;
-    attend_chunk(q, layer->key + first, layer->value + first, to - from, group, dim, partial);
 }
 
-/* Attention of every row. Returns where the result (B, H * D_h) is, for the thread that asks. */
-static const float *attention(const Model *m, const Layer *layer, const Scratch *s, const int64_t *position,
-                              int64_t batch, int64_t capacity, int64_t most, float *own) {
-    int64_t dim = m->head_dim, group = m->heads / m->kv_heads, units = batch * m->kv_heads;
-    int64_t stride = group * (dim + 2);
-    #pragma omp for schedule(dynamic) collapse(2)
-    for (int64_t unit = 0; unit < units; unit++)
-        for (int64_t c = 0; c < most; c++) {
-            int64_t length = position[unit / m->kv_heads] + 1;
-            if (c < chunks_of(length))
-                attend_unit(m, layer, s, unit, c, length, capacity, s->partial + (unit * most + c) * stride);
-        }
-    int64_t from = 0, to = batch * m->heads, together = to * most > 256; /* else merging is quicker than waiting */
+/* Attention of every token. Returns where the result (T, H * D_h) is, for the thread that asks. */
+static const float *attention(const Model *m, const Layer *layer, const Scratch *s, const Tokens *t, int64_t capacity,
+                              float *own) {
+    int64_t dim = m->head_dim, n = t->count, stride = dim + 2;
+    if (s->separate) {
+        #pragma omp for schedule(static)
+        for (int64_t unit = 0; unit < n * m->kv_heads; unit++)
+            write_cache(m, layer, s, t, unit / m->kv_heads, unit % m->kv_heads, capacity);
+    }
+    #pragma omp for schedule(dynamic) collapse(3)
+    for (int64_t run = 0; run < s->runs; run++)
+        for (int64_t head = 0; head < m->kv_heads; head++)
+            for (int64_t chunk = 0; chunk < s->most_chunks; chunk++)
+                attend_unit(m, layer, s, t, run, head, chunk, capacity);
+    int64_t from = 0, to = n * m->heads;
+    int together = !own || to * s->most_chunks > 256; /* else merging is quicker than waiting */
     float *out = together ? s->mixed : own;
-    if (together) share(batch * m->heads, &from, &to);
-    for (int64_t head = from; head < to; head++) {
-        int64_t unit = head / group, length = position[unit / m->kv_heads] + 1;
-        merge_chunks(s->partial + unit * most * stride + head % group * (dim + 2), chunks_of(length),
-                     stride, dim, out + head * dim);
-    }
+    if (together) share(n * m->heads, &from, &to);
+    for (int64_t head = from; head < to; head++)
+        merge_chunks(s->partial + head * s->most_chunks * stride, chunks_of(t->position[head / m->heads] + 1), stride,
+                     dim, out + head * dim);
     if (together) {
         #pragma omp barrier
     }
     return out;
 }
 
-static void embed(const Model *m, const int64_t *token, int64_t batch, float *x) {
-    for (int64_t b = 0; b < batch; b++) {
-        const weight *row = m->embedding.data + token[b] * m->width;
-        float scale = m->embedding.scale ? m->embedding.scale[token[b]] : 1.0f;
-        for (int64_t i = 0; i < m->width; i++) x[b * m->width + i] = WEIGHT_VALUE(row[i]) * scale;
-    }
+static __attribute__((noinline)) void rms_norm(const float *x, const float *w, float eps, int64_t n, float *y) {
+    vec squares = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) squares = multiply_add(load_f32(x + i), load_f32(x + i), squares);
+    float total = sum_lanes(squares);
+    for (; i < n; i++) total = multiply_add_one(x[i], x[i], total);
+    float factor = 1.0f / sqrtf(total / n + eps);
+    for (i = 0; i < n; i++) y[i] = w[i] * (x[i] * factor);
 }
 
-/* token, position: (B,). logits: (B, V). Every row's cache holds `position` entries and gains one. */
-void ocelli_decode(const Model *m, const int64_t *token, const int64_t *position, int64_t batch,
-                   int64_t capacity, int64_t threads, float *base, float *logits) {
-    int64_t width = m->width, dim = m->head_dim, q_width = m->heads * dim, kv_width = m->kv_heads * dim;
-    int64_t most = 0; /* chunks of a row */
+/* gate = silu(gate) * up */
+static __attribute__((noinline)) void gated(float *gate, const float *up, int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; i++) gate[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+}
+
+/* logits: (outputs, V). Each token's key and value are written into the cache at its position. */
+void ocelli_forward(const Model *m, const Tokens *t, int64_t capacity, int64_t threads, float *base, float *logits) {
+    int64_t width = m->width, dim = m->head_dim, q_width = m->heads * dim, kv_width = m->kv_heads * dim, n = t->count;
     Scratch s;
-    lay_out(m, batch, capacity, threads, (float *)(((uintptr_t)base + 63) / 64 * 64), &s);
-    for (int64_t b = 0; b < batch; b++) {
-        for (int64_t i = 0; i < dim / 2; i++) {
-            s.cosine[b * dim / 2 + i] = cosf((float)position[b] * m->inv_freq[i]);
-            s.sine[b * dim / 2 + i] = sinf((float)position[b] * m->inv_freq[i]);
-        }
-        int64_t chunks = chunks_of(position[b] + 1);
-        most = chunks > most ? chunks : most;
-    }
+    lay_out(m, t, threads, (float *)(((uintptr_t)base + 63) / 64 * 64), &s);
+    find_runs(t, &s);
     #pragma omp parallel num_threads((int)threads)
     {
-        float *x = s.own + omp_get_thread_num() * s.own_floats, *normed = x + batch * width;
-        float *mixed = normed + batch * width, *room = mixed + batch * q_width;
-        Inputs in;
-        int64_t from, to;
-        embed(m, token, batch, x);
+        /* With few tokens every thread has hidden states and inputs of its own, and makes all of them. */
+        int alone = n <= ALONE;
+        float *own = s.own + omp_get_thread_num() * s.own_floats, *x = alone ? own : s.x;
+        float *mixed = alone ? own + n * width : NULL, *normed = own + (alone ? n * (width + q_width) : 0);
+        int64_t widest = m->inner > q_width ? m->inner : q_width, from, to, mine = 0, end = n;
+        widest = width > widest ? width : widest;
+        float *room = alone ? normed + round_up(widest, 16) : s.shared_inputs;
+        if (!alone) share(n, &mine, &end);
+        #define TOGETHER if (!alone) { _Pragma("omp barrier") }
+        #pragma omp for schedule(static)
+        for (int64_t i = 0; i < n * dim / 2; i++) {
+            float angle = (float)t->position[i / (dim / 2)] * m->inv_freq[i % (dim / 2)];
+            s.cosine[i] = cosf(angle);
+            s.sine[i] = sinf(angle);
+        }
+        for (int64_t i = mine; i < end; i++) {
+            if (t->id) embed(m->embedding, t->id[i], x + i * width);
+            else memcpy(x + i * width, t->embedding + i * width, width * sizeof(float));
+        }
         for (int64_t l = 0; l < m->layers; l++) {
             const Layer *layer = m->layer + l;
-            rms_norm(x, layer->input_norm, m->eps, width, batch, normed);
-            in = prepare(normed, width, batch, room);
-            multiply(layer->q, q_width, in, s.q);
-            multiply(layer->k, kv_width, in, s.k);
-            multiply(layer->v, kv_width, in, s.v);
+            Inputs in = inputs_at(room, n, width, PRECISE_HALVES);
+            for (int64_t i = mine; i < end; i++) {
+                rms_norm(x + i * width, layer->input_norm, m->eps, width, normed);
+                set_input(in, i, normed, width);
+            }
+            TOGETHER
+            product(layer->q, in, (Output){s.q, q_width, 0});
+            product(layer->k, in, (Output){s.k, kv_width, 0});
+            product(layer->v, in, (Output){s.v, kv_width, 0});
             #pragma omp barrier
-            const float *attended = attention(m, layer, &s, position, batch, capacity, most, mixed);
-            multiply(layer->o, width, prepare(attended, q_width, batch, room), s.added);
+            const float *attended = attention(m, layer, &s, t, capacity, mixed);
+            in = inputs_at(room, n, q_width, PRECISE_HALVES);
+            set_inputs(in, mine, end, attended, q_width);
+            TOGETHER
+            product(layer->o, in, (Output){s.added, width, 0});
             #pragma omp barrier
-            for (int64_t i = 0; i < batch * width; i++) x[i] += s.added[i];
-            rms_norm(x, layer->post_norm, m->eps, width, batch, normed);
-            share(m->inner, &from, &to);
-            in = prepare(normed, width, batch, room);
-            multiply_rows(layer->gate, from, to, in, s.gate, m->inner);
-            multiply_rows(layer->up, from, to, in, s.up, m->inner);
-            for (int64_t b = 0; b < batch; b++)
-                for (int64_t i = b * m->inner + from; i < b * m->inner + to; i++)
-                    s.gate[i] = s.gate[i] / (1.0f + exponential(-s.gate[i])) * s.up[i];
+            in = inputs_at(room, n, width, PRECISE_HALVES);
+            for (int64_t i = mine; i < end; i++) {
+                for (int64_t j = i * width; j < (i + 1) * width; j++) x[j] += s.added[j];
+                rms_norm(x + i * width, layer->post_norm, m->eps, width, normed);
+                set_input(in, i, normed, width);
+            }
+            TOGETHER
+            product(layer->gate, in, (Output){s.gate, m->inner, 0});
+            product(layer->up, in, (Output){s.up, m->inner, 0});
+            if (evenly_shared(in)) { /* this thread made both */
+                share(panels_of(layer->gate), &from, &to);
+                to = to * PANEL < m->inner ? to * PANEL : m->inner;
+                for (int64_t i = 0; i < n; i++)
+                    gated(s.gate + i * m->inner, s.up + i * m->inner, from * PANEL, to);
+            } else {
+                #pragma omp barrier
+                share(n * m->inner, &from, &to);
+                gated(s.gate, s.up, from, to);
+            }
             #pragma omp barrier
-            multiply(layer->down, width, prepare(s.gate, m->inner, batch, room), s.added);
+            in = inputs_at(room, n, m->inner, PRECISE_HALVES);
+            set_inputs(in, mine, end, s.gate, m->inner);
+            TOGETHER
+            product(layer->down, in, (Output){s.added, width, 0});
             #pragma omp barrier
-            for (int64_t i = 0; i < batch * width; i++) x[i] += s.added[i];
+            for (int64_t i = mine * width; i < end * width; i++) x[i] += s.added[i];
         }
-        rms_norm(x, m->final_norm, m->eps, width, batch, normed);
-        multiply(m->head, m->vocab, prepare(normed, width, batch, room), logits);
+        TOGETHER
+        if (t->outputs) { /* at most as many as tokens */
+            Inputs in = inputs_at(room, t->outputs, width, PRECISE_HALVES);
+            mine = 0, end = t->outputs;
+            if (!alone) share(t->outputs, &mine, &end);
+            for (int64_t i = mine; i < end; i++) {
+                rms_norm(x + t->output[i] * width, m->final_norm, m->eps, width, normed);
+                set_input(in, i, normed, width);
+            }
+            TOGETHER
+            product(m->head, in, (Output){logits, m->vocab, 0});
+        }
     }
 }

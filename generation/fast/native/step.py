@@ -1,31 +1,33 @@
-"""The decode step in C: decode.c, compiled once for this machine and called with addresses.
+"""A language model's forward pass in C: decode.c, compiled once for this machine and called with addresses.
 
-step = NativeStep(language_model)              # float32, bfloat16 or packed weights
-logits = step(token_ids, kv_cache, start_pos)  # (B, V) float32, as the eager step gives
+step = NativeStep(language_model)                               # its weights are put into panels, in place
+logits = step(token_ids, kv_cache, start_pos)                   # a token of each row: (B, V), as the eager step gives
+logits = step.chunk(token_ids, kv_cache, start_pos)             # several tokens of each row: (B, T, V)
+logits = step.prefill(embeddings, lengths, kv_cache, start_pos) # prompts: (B, V) of each row's last position
+
+A token's logits have the same bits in all three, whatever is computed beside it.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from threading import Lock
 
 import torch
 from torch import Tensor
 
 from generation.fast.native.build import is_sound, library_file, load_library
+from generation.fast.panels import BITS, Matrix, PanelWeight, library_parts, to_panels
 from generation.kv_cache import KVCache
 
-_BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8}
+MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
-
-
-class _Matrix(ctypes.Structure):
-    _fields_ = (("data", _POINTER), ("scale", _POINTER))
 
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, _Matrix) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, Matrix) for name in ("q", "k", "v", "o", "gate", "up", "down")),
         *((name, _POINTER) for name in ("input_norm", "post_norm", "key", "value")),
     )
 
@@ -34,27 +36,29 @@ class _Model(ctypes.Structure):
     _fields_ = (
         *((name, _LONG) for name in ("layers", "width", "heads", "kv_heads", "head_dim", "inner", "vocab")),
         ("eps", ctypes.c_float),
-        ("embedding", _Matrix),
-        ("head", _Matrix),
+        ("embedding", Matrix),
+        ("head", Matrix),
         ("final_norm", _POINTER),
         ("inv_freq", _POINTER),
         ("layer", ctypes.POINTER(_Layer)),
     )
 
 
-def library_parts(weight_bits: int, cache_bits: int) -> tuple[str, tuple[str, ...]]:
-    """The C file of the step for one weight type (32, 16 or 8 bits) and one cache type (32 or 16 bits), and
-    the options that it is compiled with."""
-    return "decode.c", (f"-DWEIGHT_BITS={weight_bits}", f"-DCACHE_BITS={cache_bits}")
+class _Tokens(ctypes.Structure):
+    _fields_ = (
+        ("count", _LONG),
+        *((name, _POINTER) for name in ("id", "embedding", "row", "position")),
+        ("outputs", _LONG),
+        ("output", _POINTER),
+    )
 
 
 def _declare(opened: ctypes.CDLL) -> None:
+    model, tokens = ctypes.POINTER(_Model), ctypes.POINTER(_Tokens)
     opened.ocelli_scratch_floats.restype = _LONG
-    opened.ocelli_scratch_floats.argtypes = (ctypes.POINTER(_Model), *(_LONG,) * 3)
-    opened.ocelli_decode.restype = None
-    opened.ocelli_decode.argtypes = (
-        ctypes.POINTER(_Model), _POINTER, _POINTER, *(_LONG,) * 3, _POINTER, _POINTER
-    )  # fmt: skip
+    opened.ocelli_scratch_floats.argtypes = (model, tokens, _LONG)
+    opened.ocelli_forward.restype = None
+    opened.ocelli_forward.argtypes = (model, tokens, _LONG, _LONG, _POINTER, _POINTER)
 
 
 def load_step(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
@@ -64,13 +68,11 @@ def load_step(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
 
 def unsupported(language_model) -> str | None:
     """Why decode.c cannot run this model, or None where it can."""
-    config, weight = language_model.config, language_model.layers[0].self_attn.q_proj.weight
+    weight = language_model.layers[0].self_attn.q_proj.weight
     if weight.device.type != "cpu":
         return f"the weights are on {weight.device.type}"
-    if weight.dtype not in _BITS:
+    if weight.dtype not in BITS:
         return f"{weight.dtype} weights (float32, bfloat16 and int8 are supported)"
-    if config.attention_bias or config.mlp_bias:
-        return "the model's projections have biases"
     return unknown_parts(language_model)
 
 
@@ -84,25 +86,28 @@ def unknown_parts(language_model) -> str | None:
 def is_compiled(language_model) -> bool:
     """Whether the library for this model exists already. Raises NoCompiler."""
     weight = language_model.layers[0].self_attn.q_proj.weight
-    parts = library_parts(_BITS[weight.dtype], _BITS[language_model.cache_dtype])
+    parts = library_parts(BITS[weight.dtype], BITS[language_model.cache_dtype])
     return is_sound(library_file(*parts)[1])
 
 
 class NativeStep:
-    """A `generation.decoding.DecodeStep` in C. It uses the weights where they are; nothing is copied. Threads
-    that share one take turns.
+    """A `generation.steps.ChunkStep` in C that takes prompts as well. The model's weights are
+    put into panels, which its eager code multiplies with from then on. Threads that share a step take turns.
 
     Raises NoCompiler, and ValueError for a model that it does not support (`unsupported` says why).
     """
 
+    same_bits = True
+
     def __init__(self, language_model):
         if reason := unsupported(language_model):
             raise ValueError(f"the native decode step cannot run this model: {reason}")
-        model, config = language_model, language_model.config
+        model, config, cache_bits = language_model, language_model.config, BITS[language_model.cache_dtype]
+        self._weight_bits = BITS[model.layers[0].self_attn.q_proj.weight.dtype]
+        load_step(self._weight_bits, cache_bits)
+        to_panels(model)
         self._vocab = config.vocab_size
-        self._kept: list[Tensor] = []  # decode.c points to these, so they must live as long as this object
-        self._weight_bits = _BITS[model.layers[0].self_attn.q_proj.weight.dtype]
-        load_step(self._weight_bits, _BITS[model.cache_dtype])
+        self._kept: list = []  # decode.c points to these, so they must live as long as this object
         self._layers = (_Layer * config.num_hidden_layers)()
         for slot, layer in zip(self._layers, model.layers, strict=True):
             for name in ("q", "k", "v", "o"):
@@ -129,39 +134,78 @@ class NativeStep:
         self._scratch = torch.empty(0)
         self._lock = Lock()  # for the cache's addresses and the scratch memory
 
-    def _keep(self, tensor: Tensor) -> int:
-        assert tensor.is_contiguous(), "decode.c reads contiguous tensors"
-        self._kept.append(tensor)
-        return tensor.data_ptr()
-
     def _float(self, tensor: Tensor) -> int:
-        return self._keep(tensor.detach().float().contiguous())
+        self._kept.append(tensor.detach().float().contiguous())
+        return self._kept[-1].data_ptr()
 
-    def _matrix(self, module) -> _Matrix:
-        weight = module.weight.detach()
-        assert _BITS[weight.dtype] == self._weight_bits, f"mixed weight types: {weight.dtype}"
-        scale = self._keep(module.scale) if weight.dtype == torch.int8 else None
-        return _Matrix(self._keep(weight.contiguous()), scale)
+    def _matrix(self, module: PanelWeight) -> Matrix:
+        assert BITS[module.weight.dtype] == self._weight_bits, f"mixed weight types: {module.weight.dtype}"
+        self._kept.append(module)
+        return module.matrix
 
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         """(B, 1) token ids -> (B, V) float32 logits; the cache gains one position in each row."""
-        batch, key = len(token_ids), kv_cache[0]["key"]
+        return self.chunk(token_ids, kv_cache, start_pos)[:, 0]
+
+    def chunk(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
+        """(B, T) token ids -> (B, T, V) float32 logits; the cache gains T positions in each row."""
+        batch, length = token_ids.shape
+        rows = torch.arange(batch).repeat_interleave(length)
+        positions = torch.as_tensor(start_pos).view(-1, 1).expand(batch, 1) + torch.arange(length)
+        logits = torch.empty(batch * length, self._vocab)
+        wanted = torch.arange(batch * length)
+        self._run(token_ids.reshape(-1), rows, positions.reshape(-1), wanted, kv_cache, logits)
+        return logits.view(batch, length, self._vocab)
+
+    def prefill(
+        self, embeddings: Tensor, lengths: Sequence[int], kv_cache: KVCache, start_pos: int | Tensor = 0
+    ) -> Tensor:
+        """(B, L, D) embeddings, of which each row's first `lengths` are real -> (B, V) float32 logits of its last.
+
+        The cache gains `lengths` positions in each row.
+        """
+        starts = torch.as_tensor(start_pos).expand(len(lengths)).tolist()
+        rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        steps = torch.cat([torch.arange(length) for length in lengths])
+        positions = torch.tensor(starts)[rows] + steps
+        logits = torch.empty(len(lengths), self._vocab)
+        x = embeddings.float()[rows, steps]  # (tokens, D): a copy, which is contiguous
+        self._run(x, rows, positions, torch.tensor(lengths).cumsum(0) - 1, kv_cache, logits)
+        return logits
+
+    def _run(
+        self, tokens: Tensor, rows: Tensor, positions: Tensor, wanted: Tensor, kv_cache: KVCache, logits: Tensor
+    ) -> None:
+        """Tokens, as ids (T,) or embeddings (T, D), of the cache's rows at positions, both (T,); the logits of
+        those `wanted` (n,) go to logits (n, V)."""
+        key = kv_cache[0]["key"]
         capacity, head_stride = key.shape[2], key.stride(1) // key.shape[3]
-        library = load_step(self._weight_bits, _BITS[key.dtype])
-        positions = torch.full((batch,), start_pos) if isinstance(start_pos, int) else start_pos.contiguous()
         if (last := int(positions.max())) >= capacity:
             raise ValueError(f"kv_cache: expected room for position {last}, got {capacity} positions")
-        logits = torch.empty(batch, self._vocab)
-        tokens, threads = token_ids.contiguous(), torch.get_num_threads()
+        library, threads = load_step(self._weight_bits, BITS[key.dtype]), torch.get_num_threads()
+        tokens, positions = tokens.contiguous(), positions.contiguous()
+        kind = "embedding" if tokens.is_floating_point() else "id"
         with self._lock:
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
             for slot, layer in zip(self._layers, kv_cache, strict=True):
                 slot.key, slot.value = layer["key"].data_ptr(), layer["value"].data_ptr()
-            needed = library.ocelli_scratch_floats(self._description, batch, head_stride, threads)
-            if self._scratch.numel() < needed:
-                self._scratch = torch.empty(needed)
-            library.ocelli_decode(
-                self._description, tokens.data_ptr(), positions.data_ptr(), batch, head_stride,
-                threads, self._scratch.data_ptr(), logits.data_ptr(),
-            )  # fmt: skip
-        return logits
+            done = 0  # logits so far
+            for first in range(0, len(tokens), MOST_TOKENS):
+                end = min(first + MOST_TOKENS, len(tokens))
+                here = wanted[(wanted >= first) & (wanted < end)] - first
+                part = _Tokens(
+                    count=end - first,
+                    row=rows[first:].data_ptr(),
+                    position=positions[first:].data_ptr(),
+                    outputs=len(here),
+                    output=here.data_ptr(),
+                    **{kind: tokens[first:].data_ptr()},
+                )
+                needed = library.ocelli_scratch_floats(self._description, part, threads)
+                if self._scratch.numel() < needed:
+                    self._scratch = torch.empty(needed)
+                library.ocelli_forward(
+                    self._description, part, head_stride, threads, self._scratch.data_ptr(),
+                    logits[done:].data_ptr(),
+                )  # fmt: skip
+                done += len(here)

@@ -10,7 +10,8 @@
 #include <immintrin.h>
 #endif
 
-#ifdef __AVX512F__
+/* AVX-512 without dot products of bytes multiplies int8 weights as AVX2 does. */
+#if defined(__AVX512F__) && (WEIGHT_BITS != 8 || (defined(__AVX512VNNI__) && defined(__AVX512BW__)))
 #define LANES 16 /* floats in a vector: one register (on NEON, two) */
 #else
 #define LANES 8
@@ -22,6 +23,7 @@ typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias))
 typedef uint32_t uvec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 
+static inline vec all(float x) { return x - (vec){0}; }
 static inline vec load_f32(const float *p) { return *(const vec *)p; }
 static inline vec load_bf16(const uint16_t *p) {
 #if defined(__AVX2__) && !defined(__AVX512F__) /* GCC 12 takes this conversion apart */
@@ -42,18 +44,13 @@ static inline uint16_t float_to_bf16(float value) { /* round to nearest even, as
     return value != value ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-#if WEIGHT_BITS == 32
-typedef float weight;
-#define LOAD_WEIGHT load_f32
-#define WEIGHT_VALUE(w) (w)
-#elif WEIGHT_BITS == 16
-typedef uint16_t weight;
-#define LOAD_WEIGHT load_bf16
-#define WEIGHT_VALUE bf16_to_float
+static inline void store_bf16(uint16_t *p, vec v) {
+#ifdef __AVX512BF16__
+    *(__m256i_u *)p = (__m256i)_mm512_cvtneps_pbh((__m512)v);
 #else
-typedef int8_t weight;
-#define WEIGHT_VALUE(w) ((float)(w))
+    for (int i = 0; i < LANES; i++) p[i] = float_to_bf16(v[i]);
 #endif
+}
 
 #if CACHE_BITS == 32
 typedef float cached;
@@ -73,16 +70,24 @@ static inline float sum_lanes(vec v) {
     return total;
 }
 
-/* a * b + c, rounded once where the machine can: left to itself, GCC decides that loop by loop, and a product would
- * not be the same in each. */
+/* a * b + c, rounded once where the machine can. Elsewhere products and sums are rounded as they are written
+ * (-ffp-contract=off): left to itself, GCC decides that loop by loop, and a result would not be the same in each. */
 static inline vec multiply_add(vec a, vec b, vec c) {
-#if defined(__AVX512F__)
+#if LANES == 16
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
     return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__ARM_FEATURE_FMA)
     for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return c;
+#else
+    return a * b + c;
+#endif
+}
+
+static inline float multiply_add_one(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return __builtin_fmaf(a, b, c);
 #else
     return a * b + c;
 #endif

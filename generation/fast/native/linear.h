@@ -1,0 +1,44 @@
+/* Panels by themselves: packing weights into them, linear layers and embeddings. */
+#pragma once
+#include "panels.h"
+
+/* Outputs in a panel. */
+int64_t ocelli_panel(void) { return PANEL; }
+
+/* weight (rows, columns) of WEIGHT_BITS each -> panels; see Matrix. */
+void ocelli_pack(const char *weight, int64_t rows, int64_t columns, uint32_t *panels, int64_t threads) {
+    int64_t units = units_of(columns), bytes = columns * WEIGHT_BITS / 8, whole = columns / UNIT;
+    #pragma omp parallel for num_threads((int)threads) schedule(static)
+    for (int64_t panel = 0; panel < (rows + PANEL - 1) / PANEL; panel++) {
+        uint32_t *out = panels + panel * units * PANEL;
+        int64_t count = rows - panel * PANEL < PANEL ? rows - panel * PANEL : PANEL;
+        if (count < PANEL || whole < units) memset(out, 0, units * PANEL * 4);
+        for (int64_t begin = 0; begin < whole; begin += 16) /* as much of each row as a line of the cache has */
+            for (int64_t r = 0; r < count; r++) {
+                const char *row = weight + (panel * PANEL + r) * bytes;
+                for (int64_t u = begin; u < begin + 16 && u < whole; u++) memcpy(out + u * PANEL + r, row + u * 4, 4);
+            }
+        if (whole < units)
+            for (int64_t r = 0; r < count; r++)
+                memcpy(out + whole * PANEL + r, weight + (panel * PANEL + r) * bytes + whole * 4, bytes - whole * 4);
+    }
+}
+
+/* y (count, rows) = x (count, columns) W^T + b, with ocelli_linear_floats of room. */
+int64_t ocelli_linear_floats(const Matrix *m, int64_t count) { return input_floats(count, m->columns) + 16; }
+void ocelli_linear(const Matrix *m, const float *x, int64_t count, int64_t threads, float *room, float *y) {
+    Inputs in = inputs_at((float *)(((uintptr_t)room + 63) / 64 * 64), count, m->columns, PRECISE_HALVES);
+    #pragma omp parallel num_threads((int)threads)
+    {
+        int64_t from, to;
+        share(count, &from, &to);
+        set_inputs(in, from, to, x, m->columns);
+        #pragma omp barrier
+        product(*m, in, (Output){y, m->rows, 0});
+    }
+}
+
+/* x (count, columns) = rows `id` of a table. */
+void ocelli_embed(const Matrix *m, const int64_t *id, int64_t count, float *x) {
+    for (int64_t i = 0; i < count; i++) embed(*m, id[i], x + i * m->columns);
+}

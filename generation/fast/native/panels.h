@@ -1,0 +1,419 @@
+/* Products of activations and weights that lie in panels.
+ *
+ * A panel holds PANEL outputs, and for each step along the inner dimension one 32-bit unit of each of them: a float,
+ * two bfloat16 or four int8. A vector of units meets a unit of activations that is the same in all lanes, so every
+ * output is summed by itself, in the order of the inner dimension. However many rows there are, and however they are
+ * grouped, a row's result has the same bits.
+ *
+ * Activations are kept as what the machine multiplies fastest with the weights:
+ *   float weights   floats
+ *   bfloat16        bfloat16 where there are dot products of them (AVX512_BF16), else floats
+ *   int8            unsigned bytes where there are dot products of them (VNNI), one for each activation or two that
+ *                   make 16 bits together; else 16-bit integers. One scale a row.
+ */
+#pragma once
+#include "vectors.h"
+
+#define PANEL (2 * LANES)
+#define UNIT (32 / WEIGHT_BITS) /* weights in a unit */
+
+/* Weights (rows, columns). Rows and columns are padded with zeros in the panels, and rows in the vectors. */
+typedef struct {
+    const uint32_t *panels; /* (ceil(rows / PANEL), ceil(columns / UNIT), PANEL) */
+    const float *scale;     /* (rows,), of int8 weights */
+    const int32_t *sum;     /* (rows,), of int8 weights: the sum of each row */
+    const float *bias;      /* (rows,) or NULL */
+    int64_t rows, columns;
+} Matrix;
+
+static inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+static inline int64_t units_of(int64_t columns) { return (columns + UNIT - 1) / UNIT; }
+static inline int64_t panels_of(Matrix m) { return (m.rows + PANEL - 1) / PANEL; }
+
+/* ----------------------------------------------------------------------------------- one step along the inner dimension
+ *
+ * sums: of the outputs of a piece of a panel. piece: their weights of one step. factor: the activations that meet
+ * them, WORDS 32-bit words. total: what sums become between two blocks of the inner dimension: the sums themselves,
+ * which go on from there (CARRY), or floats that gather exact integer sums of at most SEGMENT units. */
+typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+#if WEIGHT_BITS == 32
+typedef vec sums;
+typedef vec piece;
+typedef vec factor;
+typedef float total;
+#define WORDS 1
+#define CARRY 1
+#define LOAD_PIECE(w, p) load_f32((const float *)(w) + (p) * LANES)
+#define LOAD_FACTOR(x) all(*(const float *)(x))
+#define MULTIPLY_ADD(in, w, s) multiply_add(in, w, s)
+
+#elif WEIGHT_BITS == 16 && defined(__AVX512BF16__)
+#define DOT_BF16 1
+typedef vec sums;
+typedef __m512i piece;
+typedef __m512i factor;
+typedef float total;
+#define WORDS 1
+#define CARRY 1
+#define LOAD_PIECE(w, p) _mm512_loadu_si512((w) + (p) * LANES)
+#define LOAD_FACTOR(x) _mm512_set1_epi32(*(const int *)(x))
+#define MULTIPLY_ADD(in, w, s) (vec)_mm512_dpbf16_ps((__m512)(s), (__m512bh)(w), (__m512bh)(in))
+
+#elif WEIGHT_BITS == 16
+typedef vec sums;
+typedef uvec piece;
+typedef struct { vec even, odd; } factor;
+typedef float total;
+#define WORDS 2
+#define CARRY 1
+#define LOAD_PIECE(w, p) (*(const uvec *)((w) + (p) * LANES))
+#define LOAD_FACTOR(x) ((factor){all(((const float *)(x))[0]), all(((const float *)(x))[1])})
+#define MULTIPLY_ADD(in, w, s) \
+    multiply_add((in).odd, (vec)((w) & 0xffff0000u), multiply_add((in).even, (vec)((w) << 16), s))
+
+#elif defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define DOT_BYTES 1
+typedef __m512i sums;
+typedef __m512i piece;
+typedef __m512i factor;
+typedef int32_t total; /* exact up to 65,000 columns: 255 * 127 for each */
+#define WORDS 1
+#define CARRY 1
+#define LOAD_PIECE(w, p) _mm512_loadu_si512((w) + (p) * LANES)
+#define LOAD_FACTOR(x) _mm512_set1_epi32(*(const int *)(x))
+#define MULTIPLY_ADD(in, w, s) _mm512_dpbusd_epi32(s, in, w)
+
+#elif defined(__AVX2__)
+typedef __m256i sums; /* of four outputs: two lanes each */
+typedef __m256i piece;
+typedef __m256i factor;
+typedef float total;
+#define PIECES 4
+#define WORDS 2
+#define CARRY 0
+#define SEGMENT 256 /* 32767 * 127 * 2 * SEGMENT < 2^31 */
+#define LOAD_PIECE(w, p) _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)((w) + (p) * 4)))
+#define LOAD_FACTOR(x) _mm256_set1_epi64x(*(const long long *)(x))
+#define MULTIPLY_ADD(in, w, s) _mm256_add_epi32(s, _mm256_madd_epi16(w, in))
+
+#else
+typedef ivec sums;
+typedef ivec piece;
+typedef struct { int16_t x[4]; } factor;
+typedef float total;
+#define WORDS 2
+#define CARRY 0
+#define SEGMENT 128 /* 32767 * 127 * 4 * SEGMENT < 2^31 */
+#define LOAD_PIECE(w, p) (*(const ivec *)((w) + (p) * LANES))
+#define LOAD_FACTOR(x) (*(const factor *)(x))
+#define MULTIPLY_ADD(in, w, s) ((s) + ((w) << 24 >> 24) * (in).x[0] + ((w) << 16 >> 24) * (in).x[1] + \
+                                ((w) << 8 >> 24) * (in).x[2] + ((w) >> 24) * (in).x[3])
+#endif
+#ifndef PIECES
+#define PIECES 2
+#endif
+#if CARRY
+#define SEGMENT (INT64_MAX / 4)
+#define BLOCK_UNITS 128 /* of a panel, that stay in the first cache while a block of rows meets them */
+#else
+#define BLOCK_UNITS SEGMENT
+#endif
+#define BLOCK_ROWS 96 /* rows of activations that meet a panel in turn */
+typedef sums sums_at __attribute__((aligned(4), may_alias));
+
+/* What the sums of a panel's pieces leave in out (PANEL,). */
+#if PIECES == 4
+static inline void end_panel(sums a, sums b, sums c, sums d, total *out, int first) {
+    __m256 low = _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8));
+    __m256 high = _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(_mm256_hadd_epi32(c, d), 0xd8));
+    _mm256_storeu_ps(out, first ? low : _mm256_add_ps(_mm256_loadu_ps(out), low));
+    _mm256_storeu_ps(out + 8, first ? high : _mm256_add_ps(_mm256_loadu_ps(out + 8), high));
+}
+#elif CARRY
+static inline void end_panel(sums a, sums b, total *out, int first) {
+    (void)first;
+    ((sums_at *)out)[0] = a;
+    ((sums_at *)out)[1] = b;
+}
+#else
+static inline void end_panel(sums a, sums b, total *out, int first) {
+    vec low = __builtin_convertvector(a, vec), high = __builtin_convertvector(b, vec);
+    if (!first) low += ((vec *)out)[0], high += ((vec *)out)[1];
+    ((vec *)out)[0] = low;
+    ((vec *)out)[1] = high;
+}
+#endif
+
+/* ------------------------------------------------------------------------------------------------------- the kernels
+ *
+ * kernel_R_S: R rows of activations, `stride` words apart, meet S panels, `apart` words apart, over `units` of the
+ * inner dimension. out: totals (R, S, PANEL), rows `out_stride` apart. first: the sums begin here. Sums are named
+ * variables, because GCC 12 keeps an array of them in memory. */
+#define ROWS1(X, S) X(0, S)
+#define ROWS2(X, S) ROWS1(X, S) X(1, S)
+#define ROWS3(X, S) ROWS2(X, S) X(2, S)
+#define ROWS4(X, S) ROWS3(X, S) X(3, S)
+#define ROWS5(X, S) ROWS4(X, S) X(4, S)
+#define ROWS6(X, S) ROWS5(X, S) X(5, S)
+#define ROWS7(X, S) ROWS6(X, S) X(6, S)
+#define ROWS8(X, S) ROWS7(X, S) X(7, S)
+#define ROWS9(X, S) ROWS8(X, S) X(8, S)
+#define ROWS10(X, S) ROWS9(X, S) X(9, S)
+#define ROWS11(X, S) ROWS10(X, S) X(10, S)
+#define ROWS12(X, S) ROWS11(X, S) X(11, S)
+#define STREAMS1(X, r) X(r, 0)
+#define STREAMS2(X, r) STREAMS1(X, r) X(r, 1)
+#define STREAMS3(X, r) STREAMS2(X, r) X(r, 2)
+#define STREAMS4(X, r) STREAMS3(X, r) X(r, 3)
+#define STREAMS6(X, r) STREAMS4(X, r) X(r, 4) X(r, 5)
+
+#define OUT(r, s) (out + (r) * out_stride + (s) * PANEL)
+#define BEGIN(name, r, s, p) sums name = CARRY && !first ? ((const sums_at *)OUT(r, s))[p] : (sums){0};
+#if PIECES == 4
+#define BEGIN_PANEL(r, s) BEGIN(a##r##_##s, r, s, 0) BEGIN(b##r##_##s, r, s, 1) BEGIN(c##r##_##s, r, s, 2) \
+    BEGIN(d##r##_##s, r, s, 3)
+#define LOAD_PANEL(r, s) piece wa##s = LOAD_PIECE(w + s * apart, 0), wb##s = LOAD_PIECE(w + s * apart, 1), \
+    wc##s = LOAD_PIECE(w + s * apart, 2), wd##s = LOAD_PIECE(w + s * apart, 3);
+#define ADD_PANEL(r, s) \
+    a##r##_##s = MULTIPLY_ADD(in, wa##s, a##r##_##s); b##r##_##s = MULTIPLY_ADD(in, wb##s, b##r##_##s); \
+    c##r##_##s = MULTIPLY_ADD(in, wc##s, c##r##_##s); d##r##_##s = MULTIPLY_ADD(in, wd##s, d##r##_##s);
+#define END_PANEL(r, s) end_panel(a##r##_##s, b##r##_##s, c##r##_##s, d##r##_##s, OUT(r, s), first);
+#else
+#define BEGIN_PANEL(r, s) BEGIN(a##r##_##s, r, s, 0) BEGIN(b##r##_##s, r, s, 1)
+#define LOAD_PANEL(r, s) piece wa##s = LOAD_PIECE(w + s * apart, 0), wb##s = LOAD_PIECE(w + s * apart, 1);
+#define ADD_PANEL(r, s) \
+    a##r##_##s = MULTIPLY_ADD(in, wa##s, a##r##_##s); b##r##_##s = MULTIPLY_ADD(in, wb##s, b##r##_##s);
+#define END_PANEL(r, s) end_panel(a##r##_##s, b##r##_##s, OUT(r, s), first);
+#endif
+#define BEGIN_ROW(r, S) STREAMS##S(BEGIN_PANEL, r)
+#define ADD_ROW(r, S) { factor in = LOAD_FACTOR(x + r * stride + k * WORDS); STREAMS##S(ADD_PANEL, r) }
+#define END_ROW(r, S) STREAMS##S(END_PANEL, r)
+#define KERNEL(R, S) \
+    static __attribute__((noinline)) void kernel_##R##_##S(const uint32_t *x, int64_t stride, const uint32_t *w, \
+            int64_t apart, int64_t units, int first, total *out, int64_t out_stride) { \
+        (void)apart; \
+        ROWS##R(BEGIN_ROW, S) \
+        for (int64_t k = 0; k < units; k++, w += PANEL) { STREAMS##S(LOAD_PANEL, 0) ROWS##R(ADD_ROW, S) } \
+        ROWS##R(END_ROW, S) \
+    }
+
+/* As many sums as fit into registers. The kernels of several panels read memory in several places at once: it gives
+ * a core a third more for six streams than for one. FEW: (rows, panels) for at most MOST_FEW rows; else one panel. */
+#if LANES == 16
+#define MOST_ROWS 12
+#define MOST_FEW 6
+#define EACH_SINGLE(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
+#define EACH_FEW(X) X(1, 6) X(2, 6) X(3, 4) X(4, 3) X(5, 2) X(6, 2)
+#elif PIECES == 4
+#define MOST_ROWS 3
+#define MOST_FEW 1
+#define EACH_SINGLE(X) X(1) X(2) X(3)
+#define EACH_FEW(X) X(1, 3)
+#elif WORDS == 2
+#define MOST_ROWS 4
+#define MOST_FEW 2
+#define EACH_SINGLE(X) X(1) X(2) X(3) X(4)
+#define EACH_FEW(X) X(1, 6) X(2, 2)
+#else
+#define MOST_ROWS 6
+#define MOST_FEW 3
+#define EACH_SINGLE(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#define EACH_FEW(X) X(1, 6) X(2, 3) X(3, 2)
+#endif
+#define MOST_STREAMS 6
+#define DEFINE_SINGLE(R) KERNEL(R, 1)
+EACH_SINGLE(DEFINE_SINGLE)
+EACH_FEW(KERNEL)
+
+typedef void (*Kernel)(const uint32_t *, int64_t, const uint32_t *, int64_t, int64_t, int, total *, int64_t);
+#define NAME_SINGLE(R) kernel_##R##_1,
+static const Kernel single_panel[] = {0, EACH_SINGLE(NAME_SINGLE)};
+#define NAME_FEW(R, S) kernel_##R##_##S,
+#define STREAMS_FEW(R, S) S,
+static const Kernel few_rows[] = {0, EACH_FEW(NAME_FEW)};
+static const int few_streams[] = {0, EACH_FEW(STREAMS_FEW)};
+
+/* --------------------------------------------------------------------------------------------------- activations */
+
+/* Rows of activations as the kernels take them: `tokens` of them, each `halves` rows `stride` words apart. Only with
+ * DOT_BYTES there can be two halves of a token: high and low bytes of 16-bit integers. */
+typedef struct {
+    uint32_t *x;
+    float *scale; /* (tokens,) */
+    int64_t tokens, stride;
+    int halves;
+} Inputs;
+
+#if defined(DOT_BYTES)
+#define PRECISE_HALVES 2
+#else
+#define PRECISE_HALVES 1
+#endif
+
+/* Words from row to row: not a multiple of a page, in which all rows would fall on the same lines of the cache. */
+static inline int64_t input_stride(int64_t columns) { return round_up(units_of(columns) * WORDS, 16) + 16; }
+
+/* Inputs in memory that the caller has; input_floats(tokens, columns) of it. */
+static inline int64_t input_floats(int64_t tokens, int64_t columns) {
+    return round_up(tokens, 16) + tokens * PRECISE_HALVES * input_stride(columns);
+}
+static inline Inputs inputs_at(float *room, int64_t tokens, int64_t columns, int halves) {
+    return (Inputs){(uint32_t *)(room + round_up(tokens, 16)), room, tokens, input_stride(columns), halves};
+}
+
+/* x (columns,) as the inputs of one token. */
+static void set_input(Inputs in, int64_t token, const float *x, int64_t columns) {
+    uint32_t *row = in.x + token * in.halves * in.stride;
+#if WEIGHT_BITS == 8
+    float largest = largest_of(x, columns, 1);
+#if defined(DOT_BYTES)
+    const float most = in.halves == 2 ? 32767.0f : 127.0f;
+#else
+    const float most = 32767.0f;
+#endif
+    int64_t padded = units_of(columns) * UNIT;
+    int known = largest <= FLT_MAX; /* NaN and infinity keep their meaning: all outputs become NaN */
+    float by = known && largest > 0 ? most / largest : 0;
+    in.scale[token] = known ? largest / most : NAN;
+#if defined(DOT_BYTES)
+    uint8_t *high = (uint8_t *)row, *low = (uint8_t *)(row + in.stride);
+    memset(high + columns, 128, padded - columns);
+    if (in.halves == 2) {
+        memset(low + columns, 0, padded - columns);
+        for (int64_t i = 0; i < columns; i++) {
+            uint32_t value = (uint32_t)((known ? (int32_t)nearbyintf(x[i] * by) : 0) + 32768);
+            high[i] = (uint8_t)(value >> 8);
+            low[i] = (uint8_t)value;
+        }
+    } else
+        for (int64_t i = 0; i < columns; i++) high[i] = (uint8_t)((known ? (int32_t)nearbyintf(x[i] * by) : 0) + 128);
+#else
+    int16_t *out = (int16_t *)row;
+    for (int64_t i = 0; i < columns; i++) out[i] = known ? (int16_t)(int32_t)nearbyintf(x[i] * by) : 0;
+    for (int64_t i = columns; i < padded; i++) out[i] = 0;
+#endif
+#elif defined(DOT_BF16)
+    uint16_t *out = (uint16_t *)row;
+    int64_t i = 0;
+    for (; i + LANES <= columns; i += LANES) store_bf16(out + i, load_f32(x + i));
+    for (; i < columns; i++) out[i] = float_to_bf16(x[i]);
+    if (columns % 2) out[columns] = 0;
+#else
+    memcpy(row, x, columns * sizeof(float));
+    if (UNIT == 2 && columns % 2) ((float *)row)[columns] = 0;
+#endif
+}
+
+/* The inputs of tokens [from, to) out of all of them, x (tokens, columns). */
+static void set_inputs(Inputs in, int64_t from, int64_t to, const float *x, int64_t columns) {
+    for (int64_t i = from; i < to; i++) set_input(in, i, x + i * columns, columns);
+}
+
+/* Row `id` of a table, (columns,). */
+static void embed(Matrix m, int64_t id, float *x) {
+    const uint32_t *unit = m.panels + id / PANEL * units_of(m.columns) * PANEL + id % PANEL;
+    for (int64_t i = 0; i < m.columns; i++) {
+        uint32_t bits = unit[i / UNIT * PANEL];
+#if WEIGHT_BITS == 32
+        memcpy(x + i, &bits, 4);
+#elif WEIGHT_BITS == 16
+        x[i] = bf16_to_float((uint16_t)(bits >> i % 2 * 16));
+#else
+        x[i] = (float)(int8_t)(bits >> i % 4 * 8) * m.scale[id];
+#endif
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- products */
+
+/* What becomes of the outputs (tokens, rows) of a product. */
+typedef struct {
+    float *y;
+    int64_t stride; /* from token to token */
+    int add;        /* add to what is there */
+} Output;
+
+/* Totals of one token, its halves `half` apart, become outputs of one panel. */
+static inline __attribute__((always_inline)) void finish(Matrix m, Inputs in, int64_t token, int64_t panel,
+                                                         const total *c, int64_t half, Output out) {
+    int64_t column = panel * PANEL, left = m.rows - column;
+    vec value[2];
+    for (int p = 0; p < 2; p++) {
+#if defined(DOT_BYTES)
+        ivec high = ((const ivec *)c)[p] - (((const ivec *)(m.sum + column))[p] << 7);
+        value[p] = __builtin_convertvector(high, vec);
+        if (in.halves == 2)
+            value[p] = multiply_add(value[p], all(256.0f), __builtin_convertvector(((const ivec *)(c + half))[p], vec));
+#else
+        (void)half, (void)in;
+        value[p] = ((const vec *)c)[p];
+#endif
+#if WEIGHT_BITS == 8
+        value[p] *= load_f32(m.scale + column + p * LANES) * in.scale[token];
+#endif
+        if (m.bias) value[p] += load_f32(m.bias + column + p * LANES);
+    }
+    float *y = out.y + token * out.stride + column;
+    if (left >= PANEL) {
+        for (int p = 0; p < 2; p++) {
+            if (out.add) value[p] += load_f32(y + p * LANES);
+            *(vec *)(y + p * LANES) = value[p];
+        }
+    } else
+        for (int64_t i = 0; i < left; i++) y[i] = (out.add ? y[i] : 0.0f) + value[i / LANES][i % LANES];
+}
+
+/* The share of `count` that is this thread's. */
+static inline void share(int64_t count, int64_t *from, int64_t *to) {
+    int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
+    *from = count * me / threads;
+    *to = count * (me + 1) / threads;
+}
+
+/* Panels [from, from + panels) and those `apart` panels further on, `streams` times, for few rows. */
+static void walk_panels(Matrix m, Inputs in, int64_t from, int64_t panels, int64_t apart, int streams, Kernel kernel,
+                        Output out) {
+    total c[MOST_ROWS * MOST_STREAMS * PANEL] __attribute__((aligned(64)));
+    int64_t units = units_of(m.columns), width = streams * PANEL;
+    for (int64_t panel = from; panel < from + panels; panel++) {
+        const uint32_t *w = m.panels + panel * units * PANEL;
+        for (int64_t k = 0; k < units; k += SEGMENT)
+            kernel(in.x + k * WORDS, in.stride, w + k * PANEL, apart * units * PANEL,
+                   units - k < SEGMENT ? units - k : SEGMENT, k == 0, c, width);
+        for (int64_t t = 0; t < in.tokens; t++)
+            for (int s = 0; s < streams; s++)
+                finish(m, in, t, panel + s * apart, c + t * in.halves * width + s * PANEL, width, out);
+    }
+}
+
+/* Whether each thread makes the same outputs of every matrix of one shape. */
+static inline int evenly_shared(Inputs in) { return in.tokens * in.halves <= MOST_FEW; }
+
+/* y = x W^T + b: all threads of a parallel region call it, and it does not wait for the others at its end. */
+static void product(Matrix m, Inputs in, Output out) {
+    int64_t rows = in.tokens * in.halves, panels = panels_of(m), units = units_of(m.columns), from, to;
+    if (evenly_shared(in)) {
+        share(panels, &from, &to);
+        int streams = few_streams[rows];
+        int64_t apart = (to - from) / streams, rest = from + apart * streams;
+        walk_panels(m, in, from, apart, apart, streams, few_rows[rows], out);
+        walk_panels(m, in, rest, to - rest, 0, 1, single_panel[rows], out);
+        return;
+    }
+    int64_t most = MOST_ROWS / in.halves * in.halves; /* a token's halves stay together */
+    int64_t block = BLOCK_ROWS, blocks = (rows + block - 1) / block;
+    total c[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
+    #pragma omp for schedule(dynamic) nowait
+    for (int64_t unit = 0; unit < blocks * panels; unit++) {
+        int64_t panel = unit % panels, first = unit / panels * block, count = rows - first < block ? rows - first : block;
+        const uint32_t *w = m.panels + panel * units * PANEL;
+        for (int64_t k = 0; k < units; k += BLOCK_UNITS)
+            for (int64_t r = 0; r < count; r += most)
+                single_panel[count - r < most ? count - r : most](
+                    in.x + (first + r) * in.stride + k * WORDS, in.stride, w + k * PANEL, 0,
+                    units - k < BLOCK_UNITS ? units - k : BLOCK_UNITS, k == 0, c + r * PANEL, PANEL);
+        for (int64_t r = 0; r < count; r += in.halves)
+            finish(m, in, (first + r) / in.halves, panel, c + r * PANEL, PANEL, out);
+    }
+}

@@ -1,0 +1,250 @@
+"""Tokens that are proposed and verified together are those that would have come one at a time."""
+
+import random
+
+import pytest
+import torch
+
+from generation.fast.native.step import NativeStep
+from generation.options import NotFiniteError
+from generation.session import Session
+from generation.speculation import MOST, PromptLookup, Proposer, WhilePaying
+from generation.steps import EagerStep
+from tests.invariants import fast_step
+from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
+from tests.tiny import IMAGE_ID, VOCAB
+
+
+class Counted:
+    """A step that counts: `calls` lists the positions of each pass. Chunks are those of the step, or single
+    steps one after another."""
+
+    def __init__(self, step, stepwise: bool = False):
+        self._step, self._stepwise, self.same_bits, self.calls = step, stepwise, True, []
+
+    def __call__(self, token_ids, kv_cache, start_pos):
+        self.calls.append(1)
+        return self._step(token_ids, kv_cache, start_pos)
+
+    def chunk(self, token_ids, kv_cache, start_pos):
+        self.calls.append(token_ids.shape[1])
+        if not self._stepwise:
+            return self._step.chunk(token_ids, kv_cache, start_pos)
+        columns = enumerate(token_ids.split(1, 1))
+        return torch.stack([self._step(ids, kv_cache, start_pos + place) for place, ids in columns], 1)
+
+
+def stepwise(vlm) -> Counted:
+    return Counted(EagerStep(vlm.language_model), stepwise=True)
+
+
+@pytest.fixture(scope="module", params=["stepwise", "eager", "native"])
+def way(request) -> tuple:
+    """(a model, what makes a step of it)."""
+    vlm = tiny_vlm()
+    if request.param == "stepwise":
+        return vlm, stepwise
+    step = fast_step(vlm, NativeStep) if request.param == "native" else EagerStep(vlm.language_model)
+    return vlm, lambda _: Counted(step)
+
+
+class Guess(Proposer):
+    """Proposes by a rule: (ids so far) -> ids."""
+
+    def __init__(self, rule):
+        self._rule, self._ids = rule, []
+
+    def propose(self, new_ids):
+        self._ids += new_ids
+        return self._rule(self._ids)
+
+
+@pytest.fixture(scope="module")
+def vlm():
+    return tiny_vlm()
+
+
+REPEATING = [*words(1, 9), ImageBlock(1), *words(2, 3), *words(2, 3), *words(1, 9)]
+SAMPLINGS = {
+    "greedy": {},
+    "filters": {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "seed": 5},
+    "penalty": {"temperature": 0.7, "repetition_penalty": 1.3, "seed": 2},
+    "greedy with a penalty": {"repetition_penalty": 1.1},
+}
+
+
+def outputs(way, prompt, proposer=None, **options):
+    """(output without proposals, output with), of the same tokens."""
+    vlm, make_step = way
+    step, single = make_step(vlm), make_step(vlm)
+    plain = vlm.generate_detailed(**inputs_of(prompt), lookup="off", decode_step=single, **options)
+    assert plain.decode_steps == len(single.calls) == sum(single.calls)
+    with pytest.MonkeyPatch.context() as patch:
+        if proposer is not None:
+            patch.setattr("generation.decoding.prompt_lookup", lambda *_: proposer)
+        offered = vlm.generate_detailed(**inputs_of(prompt), lookup="on", decode_step=step, **options)
+    assert offered.rows() == plain.rows() and offered.stop_reasons == plain.stop_reasons
+    assert offered.decode_steps == len(step.calls) == plain.decode_steps - offered.accepted_tokens
+    assert offered.proposed_tokens == sum(step.calls) - len(step.calls)
+    return plain, offered
+
+
+def guesses(answer: list[int]) -> dict:
+    """Rules of proposers that know the answer, and use it or not."""
+    chance = random.Random(0)
+
+    def mixed(ids):
+        return [
+            chance.choice((token_id, 3)) for token_id in answer[len(ids) : len(ids) + chance.randrange(9)]
+        ]
+
+    return {
+        "right": lambda ids: answer[len(ids) : len(ids) + 4],
+        "wrong": lambda ids: [(token_id + 1) % VOCAB for token_id in [*answer, 0][len(ids) :][:4]],
+        "right and more": lambda ids: answer[len(ids) :] + [7] * 50,
+        "by chance": mixed,
+        "none": lambda ids: [],
+    }
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("guess", guesses([]))
+def test_tokens_are_those_of_single_steps(way, sampling, guess):
+    options = SAMPLINGS[sampling] | {"max_new_tokens": 30}
+    free = way[0].generate(**inputs_of(REPEATING), **options, **NO_STOP)[0].tolist()
+    for stop_ids in [(), (free[0],), (free[7],), (free[17], free[25])]:
+        proposer = Guess(guesses(free)[guess])
+        plain, offered = outputs(way, REPEATING, proposer, stop_token_ids=stop_ids, **options)
+        if guess == "right":
+            assert offered.decode_steps == -(-plain.decode_steps // 5)
+        if guess in ("wrong", "none"):
+            assert offered.accepted_tokens == 0
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("new", [1, 2, 3, 10, 40])
+def test_looked_up_tokens_are_those_of_single_steps(way, sampling, new):
+    for seed in range(5):
+        prompt = [*words(seed, 12), ImageBlock(seed), *words(seed, 12)]
+        outputs(way, prompt, max_new_tokens=new, **SAMPLINGS[sampling])
+
+
+def test_the_context_may_end_with_the_answer(way):
+    vlm = way[0]
+    room = vlm.config.text.max_position_embeddings - len(words(1, 350))
+    answer = vlm.generate(**inputs_of(words(1, 350)), max_new_tokens=room, **NO_STOP)[0].tolist()
+    _, offered = outputs(
+        way, words(1, 350), Guess(lambda ids: answer[len(ids) :][:7]), max_new_tokens=room, **NO_STOP
+    )
+    assert offered.accepted_tokens > room / 2
+
+
+def test_a_session_goes_on_after_proposals(way):
+    """Also where a streamed answer was left in the middle of what was verified together."""
+    vlm, make_step = way
+    fast, plain = Session(vlm), Session(vlm)
+    for leave_after in (None, 1, 4, 6, None):
+        history = words(3, 20)
+        for turn in range(4):
+            options = {"max_new_tokens": 12, "temperature": 0.8, "top_k": 20, "seed": turn, **NO_STOP}
+            expected = plain.generate(**inputs_of(history), **options, lookup="off")[0].tolist()
+            stream = fast.generate_stream(
+                **inputs_of(history), **options, lookup="on", decode_step=make_step(vlm)
+            )
+            got = []
+            for token in stream:
+                got.append(int(token))
+                if len(got) == leave_after:
+                    break
+            assert got == expected[:leave_after]
+            history = [*history, *expected, *words(turn, 5), *expected[2:9]]
+
+
+def test_several_rows_have_no_proposals(vlm):
+    rows = inputs_of(REPEATING)
+    for inputs, answers in [(rows, 2), ({name: torch.cat((x, x)) for name, x in rows.items()}, 1)]:
+        found = vlm.generate_detailed(
+            **inputs, max_new_tokens=20, num_return_sequences=answers, lookup="on", decode_step=stepwise(vlm)
+        )
+        assert found.proposed_tokens == found.accepted_tokens == 0
+
+
+def test_logits_that_are_not_finite_are_reported_for_their_token(vlm):
+    class Breaks(Counted):
+        def chunk(self, *arguments):
+            logits = super().chunk(*arguments)
+            logits[:, 2:] = torch.nan
+            return logits
+
+    step = Breaks(EagerStep(vlm.language_model))
+    answer = vlm.generate(**inputs_of(REPEATING), max_new_tokens=9, **NO_STOP)[0].tolist()
+    for options in ({}, NO_STOP):
+        right = Guess(lambda ids: answer[len(ids) :][:4])
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(NotFiniteError) as failed:
+            patch.setattr("generation.decoding.prompt_lookup", lambda *_, right=right: right)
+            vlm.generate(**inputs_of(REPEATING), max_new_tokens=9, decode_step=step, **options)
+        assert failed.value.token == 4  # one from the prompt's logits, then two
+
+
+# ------------------------------------------------------------------------------------- what is proposed
+
+
+def propose(prompt: list[int], *new_ids: list[int]) -> list[int]:
+    lookup = PromptLookup(torch.tensor(prompt), IMAGE_ID)
+    return [lookup.propose(ids) for ids in new_ids][-1]
+
+
+def test_what_followed_the_longest_and_latest_match_is_proposed():
+    assert propose([1, 2, 3, 4, 5, 9, 2, 3, 7, 8], [6, 2, 3])[:2] == [7, 8]
+    assert propose([1, 2, 3, 4, 5, 9, 2, 3, 7, 8], [1, 2, 3])[:2] == [4, 5]
+    assert propose([1, 2, 3], [8, 9, 8, 9]) == [8, 9] * (MOST // 2)
+    assert propose([1, 2, 3], [4], [5], [4, 5])[:2] == [4, 5]
+    assert propose([1, 2, 3], [3], [1]) == propose([], [1]) == propose([], [1, 2]) == []
+
+
+def test_images_are_neither_matched_nor_proposed():
+    image = [IMAGE_ID] * 4
+    assert propose([*image, *image, 1, *image], image) == []
+    assert propose([1, 2, 3, 4, *image, 5], [1, 2]) == [3, 4]
+    assert propose([1, 2, *image, 5], [1, 2]) == []
+
+
+# ----------------------------------------------------------------------------------------- while it pays
+
+
+def simulate(cost, right, count=300) -> float:
+    """Times as fast as single steps, of `count` tokens with 8 ids proposed for each pass.
+
+    Args:
+        cost: positions of a pass -> its time in single steps.
+        right: number of a token -> whether it was proposed rightly.
+    """
+    proposer, done, spent = WhilePaying(Guess(lambda ids: [0] * MOST)), 1, 0.0
+    new_ids = [0]
+    while done < count:
+        offered = len(proposer.propose(new_ids)[: count - done - 1])
+        seconds = cost(1 + offered)
+        proposer.observe(1 + offered, 1e-3 * seconds)
+        accepted = next((n for n in range(offered) if not right(done + n)), offered)
+        new_ids, done, spent = [0] * (1 + accepted), done + 1 + accepted, spent + seconds
+    return (count - 1) / spent
+
+
+@pytest.mark.parametrize("each", [0.05, 0.2, 0.6])
+@pytest.mark.parametrize("count", [40, 100, 1000])
+def test_wrong_proposals_cost_at_most_a_fiftieth(each, count):
+    for share in (0, 0.05, 0.1, 0.2):
+        chance = random.Random(1)
+        right = [chance.random() < share for _ in range(count)]
+        assert simulate(lambda n: 1 + each * (n - 1), right.__getitem__, count) >= 0.98
+
+
+@pytest.mark.parametrize("each", [0.05, 0.2, 0.35])
+def test_right_proposals_pay(each):
+    assert simulate(lambda n: 1 + each * (n - 1), lambda _: True) >= 1.5
+    assert simulate(lambda n: 1 + each * (n - 1), lambda n: n % 100 > 30) >= 1.3
+
+
+def test_dear_passes_are_not_made():
+    """Such as those of a step that computes each position by itself."""
+    assert simulate(lambda n: float(n), lambda _: True) >= 0.98
