@@ -88,7 +88,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--precisions: int8 runs on a CPU only")
     settings.systems = settings.systems or list(SYSTEMS)
     limit = SHAPES[settings.shape].text.max_position_embeddings
-    fitting = [tiles for tiles in settings.tiles if tiles > 0 and prompt_tokens(settings.shape, tiles) < limit]
+    fitting = [
+        tiles for tiles in settings.tiles if tiles > 0 and prompt_tokens(settings.shape, tiles) < limit
+    ]
     if not fitting or fitting != settings.tiles:
         parser.error(f"--tiles: expected numbers of tiles that fit {limit} positions, got {settings.tiles}")
     return settings
@@ -147,7 +149,9 @@ def make_handler(setup: dict) -> Handler:
     return handle
 
 
-def make_rows(settings: argparse.Namespace, setups: list[dict], replies: list[list[list[dict]]]) -> list[dict]:
+def make_rows(
+    settings: argparse.Namespace, setups: list[dict], replies: list[list[list[dict]]]
+) -> list[dict]:
     """Medians of every system that is still there, for each number of tiles."""
     rows = []
     for setup, own in zip(setups, replies, strict=True):

@@ -230,7 +230,10 @@ class OpenVINO:
                 data = nncf.Dataset([tile.numpy() for tile in tiles])
                 kind = nncf.ModelType.TRANSFORMER
                 model = nncf.quantize(model, data, subset_size=len(tiles), model_type=kind)
-        hints = {"float32": {"INFERENCE_PRECISION_HINT": "f32"}, "bfloat16": {"INFERENCE_PRECISION_HINT": "bf16"}}
+        hints = {
+            "float32": {"INFERENCE_PRECISION_HINT": "f32"},
+            "bfloat16": {"INFERENCE_PRECISION_HINT": "bf16"},
+        }
         options = {"INFERENCE_NUM_THREADS": setup["threads"], **hints.get(precision, {})}
         compiled = openvino.compile_model(model, "CPU", options)
         self._request = compiled.create_infer_request()

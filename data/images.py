@@ -451,6 +451,16 @@ class TiledImage:
     name: str
 
 
+def whole_alone(images: ImageRules, tiled: TiledImage) -> TiledImage | None:
+    """The image as it is where images are not cut, from the tile that shows all of it; None if no tile does."""
+    if len(tiled.tiles) == 1:
+        return tiled
+    if len(tiled.tiles) != tiled.rows * tiled.columns + 1:
+        return None
+    whole = tiled.tiles[:1] if images.whole_first else tiled.tiles[-1:]
+    return TiledImage(whole, *images.uncut, tiled.name)
+
+
 def check_sizes(images: ImageRules) -> None:
     """Refuse, with a ProcessorError, numbers that memory is asked for by and that no real checkpoint has."""
     for what, got, most in (

@@ -35,6 +35,7 @@ class NanoVLMImages:
 
     string_content = True
     whole_first = True
+    uncut = 1, 1
     flat = True
     resizes = True
 

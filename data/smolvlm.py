@@ -48,6 +48,7 @@ class IdeficsImages:
     string_content = False
     add_special_tokens = True
     whole_first = False  # among the tiles of an image that is split
+    uncut = 0, 0  # rows and columns of an image that is not
     flat = False  # tiles are padded per row: (B, n, 3, M, M) with a pixel mask, as transformers gives them
 
     def __init__(self, settings: Mapping[str, Any], tokens_per_tile: int = _TOKENS_PER_TILE):

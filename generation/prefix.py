@@ -71,6 +71,11 @@ class FeatureCache:
         """Tiles kept."""
         return len(self._features)
 
+    def missing(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Which of these `tile_digests` would have to be encoded."""
+        with self._lock:
+            return set(digests) - self._features.keys()
+
     def clear(self) -> None:
         with self._lock:
             self._features.clear()

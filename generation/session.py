@@ -140,10 +140,16 @@ class Session:
         starts, or at a `reset`, cannot be resumed.
         """
         options = with_overrides(options, overrides, self.model.config.eos_token_ids)
+        inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
+        return self.stream_prompt(read_prompt(self.model, *inputs, options.max_new_tokens), options)
+
+    def stream_prompt(
+        self, prompt: KeyedPrompt, options: GenerationOptions, proposer: Proposer | None = None
+    ) -> TokenStream:
+        """`generate_stream` of a prompt that was read with these options' `max_new_tokens`. `proposer` stands
+        in for what the options would have propose tokens (see `generation.speculation`)."""
         if not options.use_cache:
             raise ValueError("a session is a kept cache: for use_cache=False, call the model's generate")
-        inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
-        prompt = read_prompt(self.model, *inputs, options.max_new_tokens)
         answers, room = options.num_return_sequences, len(prompt) + options.max_new_tokens - 1
         with self._lock:
             own = kv.round_up(room if answers == 1 else len(prompt), kv.STEP)
@@ -151,7 +157,13 @@ class Session:
             if answers > 1:
                 caches.append((answers, room))
             check_caches_fit(self.model.language_model, caches, held=self.kv_cache_bytes)
-        return TokenStream(self._locked(self._answer(prompt, options)))
+        return TokenStream(self._locked(self._answer(prompt, options, proposer)))
+
+    def reusable(self, prompt: KeyedPrompt) -> int:
+        """How many positions of a prompt the cache holds. The last one is always computed, because its logits
+        are not kept."""
+        with self._lock:
+            return min(*self._slots.filled_in_common(prompt.keys), len(prompt) - 1)
 
     def _locked(
         self, steps: Generator[Tensor, None, SessionOutput]
@@ -170,7 +182,7 @@ class Session:
                 steps.close()
 
     def _answer(
-        self, prompt: KeyedPrompt, options: GenerationOptions
+        self, prompt: KeyedPrompt, options: GenerationOptions, proposer: Proposer | None
     ) -> Generator[Tensor, None, SessionOutput]:
         """Yield (N,) ids: prefill what is new, then decode, noting what goes into the cache."""
         model, answers, slots, length = self.model, options.num_return_sequences, self._slots, len(prompt)
@@ -182,8 +194,7 @@ class Session:
             slots.append(0, ids)
         watch = Stopwatch(model.device)
         with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
-            # The last position is always computed, because its logits are not kept.
-            reused = min(*slots.filled_in_common(prompt.keys), length - 1)
+            reused = self.reusable(prompt)
             embeddings, encoded = embed_rest(model, self.feature_cache, prompt, reused)
             watch.lap("vision")
             slots.reserve(length)

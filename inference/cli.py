@@ -39,12 +39,13 @@ _SUFFIX = re.compile(
 )
 # Options of generate.py, what they cannot be combined with, and what needs them.
 _ALONE = {
-    "batch": {"images", "questions", "no_image", "json", "no_cache", "chat", "show_attention"},
+    "batch": {"images", "questions", "no_image", "json", "no_cache", "chat", "show_attention", "draft"},
     "chat": {"json", "num_answers", "no_cache", "show_attention"},
     "show_attention": {"no_image", "num_answers", "second_question"},
     "no_image": {"images"},
     "compile_on": {"no_cache"},
     "lookup_on": {"no_cache", "num_answers", "batch"},
+    "draft": {"no_cache", "num_answers"},
 }
 _BELONG = {"batch": {"out", "batch_size"}, "show_attention": {"method", "layers", "heads", "window"}}
 _ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
@@ -200,6 +201,11 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
         help="look the next tokens up where the last ones stood before, and verify several in one pass; auto "
         "(default): with the compiled step on a CPU (same tokens), as long as it pays",
     )
+    sooner = (
+        "while the tiles of an image are encoded, show in grey what the model says about it as a whole; the "
+    )
+    sooner += "answer, which takes its place, is the same as without (default: off)"
+    add("--draft", action=argparse.BooleanOptionalAction, default=False, help=sooner)
 
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object per question")
@@ -373,6 +379,11 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
     if result.get("proposed_tokens"):
         rows["lookup"] = (
             f"{result['accepted_tokens']} of {result['proposed_tokens']} proposed tokens accepted"
+        )
+    if draft := result.get("draft"):
+        right = f"{draft['accepted']} of {draft['tokens']} tokens right"
+        rows["draft"] = (
+            f"{draft['draft_seconds']:.3f} s, first token {draft['first_token_seconds']:.3f} s, {right}"
         )
     rows |= more
     width = max(map(len, rows))

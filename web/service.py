@@ -45,6 +45,7 @@ BURST = 0.02  # seconds of work before it is the next one's turn
 REDRAW = 0.1  # an answer is shown anew at most this often
 ALIVE = 1.0  # while nothing happens, a view is given this often: it fails where the visitor has gone
 FEATURE_BYTES = 64 * 2**20  # of images' features, kept for each model
+DRAFT = -1  # in place of the number of an answer: a piece of the draft
 STOPPED = "Stopped before the first word."
 _FOR_PROGRAMS = re.compile(r" or raise ImageLimits\.\w+")
 
@@ -80,6 +81,7 @@ class AskRequest:
     images: uploaded files on this machine.
     seed: None draws one.
     remember: whether earlier questions about the same images stand before this one.
+    draft: whether a single answer may be drafted from the whole image while its tiles are encoded.
     """
 
     images: tuple[str, ...]
@@ -93,6 +95,7 @@ class AskRequest:
     max_new_tokens: int = 256
     seed: int | None = None
     remember: bool = False
+    draft: bool = False
 
     def options(self, limits: ServiceLimits) -> GenerationOptions:
         """The options of the answer. Raises RequestError."""
@@ -116,7 +119,9 @@ class Exchange:
 
     images: those that the question before did not have.
     stop_reasons: of each answer, once all have ended: stop, length, context or stopped.
-    stats: see `TurnReply.finish`; "first_words" is the time from the question to them, in seconds.
+    stats: see `TurnReply.finish`; "first_words" is the time from the question to them, in seconds, and
+        "drafted_words" that to the draft's.
+    draft: what is shown until an answer begins.
     """
 
     request: AskRequest
@@ -124,6 +129,7 @@ class Exchange:
     answers: list[str]
     stop_reasons: list[str] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
+    draft: str = ""
 
 
 @dataclass(frozen=True)
@@ -315,7 +321,10 @@ class Service:
             async with aclosing(self.run(visitor, steps)) as bursts:
                 async for pieces, place in bursts:
                     for number, piece in pieces:
-                        exchange.answers[number] += piece
+                        if number == DRAFT:
+                            exchange.draft += piece
+                        else:
+                            exchange.answers[number] += piece
                     yield View(visitor.log, queue_notice(place), busy=True)
         finally:
             exchange.stop_reasons = exchange.stats.get("stop_reasons", [])
@@ -345,8 +354,13 @@ class Service:
                 images.append(conversation.image(self.load(image)))
                 yield None
         visitor.conversation = conversation
-        with conversation.send(request.question, images, options) as reply:
+        draft = request.draft and request.answers == 1
+        with conversation.send(request.question, images, options, draft) as reply:
             try:
+                for piece in reply.draft():
+                    if piece:
+                        stats.setdefault("drafted_words", time.perf_counter() - began)
+                    yield (DRAFT, piece) if piece else None
                 for number, piece in reply.steps():
                     if piece:
                         stats.setdefault("first_words", time.perf_counter() - began)
