@@ -120,8 +120,8 @@ def make_points(settings: argparse.Namespace) -> list[tuple[int, int]]:
 
 
 def make_jobs(settings: argparse.Namespace, setup: dict) -> list[dict]:
-    """Every context with every number of rows, few rows first: what many leave in the allocator would count as
-    memory of few."""
+    """Every context with every number of rows, few rows first: what many leave in the allocator would count
+    as memory of few."""
     jobs = [
         {"tokens": settings.tokens, "batch": batch, "tiles": tiles, "context": context}
         for batch in sorted(settings.batch)

@@ -5,15 +5,21 @@
     python -m benchmarks.first_token --quick
     python -m benchmarks.first_token --save first-token-cpu && python -m benchmarks.picture first-token-cpu
 
-Ocelli with the steps that a user gets, its eager reference, transformers, and, where requirements-bench.txt is
-installed, OpenVINO and llama.cpp. OpenVINO has the vision tower and the projector alone, llama.cpp the
-language model alone, whose prompt is as long: what they lack is a dash. "prepare" is a photograph of 12
-megapixels read and cut, beside Pillow alone doing what must be done; it comes on top of the first token, which
-counts from the model's inputs. "vision" is the tower and the projector, "prefill" the language model up to
-the first logits, "draft" the first word of a draft where one is made. "alike" is the least cosine between a
-position's features and those of our eager float32 tower. Weights are random and the same, shapes real, and no
-image comes twice. Each system runs in a process of its own, all in turn, medians are shown, the last line is
-JSON.
+Ocelli with the steps that a user gets, its eager reference, transformers, and, where requirements-bench.txt
+is installed, OpenVINO and llama.cpp. OpenVINO has the vision tower and the projector alone, llama.cpp the
+language model alone, with a prompt of the same length: what they lack is a dash.
+
+    prepare      a photograph of 12 megapixels read and cut, beside what Pillow needs for the same sizes; it
+                 comes on top of the first token, which counts from the model's inputs
+    vision       the tower and the projector
+    prefill      the language model up to the first logits
+    draft        the first word of a draft (`generate.py --draft`), where one is made
+    with draft   the first token of the answer after that draft
+    alike        the least cosine between the features of a position and those of our eager float32 tower
+
+Each ratio is of what stands left of it. Weights are random and the same in all systems, shapes are real, and
+no image comes twice. Each system runs in a process of its own, all in turn, medians are shown, the last line
+is JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +47,7 @@ from benchmarks.common import (
     take_turns,
 )
 from benchmarks.photograph import PREPARE, save_photograph
-from benchmarks.shapes import DTYPES, SHAPES, build_ours, prompt_tokens, tile_pixels
+from benchmarks.shapes import SHAPES, build_ours, prompt_tokens, tile_pixels
 from benchmarks.systems import READERS
 
 PILLOW = "pillow"

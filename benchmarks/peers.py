@@ -10,6 +10,7 @@ after a cache of `context` positions, whose values are random, because their con
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import sys
 import time
@@ -44,11 +45,12 @@ from models.vision_language_model import VisionLanguageModel, prepare_device
 WARM_UP = 3  # steps before the clock starts: graphs are captured, libraries choose their kernels
 
 
-def need(*packages: str) -> None:
-    """Raise Unavailable for the first of these packages that is not installed."""
+def need(*packages: str) -> list[Any]:
+    """These packages, imported; Unavailable for the first one that is not installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise Unavailable(f"{package} is not installed (requirements-bench.txt)")
+    return [importlib.import_module(package) for package in packages]
 
 
 def bytes_read(language_model) -> int:
@@ -206,6 +208,9 @@ class TransformersStatic(Transformers):
 
 
 # -------------------------------------------------------------------------------------------- OpenVINO
+HINTS = {"float32": "f32", "bfloat16": "bf16"}  # OpenVINO's names of our precisions
+
+
 class OpenVINO:
     """OpenVINO on our tower and projector: there is no language model. int8 is nncf's quantization after
     training, calibrated on two of the tiles that are timed; what it leaves in floating point runs in the type
@@ -215,26 +220,19 @@ class OpenVINO:
         if setup["device"] != "cpu":
             raise Unavailable("OpenVINO is measured on a CPU only")
         precision, self.shape = setup["precision"], setup["shape"]
-        need("openvino", *(["nncf"] if precision == "int8" else []))
-        import openvino
-
+        openvino, *quantizer = need("openvino", *(["nncf"] if precision == "int8" else []))
         ours = build_ours(self.shape, torch.float32, "cpu")
         tower = nn.Sequential(ours.vision_model, ours.projector)
         tiles = tile_pixels(self.shape, 2)[0].split(1)  # (1, 3, M, M) each
         with torch.no_grad():
             model = openvino.convert_model(tower, example_input=tiles[0], input=list(tiles[0].shape))
-        if precision == "int8":
+        for nncf in quantizer:
+            data = nncf.Dataset([tile.numpy() for tile in tiles])
             with contextlib.redirect_stdout(sys.stderr):  # where it shows its progress
-                import nncf
-
-                data = nncf.Dataset([tile.numpy() for tile in tiles])
                 kind = nncf.ModelType.TRANSFORMER
                 model = nncf.quantize(model, data, subset_size=len(tiles), model_type=kind)
-        hints = {
-            "float32": {"INFERENCE_PRECISION_HINT": "f32"},
-            "bfloat16": {"INFERENCE_PRECISION_HINT": "bf16"},
-        }
-        options = {"INFERENCE_NUM_THREADS": setup["threads"], **hints.get(precision, {})}
+        options = {"INFERENCE_NUM_THREADS": setup["threads"]}
+        options |= {"INFERENCE_PRECISION_HINT": HINTS[precision]} if precision in HINTS else {}
         compiled = openvino.compile_model(model, "CPU", options)
         self._request = compiled.create_infer_request()
         self.info = {"hint": str(compiled.get_property("INFERENCE_PRECISION_HINT"))}
@@ -260,17 +258,15 @@ class LlamaCpp:
     alone; choosing a token is not counted, in its favour; its cache is in 16 bits, its default."""
 
     def __init__(self, setup: dict):
-        need("gguf", "llama_cpp")
-        import llama_cpp
-
-        if setup["device"] == "cuda" and not llama_cpp.llama_supports_gpu_offload():
+        _, self.library = need("gguf", "llama_cpp")
+        if setup["device"] == "cuda" and not self.library.llama_supports_gpu_offload():
             raise Unavailable("llama-cpp-python is built without CUDA")
         self.shape, self.longest = setup["shape"], setup["longest"]
         self.info = {"format": FORMATS[setup["precision"]]}
         path = Path(setup["folder"]) / f"{self.info['format']}.gguf"
         self.weight_bytes = write_gguf(SHAPES[self.shape].text, self.info["format"], path)
         self.model_bytes = path.stat().st_size
-        self.llm = llama_cpp.Llama(
+        self.llm = self.library.Llama(
             str(path),
             n_ctx=self.longest,
             n_threads=setup["threads"],
@@ -310,8 +306,7 @@ class LlamaCpp:
 
     def _decode_rows(self, ids: list[int], context: int, rows: int) -> dict:
         """The same in `rows` sequences with a cache for each, which llama.cpp's own class does not offer."""
-        import llama_cpp as llama
-
+        llama = self.library
         parameters = type(self.llm.context_params).from_buffer_copy(self.llm.context_params)
         parameters.n_seq_max, parameters.kv_unified = rows, False
         parameters.n_ctx = rows * -(-self.longest // 256) * 256  # it wants each cache in units of 256
@@ -369,8 +364,7 @@ def gguf_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
 def write_gguf(config: TextConfig, kind: str, path: Path) -> int:
     """Write random weights; returns the bytes that one token reads. All layers get the same numbers, which
     keeps memory small; speed does not depend on them. The tokens have names and no meaning."""
-    import gguf
-
+    (gguf,) = need("gguf")
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

@@ -24,7 +24,7 @@ from benchmarks.peers import (
     bytes_read,
     cache_bytes,
 )
-from benchmarks.shapes import build_checkpoint, fill, prompt, prompt_tokens, words
+from benchmarks.shapes import build_checkpoint, fill, prompt, prompt_tokens
 from generation import kv_cache as kv
 from generation.decoding import GenerationOutput, Sampler, decode, eager_step
 from generation.fast.native.build import NoCompiler, find_compiler
