@@ -452,7 +452,7 @@ class TiledImage:
 
 
 def whole_alone(images: ImageRules, tiled: TiledImage) -> TiledImage | None:
-    """The image as it is where images are not cut, from the tile that shows all of it; None if no tile does."""
+    """The image as if images were not cut, from the tile that shows all of it; None where no tile does."""
     if len(tiled.tiles) == 1:
         return tiled
     if len(tiled.tiles) != tiled.rows * tiled.columns + 1:

@@ -21,22 +21,24 @@ the time that the other tiles will take. That time is known by then, because a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.decoding import DecodeLoop, Stopwatch, TokenStream, decode, eager_step, pad_id, prefill
+from generation.decoding import Stopwatch, TokenStream, decode, pad_id, prefill
 from generation.kv_cache import CachePosition
 from generation.options import GenerationOptions, NotFiniteError, with_overrides
 from generation.prefix import KeyedPrompt, embed_rest, read_prompt
 from generation.prompt import Prompt, seen_tokens
 from generation.sampling import Sampler, make_seeds
 from generation.session import Session
-from generation.speculation import ChunkStep, Proposer, prompt_lookup
+from generation.speculation import Proposer, prompt_lookup
+from generation.steps import ChunkStep, DecodeLoop, eager_step
 
 CHUNK = 16  # drafted tokens that are verified in one pass
 
@@ -67,7 +69,7 @@ class Draft:
     first_token_seconds: float = 0.0
     seconds: float = 0.0
 
-    def accepted(self, answer: list[int]) -> int:
+    def accepted(self, answer: Sequence[int]) -> int:
         """How many of its tokens this answer begins with."""
         most = min(len(self.token_ids), len(answer))
         return next((n for n in range(most) if self.token_ids[n] != answer[n]), most)
@@ -116,7 +118,8 @@ class DraftProposer(Proposer):
     def __init__(self, drafted: list[int], after: Callable[[], Proposer | None]):
         self._drafted, self._make_after = drafted, after
         self._answer: list[int] = []
-        self._agrees, self._after = True, None
+        self._agrees = True
+        self._after: Proposer | None = None
 
     def propose(self, new_ids: list[int]) -> list[int]:
         self._answer += new_ids
@@ -134,8 +137,8 @@ class DraftProposer(Proposer):
 
 def draft_stream(
     session: Session,
-    inputs: Mapping[str, Tensor],
-    short_inputs: Mapping[str, Tensor] | None,
+    inputs: Mapping[str, Any],
+    short_inputs: Mapping[str, Any] | None,
     options: GenerationOptions,
     limits: DraftLimits | None = None,
 ) -> DraftStream:
@@ -151,24 +154,28 @@ def draft_stream(
     """
     model, limits = session.model, limits or LIMITS
     options = with_overrides(options, {}, model.config.eos_token_ids)
-    if not options.greedy and options.seed is None:  # one seed for both
-        options = replace(options, seed=make_seeds(None, 1, 1)[0])
     prompt, drafted = read_prompt(model, **inputs, max_new_tokens=options.max_new_tokens), Draft()
-    ids, image_token_id = prompt.input_ids, model.config.image_token_id
-
-    def lookup() -> Proposer | None:
-        """Of what the prompt and the draft say: a draft that is wrong somewhere may be right after that."""
-        return prompt_lookup(options, torch.cat((ids, torch.tensor(drafted.token_ids)))[None], image_token_id)
-
-    steps, proposer = None, None
+    left, steps, proposer = 0, None, None
     if short_inputs is not None and options.num_return_sequences == 1:
         short = read_prompt(model, **short_inputs, max_new_tokens=options.max_new_tokens)
         if not set(short.digests) <= set(prompt.digests):
-            raise ValueError("short_inputs: expected tiles that are among those of the full prompt, got others")
+            raise ValueError(
+                "short_inputs: expected tiles that are among those of the full prompt, got others"
+            )
         left = tiles_left(session, prompt, short, limits)
-        if left:
-            steps = _draft_steps(session, short, options, drafted, left, limits)
-            proposer = DraftProposer(drafted.token_ids, lookup) if verifies(session, options) else None
+    if left:
+        if not options.greedy and options.seed is None:  # one seed for draft and answer
+            options = replace(options, seed=make_seeds(None, 1, 1)[0])
+        steps = _draft_steps(session, short, options, drafted, left, limits)
+        if verifies(session, options):
+            ids, image_token_id = prompt.input_ids, model.config.image_token_id
+
+            def lookup() -> Proposer | None:
+                """A draft that was wrong somewhere may be right after that: it is looked up like a prompt."""
+                known = torch.cat((ids, torch.tensor(drafted.token_ids, dtype=ids.dtype)))
+                return prompt_lookup(options, known[None], image_token_id)
+
+            proposer = DraftProposer(drafted.token_ids, lookup)
     return DraftStream(session.stream_prompt(prompt, options, proposer), drafted, steps)
 
 
@@ -182,16 +189,20 @@ def verifies(session: Session, options: GenerationOptions) -> bool:
 
 
 def tiles_left(session: Session, prompt: KeyedPrompt, short: KeyedPrompt, limits: DraftLimits) -> int:
-    """How many tiles are to be encoded after those of the short prompt; 0 where a draft does not help."""
-    if session.model.config.image_placement == "prefix" or not short.digests:
-        return 0
+    """How many tiles are to be encoded after those of the short prompt; 0 where a draft does not help, or
+    the session would have to encode those twice."""
+    config, features = session.model.config, session.feature_cache
+    tile_bytes = (
+        config.tokens_per_tile * config.text.hidden_size * session.model.language_model.norm.weight.itemsize
+    )
     reused = session.reusable(prompt)
-    if len(short) > limits.most_prompt * (len(prompt) - reused):
+    too_long = len(short) > limits.most_prompt * (len(prompt) - reused)
+    if config.image_placement == "prefix" or too_long or len(short.digests) * tile_bytes > features.max_bytes:
         return 0
-    tile = int((prompt.keys[:reused] < 0).sum()) // session.model.config.tokens_per_tile
-    missing = session.feature_cache.missing(prompt.digests[tile:])
-    drawn = missing & set(short.digests)
-    return len(missing - drawn) if drawn else 0  # without a tile to encode, nothing says how long one takes
+    tile = int((prompt.keys[:reused] < 0).sum()) // config.tokens_per_tile
+    missing = features.missing(prompt.digests[tile:])
+    first = missing & set(short.digests)
+    return len(missing - first) if first else 0  # without a tile to encode, nothing says how long one takes
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache,
 from generation.prompt import Prompt, seen_tokens
 from generation.protocol import VisionLanguage
 from generation.sampling import Sampler
-from generation.speculation import prompt_lookup
+from generation.speculation import Proposer, prompt_lookup
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,8 @@ class Session:
         if options.repetition_penalty != 1:
             ids = prompt.input_ids[None].to(model.device)
             seen = seen_tokens(ids, None, model.config.text.vocab_size, answers)
-        proposer = prompt_lookup(options, prompt.input_ids[None], model.config.image_token_id)
+        if proposer is None:
+            proposer = prompt_lookup(options, prompt.input_ids[None], model.config.image_token_id)
         del prompt, embeddings, rest
         kv_cache, limit = slots.kv_cache, self._context
         if answers > 1:

@@ -201,10 +201,8 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
         help="look the next tokens up where the last ones stood before, and verify several in one pass; auto "
         "(default): with the compiled step on a CPU (same tokens), as long as it pays",
     )
-    sooner = (
-        "while the tiles of an image are encoded, show in grey what the model says about it as a whole; the "
-    )
-    sooner += "answer, which takes its place, is the same as without (default: off)"
+    sooner = "while an image's tiles are encoded, show in grey what the model says about it as a whole; the "
+    sooner += "answer that takes its place is the same as without (default: off)"
     add("--draft", action=argparse.BooleanOptionalAction, default=False, help=sooner)
 
     add = parser.add_argument_group("output").add_argument
@@ -381,10 +379,9 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
             f"{result['accepted_tokens']} of {result['proposed_tokens']} proposed tokens accepted"
         )
     if draft := result.get("draft"):
+        seconds, first = draft["draft_seconds"], draft["first_token_seconds"]
         right = f"{draft['accepted']} of {draft['tokens']} tokens right"
-        rows["draft"] = (
-            f"{draft['draft_seconds']:.3f} s, first token {draft['first_token_seconds']:.3f} s, {right}"
-        )
+        rows["draft"] = f"{seconds:.3f} s, {first:.3f} s to the first token; {right}"
     rows |= more
     width = max(map(len, rows))
     return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())

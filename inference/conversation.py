@@ -85,8 +85,8 @@ class Conversation:
         options: GenerationOptions | None = None,
         draft: bool = False,
     ) -> TurnReply:
-        """Send the next question, about the images so far and new ones. `draft`: let the reply have one, where
-        new images have tiles to be encoded.
+        """Send the next question, about the images so far and new ones. The reply may have a `draft`, while
+        the tiles of new images are encoded.
 
         An answer that is still being made is stopped first. If the context has room for fewer tokens than
         `max_new_tokens`, the answer gets those. Raises PromptError, ImageError, ContextFullError,
@@ -130,10 +130,10 @@ class Conversation:
         processor = self.checkpoint.processor
         alone = iter(wholes(processor, [*(image for turn in before for image in turn.images), *images]))
         turns = [replace(turn, images=tuple(islice(alone, len(turn.images)))) for turn in before]
-        last = list(alone)
-        return encode_next(
-            processor, self.checkpoint.stop_token_ids, self.system, turns, last, question
-        ) if last else None
+        if not (last := list(alone)):
+            return None
+        stops = self.checkpoint.stop_token_ids
+        return encode_next(processor, stops, self.system, turns, last, question)
 
     def undo(self) -> Turn:
         """Remove and return the last turn. An answer that is being made is stopped, and its turn removed even

@@ -32,7 +32,9 @@ from inference.checkpoint import Checkpoint, RequestError
 
 FEATURE_BYTES = 64 * 2**20  # of tiles' features, which the draft and the answer share
 GREY, PLAIN, UP, ERASE = "\033[90m", "\033[0m", "\033[{}A", "\r\033[J"
-CONTROL = dict.fromkeys([*range(10), *range(11, 32), *range(127, 160)])  # they could do anything to a terminal
+CONTROL = dict.fromkeys(
+    [*range(10), *range(11, 32), *range(127, 160)]
+)  # they could do anything to a terminal
 
 
 def ask_each(
@@ -42,8 +44,8 @@ def ask_each(
     options: GenerationOptions,
     system: str | None = None,
 ) -> Iterator[DraftedReply]:
-    """`inference.answer.ask_each` with a draft before the first answer, where one helps: after that the images
-    are encoded. Raises RequestError where there is to be no cache."""
+    """`inference.answer.ask_each` with a draft before the first answer, where one helps; for the others the
+    images are encoded. Raises RequestError where there is to be no cache."""
     began, processor = time.perf_counter(), checkpoint.processor
     session = Session(checkpoint.model, FeatureCache(checkpoint.model, FEATURE_BYTES))
     checkpoint.check_images(len(images))
@@ -95,8 +97,8 @@ def draft_text(checkpoint: Checkpoint, stream: DraftStream) -> Iterator[str]:
 
 
 def draft_result(checkpoint: Checkpoint, stream: DraftStream, answer: Sequence[int]) -> dict[str, Any] | None:
-    """What a result says about the draft of an answer: its text, how many tokens it has, with how many of them
-    the answer begins, seconds of work until the first one and until the last. None where none was made."""
+    """What a result says about a draft: its text, how many tokens it has and with how many of them the answer
+    begins, seconds of work until the first one and until the last. None where none was made."""
     if (draft := stream.drafted) is None:
         return None
     return {
