@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 import torch
@@ -59,11 +59,11 @@ def decode_proposed(
 ) -> Iterator[Tensor]:
     """`generation.decoding.decode` of one row with a proposer."""
     proposed: list[int] = []
-    logits = logits[:, None]  # (1, 1, V)
+    columns: Sequence[Tensor] = (logits,)  # (1, V) for each position of the last pass
     while True:
         new_ids: list[int] = []
-        for place in range(logits.shape[1]):
-            token = sampler.sample(logits[:, place])
+        for place, column in enumerate(columns):
+            token = sampler.sample(column)
             finished = sampler.finished()
             proposer.accepted += place > 0
             yield token
@@ -71,19 +71,20 @@ def decode_proposed(
             if finished or not max_new_tokens:
                 sampler.check_finite()
                 return
-            new_ids.append(int(token))
-            if new_ids != proposed[: place + 1]:
+            new_ids.append(token.item())
+            if place == len(proposed) or new_ids[place] != proposed[place]:
                 break
-        position.rewind(len(proposed) + 1 - len(new_ids))
+        if len(new_ids) <= len(proposed):
+            position.rewind(len(proposed) + 1 - len(new_ids))
         # The last token is never fed back, so that of n to come at most n - 1 are worth a proposal.
         proposed = proposer.propose(new_ids)[: max_new_tokens - 1]
         kv_cache, start_pos = position.advance(1 + len(proposed))
         began = time.perf_counter()
         if proposed:
             token_ids = torch.cat((token, token.new_tensor([proposed])), 1)  # (1, 1 + n)
-            logits = step.chunk(token_ids, kv_cache, start_pos)
+            columns = step.chunk(token_ids, kv_cache, start_pos).unbind(1)
         else:
-            logits = step(token, kv_cache, start_pos)[:, None]
+            columns = (step(token, kv_cache, start_pos),)
         proposer.observe(1 + len(proposed), time.perf_counter() - began)
         proposer.proposed += len(proposed)
 

@@ -2,6 +2,12 @@
 #pragma once
 #include "vectors.h"
 
+#if LANES == 16
+#define KEYS 4 /* whose products with the queries are summed at a time */
+#else
+#define KEYS 2
+#endif
+
 /* Sums over the lanes of count vectors, scaled. sums has room up to a multiple of 8. */
 static inline void sum_each(vec *sums, int64_t count, float scale, float *out) {
 #ifdef __AVX__
@@ -34,6 +40,7 @@ static inline __attribute__((always_inline)) void mix_values(float scores[4][MOS
     for (int64_t s = 0; s < count; s++)
         for (int v = 0; v < block; v++) {
             vec x = LOAD_CACHED(value + s * dim + v * LANES);
+            IN_REGISTER(x);
             for (int g = 0; g < heads; g++) sum[g][v] = multiply_add(all(scores[g][s]), x, sum[g][v]);
         }
     for (int g = 0; g < heads; g++)
@@ -49,27 +56,31 @@ static inline __attribute__((always_inline)) void attend_heads(const float *q, c
     vec sums[4][MOST_CHUNK] __attribute__((aligned(64)));
     float scores[4][MOST_CHUNK], scale = 1.0f / sqrtf((float)dim);
     int64_t s = 0, i;
-    for (; s < count; s += 2) { /* two positions at a time, so that the additions need not wait for each other */
-        const cached *k0 = key + s * dim, *k1 = s + 1 < count ? k0 + dim : k0;
-        vec a[4] = {{0}}, b[4] = {{0}};
-        for (i = 0; i < 2 * dim; i += 64 / (int64_t)sizeof(cached)) { /* values are walked in columns: have them near */
+    for (; s < count; s += KEYS) { /* several at a time, so that the additions need not wait for each other */
+        const cached *k[KEYS];
+        vec sum[KEYS][4] = {{{0}}};
+        for (int j = 0; j < KEYS; j++) k[j] = key + (s + j < count ? s + j : s) * dim;
+        for (i = 0; i < KEYS * dim; i += 64 / (int64_t)sizeof(cached)) { /* values are walked in columns: have them near */
             __builtin_prefetch(value + s * dim + i);
-            __builtin_prefetch((const char *)(k0 + i) + PREFETCH);
+            __builtin_prefetch((const char *)(k[0] + i) + PREFETCH);
         }
         for (i = 0; i + LANES <= dim; i += LANES) {
-            vec x = LOAD_CACHED(k0 + i), y = LOAD_CACHED(k1 + i);
+            vec x[KEYS];
+            for (int j = 0; j < KEYS; j++) {
+                x[j] = LOAD_CACHED(k[j] + i);
+                IN_REGISTER(x[j]);
+            }
             for (int g = 0; g < heads; g++) {
                 vec w = load_f32(q + g * dim + i);
-                a[g] = multiply_add(w, x, a[g]);
-                b[g] = multiply_add(w, y, b[g]);
+                for (int j = 0; j < KEYS; j++) sum[j][g] = multiply_add(w, x[j], sum[j][g]);
             }
         }
         for (; i < dim; i++)
-            for (int g = 0; g < heads; g++) {
-                a[g][0] = multiply_add_one(q[g * dim + i], CACHED_VALUE(k0[i]), a[g][0]);
-                b[g][0] = multiply_add_one(q[g * dim + i], CACHED_VALUE(k1[i]), b[g][0]);
-            }
-        for (int g = 0; g < heads; g++) sums[g][s] = a[g], sums[g][s + 1] = b[g];
+            for (int j = 0; j < KEYS; j++)
+                for (int g = 0; g < heads; g++)
+                    sum[j][g][0] = multiply_add_one(q[g * dim + i], CACHED_VALUE(k[j][i]), sum[j][g][0]);
+        for (int j = 0; j < KEYS; j++)
+            for (int g = 0; g < heads; g++) sums[g][s + j] = sum[j][g];
     }
     for (int g = 0; g < heads; g++) {
         float *out = partial + g * (dim + 2), largest, total;

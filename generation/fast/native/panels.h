@@ -115,11 +115,17 @@ typedef float total;
 #endif
 #if CARRY
 #define SEGMENT (INT64_MAX / 4)
-#define BLOCK_UNITS 128 /* of a panel, that stay in the first cache while a block of rows meets them */
+#ifndef BLOCK_UNITS
+#define BLOCK_UNITS 128
+#endif
+/* of a panel, that stay in the first cache while a block of rows meets them */
 #else
 #define BLOCK_UNITS SEGMENT
 #endif
-#define BLOCK_ROWS 96 /* rows of activations that meet a panel in turn */
+#ifndef BLOCK_ROWS
+#define BLOCK_ROWS 96
+#endif
+/* rows of activations that meet a panel in turn */
 typedef sums sums_at __attribute__((aligned(4), may_alias));
 
 /* What the sums of a panel's pieces leave in out (PANEL,). */
@@ -204,7 +210,12 @@ static inline void end_panel(sums a, sums b, total *out, int first) {
 #define MOST_ROWS 12
 #define MOST_FEW 6
 #define EACH_SINGLE(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
-#define EACH_FEW(X) X(1, 6) X(2, 6) X(3, 4) X(4, 3) X(5, 2) X(6, 2)
+#ifndef S1
+#define S1 6
+#endif
+#define EACH_FEW_(X, s1) X(1, s1) X(2, 6) X(3, 4) X(4, 3) X(5, 2) X(6, 2)
+#define EACH_FEW(X) EACH_FEW_(X, S1)
+// X(2, 6) X(3, 4) X(4, 3) X(5, 2) X(6, 2)
 #elif PIECES == 4
 #define MOST_ROWS 3
 #define MOST_FEW 1
