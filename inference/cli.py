@@ -44,8 +44,8 @@ _ALONE = {
     "show_attention": {"no_image", "num_answers", "second_question"},
     "no_image": {"images"},
     "compile_on": {"no_cache"},
-    "lookup_on": {"no_cache", "num_answers", "batch"},
     "draft": {"no_cache", "num_answers"},
+    "lookup_on": {"no_cache", "num_answers", "batch"},
 }
 _BELONG = {"batch": {"out", "batch_size"}, "show_attention": {"method", "layers", "heads", "window"}}
 _ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
@@ -194,6 +194,9 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--seed", type=int, help="seed of sampling; answer N uses SEED + N - 1")
     slower = "keep keys and values; without, every token recomputes everything: same answer, slower"
     add("--cache", action=argparse.BooleanOptionalAction, default=True, help=slower)
+    sooner = "while an image's tiles are encoded, show in grey what the model says about it as a whole; the "
+    sooner += "answer that takes its place is the same as without (default: off)"
+    add("--draft", action=argparse.BooleanOptionalAction, default=False, help=sooner)
     add(
         "--lookup",
         default="auto",
@@ -201,9 +204,6 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
         help="look the next tokens up where the last ones stood before, and verify several in one pass; auto "
         "(default): with the compiled step on a CPU (same tokens), as long as it pays",
     )
-    sooner = "while an image's tiles are encoded, show in grey what the model says about it as a whole; the "
-    sooner += "answer that takes its place is the same as without (default: off)"
-    add("--draft", action=argparse.BooleanOptionalAction, default=False, help=sooner)
 
     add = parser.add_argument_group("output").add_argument
     add("--json", action="store_true", help="print one JSON object per question")
@@ -374,14 +374,14 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
     }
     if result["decode_tokens_per_second"] is not None:
         rows["decode"] += f", {result['decode_tokens_per_second']:.1f} tokens/s"
-    if result.get("proposed_tokens"):
-        rows["lookup"] = (
-            f"{result['accepted_tokens']} of {result['proposed_tokens']} proposed tokens accepted"
-        )
     if draft := result.get("draft"):
         seconds, first = draft["draft_seconds"], draft["first_token_seconds"]
         right = f"{draft['accepted']} of {draft['tokens']} tokens right"
         rows["draft"] = f"{seconds:.3f} s, {first:.3f} s to the first token; {right}"
+    if result.get("proposed_tokens"):
+        rows["lookup"] = (
+            f"{result['accepted_tokens']} of {result['proposed_tokens']} proposed tokens accepted"
+        )
     rows |= more
     width = max(map(len, rows))
     return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())
