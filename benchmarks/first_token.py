@@ -53,7 +53,15 @@ from benchmarks.systems import READERS
 PILLOW = "pillow"
 SYSTEMS = (*READERS, PILLOW)
 NO_INT8 = ("ours-eager", "transformers")
-PARTS = ("prepare", "vision", "prefill", "total", "draft")
+# What a system's reply calls the seconds of a row.
+PARTS = {
+    "prepare_seconds": "prepare",
+    "vision_seconds": "vision",
+    "prefill_seconds": "prefill",
+    "first_token_seconds": "total",
+    "draft_seconds": "draft",
+    "with_draft_seconds": "with_draft",
+}
 COLUMNS = {
     "system": "system",
     "precision": "precision",
@@ -68,6 +76,9 @@ COLUMNS = {
     "first_token_seconds": "first token s:.3f",
     "first_token_over_transformers": "/ transformers:.2f",
     "draft_seconds": "draft s:.3f",
+    "draft_over_first_token": "/ first token:.2f",
+    "with_draft_seconds": "with draft s:.3f",
+    "with_draft_over_first_token": "/ first token:.2f",
     "least_cosine": "alike:.6f",
 }
 # A ratio of a row -> what of it is divided by that of which other system in the same precision.
@@ -164,15 +175,14 @@ def make_rows(
         for tiles, rounds in zip(settings.tiles, own, strict=True):
             if not rounds:
                 continue
-            seconds = {part: [reply.get(part) for reply in rounds] for part in PARTS}
+            seconds = {key: [reply.get(part) for reply in rounds] for key, part in PARTS.items()}
             rows.append(
                 {
                     **{key: setup[key] for key in ("system", "precision", "device", "shape")},
                     "tiles": tiles,
                     "prompt_tokens": prompt_tokens(setup["shape"], tiles),
-                    **{f"{part}_seconds": median(seconds[part]) for part in PARTS if part != "total"},
-                    "first_token_seconds": median(seconds["total"]),
-                    "seconds_of_rounds": {part: known for part, known in seconds.items() if known[0]},
+                    **{key: median(values) for key, values in seconds.items()},
+                    "seconds_of_rounds": {key: values for key, values in seconds.items() if any(values)},
                     "peak_bytes": max(reply["peak_bytes"] for reply in rounds),
                     **rounds[0]["info"],
                 }
@@ -180,6 +190,9 @@ def make_rows(
     for row in rows:
         for name, (key, system) in RATIOS.items():
             row[name] = ratio(row, rows, key, system)
+        for key in ("draft_seconds", "with_draft_seconds"):
+            made, whole = row[key], row["first_token_seconds"]
+            row[key.replace("seconds", "over_first_token")] = made / whole if made else None
     return rows
 
 
