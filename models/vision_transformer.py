@@ -81,6 +81,7 @@ class VisionTransformer(nn.Module):
                 f"tiles of {height}×{width} px do not fit a vision tower of {self.config.image_size} px: "
                 f"resize or split the image with the checkpoint's processor"
             )
+        pixel_values = pixel_values.to(self.patch_embedding.weight.dtype)  # the text part may have another
         x = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)  # (N, D, h, w) -> (N, P, D)
         grid = (height // self.config.patch_size, width // self.config.patch_size)
         patch_mask = None if patch_mask is None else patch_mask.to(x.device)
