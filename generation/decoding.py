@@ -28,7 +28,7 @@ from generation.prompt import Prompt, compact, prompt_lengths, seen_tokens
 from generation.protocol import Decoder, VisionLanguage
 from generation.sampling import Sampler
 from generation.speculation import Proposer, decode_proposed, prompt_lookup
-from generation.steps import ChunkStep, DecodeLoop, DecodeStep, eager_step, uncached_step
+from generation.steps import ChunkStep, DecodeLoop, DecodeStep, PromptStep, eager_step, uncached_step
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,15 @@ class TokenStream:
 
 
 def prefill(
-    language_model: Decoder, prompt: Prompt, kv_cache: KVCache | None = None, start_pos: int | Tensor = 0
+    language_model: Decoder,
+    prompt: Prompt,
+    kv_cache: KVCache | None = None,
+    start_pos: int | Tensor = 0,
+    step: DecodeStep | None = None,
 ) -> Tensor:
     """One pass over the prompt: fills the cache, returns the logits (B, V) of each row's last position."""
+    if kv_cache and isinstance(step, PromptStep):
+        return step.prefill(prompt.embeddings, prompt.lengths, kv_cache, start_pos)
     hidden, _ = language_model(prompt.embeddings, kv_cache=kv_cache or None, start_pos=start_pos)  # (B, L, D)
     if min(prompt.lengths) != max(prompt.lengths):
         last = (prompt.lengths_tensor() - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
@@ -172,7 +178,8 @@ def _generate(
             filled = room if answers == 1 else longest
             like, dtype = prompt.embeddings, language_model.cache_dtype
             kv_cache = kv.allocate_for(language_model.config, len(lengths), filled, like, dtype)
-        logits = prefill(language_model, prompt, kv_cache).repeat_interleave(answers, 0)  # (B · N, V)
+        logits = prefill(language_model, prompt, kv_cache, step=options.decode_step)  # (B, V)
+        logits = logits.repeat_interleave(answers, 0)  # (B · N, V)
     del prompt
     if not kv_cache:
         step = uncached_step(language_model, lambda: embed_prompt().repeat(answers))

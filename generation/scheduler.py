@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.decoding import DecodeStep, eager_step, prefill
+from generation.decoding import prefill
 from generation.memory import available_bytes
 from generation.options import (
     MAX_SEED,
@@ -43,6 +43,7 @@ from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache,
 from generation.prompt import Prompt, seen_tokens
 from generation.protocol import VisionLanguage
 from generation.sampling import make_seeds, sample, uniforms
+from generation.steps import DecodeStep, PromptStep, eager_step
 
 REQUEST_ERRORS = (ValueError, OSError)  # what may be wrong with one request; anything else ends the run
 SHARE_FROM = 32  # positions of text that are worth sharing; an image always is
@@ -316,6 +317,8 @@ class Scheduler:
     def _together(self, rows: list[Sequence]) -> bool:
         """Whether one pass over these prompts, padded to the longest, is better than several."""
         lengths = [len(row.prompt) - row.reused for row in rows]
+        if isinstance(self._step, PromptStep):  # without padding, and with the bits of prompts alone
+            return sum(lengths) <= LARGE_PREFILL
         padded, end = len(rows) * max(lengths), max(row.reused for row in rows) + max(lengths)
         if padded > LARGE_PREFILL or end > self._cache.capacity:
             return False
@@ -328,8 +331,9 @@ class Scheduler:
         embeds = [row.prefill_embeds for row in rows if row.prefill_embeds is not None]
         x = torch.cat([F.pad(own, (0, 0, 0, longest - own.shape[1])) for own in embeds])
         start_pos = starts[0] if len(set(starts)) == 1 else torch.tensor(starts, device=x.device)
-        cache = kv.view(self._cache.kv_cache, max(starts) + longest, rows[0].slot, len(rows))
-        logits = prefill(self.model.language_model, Prompt(x, lengths), cache, start_pos)
+        end = min(max(starts) + longest, self._cache.capacity)  # no more than that is real
+        cache = kv.view(self._cache.kv_cache, end, rows[0].slot, len(rows))
+        logits = prefill(self.model.language_model, Prompt(x, lengths), cache, start_pos, self._step)
         for row, length in zip(rows, lengths):
             row.prefill_embeds = None
             self._cache.filled[row.slot] = len(row.prompt)

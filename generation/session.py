@@ -200,7 +200,7 @@ class Session:
             slots.reserve(length)
             slots.assign(0, prompt.keys, source=0, shared=reused)
             rest = Prompt(embeddings, (length - reused,))
-            logits = prefill(model.language_model, rest, slots.kv_cache, start_pos=reused)
+            logits = prefill(model.language_model, rest, slots.kv_cache, reused, options.decode_step)
             slots.filled[0] = length
         reuse = PrefixReuse(reused, length - reused, encoded, len(prompt.digests) - encoded)
         seen = None

@@ -1,15 +1,15 @@
 """Decode steps: what the token loop calls for the logits of the next token.
 
-A decode step is any callable (token ids (B, 1), kv_cache, start_pos) -> logits (B, V). One that is also a
-`ChunkStep` can run several positions at once, so that proposed tokens can be verified together. One that is a
-`DecodeLoop` samples by itself, and `generation.decoding.decode` leaves the loop to it.
+A decode step is any callable (token ids (B, 1), kv_cache, start_pos) -> logits (B, V). A `ChunkStep` can run
+several positions at once, so that proposed tokens can be verified together, and a `PromptStep` computes
+prompts. A `DecodeLoop` samples by itself, and `generation.decoding.decode` leaves the loop to it.
 
 Here are the eager step and the slow reference; `generation/fast/` has faster ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -33,6 +33,17 @@ class ChunkStep(Protocol):
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor: ...
     def chunk(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         """(B, T) token ids -> (B, T, V) logits of each position; the cache gains T positions in each row."""
+
+
+@runtime_checkable
+class PromptStep(Protocol):
+    """A decode step that also computes prompts, each row by itself: padding costs nothing."""
+
+    def prefill(
+        self, embeddings: Tensor, lengths: Sequence[int], kv_cache: KVCache, start_pos: int | Tensor
+    ) -> Tensor:
+        """(B, L, D) embeddings, of which each row's first `lengths` are real -> (B, V) logits of its last
+        position; the cache gains `lengths` positions in each row."""
 
 
 @runtime_checkable

@@ -75,20 +75,13 @@ class VisionTransformer(nn.Module):
         The P = (H / patch) · (W / patch) patches are row-major. `patch_mask` (N, H / patch, W / patch) is
         True on the real ones, and None where all are.
         """
-        height, width = pixel_values.shape[-2:]
-        if max(height, width) > self.config.image_size:
-            raise ValueError(
-                f"tiles of {height}×{width} px do not fit a vision tower of {self.config.image_size} px: "
-                f"resize or split the image with the checkpoint's processor"
-            )
+        places = self.position_ids(pixel_values.shape[-2:], patch_mask, pixel_values.device)
         pixel_values = pixel_values.to(self.patch_embedding.weight.dtype)  # the text part may have another
         x = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)  # (N, D, h, w) -> (N, P, D)
-        grid = (height // self.config.patch_size, width // self.config.patch_size)
-        patch_mask = None if patch_mask is None else patch_mask.to(x.device)
-        x = x + self.position_embedding(self._position_ids(grid, patch_mask, x.device))
+        x = x + self.position_embedding(places)
         mask = None
         if patch_mask is not None:
-            keys = patch_mask.flatten(1)  # (N, P)
+            keys = patch_mask.to(x.device).flatten(1)  # (N, P)
             # Padding looks at real patches, too: its features go to the language model with the others.
             # A tile of padding alone looks at all of itself, so that no softmax runs over nothing.
             keys = keys | ~keys.any(1, keepdim=True)
@@ -97,13 +90,20 @@ class VisionTransformer(nn.Module):
             x = layer(x, mask)
         return self.post_layernorm(x)
 
-    def _position_ids(self, grid: tuple[int, int], patch_mask: Tensor | None, device) -> Tensor:
-        """Rows of the position table, (P,) or (N, P).
+    def position_ids(self, size: tuple[int, int], patch_mask: Tensor | None, device) -> Tensor:
+        """Rows of the position table for tiles of `size` (H, W) pixels: (P,) or (N, P).
 
         A full square tile takes them in order. Smaller or partly masked tiles spread over the table by
         fractional coordinates, as NaViT does (arXiv:2307.06304) and Idefics3 with it.
         """
-        side = self.config.grid
+        side, (height, width) = self.config.grid, size
+        if max(size) > self.config.image_size:
+            raise ValueError(
+                f"tiles of {height}×{width} px do not fit a vision tower of {self.config.image_size} px: "
+                f"resize or split the image with the checkpoint's processor"
+            )
+        grid = (height // self.config.patch_size, width // self.config.patch_size)
+        patch_mask = None if patch_mask is None else patch_mask.to(device)
         if grid == (side, side) and (patch_mask is None or patch_mask.all().item()):
             return torch.arange(side * side, device=device)
         if patch_mask is None:

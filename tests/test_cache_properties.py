@@ -7,6 +7,7 @@ over its prompt would have left. `OCELLI_SEQUENCES` sets how many are tried (def
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
 from functools import cache
@@ -53,7 +54,7 @@ def step_of(placement: str, kind: str):
     """None for the eager step, and where there is no compiler."""
     try:
         make = {"eager": lambda model: None, "native": NativeStep, "graph": GraphStep}[kind]
-        return make(model_of(placement).language_model)
+        return make(copy.deepcopy(model_of(placement)).language_model)
     except NoCompiler:
         return None
 

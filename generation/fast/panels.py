@@ -2,8 +2,9 @@
 
     to_panels(model.language_model)      # in place: linear layers and token embeddings on a CPU
 
-A panel holds the weights of a few outputs (32 with AVX-512, else 16) in 32-bit units along the inner dimension: 1
-float, 2 bfloat16 or 4 int8, padded with zeros; see native/panels.h. Eager code runs on such layers as well.
+A panel holds the weights of a few outputs (32 with AVX-512, else 16) in 32-bit units along the inner
+dimension: 1 float, 2 bfloat16 or 4 int8, padded with zeros; see native/panels.h. Eager code runs on such
+layers as well.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Matrix(ctypes.Structure):
 
 
 def library_parts(weight_bits: int, cache_bits: int | None = None) -> tuple[str, tuple[str, ...]]:
-    """The C file of a decoder for weights of 32, 16 or 8 bits and a cache of 32 or 16 bits, and the options that
-    it is compiled with. None: the cache that a model with these weights has."""
+    """The C file for weights of 32, 16 or 8 bits and a cache of 32 or 16 bits, and the options that it is
+    compiled with. None: the cache that a model with these weights has."""
     cache_bits = cache_bits or max(16, weight_bits)
     return "decode.c", (f"-DWEIGHT_BITS={weight_bits}", f"-DCACHE_BITS={cache_bits}")
 
@@ -74,9 +75,7 @@ class PanelWeight(nn.Module):
         weight = weight.detach().contiguous()
         units = -(-self.in_features // unit)
         panels = torch.empty((self.out_features + padding) // panel, units, panel * unit, dtype=weight.dtype)
-        library.ocelli_pack(
-            weight.data_ptr(), *weight.shape, panels.data_ptr(), torch.get_num_threads()
-        )
+        library.ocelli_pack(weight.data_ptr(), *weight.shape, panels.data_ptr(), torch.get_num_threads())
         self.register_buffer("weight", panels)
         # As long as the panels are, because C reads whole vectors of them.
         scale = None if scale is None else F.pad(scale.detach().float(), (0, padding))
@@ -156,8 +155,10 @@ def to_panels(model: nn.Module) -> nn.Module:
             child = getattr(parent, name)
             kind = PanelLinear if isinstance(child, nn.Linear | PackedLinear) else PanelEmbedding
             bias = getattr(child, "bias", None)
-            shared = first is not None and bias is None
-            made = kind.sharing(first) if shared else kind(child.weight, getattr(child, "scale", None), bias)
+            if first is not None and bias is None:
+                made = kind.sharing(first)
+            else:
+                made = kind(child.weight, getattr(child, "scale", None), bias)
             first = first or made
             setattr(parent, name, made)
         del child  # freed before the next one is packed

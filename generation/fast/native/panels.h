@@ -12,7 +12,7 @@
  *                   make 16 bits together; else 16-bit integers. One scale a row.
  */
 #pragma once
-#include "vectors.h"
+#include "activations.h"
 
 #define PANEL (2 * LANES)
 #define UNIT (32 / WEIGHT_BITS) /* weights in a unit */
@@ -74,7 +74,7 @@ typedef float total;
 
 #elif defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define DOT_BYTES 1
-typedef __m512i sums;
+typedef vec sums; /* of integers: as __m512i, GCC 12 copies them at each step */
 typedef __m512i piece;
 typedef __m512i factor;
 typedef int32_t total; /* exact up to 65,000 columns: 255 * 127 for each */
@@ -82,7 +82,7 @@ typedef int32_t total; /* exact up to 65,000 columns: 255 * 127 for each */
 #define CARRY 1
 #define LOAD_PIECE(w, p) _mm512_loadu_si512((w) + (p) * LANES)
 #define LOAD_FACTOR(x) _mm512_set1_epi32(*(const int *)(x))
-#define MULTIPLY_ADD(in, w, s) _mm512_dpbusd_epi32(s, in, w)
+#define MULTIPLY_ADD(in, w, s) (vec)_mm512_dpbusd_epi32((__m512i)(s), in, w)
 
 #elif defined(__AVX2__)
 typedef __m256i sums; /* of four outputs: two lanes each */
@@ -115,10 +115,7 @@ typedef float total;
 #endif
 #if CARRY
 #define SEGMENT (INT64_MAX / 4)
-#ifndef BLOCK_UNITS
-#define BLOCK_UNITS 128
-#endif
-/* of a panel, that stay in the first cache while a block of rows meets them */
+#define BLOCK_UNITS 512 /* of a panel, that stay in the second cache while a block of rows meets them */
 #else
 #define BLOCK_UNITS SEGMENT
 #endif
@@ -196,7 +193,7 @@ static inline void end_panel(sums a, sums b, total *out, int first) {
 #define ADD_ROW(r, S) { factor in = LOAD_FACTOR(x + r * stride + k * WORDS); STREAMS##S(ADD_PANEL, r) }
 #define END_ROW(r, S) STREAMS##S(END_PANEL, r)
 #define KERNEL(R, S) \
-    static __attribute__((noinline)) void kernel_##R##_##S(const uint32_t *x, int64_t stride, const uint32_t *w, \
+    static __attribute__((noinline, noclone)) void kernel_##R##_##S(const uint32_t *x, int64_t stride, const uint32_t *w, \
             int64_t apart, int64_t units, int first, total *out, int64_t out_stride) { \
         (void)apart; \
         ROWS##R(BEGIN_ROW, S) \
@@ -340,15 +337,66 @@ static void embed(Matrix m, int64_t id, float *x) {
 
 /* What becomes of the outputs (tokens, rows) of a product. */
 typedef struct {
-    float *y;
+    float *y;       /* with `half`, bfloat16 is written there */
     int64_t stride; /* from token to token */
-    int add;        /* add to what is there */
+    int add;        /* add to what is there; not with `half` */
+    enum gelu gelu;
+    int half;
 } Output;
+
+/* Inputs of one row a token, written by a product instead of set_input: not with int8 weights, whose inputs need a
+ * scale. end_input completes each token's row. */
+#if WEIGHT_BITS != 8
+static inline Output as_output(Inputs in) {
+#if defined(DOT_BF16)
+    return (Output){.y = (float *)in.x, .stride = 2 * in.stride, .half = 1};
+#else
+    return (Output){.y = (float *)in.x, .stride = in.stride};
+#endif
+}
+static inline void end_input(Inputs in, int64_t token, int64_t columns) {
+    if (columns % UNIT == 0) return;
+#if defined(DOT_BF16)
+    ((uint16_t *)(in.x + token * in.stride))[columns] = 0;
+#else
+    in.x[token * in.stride + columns] = 0;
+#endif
+}
+#endif
+
+#if defined(DOT_BF16) || defined(DOT_BYTES)
+#define ROUGH 1 /* outputs are rounded to 8 bits or so for the next product */
+#else
+#define ROUGH 0
+#endif
+
+/* Values of a panel, of which `left` count, to place `at` of an output. */
+static inline __attribute__((always_inline)) void put(Output out, int64_t at, vec value[2], int64_t left) {
+    float *y = out.y + at;
+    uint16_t *halves = (uint16_t *)out.y + at;
+    for (int p = 0; p < 2; p++) {
+        if (out.gelu == TANH_GELU) value[p] = gelu_of(value[p], TANH_GELU, ROUGH);
+        if (out.gelu == ERF_GELU) value[p] = gelu_of(value[p], ERF_GELU, ROUGH);
+    }
+    if (left < PANEL) {
+        for (int64_t i = 0; i < left; i++) {
+            float one = value[i / LANES][i % LANES];
+            if (out.half) halves[i] = float_to_bf16(one);
+            else y[i] = (out.add ? y[i] : 0.0f) + one;
+        }
+        return;
+    }
+    for (int p = 0; p < 2; p++) {
+        if (out.add) value[p] += load_f32(y + p * LANES);
+        if (out.half) store_bf16(halves + p * LANES, value[p]);
+        else *(vec *)(y + p * LANES) = value[p];
+    }
+}
 
 /* Totals of one token, its halves `half` apart, become outputs of one panel. */
 static inline __attribute__((always_inline)) void finish(Matrix m, Inputs in, int64_t token, int64_t panel,
                                                          const total *c, int64_t half, Output out) {
-    int64_t column = panel * PANEL, left = m.rows - column;
+    int64_t column = panel * PANEL;
     vec value[2];
     for (int p = 0; p < 2; p++) {
 #if defined(DOT_BYTES)
@@ -365,14 +413,7 @@ static inline __attribute__((always_inline)) void finish(Matrix m, Inputs in, in
 #endif
         if (m.bias) value[p] += load_f32(m.bias + column + p * LANES);
     }
-    float *y = out.y + token * out.stride + column;
-    if (left >= PANEL) {
-        for (int p = 0; p < 2; p++) {
-            if (out.add) value[p] += load_f32(y + p * LANES);
-            *(vec *)(y + p * LANES) = value[p];
-        }
-    } else
-        for (int64_t i = 0; i < left; i++) y[i] = (out.add ? y[i] : 0.0f) + value[i / LANES][i % LANES];
+    put(out, token * out.stride + column, value, m.rows - column);
 }
 
 /* The share of `count` that is this thread's. */

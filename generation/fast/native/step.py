@@ -1,9 +1,9 @@
 """A language model's forward pass in C: decode.c, compiled once for this machine and called with addresses.
 
-step = NativeStep(language_model)                               # its weights are put into panels, in place
-logits = step(token_ids, kv_cache, start_pos)                   # a token of each row: (B, V), as the eager step gives
-logits = step.chunk(token_ids, kv_cache, start_pos)             # several tokens of each row: (B, T, V)
-logits = step.prefill(embeddings, lengths, kv_cache, start_pos) # prompts: (B, V) of each row's last position
+step = NativeStep(language_model)                                # its weights are put into panels, in place
+logits = step(token_ids, kv_cache, start_pos)                    # a token of each row: (B, V)
+logits = step.chunk(token_ids, kv_cache, start_pos)              # several tokens of each row: (B, T, V)
+logits = step.prefill(embeddings, lengths, kv_cache, start_pos)  # prompts: (B, V) of each row's last position
 
 A token's logits have the same bits in all three, whatever is computed beside it.
 """
@@ -99,6 +99,8 @@ class NativeStep:
 
     same_bits = True
 
+    same_bits = True
+
     def __init__(self, language_model):
         if reason := unsupported(language_model):
             raise ValueError(f"the native decode step cannot run this model: {reason}")
@@ -160,9 +162,8 @@ class NativeStep:
     def prefill(
         self, embeddings: Tensor, lengths: Sequence[int], kv_cache: KVCache, start_pos: int | Tensor = 0
     ) -> Tensor:
-        """(B, L, D) embeddings, of which each row's first `lengths` are real -> (B, V) float32 logits of its last.
-
-        The cache gains `lengths` positions in each row.
+        """(B, L, D) embeddings, of which each row's first `lengths` are real -> (B, V) float32 logits of its
+        last. The cache gains `lengths` positions in each row.
         """
         starts = torch.as_tensor(start_pos).expand(len(lengths)).tolist()
         rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
@@ -174,9 +175,15 @@ class NativeStep:
         return logits
 
     def _run(
-        self, tokens: Tensor, rows: Tensor, positions: Tensor, wanted: Tensor, kv_cache: KVCache, logits: Tensor
+        self,
+        tokens: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        wanted: Tensor,
+        kv_cache: KVCache,
+        logits: Tensor,
     ) -> None:
-        """Tokens, as ids (T,) or embeddings (T, D), of the cache's rows at positions, both (T,); the logits of
+        """Tokens, ids (T,) or embeddings (T, D), of the cache's rows (T,) at positions (T,); the logits of
         those `wanted` (n,) go to logits (n, V)."""
         key = kv_cache[0]["key"]
         capacity, head_stride = key.shape[2], key.stride(1) // key.shape[3]

@@ -1,0 +1,181 @@
+/* A SigLIP-style vision transformer on a CPU, one tile at a time: patches as inputs of a product, pre-norm blocks and
+ * a final norm. The stream between the blocks is floats. Each patch's sums are made in one order, so that a tile's
+ * result has the same bits with any number of threads. Compiled by tower.py, once for each weight type (WEIGHT_BITS
+ * 32: float, 16: bfloat16, 8: int8 with one scale an output).
+ */
+#include "full_attention.h"
+
+typedef struct {
+    const float *weight, *bias;
+} Norm;
+
+typedef struct {
+    Matrix q, k, v, out, fc1, fc2;
+    Norm before_attention, before_mlp;
+} Block;
+
+typedef struct {
+    int64_t layers, width, heads, inner, channels, patch; /* patch: pixels along a side */
+    int64_t exact_gelu;
+    float eps;
+    Matrix embedding;       /* (width, channels * patch * patch) */
+    const float *positions; /* (places, width) */
+    Norm last;
+    const Block *block;
+} Tower;
+
+typedef struct {
+    const float *pixels; /* (channels, H, W) */
+    int64_t height, width;
+    const int64_t *position; /* (patches,): rows of the table */
+    int64_t keys;
+    const int64_t *key; /* (keys,): the patches that all of them look at */
+} Tile;
+
+typedef struct {
+    float *x, *inputs, *wide_inputs, *wide, *own;
+    element *q, *k, *v;
+    uint32_t *key_panels, *value_panels;
+    int64_t q_stride; /* elements, of q, k and v */
+    int64_t own_floats;
+} Scratch;
+
+static int64_t patches_of(const Tower *m, const Tile *t) { return (t->height / m->patch) * (t->width / m->patch); }
+
+static int64_t lay_out(const Tower *m, const Tile *t, int64_t threads, float *base, Scratch *s) {
+    int64_t n = patches_of(m, t), dim = m->width / m->heads, columns = m->embedding.columns, at = 0;
+    int64_t first = input_floats(n, columns), other = input_floats(n, m->width);
+    #define TAKE(floats) (at += round_up(floats, 16), base ? base + at - round_up(floats, 16) : NULL)
+    s->x = TAKE(n * m->width);
+    s->inputs = TAKE(first > other ? first : other);
+    s->wide_inputs = TAKE(input_floats(n, m->inner));
+    s->wide = WEIGHT_BITS == 8 ? TAKE(n * (m->inner > m->width ? m->inner : m->width)) : NULL;
+    s->q_stride = round_up(m->width, 32) + 32;
+    int64_t heads_floats = round_up(n, QUERIES) * s->q_stride / PAIR;
+    s->q = (element *)TAKE(heads_floats);
+    s->k = (element *)TAKE(heads_floats);
+    s->v = (element *)TAKE(heads_floats);
+    s->key_panels = (uint32_t *)TAKE(m->heads * key_panel_words(t->keys, dim));
+    s->value_panels = (uint32_t *)TAKE(m->heads * value_panel_words(t->keys, dim));
+    int64_t row = columns > m->width ? columns : m->width;
+    s->own_floats = round_up((row > attention_floats(t->keys) ? row : attention_floats(t->keys)) + 16, 16);
+    s->own = TAKE(threads * s->own_floats);
+    #undef TAKE
+    return at;
+}
+
+/* Floats of scratch that a tile needs. */
+int64_t ocelli_tower_floats(const Tower *m, const Tile *t, int64_t threads) {
+    Scratch scratch;
+    return lay_out(m, t, threads, NULL, &scratch) + 32;
+}
+
+static __attribute__((noinline)) void layer_norm(const float *x, Norm norm, float eps, int64_t n, float *y) {
+    float mean = sum_of(x, n) / n;
+    vec squares = {0}, middle = all(mean);
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vec far = load_f32(x + i) - middle;
+        squares = multiply_add(far, far, squares);
+    }
+    float total = sum_lanes(squares);
+    for (; i < n; i++) total += (x[i] - mean) * (x[i] - mean);
+    float factor = 1.0f / sqrtf(total / n + eps);
+    for (i = 0; i < n; i++) y[i] = (x[i] - mean) * factor * norm.weight[i] + norm.bias[i];
+}
+
+/* The pixels of one patch, (channels, patch, patch). */
+static void unfold(const Tower *m, const Tile *t, int64_t index, float *out) {
+    int64_t across = t->width / m->patch;
+    const float *corner = t->pixels + index / across * m->patch * t->width + index % across * m->patch;
+    for (int64_t c = 0; c < m->channels; c++)
+        for (int64_t i = 0; i < m->patch; i++, out += m->patch)
+            memcpy(out, corner + (c * t->height + i) * t->width, m->patch * sizeof(float));
+}
+
+/* Where a product's outputs go that are the inputs of the next one: into them, but for int8 weights, whose inputs need
+ * a scale of the whole row: these go to `floats`, and `complete` turns this thread's rows into inputs. */
+static Output outputs_for(Inputs in, float *floats, int64_t columns) {
+#if WEIGHT_BITS == 8
+    (void)in;
+    return (Output){.y = floats, .stride = columns};
+#else
+    (void)floats, (void)columns;
+    return as_output(in);
+#endif
+}
+static void complete(Inputs in, const float *floats, int64_t columns, int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; i++) {
+#if WEIGHT_BITS == 8
+        set_input(in, i, floats + i * columns, columns);
+#else
+        (void)floats;
+        end_input(in, i, columns);
+#endif
+    }
+    #pragma omp barrier
+}
+
+/* y (patches, width): the features of one tile. */
+void ocelli_tower(const Tower *m, const Tile *t, int64_t threads, float *base, float *y) {
+    int64_t n = patches_of(m, t), width = m->width, columns = m->embedding.columns;
+    Scratch s;
+    lay_out(m, t, threads, (float *)(((uintptr_t)base + 63) / 64 * 64), &s);
+    const Heads heads = {m->heads, width / m->heads, n, s.q_stride, t->keys, t->key, s.q, s.k, s.v,
+                         s.key_panels, s.value_panels};
+    const Output onto_x = {.y = s.x, .stride = width, .add = 1};
+    const enum gelu gelu = m->exact_gelu ? ERF_GELU : TANH_GELU;
+    memset(s.q + n * s.q_stride, 0, (round_up(n, QUERIES) - n) * s.q_stride * sizeof(element));
+    #pragma omp parallel num_threads((int)threads)
+    {
+        int64_t from, to;
+        float *own = s.own + omp_get_thread_num() * s.own_floats;
+        share(n, &from, &to);
+        Inputs in = inputs_at(s.inputs, n, columns, PRECISE_HALVES), wide = inputs_at(s.wide_inputs, n, m->inner, 1);
+        for (int64_t i = from; i < to; i++) {
+            unfold(m, t, i, own);
+            set_input(in, i, own, columns);
+            if (heads.dim % PAIR) s.q[i * s.q_stride + width] = 0; /* the last unit's second half, times zero */
+            memcpy(s.x + i * width, m->positions + t->position[i] * width, width * sizeof(float));
+        }
+        #pragma omp barrier
+        product(m->embedding, in, onto_x);
+        #pragma omp barrier
+        in = inputs_at(s.inputs, n, width, 1);
+        for (const Block *b = m->block; b < m->block + m->layers; b++) {
+            for (int64_t i = from; i < to; i++) {
+                layer_norm(s.x + i * width, b->before_attention, m->eps, width, own);
+                set_input(in, i, own, width);
+            }
+            #pragma omp barrier
+            product(b->q, in, (Output){.y = (float *)s.q, .stride = s.q_stride, .half = HALF_ATTENTION});
+            product(b->k, in, (Output){.y = (float *)s.k, .stride = s.q_stride, .half = HALF_ATTENTION});
+            product(b->v, in, (Output){.y = (float *)s.v, .stride = s.q_stride, .half = HALF_ATTENTION});
+            #pragma omp barrier
+            #pragma omp for collapse(2)
+            for (int64_t head = 0; head < m->heads; head++)
+                for (int64_t key = 0; key < t->keys; key += PANEL) pack_keys(&heads, head, key);
+            const Output attended = outputs_for(in, s.wide, width);
+            #pragma omp for collapse(2) schedule(dynamic)
+            for (int64_t head = 0; head < m->heads; head++)
+                for (int64_t row = 0; row < n; row += QUERY_BLOCK)
+                    attend_all(&heads, head, row, row + QUERY_BLOCK < n ? row + QUERY_BLOCK : n, own, attended);
+            complete(in, s.wide, width, from, to);
+            product(b->out, in, onto_x);
+            #pragma omp barrier
+            for (int64_t i = from; i < to; i++) {
+                layer_norm(s.x + i * width, b->before_mlp, m->eps, width, own);
+                set_input(in, i, own, width);
+            }
+            #pragma omp barrier
+            Output inside = outputs_for(wide, s.wide, m->inner);
+            inside.gelu = gelu;
+            product(b->fc1, in, inside);
+            #pragma omp barrier
+            complete(wide, s.wide, m->inner, from, to);
+            product(b->fc2, wide, onto_x);
+            #pragma omp barrier
+        }
+        for (int64_t i = from; i < to; i++) layer_norm(s.x + i * width, m->last, m->eps, width, y + i * width);
+    }
+}

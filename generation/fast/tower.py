@@ -1,0 +1,240 @@
+"""A vision tower's forward pass in C: tower.c, compiled once for this machine and called with addresses.
+
+    tower, how = fast_tower(model.vision_model)       # or None, and why there is none
+    features = tower(pixel_values, patch_mask)        # as the eager tower: (N, C, H, W) -> (N, P, D_v)
+
+Tiles are encoded one after the other, each by all threads, so that a tile's features have the same bits in
+any company. Activations meet int8 weights as 8-bit numbers with one scale a patch where the processor has dot
+products of bytes (VNNI), else as 16-bit ones. They meet bfloat16 weights, and each other in the attention of
+both, as bfloat16 where there are dot products of it (AVX512_BF16), else as float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from threading import Lock
+
+import torch
+from torch import Tensor, nn
+
+from generation.fast.native.build import NoCompiler, is_sound, library_file, load_library
+from generation.fast.panels import BITS, Matrix, PanelLinear, PanelWeight, to_panels
+from generation.fast.quantized import quantize_rows
+
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
+# Seconds that compiling takes, and that a tile saves for each floating-point operation, by bits of weights:
+# roughly, from SmolVLM-256M's tower on two threads of a Zen 5 core pair. Eager code unpacks int8 weights.
+COMPILE_SECONDS = 5.0
+SAVED_PER_OPERATION = {32: 3.5e-12, 16: 1.2e-12, 8: 5e-12}
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = (("weight", _POINTER), ("bias", _POINTER))
+
+
+class _Block(ctypes.Structure):
+    _fields_ = (
+        *((name, Matrix) for name in ("q", "k", "v", "out", "fc1", "fc2")),
+        *((name, _Norm) for name in ("before_attention", "before_mlp")),
+    )
+
+
+class _Tower(ctypes.Structure):
+    _fields_ = (
+        *((name, _LONG) for name in ("layers", "width", "heads", "inner", "channels", "patch", "exact_gelu")),
+        ("eps", ctypes.c_float),
+        ("embedding", Matrix),
+        ("positions", _POINTER),
+        ("last", _Norm),
+        ("block", ctypes.POINTER(_Block)),
+    )
+
+
+class _Tile(ctypes.Structure):
+    _fields_ = (
+        ("pixels", _POINTER),
+        *((name, _LONG) for name in ("height", "width")),
+        ("position", _POINTER),
+        ("keys", _LONG),
+        ("key", _POINTER),
+    )
+
+
+def _declare(opened: ctypes.CDLL) -> None:
+    tower, tile = ctypes.POINTER(_Tower), ctypes.POINTER(_Tile)
+    opened.ocelli_tower_floats.restype = _LONG
+    opened.ocelli_tower_floats.argtypes = (tower, tile, _LONG)
+    opened.ocelli_tower.restype = None
+    opened.ocelli_tower.argtypes = (tower, tile, _LONG, _POINTER, _POINTER)
+
+
+def _library_parts(weight_bits: int) -> tuple[str, tuple[str, ...]]:
+    return "tower.c", (f"-DWEIGHT_BITS={weight_bits}",)
+
+
+def unsupported(tower) -> str | None:
+    """Why tower.c cannot run this vision tower, or None where it can."""
+    weight = tower.layers[0].self_attn.q_proj.weight
+    if weight.device.type != "cpu":
+        return f"the vision tower is on {weight.device.type}"
+    if weight.dtype not in BITS:
+        return f"{weight.dtype} weights (float32, bfloat16 and int8 are supported)"
+    return None
+
+
+def _weight_bits(tower) -> int:
+    return BITS[tower.layers[0].self_attn.q_proj.weight.dtype]
+
+
+def is_compiled(tower) -> bool:
+    """Whether the library for this tower exists already. Raises NoCompiler."""
+    return is_sound(library_file(*_library_parts(_weight_bits(tower)))[1])
+
+
+def break_even_tiles(tower) -> int:
+    """Roughly how many full tiles save the time that compiling takes."""
+    config = tower.config
+    weights = config.hidden_size * (4 * config.hidden_size + 2 * config.intermediate_size)
+    layer = 2 * config.num_patches * (weights + 2 * config.num_patches * config.hidden_size)
+    saved = config.num_hidden_layers * layer * SAVED_PER_OPERATION[_weight_bits(tower)]
+    return math.ceil(COMPILE_SECONDS / saved)
+
+
+def fast_tower(tower, tiles: int | None = None) -> tuple[nn.Module | None, str]:
+    """(a faster tower that took this one's weights over, what it is), or (None, why there is none).
+
+    Args:
+        tiles: the most that are expected. If they are too few to be worth compiling, the C tower is used only
+            where it was compiled before. None always compiles.
+    """
+    if reason := unsupported(tower):
+        return None, f"eager: {reason}"
+    try:
+        if tiles is None or tiles >= (needed := break_even_tiles(tower)) or is_compiled(tower):
+            return FastTower(tower), "native C tower"
+        why = f"compiling pays from {needed} tiles on, at most {tiles} are expected"
+    except NoCompiler as error:
+        why = str(error)
+    if _weight_bits(tower) == 32 and torch.backends.mkldnn.is_available():
+        return use_onednn(tower), f"oneDNN linear layers: {why}"
+    return None, f"eager: {why}"
+
+
+class OneDNNLinear(nn.Module):
+    """A float32 linear layer by oneDNN, without gradients. PyTorch itself takes MKL, which reaches half of
+    that speed on AMD's processors."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+
+
+def use_onednn(tower: nn.Module) -> nn.Module:
+    """Replace the linear layers of a float32 tower on a CPU, in place."""
+    for parent in list(tower.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, OneDNNLinear(child))
+    return tower
+
+
+class FastTower(nn.Module):
+    """A `models.vision_transformer.VisionTransformer` in C, without gradients. It takes the tower's weights
+    over: they are put into panels, and the tower's own layers multiply with these from then on. Threads that
+    share one take turns.
+
+    Raises NoCompiler, and ValueError for a tower that it does not support (`unsupported` says why).
+    """
+
+    def __init__(self, tower):
+        super().__init__()
+        if reason := unsupported(tower):
+            raise ValueError(f"the native vision tower cannot run this one: {reason}")
+        self.config, config = tower.config, tower.config
+        bits = _weight_bits(tower)
+        self._library = load_library(*_library_parts(bits), _declare)
+        to_panels(tower)
+        self.tower = tower
+        self.patch_embedding = _linear_of_patches(tower.patch_embedding, bits)
+        tower.patch_embedding = None  # its weights are in panels now
+        self._blocks = (_Block * config.num_hidden_layers)()
+        for slot, layer in zip(self._blocks, tower.layers, strict=True):
+            for name in ("q", "k", "v"):
+                setattr(slot, name, _matrix(getattr(layer.self_attn, f"{name}_proj")))
+            slot.out, slot.fc1, slot.fc2 = map(
+                _matrix, (layer.self_attn.out_proj, layer.mlp.fc1, layer.mlp.fc2)
+            )
+            slot.before_attention, slot.before_mlp = _norm(layer.layer_norm1), _norm(layer.layer_norm2)
+        self._description = _Tower(
+            layers=config.num_hidden_layers,
+            width=config.hidden_size,
+            heads=config.num_attention_heads,
+            inner=config.intermediate_size,
+            channels=config.num_channels,
+            patch=config.patch_size,
+            exact_gelu=config.hidden_act == "gelu",
+            eps=config.layer_norm_eps,
+            embedding=_matrix(self.patch_embedding),
+            positions=tower.position_embedding.weight.data_ptr(),
+            last=_norm(tower.post_layernorm),
+            block=self._blocks,
+        )
+        self._scratch = torch.empty(0)
+        self._lock = Lock()
+
+    def forward(self, pixel_values: Tensor, patch_mask: Tensor | None = None) -> Tensor:
+        """(N, C, H, W) normalised tiles -> (N, P, D_v) float32 features; see the eager tower."""
+        count, channels, height, width = pixel_values.shape
+        side = self.config.patch_size
+        grid = (height // side, width // side)
+        if channels != self.config.num_channels or not min(grid):
+            expected = f"(N, {self.config.num_channels}, H, W) with H and W of at least {side}"
+            raise ValueError(f"pixel_values: expected {expected}, got {tuple(pixel_values.shape)}")
+        if patch_mask is not None and tuple(patch_mask.shape) != (count, *grid):
+            raise ValueError(f"patch_mask: expected {(count, *grid)}, got {tuple(patch_mask.shape)}")
+        places = self.tower.position_ids((height, width), patch_mask, "cpu")
+        pixels = pixel_values.detach().float().contiguous()
+        places = places.expand(count, -1).contiguous()
+        features = torch.empty(count, grid[0] * grid[1], self.config.hidden_size)
+        everything = torch.arange(features.shape[1])
+        with self._lock:
+            for i in range(count):
+                real = everything if patch_mask is None else patch_mask[i].flatten().nonzero().flatten()
+                keys = real if len(real) else everything  # padding alone looks at all of itself
+                tile = _Tile(
+                    pixels[i].data_ptr(), height, width, places[i].data_ptr(), len(keys), keys.data_ptr()
+                )
+                self._encode(tile, features[i])
+        return features
+
+    def _encode(self, tile: _Tile, features: Tensor) -> None:
+        threads = torch.get_num_threads()
+        needed = self._library.ocelli_tower_floats(self._description, tile, threads)
+        if self._scratch.numel() < needed:
+            self._scratch = torch.empty(needed)
+        self._library.ocelli_tower(
+            self._description, tile, threads, self._scratch.data_ptr(), features.data_ptr()
+        )
+
+
+def _linear_of_patches(convolution: nn.Conv2d, bits: int) -> PanelLinear:
+    """The convolution as a linear layer of a patch's pixels, in the precision of the other layers."""
+    weight, scale = convolution.weight.detach().flatten(1), None
+    if bits == 8:
+        weight, scale = quantize_rows(weight)
+    elif bits == 16:
+        weight = weight.to(torch.bfloat16)
+    return PanelLinear(weight, scale, convolution.bias)
+
+
+def _matrix(layer: PanelWeight) -> Matrix:
+    return layer.matrix
+
+
+def _norm(norm: nn.LayerNorm) -> _Norm:
+    return _Norm(norm.weight.data_ptr(), norm.bias.data_ptr())
