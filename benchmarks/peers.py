@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,8 @@ class OpenVINO:
         ours = build_ours(self.shape, torch.float32, "cpu")
         tower = nn.Sequential(ours.vision_model, ours.projector)
         tiles = tile_pixels(self.shape, 2)[0].split(1)  # (1, 3, M, M) each
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is a constant in the traced tower, as it is to be
             model = openvino.convert_model(tower, example_input=tiles[0], input=list(tiles[0].shape))
         for nncf in quantizer:
             data = nncf.Dataset([tile.numpy() for tile in tiles])
