@@ -214,9 +214,9 @@ static inline void end_panel(sums a, sums b, total *out, int first) {
 #define EACH_FEW(X) EACH_FEW_(X, S1)
 // X(2, 6) X(3, 4) X(4, 3) X(5, 2) X(6, 2)
 #elif PIECES == 4
-#define MOST_ROWS 3
+#define MOST_ROWS 2 /* three would fill all 16 registers with sums and weights */
 #define MOST_FEW 1
-#define EACH_SINGLE(X) X(1) X(2) X(3)
+#define EACH_SINGLE(X) X(1) X(2)
 #define EACH_FEW(X) X(1, 3)
 #elif WORDS == 2
 #define MOST_ROWS 4
