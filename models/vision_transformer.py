@@ -91,7 +91,7 @@ class VisionTransformer(nn.Module):
             x = layer(x, mask)
         return self.post_layernorm(x)
 
-    def position_ids(self, size: tuple[int, int], patch_mask: Tensor | None, device) -> Tensor:
+    def position_ids(self, size: tuple[int, ...], patch_mask: Tensor | None, device) -> Tensor:
         """Rows of the position table for tiles of `size` (H, W) pixels: (P,) or (N, P).
 
         A full square tile takes them in order. Smaller or partly masked tiles spread over the table by
