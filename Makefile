@@ -47,6 +47,7 @@ soak: $(INSTALLED)
 	$(PY) -m tests.soak.fuzz
 	$(PY) -m tests.soak.kills
 	$(PY) -m tests.soak.load
+	$(PY) -m tests.soak.drafts
 
 train: $(INSTALLED)
 	$(PY) train.py

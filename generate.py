@@ -87,7 +87,7 @@ def load(args: argparse.Namespace, answers: int):
 def answer_questions(args: argparse.Namespace) -> None:
     """Answer every question about the images."""
     options, names, images, questions = read_request(args)
-    from inference.answer import ask_each
+    from inference import answer, draft
 
     questions = questions or [DEFAULT_QUESTION]
     checkpoint = load(args, answers=len(questions))
@@ -95,6 +95,7 @@ def answer_questions(args: argparse.Namespace) -> None:
         from inference.attribution import attention, draw
 
         attention.check_layers(checkpoint, args.layers, args.heads)
+    ask_each = draft.ask_each if args.draft else answer.ask_each
     replies = ask_each(checkpoint, images, questions, options, args.system)
     for number, (question, reply) in enumerate(zip(questions, replies, strict=True)):
         if number == 0:
@@ -114,8 +115,9 @@ def answer_questions(args: argparse.Namespace) -> None:
 
 def show(reply, about: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """Print the answers of a reply, a single one while it is made. Returns the result, without `about`."""
+    pieces = reply.after_draft(not args.json, args.json or args.stats) if args.draft else reply
     if args.num_answers == 1 and not args.json:
-        for _, piece in reply:
+        for _, piece in pieces:
             print(piece, end="", flush=True)
         print(flush=True)
     result = reply.finish()
@@ -145,7 +147,7 @@ def chat(args: argparse.Namespace) -> int:
     cli.log_unused(args, log)
     if names != args.images:
         log(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
-    talk = Chat(checkpoint, args.system, options, args.stats, args.debug)
+    talk = Chat(checkpoint, args.system, options, args.stats, args.debug, args.draft)
     for name, image in zip(names, images):
         talk.show(image, name)
     return talk.run(questions)

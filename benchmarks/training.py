@@ -43,6 +43,7 @@ from benchmarks.common import (
 from benchmarks.peers import build_transformers
 from benchmarks.shapes import SHAPES, build_ours, fill, words
 from data.packing import IGNORE_INDEX, PADDING, Batch, Sample, collate, pack, pack_indices
+from data.tiles import Tiles
 from inference.cli import positive
 from training.flops import Amounts, training_flops
 from training.rows import RowsLoss
@@ -129,7 +130,7 @@ def batches(
         for sample in row:
             size = (sample.tiles, vision.num_channels, vision.image_size, vision.image_size)
             pixels = fill(torch.empty(size), 1.0, start=104_729 * sample.sample_id[1])
-            tiles.append(pixels if sample.tiles else None)
+            tiles.append(Tiles.of(pixels) if sample.tiles else None)
         packed_rows.append(pack(row, tiles))
         waiting = [sample for i, sample in enumerate(waiting) if i not in set(chosen)]
     return [collate(packed_rows[i : i + rows], 0, length) for i in range(0, len(packed_rows), rows)]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from data.nanovlm import NanoVLMImages
     from data.smolvlm import IdeficsImages
+    from data.tiles import Tiles
 
 # Formats that Pillow decodes by itself and recognises by content; HEIC comes besides. Left out on purpose:
 # those that run another program (EPS), and those so loosely marked that a text file can pass for one (TGA).
@@ -107,7 +108,7 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     name = name or describe(source)
     if _is_array(source):
         check_size(*_array_size(source, name), limits, name)
-        return _flatten(_from_array(source, name), name)
+        return _flatten(_from_array(source, name), name, own=True)
     image, orientation = _open(source, limits, name)
     if isinstance(file := getattr(image, "fp", None), _CountedReads):
         file.pieces = PIECES
@@ -116,7 +117,8 @@ def load_image(source: Any, limits: ImageLimits = ImageLimits(), name: str | Non
     except Exception as error:  # a decoder meets hostile bytes: whatever it raises is a refusal
         raise ImageError(f"{name}: the image is damaged or cut off ({one_line(error, 200)})") from error
     turn = _UPRIGHT.get(orientation)
-    return _flatten(image if turn is None else image.transpose(turn), name)
+    own = turn is not None or image is not source
+    return _flatten(image if turn is None else image.transpose(turn), name, own)
 
 
 def image_size(source: Any, limits: ImageLimits = ImageLimits(), name: str | None = None) -> tuple[int, int]:
@@ -372,8 +374,9 @@ def _exif_block(image: Image.Image, data: bytes) -> bytes | None:
     return None
 
 
-def _flatten(image: Image.Image, name: str) -> Image.Image:
-    """Any mode → RGB; transparent parts over white; 16- and 32-bit grey scaled, not clipped."""
+def _flatten(image: Image.Image, name: str, own: bool) -> Image.Image:
+    """Any mode → RGB; transparent parts over white; 16- and 32-bit grey scaled, not clipped. An image of our
+    `own` that is RGB already is not copied, unless it would keep its file in memory."""
     if image.mode in ("F", "I") or image.mode.startswith("I;16"):
         image = Image.fromarray(_to_uint8(np.asarray(image), name))
     try:
@@ -382,7 +385,8 @@ def _flatten(image: Image.Image, name: str) -> Image.Image:
             rgb = Image.new("RGB", image.size, "white")
             rgb.paste(image, mask=image.getchannel("A"))
         else:
-            rgb = image.convert("RGB")
+            own = own and image.mode == "RGB" and image.format in (None, "JPEG")
+            rgb = image if own else image.convert("RGB")
     except Exception as error:  # a mode that Pillow cannot convert, such as LAB
         raise ImageError(f"{name}: its mode {image.mode} has no RGB ({one_line(error, 200)})") from error
     rgb.info = {}  # so that a second load does not turn it again by the same EXIF
@@ -445,10 +449,20 @@ class TiledImage:
     """An image as the model sees it: tiles (n, 3, M, M), `rows` x `columns` of them and the whole image, or
     0 x 0 and the whole image. It is accepted wherever an image is."""
 
-    tiles: torch.Tensor
+    tiles: Tiles
     rows: int
     columns: int
     name: str
+
+
+def whole_alone(images: ImageRules, tiled: TiledImage) -> TiledImage | None:
+    """The image as if images were not cut, from the tile that shows all of it; None where no tile does."""
+    if len(tiled.tiles) == 1:
+        return tiled
+    if len(tiled.tiles) != tiled.rows * tiled.columns + 1:
+        return None
+    whole = tiled.tiles[:1] if images.whole_first else tiled.tiles[-1:]
+    return TiledImage(whole, *images.uncut, tiled.name)
 
 
 def check_sizes(images: ImageRules) -> None:

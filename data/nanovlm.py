@@ -25,8 +25,10 @@ from torch import Tensor
 
 from data.chat import CHATML_TEMPLATE, V01_TEMPLATE, Message, tokenizer_template
 from data.errors import ProcessorError, PromptError
+from data.tiles import Tiles
 from data.tokenizer import AnyTokenizer, check_files, folder_of, open_tokenizer
 
+_VALUES = (torch.arange(256).float() / 255).expand(3, -1).contiguous()  # what a byte stands for
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -35,6 +37,7 @@ class NanoVLMImages:
 
     string_content = True
     whole_first = True
+    uncut = 1, 1
     flat = True
     resizes = True
 
@@ -91,20 +94,22 @@ class NanoVLMImages:
         whole = self.global_token is not None and (rows, cols) != (1, 1)
         return rows * cols + whole, rows, cols
 
-    def tiles(self, image: Image.Image) -> tuple[Tensor, int, int]:
+    def tiles(self, image: Image.Image) -> tuple[Tiles, int, int]:
         """An RGB image → tiles (n, 3, M, M) from 0 to 1 with the whole image first, and their rows and
         columns (1, 1 where there is one tile)."""
         size = self.tile_size
         if self.max_side is None:
-            return _to_tensor(image.resize((size, size), Image.Resampling.BILINEAR))[None], 1, 1
+            pixels = _to_bytes(image.resize((size, size), Image.Resampling.BILINEAR))  # (3, M, M)
+            return Tiles.of(pixels[None], _VALUES), 1, 1
         height, width = resized_size(image.height, image.width, size, self.max_side, self.to_max_side)
-        pixels = _to_tensor(image.resize((width, height), Image.Resampling.BICUBIC))  # (3, H, W)
+        pixels = _to_bytes(image.resize((width, height), Image.Resampling.BICUBIC))  # (3, H, W)
         rows, cols = height // size, width // size
         grid = pixels.view(3, rows, size, cols, size).permute(1, 3, 0, 2, 4).reshape(-1, 3, size, size)
+        tiles = Tiles.of(grid, _VALUES)
         if (rows, cols) == (1, 1) or self.global_token is None:
-            return grid, rows, cols
-        whole = F.interpolate(pixels[None], (size, size), mode="bilinear", antialias=True)
-        return torch.cat((whole, grid)), rows, cols
+            return tiles, rows, cols
+        whole = F.interpolate(pixels[None].float() / 255, (size, size), mode="bilinear", antialias=True)
+        return Tiles.cat((Tiles.of(whole), tiles)), rows, cols
 
     def prompt(self, rows: int, cols: int, index: int, count: int) -> str:
         """What stands in a prompt for image `index` of `count`."""
@@ -158,6 +163,6 @@ def open_nanovlm(folder: Path, config: dict[str, Any]) -> tuple[NanoVLMImages, A
     return NanoVLMImages(config, tokenizer), tokenizer, template if extra else V01_TEMPLATE
 
 
-def _to_tensor(image: Image.Image) -> Tensor:
-    """RGB image → (3, H, W) float32 from 0 to 1."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float() / 255
+def _to_bytes(image: Image.Image) -> Tensor:
+    """RGB image → (3, H, W) uint8."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()

@@ -14,7 +14,6 @@ see, as the shapes world packs its questions (`shapes/stream.py`).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from data.errors import BadRow, ImageError, ProcessorError, PromptError
 from data.images import count_tiles, describe, image_size, load_image, tile_image
 from data.processor import Processor
 from data.row_schemas import BAD_CONVERSATION, BROKEN_IMAGE, TOO_LONG, TOO_MANY_TILES
+from data.tiles import Tiles
 
 IGNORE_INDEX = -100  # label of a position that carries no loss
 PADDING = -1  # segment id of positions that hold nothing
@@ -113,8 +113,8 @@ class SampleEncoder:
             raise BadRow(TOO_MANY_TILES, f"expected {fitting}, got {tiles} tiles")
         return grids
 
-    def tiles(self, sample: Sample) -> Tensor | None:
-        """A sample's tiles, (n, 3, M, M) float32 in the order of its placeholders; None without images."""
+    def tiles(self, sample: Sample) -> Tiles | None:
+        """A sample's tiles, (n, 3, M, M) in the order of its placeholders; None without images."""
         limits, tiles = self.processor.limits, []
         for source, expected in zip(sample.images, sample.image_tiles, strict=True):
             name = describe(source)
@@ -124,7 +124,7 @@ class SampleEncoder:
             if len(cut) != expected:  # the header did not tell the size of the pixels
                 raise BadRow(BROKEN_IMAGE, f"{name}: expected {expected} tiles, got {len(cut)}")
             tiles.append(cut)
-        return torch.cat(tiles) if tiles else None
+        return Tiles.cat(tiles) if tiles else None
 
 
 @contextmanager
@@ -134,103 +134,6 @@ def _counted_as(reason: str, *kinds: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         raise BadRow(reason, str(error)) from error
-
-
-# ---------------------------------------------------------------------------------------- tiles as bytes
-# An image's 256 levels, rescaled and perhaps normalised, are 256 numbers. As bytes they take a quarter of the
-# memory, of the copy to the device, and of what passes between a worker and the training process.
-_FROM_0_TO_1 = torch.arange(256).float() / 255  # nanoVLM
-_FROM_MINUS_1 = (_FROM_0_TO_1 - 0.5) / 0.5  # Idefics3, SmolVLM
-LEVELS = torch.stack((_FROM_0_TO_1, _FROM_MINUS_1))  # (2, 256): what a byte stands for
-_AMPLE = 16  # times a row's bytes: so much shared memory must be free for the row to go through it
-
-
-@dataclass(frozen=True)
-class ByteTiles:
-    """(n, 3, M, M) tiles, to the bit. Those of other numbers (nanoVLM's whole image is reduced after its
-    rescaling) travel as they are.
-
-    codes: (k, 3, M, M) uint8, of the tiles whose values are all among some LEVELS.
-    levels: (k,) int32, which ones.
-    others: (n - k, 3, M, M) float32.
-    coded: (n,) bool, which tiles are in codes.
-    """
-
-    codes: Tensor
-    levels: Tensor
-    others: Tensor
-    coded: Tensor
-
-    @classmethod
-    def of(cls, tiles: Tensor) -> ByteTiles:
-        found = [_as_bytes(tile) for tile in tiles]
-        pairs = [one for one in found if one is not None]
-        codes = [tiles.new_empty(0, *tiles.shape[1:], dtype=torch.uint8), *(code[None] for code, _ in pairs)]
-        levels = torch.tensor([which for _, which in pairs], dtype=torch.int32)
-        coded = torch.tensor([one is not None for one in found])
-        return cls(torch.cat(codes), levels, tiles[~coded], coded)
-
-    @classmethod
-    def cat(cls, parts: Sequence[ByteTiles]) -> ByteTiles:
-        """One after another, in order."""
-        return cls(*(torch.cat(fields) for fields in zip(*(part._fields for part in parts), strict=True)))
-
-    def __len__(self) -> int:
-        return len(self.coded)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(field.nbytes for field in self._fields)
-
-    @property
-    def _fields(self) -> tuple[Tensor, ...]:
-        return self.codes, self.levels, self.others, self.coded
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Tensor:
-        """The tiles themselves, (n, 3, M, M) float32, copied as bytes."""
-        codes, levels, others = (field.to(device, non_blocking=non_blocking) for field in self._fields[:3])
-        places = codes.int() + 256 * levels[:, None, None, None]
-        tiles = LEVELS.flatten().to(device).index_select(0, places.flatten()).view(codes.shape)
-        if self.coded.all():
-            return tiles
-        order = torch.argsort(torch.argsort(~self.coded, stable=True))  # places in (codes, others)
-        return torch.cat((tiles, others))[order.to(device)]
-
-    def __reduce__(self) -> tuple[Any, tuple]:
-        """Between processes tensors go through shared memory. Containers often have 64 MB of it, and whoever
-        writes more is killed: where it is short, arrays go through the pipe, which is slower."""
-        if _free_shared_memory() >= _AMPLE * self.nbytes:
-            return ByteTiles, self._fields
-        return _from_arrays, tuple(field.numpy() for field in self._fields)
-
-
-def _from_arrays(*fields: Any) -> ByteTiles:
-    return ByteTiles(*map(torch.from_numpy, fields))
-
-
-def _free_shared_memory() -> float:
-    """Bytes; elsewhere than on Linux there is no such bound."""
-    if not os.path.isdir("/dev/shm"):
-        return float("inf")
-    space = os.statvfs("/dev/shm")
-    return space.f_bavail * space.f_frsize
-
-
-def _as_bytes(tile: Tensor) -> tuple[Tensor, int] | None:
-    """A tile's bytes and their LEVELS, or None where some value is no level."""
-    for which, levels in enumerate(LEVELS):
-        codes = _nearest(tile[:, :1], levels)
-        if torch.equal(levels[codes.int()], tile[:, :1]):  # most tiles of other levels are told apart here
-            codes = _nearest(tile, levels)
-            if torch.equal(levels[codes.int()], tile):
-                return codes, which
-    return None
-
-
-def _nearest(values: Tensor, levels: Tensor) -> Tensor:
-    """uint8: the number of the level closest to each value."""
-    low, high = levels[0].item(), levels[-1].item()
-    return ((values - low) * (255 / (high - low))).round_().clamp_(0, 255).to(torch.uint8)
 
 
 # ----------------------------------------------------------------------------------------------- packing
@@ -282,25 +185,25 @@ class PackedSequence:
     labels: np.ndarray
     position_ids: np.ndarray
     segment_ids: np.ndarray
-    pixel_values: ByteTiles | None
+    pixel_values: Tiles | None
     sample_ids: tuple[SampleId, ...]
     images: int = 0  # number of images that the tiles were cut from
 
 
-def pack(samples: Sequence[Sample], tiles: Sequence[Tensor | None]) -> PackedSequence:
-    """Join at least one sample, and the tiles of each, (n, 3, M, M) float32 or None."""
+def pack(samples: Sequence[Sample], tiles: Sequence[Tiles | None]) -> PackedSequence:
+    """Join at least one sample, and the tiles of each, (n, 3, M, M) or None."""
     if any(sample.front for sample in samples) and len(samples) > 1:
         raise ValueError("a model with images in front takes one sample per sequence; turn packing off")
     # Nothing before a first token could predict it, except an image in front of it.
     first = [] if samples[0].front else [IGNORE_INDEX]
     labels = [label for sample in samples for label in (*first, *sample.labels[len(first) :])]
-    images = [ByteTiles.of(image) for image in tiles if image is not None]
+    images = [image for image in tiles if image is not None]
     return PackedSequence(
         np.array([token for sample in samples for token in sample.input_ids]),
         np.array(labels),
         np.concatenate([np.arange(sample.tokens) for sample in samples]),
         np.repeat(np.arange(1, len(samples) + 1), [sample.tokens for sample in samples]),
-        ByteTiles.cat(images) if images else None,
+        Tiles.cat(images) if images else None,
         tuple(sample.sample_id for sample in samples),
         sum(len(sample.images) for sample in samples),
     )
@@ -310,7 +213,7 @@ class Batch(dict):
     """A batch's tensors by name, and `sample_ids`: for each sequence, the ids of its samples in order.
 
     input_ids, labels (B, T); position_ids, segment_ids (B, F + T); pixel_values if there is an image:
-    `ByteTiles`, which `to` turns into tiles (N, 3, M, M) float32 on the device.
+    `Tiles`, which `to` turns into numbers (N, 3, M, M) float32 on the device.
     """
 
     sample_ids: list[tuple[SampleId, ...]]
@@ -356,7 +259,7 @@ def collate(rows: Sequence[PackedSequence | None], pad_token_id: int, length: in
                 padded[i, : len(value)] = torch.from_numpy(value)
     images = [row.pixel_values for row in real if row.pixel_values is not None]
     if images:
-        batch["pixel_values"] = ByteTiles.cat(images)
+        batch["pixel_values"] = Tiles.cat(images)
     batch.sample_ids = [() if row is None else row.sample_ids for row in rows]
     batch.images = sum(row.images for row in real)
     return batch

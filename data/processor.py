@@ -37,6 +37,7 @@ from data.images import (
 )
 from data.nanovlm import open_nanovlm
 from data.smolvlm import IdeficsImages, new_idefics, open_idefics
+from data.tiles import Tiles
 from data.tokenizer import AnyTokenizer, FolderTokenizer, folder_of, no_panic, read_object
 from models.config import VLMConfig
 
@@ -68,13 +69,13 @@ class ModelInputs(dict):
 class EncodedConversation:
     """One conversation, unpadded.
 
-    `tiles` is (n, 3, M, M) or None; `assistant_mask` marks what the assistant says, end of turn included;
-    `image_tokens` counts the positions that images take, in the ids or in front of them.
+    `tiles` are (n, 3, M, M), still bytes, or None; `assistant_mask` marks what the assistant says, end of
+    turn included; `image_tokens` counts the positions that images take, in the ids or in front of them.
     """
 
     input_ids: list[int]
     assistant_mask: list[bool]
-    tiles: Tensor | None
+    tiles: Tiles | None
     image_tokens: int
 
 
@@ -220,7 +221,7 @@ class Processor:
         placeholder = self.image_token_id
         if placeholder is not None and (got := encoded.input_ids.count(placeholder)) != image_tokens:
             raise PromptError(f"{label}: expected {image_tokens} placeholders for its images, got {got}")
-        tiles = torch.cat([one.tiles for one in images]) if images else None
+        tiles = Tiles.cat([one.tiles for one in images]) if images else None
         return EncodedConversation(encoded.input_ids, encoded.assistant_mask, tiles, image_tokens)
 
     def tile(self, source: Any) -> TiledImage:
@@ -256,15 +257,17 @@ class Processor:
         tiles = [row.tiles for row in rows]
         real = [tile for tile in tiles if tile is not None]
         if real and self.images.flat:
-            inputs["pixel_values"] = torch.cat(real)  # (N, 3, M, M)
+            inputs["pixel_values"] = Tiles.cat(real).to("cpu")  # (N, 3, M, M)
         elif real:
             most = max(map(len, real))
             # (B, n, 3, M, M), and a mask (B, n, M, M); a row with fewer tiles ends in zeros.
-            pixels = inputs["pixel_values"] = real[0].new_zeros(len(rows), most, *real[0].shape[1:])
+            pixels = inputs["pixel_values"] = torch.zeros(len(rows), most, *real[0].shape[1:])
             mask = torch.zeros(len(rows), most, *real[0].shape[2:], dtype=torch.int64)
             for i, own in enumerate(tiles):
                 if own is not None:
-                    pixels[i, : len(own)], mask[i, : len(own)] = own, 1
+                    mask[i, : len(own)] = 1
+                    for tile, place in zip(own, pixels[i]):
+                        tile.write(place)
             inputs["pixel_attention_mask"] = mask
         inputs.image_tokens = [row.image_tokens for row in rows]
         return inputs

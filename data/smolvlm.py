@@ -18,6 +18,7 @@ from torch import Tensor
 
 from data.chat import Message, chat_template
 from data.errors import PromptError
+from data.tiles import Tiles
 from data.tokenizer import END, FAKE, GLOBAL, IMAGE, AnyTokenizer, check_files, open_tokenizer, read_object
 
 # transformers' settings where a file does not say.
@@ -48,6 +49,7 @@ class IdeficsImages:
     string_content = False
     add_special_tokens = True
     whole_first = False  # among the tiles of an image that is split
+    uncut = 0, 0  # rows and columns of an image that is not
     flat = False  # tiles are padded per row: (B, n, 3, M, M) with a pixel mask, as transformers gives them
 
     def __init__(self, settings: Mapping[str, Any], tokens_per_tile: int = _TOKENS_PER_TILE):
@@ -60,7 +62,7 @@ class IdeficsImages:
             self.tile_size: int = known["max_image_size"]["longest_edge"]
             self.longest_side: int = known["size"]["longest_edge"]
             self._resample = Image.Resampling(known["resample"])
-            self._values = _pixel_values(known)  # (3, 256) float32: what each byte of each colour becomes
+            self._values = _pixel_values(known)
         except (KeyError, ValueError, TypeError) as error:
             raise PromptError(f"image settings: {type(error).__name__}: {error}") from error
 
@@ -85,7 +87,7 @@ class IdeficsImages:
         height = math.ceil(height / tile) * tile
         return math.ceil(int(height * aspect) / tile) * tile, height
 
-    def tiles(self, image: Image.Image) -> tuple[Tensor, int, int]:
+    def tiles(self, image: Image.Image) -> tuple[Tiles, int, int]:
         """An RGB image → tiles (n, 3, M, M) with the whole image last, and their rows and columns (0, 0
         where it is not split).
 
@@ -105,11 +107,7 @@ class IdeficsImages:
                 cells = grid.transpose(0, 2, 4, 1, 3).reshape(-1, 3, tile, tile)
         whole = np.asarray(image.resize((tile, tile), self._resample)).transpose(2, 0, 1)
         pixels = np.concatenate((cells, whole[None]))  # (n, 3, M, M) uint8
-        values = np.empty(pixels.shape, np.float32)
-        for one, out in zip(pixels, values):  # tile by tile: `take` makes 8-byte indices of them
-            for colour, table in enumerate(self._values):
-                table.take(one[colour], out=out[colour], mode="clip")
-        return torch.from_numpy(values), rows, cols
+        return Tiles.of(torch.from_numpy(pixels), self._values), rows, cols
 
     def prompt(self, rows: int, cols: int, index: int, count: int) -> str:
         """What stands in a prompt for image `index` of `count`.
@@ -133,7 +131,7 @@ def _resized(width: int, height: int, longest_side: int) -> tuple[int, int]:
     return max(other + other % 2, 1), longest_side
 
 
-def _pixel_values(settings: Mapping[str, Any]) -> np.ndarray:
+def _pixel_values(settings: Mapping[str, Any]) -> Tensor:
     """What the 256 values of a byte become in each colour, (3, 256) float32: in transformers' precisions.
     ValueError or TypeError where mean or deviation is neither a number nor three."""
     values = np.arange(256, dtype=np.uint8)
@@ -148,7 +146,7 @@ def _pixel_values(settings: Mapping[str, Any]) -> np.ndarray:
             table = (table - mean) / std
     if not np.isfinite(table).all():
         raise ValueError("expected image_mean, image_std and rescale_factor to make finite pixels")
-    return np.ascontiguousarray(table.T)
+    return torch.from_numpy(np.ascontiguousarray(table.T))
 
 
 def open_idefics(folder: Path) -> tuple[IdeficsImages, AnyTokenizer, str | None]:

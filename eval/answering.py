@@ -22,13 +22,12 @@ from data.errors import one_line
 from data.images import TiledImage, image_size
 from eval.tasks import EvalSample, EvalTask
 from generation.decoding import GenerationOptions
-from generation.prefix import FeatureCache, tile_digests
+from generation.prefix import FeatureCache
 from generation.scheduler import LazyRequest, Request, Scheduler, Stats
 from inference.answer import answer_text, encode
 from inference.checkpoint import Checkpoint, RequestError
 
 BLANK = (200, 200, 200)  # the colour that a blanked image shows everywhere
-BLANK_FEATURES = 64 * 2**20  # bytes of features kept: blank tiles are alike, whatever the image's size
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,12 @@ def share(groups: Sequence[Sequence[int]], rank: int, world_size: int) -> list[l
     return [pieces[place] for place in sorted(own)]
 
 
-def open_scheduler(
-    checkpoint: Checkpoint, slots: int, count: int, feature_cache: FeatureCache | None = None
-) -> Scheduler:
-    """A scheduler for `count` requests. Raises RequestError where memory does not suffice for the slots."""
+def open_scheduler(checkpoint: Checkpoint, slots: int, count: int) -> Scheduler:
+    """A scheduler for `count` requests, which encodes tiles that images have in common once. Raises
+    RequestError where memory does not suffice for the slots."""
     slots, step = max(1, min(slots, count)), checkpoint.decode_step
     try:
-        return Scheduler(checkpoint.model, slots, decode_step=step, feature_cache=feature_cache)
+        return Scheduler(checkpoint.model, slots, step, FeatureCache(checkpoint.model))
     except ValueError as error:
         raise RequestError(f"{error} (--batch-size)") from None
 
@@ -101,21 +99,18 @@ def answers(
         stats: counts what the scheduler does.
     """
     groups = by_image(samples) if groups is None else groups
-    features = FeatureCache(checkpoint.model, BLANK_FEATURES if blank else 0)
-    scheduler = open_scheduler(checkpoint, slots, sum(map(len, groups)), features)
+    scheduler = open_scheduler(checkpoint, slots, sum(map(len, groups)))
     scheduler.stats = scheduler.stats if stats is None else stats
-    held: dict[str, tuple[list[TiledImage], list[bytes]]] = {}  # of the group in work: opened and cut once
+    held: dict[str, list[TiledImage]] = {}  # of the group in work: opened and cut once
 
     def request(sample: EvalSample) -> Request:
         if sample.group not in held:
             held.clear()
-            tiled = [_tiled(checkpoint, source, blank) for source in sample.images()]
-            held[sample.group] = tiled, [digest for one in tiled for digest in tile_digests(one.tiles)]
-        tiled, digests = held[sample.group]
-        row = encode(checkpoint, tiled, sample.prompt, sample.system or None)
+            held[sample.group] = [_tiled(checkpoint, source, blank) for source in sample.images()]
+        row = encode(checkpoint, held[sample.group], sample.prompt, sample.system or None)
         stops = checkpoint.stop_token_ids
         options = GenerationOptions(max_new_tokens=sample.max_new_tokens, stop_token_ids=stops)
-        return Request(torch.tensor(row.input_ids), row.tiles, options=options, digests=digests or None)
+        return Request(torch.tensor(row.input_ids), row.tiles, options=options)
 
     numbers = (number for group in groups for number in group)
     for done in scheduler.run(LazyRequest(number, partial(request, samples[number])) for number in numbers):

@@ -24,8 +24,9 @@ from generation import kv_cache as kv
 from generation.kv_cache import CachePosition, KVCache
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
+from generation.prefix import encode_once
 from generation.prompt import Prompt, compact, prompt_lengths, seen_tokens
-from generation.protocol import Decoder, VisionLanguage
+from generation.protocol import Decoder, Pixels, VisionLanguage
 from generation.sampling import Sampler
 from generation.speculation import Proposer, decode_proposed, prompt_lookup
 from generation.steps import ChunkStep, DecodeLoop, DecodeStep, PromptStep, eager_step, uncached_step
@@ -129,7 +130,7 @@ def decode(
 def generate_stream(
     model: VisionLanguage,
     input_ids: Tensor,
-    pixel_values: Tensor | None,
+    pixel_values: Pixels | None,
     pixel_attention_mask: Tensor | None,
     attention_mask: Tensor | None,
     options: GenerationOptions,
@@ -146,8 +147,11 @@ def generate_stream(
     input_ids = input_ids.to(model.device)
     attention_mask = None if attention_mask is None else attention_mask.to(model.device)
 
+    def encode(tiles: Pixels, masks: Tensor | None) -> Tensor:
+        return encode_once(model, tiles, masks) if len(tiles) > 1 else model.encode_images(tiles, masks)
+
     def embed_prompt() -> Prompt:
-        x = model.embed(input_ids, pixel_values, pixel_attention_mask)
+        x = model.embed(input_ids, pixel_values, pixel_attention_mask, encode)
         return compact(x, attention_mask, lengths)
 
     seen = None

@@ -1,22 +1,22 @@
 """What is known by its content: tiles' features, and the positions that the rows of a cache hold.
 
-    features = FeatureCache(model, max_bytes=64 * 2**20)
+    features = FeatureCache(model)
     prompt = read_prompt(model, input_ids, pixel_values, max_new_tokens=64)   # checked, with keys
     slots = SlotCache(model.language_model, CacheBudget(slots=8, positions=1024, context=8192, ...))
     reused = slots.filled_in_common(prompt.keys)[slot]
     embeddings, encoded = embed_rest(model, features, prompt, reused)
 
 A tile's digest is taken over all that its features depend on besides the weights: the pixels as preprocessing
-left them, their shape and dtype, and its mask. A position's key is a token's id, or a number below 0 that
-stands for a tile's digest, because all placeholders carry the same id. Two prompts with the same keys from
-the front have the same keys and values there in the cache.
+left them, or its bytes and what they stand for, their shape and dtype, and its mask. A position's key is a
+token's id, or a number below 0 that stands for a tile's digest, because all placeholders carry the same id.
+Two prompts with the same keys from the front have the same keys and values there in the cache.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -28,18 +28,24 @@ from generation import kv_cache as kv
 from generation.kv_cache import KVCache, bytes_per_position
 from generation.options import CacheMemoryError, check_integer
 from generation.prompt import prompt_lengths
-from generation.protocol import Decoder, VisionLanguage
+from generation.protocol import Decoder, Pixels, VisionLanguage
 
+FEATURE_BYTES = 64 * 2**20  # of features kept for a model; SmolVLM-256M's tile takes 147 kB in float32
+SPOTS = 64  # pixels of a tile that are compared before all are
 NO_KEY = torch.iinfo(torch.int64).min  # the key of no position
 
 
-def tile_digests(tiles: Tensor, masks: Tensor | None = None) -> list[bytes]:
+def tile_digests(tiles: Pixels, masks: Tensor | None = None) -> list[bytes]:
     """A SHA-256 of each tile, because visitors choose the pixels.
 
     Args:
-        tiles: (N, 3, H, W), preprocessed.
+        tiles: (N, 3, H, W), preprocessed, or cut, which know theirs.
         masks: (N, H, W), 1 on real pixels; None, or all ones for a tile, means that all of it is real.
     """
+    if not isinstance(tiles, Tensor):
+        if masks is not None:
+            raise ValueError("pixel_attention_mask: expected None for tiles as they were cut: all is real")
+        return tiles.digests
     digests = []
     for index, tile in enumerate(tiles):
         parts = [tile]
@@ -52,6 +58,37 @@ def tile_digests(tiles: Tensor, masks: Tensor | None = None) -> list[bytes]:
     return digests
 
 
+def encode_once(model: VisionLanguage, tiles: Pixels, masks: Tensor | None = None) -> Tensor:
+    """`model.encode_images`, to which equal tiles are given once."""
+    alike = first_alike(tiles, masks) if isinstance(tiles, Tensor) else tile_digests(tiles, masks)
+    return FeatureCache(model, 0).encode(tiles, masks, alike)[0]
+
+
+def first_alike(tiles: Tensor, masks: Tensor | None = None) -> list[int]:
+    """The index of the first tile, with its mask, that equals each of the tiles; see `tile_digests`.
+
+    Different ones are told apart by a few pixels, so this costs next to nothing, on any device.
+    """
+    if not len(tiles):
+        return []
+    step = max(1, tiles[0].numel() // SPOTS)
+    spots = tiles.flatten(1)[:, ::step].tolist()  # waits for the device
+    firsts: dict[tuple[float, ...], list[int]] = {}
+    alike: list[int] = []
+    for index, spot in enumerate(map(tuple, spots)):
+        known = firsts.setdefault(spot, [])
+        same = (
+            other
+            for other in known
+            if torch.equal(tiles[other], tiles[index])
+            and (masks is None or torch.equal(masks[other], masks[index]))
+        )
+        alike.append(next(same, index))
+        if alike[-1] == index:
+            known.append(index)
+    return alike
+
+
 class FeatureCache:
     """Features of the tiles used last, on the model's device.
 
@@ -61,15 +98,20 @@ class FeatureCache:
         max_bytes: size limit; the tile used longest ago goes first. 0 keeps nothing.
     """
 
-    def __init__(self, model: VisionLanguage, max_bytes: int):
+    def __init__(self, model: VisionLanguage, max_bytes: int = FEATURE_BYTES):
         check_integer("max_bytes", max_bytes, low=0)
         self.model, self.max_bytes, self.size_in_bytes = model, max_bytes, 0
-        self._features: OrderedDict[bytes, Tensor] = OrderedDict()  # the tile used last is the last
+        self._features: OrderedDict[Hashable, Tensor] = OrderedDict()  # the tile used last is the last
         self._lock = Lock()
 
     def __len__(self) -> int:
         """Tiles kept."""
         return len(self._features)
+
+    def missing(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Which of these `tile_digests` would have to be encoded."""
+        with self._lock:
+            return set(digests) - self._features.keys()
 
     def clear(self) -> None:
         with self._lock:
@@ -77,7 +119,7 @@ class FeatureCache:
             self.size_in_bytes = 0
 
     @torch.no_grad()
-    def encode(self, tiles: Tensor, masks: Tensor | None, digests: Sequence[bytes]) -> tuple[Tensor, int]:
+    def encode(self, tiles: Pixels, masks: Tensor | None, digests: Sequence[Hashable]) -> tuple[Tensor, int]:
         """Features (N, S, D) of tiles with these `tile_digests`, and how many of them had to be encoded.
 
         All that are missing are encoded in one call, equal ones once.
@@ -90,14 +132,15 @@ class FeatureCache:
                     found[digest] = self._features[digest]
         missing = {digest: index for index, digest in enumerate(digests) if digest not in found}
         if missing:
-            places = list(missing.values())
-            own_masks = None if masks is None else masks[places]
-            for digest, features in zip(missing, self.model.encode_images(tiles[places], own_masks)):
+            if len(missing) < len(digests):  # else without a copy
+                places = list(missing.values())
+                tiles, masks = tiles[places], None if masks is None else masks[places]
+            for digest, features in zip(missing, self.model.encode_images(tiles, masks)):
                 found[digest] = features
                 self._put(digest, features)
         return torch.stack([found[digest] for digest in digests]), len(missing)
 
-    def _put(self, digest: bytes, features: Tensor) -> None:
+    def _put(self, digest: Hashable, features: Tensor) -> None:
         with self._lock:
             if features.nbytes > self.max_bytes or digest in self._features:  # by another thread
                 return
@@ -116,7 +159,7 @@ class KeyedPrompt:
     """
 
     input_ids: Tensor
-    tiles: Tensor | None
+    tiles: Pixels | None
     masks: Tensor | None
     digests: list[bytes]
     keys: Tensor
@@ -128,18 +171,17 @@ class KeyedPrompt:
 def read_prompt(
     model: VisionLanguage,
     input_ids: Tensor,
-    pixel_values: Tensor | None = None,
+    pixel_values: Pixels | None = None,
     pixel_attention_mask: Tensor | None = None,
     attention_mask: Tensor | None = None,
     max_new_tokens: int = 0,
-    digests: Sequence[bytes] | None = None,
 ) -> KeyedPrompt:
     """The prompt of one row; raises ValueError for what the model cannot take, before any work.
 
-    Takes the inputs of `VisionLanguageModel.generate`, and the `tile_digests` of the tiles if the caller has
-    them already.
+    Takes the inputs of `VisionLanguageModel.generate`.
     """
     config, tiles, masks, row_tiles = model.config, None, None, None
+    known: list[bytes] = []
     if pixel_values is not None and pixel_values.numel():
         tiles, masks, row_tiles = model.tiles_of_rows(pixel_values, pixel_attention_mask)
     prompt_lengths(config, input_ids, attention_mask, tiles is not None, max_new_tokens)
@@ -160,12 +202,8 @@ def read_prompt(
             expected = (*front, size, size)
             if tensor is not None and tensor.shape != (len(tiles), *expected):
                 raise ValueError(f"{name}: expected tiles of {expected}, got {tuple(tensor.shape)}")
-        if digests is None:
-            digests = tile_digests(tiles, masks)
-        elif len(digests) != len(tiles):
-            raise ValueError(f"digests: expected one for each of {len(tiles)} tiles, got {len(digests)}")
+        known = tile_digests(tiles, masks)
     model.check_placeholders(ids[None], None if tiles is None else len(tiles), row_tiles)
-    known = list(digests or ()) if tiles is not None else []
     # 62 bits of a digest: enough that no two of a visitor's tiles are taken for one another by chance, nor
     # can be made to look like somebody else's.
     tile_keys = torch.tensor([-1 - (int.from_bytes(digest[:8]) >> 2) for digest in known], dtype=torch.int64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +24,23 @@ class Decoder(Protocol):
     def logits(self, hidden: Tensor) -> Tensor: ...
 
 
+class CutTiles(Protocol):
+    """Tiles of one prompt that are not numbers yet, and know their digests; `data.tiles` has them. Where
+    pixels are expected they stand for a tensor (N, 3, H, W), all of whose pixels are real."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def digests(self) -> list[bytes]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, which: slice | Sequence[int], /) -> CutTiles: ...
+    def numel(self) -> int: ...
+    def to(self, device: torch.device, dtype: torch.dtype, /) -> Tensor: ...
+
+
+Pixels: TypeAlias = Tensor | CutTiles
+
+
 class VisionLanguage(Protocol):
     """A `Decoder` with images."""
 
@@ -34,15 +52,19 @@ class VisionLanguage(Protocol):
 
     @staticmethod
     def tiles_of_rows(
-        pixel_values: Tensor, pixel_attention_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, list[int] | None]: ...
+        pixel_values: Pixels, pixel_attention_mask: Tensor | None
+    ) -> tuple[Pixels, Tensor | None, list[int] | None]: ...
 
     def check_placeholders(
         self, input_ids: Tensor, tiles: int | None, row_tiles: list[int] | None = None
     ) -> None: ...
 
     def embed(
-        self, input_ids: Tensor, pixel_values: Tensor | None, pixel_attention_mask: Tensor | None
+        self,
+        input_ids: Tensor,
+        pixel_values: Pixels | None,
+        pixel_attention_mask: Tensor | None,
+        encode: Callable[[Pixels, Tensor | None], Tensor] | None,
     ) -> Tensor: ...
-    def encode_images(self, pixel_values: Tensor, pixel_attention_mask: Tensor | None) -> Tensor: ...
+    def encode_images(self, pixel_values: Pixels, pixel_attention_mask: Tensor | None) -> Tensor: ...
     def place_features(self, input_ids: Tensor, x: Tensor, features: Tensor | None) -> Tensor: ...

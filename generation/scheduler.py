@@ -41,7 +41,7 @@ from generation.options import (
 )
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
 from generation.prompt import Prompt, seen_tokens
-from generation.protocol import VisionLanguage
+from generation.protocol import Pixels, VisionLanguage
 from generation.sampling import make_seeds, sample, uniforms
 from generation.steps import DecodeStep, PromptStep, eager_step
 
@@ -58,19 +58,17 @@ class Request:
     """One prompt and the options for its answer.
 
     input_ids: (T,) int64, without padding.
-    pixel_values: (n, 3, H, W) or (1, n, 3, H, W) as processors pad them, or None.
+    pixel_values: (n, 3, H, W), still as bytes or not, or (1, n, 3, H, W) as processors pad them, or None.
     pixel_attention_mask: (n, H, W) or (1, n, H, W), or None.
     options: of one answer; for several, make a request for each with a seed of its own (`each_answer`).
     key: comes back with the output.
-    digests: `tile_digests` of the tiles, if the caller has them from an earlier request.
     """
 
     input_ids: Tensor
-    pixel_values: Tensor | None = None
+    pixel_values: Pixels | None = None
     pixel_attention_mask: Tensor | None = None
     options: GenerationOptions = field(default_factory=GenerationOptions)
     key: Any = None
-    digests: list[bytes] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +269,6 @@ class Scheduler:
             request.pixel_values,
             request.pixel_attention_mask,
             max_new_tokens=options.max_new_tokens,
-            digests=request.digests,
         )
         params = SamplingParams(repetition_penalty=options.repetition_penalty)
         if not options.greedy:

@@ -1,6 +1,6 @@
 """A conversation, or many questions about one image, without computing anything twice.
 
-    session = Session(model, FeatureCache(model, max_bytes=64 * 2**20))
+    session = Session(model, FeatureCache(model))
     first = session.generate_detailed(**processor.ask("photo.jpg", "How many boats?"), max_new_tokens=32)
     second = session.generate_detailed(**processor.ask("photo.jpg", "What colour?"), max_new_tokens=32)
     second.reused, second.prefilled                   # positions taken from the cache, and computed
@@ -37,9 +37,9 @@ from generation.memory import check_caches_fit
 from generation.options import GenerationOptions, with_overrides
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
 from generation.prompt import Prompt, seen_tokens
-from generation.protocol import VisionLanguage
+from generation.protocol import Pixels, VisionLanguage
 from generation.sampling import Sampler
-from generation.speculation import prompt_lookup
+from generation.speculation import Proposer, prompt_lookup
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Session:
     def generate_stream(
         self,
         input_ids: Tensor,
-        pixel_values: Tensor | None = None,
+        pixel_values: Pixels | None = None,
         pixel_attention_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
         options: GenerationOptions | None = None,
@@ -140,10 +140,16 @@ class Session:
         starts, or at a `reset`, cannot be resumed.
         """
         options = with_overrides(options, overrides, self.model.config.eos_token_ids)
+        inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
+        return self.stream_prompt(read_prompt(self.model, *inputs, options.max_new_tokens), options)
+
+    def stream_prompt(
+        self, prompt: KeyedPrompt, options: GenerationOptions, proposer: Proposer | None = None
+    ) -> TokenStream:
+        """`generate_stream` of a prompt that was read with these options' `max_new_tokens`. `proposer` stands
+        in for what the options would have propose tokens (see `generation.speculation`)."""
         if not options.use_cache:
             raise ValueError("a session is a kept cache: for use_cache=False, call the model's generate")
-        inputs = (input_ids, pixel_values, pixel_attention_mask, attention_mask)
-        prompt = read_prompt(self.model, *inputs, options.max_new_tokens)
         answers, room = options.num_return_sequences, len(prompt) + options.max_new_tokens - 1
         with self._lock:
             own = kv.round_up(room if answers == 1 else len(prompt), kv.STEP)
@@ -151,7 +157,13 @@ class Session:
             if answers > 1:
                 caches.append((answers, room))
             check_caches_fit(self.model.language_model, caches, held=self.kv_cache_bytes)
-        return TokenStream(self._locked(self._answer(prompt, options)))
+        return TokenStream(self._locked(self._answer(prompt, options, proposer)))
+
+    def reusable(self, prompt: KeyedPrompt) -> int:
+        """How many positions of a prompt the cache holds. The last one is always computed, because its logits
+        are not kept."""
+        with self._lock:
+            return min(*self._slots.filled_in_common(prompt.keys), len(prompt) - 1)
 
     def _locked(
         self, steps: Generator[Tensor, None, SessionOutput]
@@ -170,7 +182,7 @@ class Session:
                 steps.close()
 
     def _answer(
-        self, prompt: KeyedPrompt, options: GenerationOptions
+        self, prompt: KeyedPrompt, options: GenerationOptions, proposer: Proposer | None
     ) -> Generator[Tensor, None, SessionOutput]:
         """Yield (N,) ids: prefill what is new, then decode, noting what goes into the cache."""
         model, answers, slots, length = self.model, options.num_return_sequences, self._slots, len(prompt)
@@ -182,8 +194,7 @@ class Session:
             slots.append(0, ids)
         watch = Stopwatch(model.device)
         with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
-            # The last position is always computed, because its logits are not kept.
-            reused = min(*slots.filled_in_common(prompt.keys), length - 1)
+            reused = self.reusable(prompt)
             embeddings, encoded = embed_rest(model, self.feature_cache, prompt, reused)
             watch.lap("vision")
             slots.reserve(length)
@@ -196,7 +207,8 @@ class Session:
         if options.repetition_penalty != 1:
             ids = prompt.input_ids[None].to(model.device)
             seen = seen_tokens(ids, None, model.config.text.vocab_size, answers)
-        proposer = prompt_lookup(options, prompt.input_ids[None], model.config.image_token_id)
+        if proposer is None:
+            proposer = prompt_lookup(options, prompt.input_ids[None], model.config.image_token_id)
         del prompt, embeddings, rest
         kv_cache, limit = slots.kv_cache, self._context
         if answers > 1:

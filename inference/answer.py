@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from data.processor import EncodedConversation
 from generation.decoding import TokenStream
 from generation.options import CacheMemoryError, GenerationOptions
@@ -41,7 +43,7 @@ def ask(
     checkpoint.check_images(len(images))
     row = encode(checkpoint, images, question, system)
     stream = start(checkpoint, row, options, session)
-    row = replace(row, tiles=None)  # the model has a copy, which it gives back after the prefill
+    row = replace(row, tiles=None)  # the stream has them, and lets go of them with the prefill
     return Reply(checkpoint, row, stream, options.num_return_sequences, time.perf_counter() - began)
 
 
@@ -80,7 +82,8 @@ def start(
     options = replace(options, stop_token_ids=checkpoint.stop_token_ids, decode_step=step)
     generate_stream = (checkpoint.model if session is None else session).generate_stream
     try:
-        return generate_stream(**checkpoint.processor.collate([row]), options=options)
+        inputs = checkpoint.processor.collate([replace(row, tiles=None)])
+        return generate_stream(**inputs, pixel_values=row.tiles, options=options)
     except CacheMemoryError:
         raise
     except ValueError as error:
@@ -218,6 +221,4 @@ def requests_for(
 ) -> list[Request]:
     """A request to a `Scheduler` for each answer to one question, of at most `limit` new tokens."""
     options = replace(options, max_new_tokens=limit, stop_token_ids=checkpoint.stop_token_ids)
-    inputs = checkpoint.processor.collate([row])
-    pixels, mask = inputs.get("pixel_values"), inputs.get("pixel_attention_mask")
-    return [Request(inputs["input_ids"][0], pixels, mask, own) for own in each_answer(options)]
+    return [Request(torch.tensor(row.input_ids), row.tiles, options=own) for own in each_answer(options)]

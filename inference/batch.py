@@ -4,20 +4,24 @@
     print(run_batch(files, open_checkpoint(name), GenerationOptions(), system=None, batch_size=8, log=print))
 
 Questions about the same images follow one another, wherever they stand in the file, so that each image is
-encoded and prefilled once. If a run is killed, the next one answers what is left.
+opened, encoded and prefilled once, and a tile that images have in common is encoded once. If a run is killed,
+the next one answers what is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from tqdm import tqdm
 
 from data.errors import one_line
+from data.images import TiledImage
 from data.processor import EncodedConversation
 from generation.decoding import GenerationOptions
+from generation.prefix import FeatureCache
 from generation.scheduler import LazyRequest, Request, Scheduler
 from inference.answer import answers_of, encode, requests_for
 from inference.batch_files import BatchFiles, Line, passed_on, read_object, read_question
@@ -52,7 +56,8 @@ def run_batch(
     `log` gets one line about memory before any work. Raises RequestError if the memory does not suffice.
     """
     try:
-        scheduler = Scheduler(checkpoint.model, batch_size, decode_step=checkpoint.decode_step)
+        features = FeatureCache(checkpoint.model)
+        scheduler = Scheduler(checkpoint.model, batch_size, checkpoint.decode_step, features)
     except ValueError as error:
         raise RequestError(f"{error} (--batch-size)") from None
     log(str(scheduler.budget))
@@ -60,11 +65,16 @@ def run_batch(
     bar = tqdm(total=files.total, initial=summary.skipped, unit="question")
     with files.questions.open("rb") as lines, bar, files.results.appending() as write:
 
+        @lru_cache(maxsize=1)
+        def tiled(images: tuple[str, ...]) -> list[TiledImage]:
+            """The images of a question, which the next questions may be about, too."""
+            return [checkpoint.processor.tile(image) for image in images]
+
         def requests() -> Iterator[LazyRequest]:
             """A request for each answer. Its question is read when the scheduler has room for it."""
             for number, place in files.missing:
                 lines.seek(place)
-                question = _Question(number, lines.readline(), files, checkpoint, options, system)
+                question = _Question(number, lines.readline(), files, checkpoint, options, system, tiled)
                 for answer in range(options.num_return_sequences):
                     yield LazyRequest((question, answer), question.next_request)
 
@@ -88,6 +98,7 @@ def run_batch(
 class _Question:
     """Line `number` of a batch, on its way to its answers.
 
+    tiled: opens its images and cuts them into tiles.
     requests: for its answers. Each is given away once, so that its tiles are not kept.
     ids: the answers so far, by their number. error: why there are none.
     """
@@ -98,6 +109,7 @@ class _Question:
     checkpoint: Checkpoint
     options: GenerationOptions
     system: str | None
+    tiled: Callable[[tuple[str, ...]], list[TiledImage]]
     value: dict[str, Any] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     ids: dict[int, list[int]] = field(default_factory=dict)
@@ -113,7 +125,7 @@ class _Question:
             own = {"system": self.system, "max_new_tokens": self.options.max_new_tokens} | line.options
             limit = replace(self.options, max_new_tokens=own["max_new_tokens"]).max_new_tokens
             self.checkpoint.check_images(len(line.images))
-            images = [self.files.image_path(image) for image in line.images]
+            images = self.tiled(tuple(self.files.image_path(image) for image in line.images))
             row = encode(self.checkpoint, images, line.question, own["system"])
             self.requests = requests_for(self.checkpoint, row, limit, self.options)
             self.asked = line, replace(row, tiles=None)

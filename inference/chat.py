@@ -31,6 +31,7 @@ from generation.options import MAX_SEED
 from inference.checkpoint import Checkpoint, RequestError
 from inference.cli import check_image_name, stats_table
 from inference.conversation import Conversation
+from inference.draft import GreyText, after_draft
 from inference.errors import user_errors, user_message
 from inference.results import to_json
 
@@ -58,7 +59,8 @@ class Chat:
     """A conversation by lines. Without memory if the model was trained on single questions.
 
     options: of each answer; if there is a seed, the next answer uses the next one.
-    stats: print the size and speed of each answer. debug: print the traceback of an error.
+    stats: print the size and speed of each answer. debug: print the traceback of an error. draft: show the
+    drafts of answers about new images.
     """
 
     def __init__(
@@ -68,10 +70,11 @@ class Chat:
         options: GenerationOptions,
         stats: bool = False,
         debug: bool = False,
+        draft: bool = False,
     ):
         self.conversation, self.options = Conversation(checkpoint, system), options
         self.conversation.remember = not checkpoint.single_turn
-        self.stats, self.debug = stats, debug
+        self.stats, self.debug, self.draft = stats, debug, draft
         # Whether a person types and reads.
         shown = sys.stdout.isatty() or sys.stderr.isatty()
         self.at_terminal = sys.stdin is not None and sys.stdin.isatty() and shown
@@ -130,16 +133,16 @@ class Chat:
         self._sent += 1
         if not (images or conversation.remember) and conversation.turns:
             images = list(conversation.turns[-1].images)  # the last ones are still being talked about
-        shown = ""
-        with conversation.send(question, images, options) as reply:
+        shown, grey = "", GreyText(self.draft)
+        with conversation.send(question, images, options, self.draft) as reply:
             try:
-                for _, shown in reply:
+                for _, shown in after_draft(reply, grey, self.draft and self.stats):
                     print(shown.translate(CONTROL) if self.at_terminal else shown, end="", flush=True)
             except KeyboardInterrupt:
                 if not self.at_terminal:
                     raise
             finally:
-                if shown or reply.kept:
+                if shown or reply.kept or grey.visible:
                     print(flush=True)
         result = reply.finish()
         if not reply.kept:

@@ -39,11 +39,12 @@ _SUFFIX = re.compile(
 )
 # Options of generate.py, what they cannot be combined with, and what needs them.
 _ALONE = {
-    "batch": {"images", "questions", "no_image", "json", "no_cache", "chat", "show_attention"},
+    "batch": {"images", "questions", "no_image", "json", "no_cache", "chat", "show_attention", "draft"},
     "chat": {"json", "num_answers", "no_cache", "show_attention"},
     "show_attention": {"no_image", "num_answers", "second_question"},
     "no_image": {"images"},
     "compile_on": {"no_cache"},
+    "draft": {"no_cache", "num_answers"},
     "lookup_on": {"no_cache", "num_answers", "batch"},
 }
 _BELONG = {"batch": {"out", "batch_size"}, "show_attention": {"method", "layers", "heads", "window"}}
@@ -193,6 +194,9 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--seed", type=int, help="seed of sampling; answer N uses SEED + N - 1")
     slower = "keep keys and values; without, every token recomputes everything: same answer, slower"
     add("--cache", action=argparse.BooleanOptionalAction, default=True, help=slower)
+    sooner = "while an image's tiles are encoded, show in grey what the model says about it as a whole; the "
+    sooner += "answer that takes its place is the same as without (default: off)"
+    add("--draft", action=argparse.BooleanOptionalAction, default=False, help=sooner)
     add(
         "--lookup",
         default="auto",
@@ -370,6 +374,10 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
     }
     if result["decode_tokens_per_second"] is not None:
         rows["decode"] += f", {result['decode_tokens_per_second']:.1f} tokens/s"
+    if draft := result.get("draft"):
+        seconds, first = draft["draft_seconds"], draft["first_token_seconds"]
+        right = f"{draft['accepted']} of {draft['tokens']} tokens right"
+        rows["draft"] = f"{seconds:.3f} s, {first:.3f} s to the first token; {right}"
     if result.get("proposed_tokens"):
         rows["lookup"] = (
             f"{result['accepted_tokens']} of {result['proposed_tokens']} proposed tokens accepted"

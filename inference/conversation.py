@@ -17,19 +17,20 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from data.images import TiledImage
 from data.processor import EncodedConversation, Processor
 from generation.decoding import GenerationOptions, TokenStream
+from generation.draft import DraftStream
 from generation.prefix import FeatureCache
 from generation.session import Session
 from inference.answer import AnswerText, answers_of, prompt_tokens, start
 from inference.checkpoint import Checkpoint, RequestError
+from inference.draft import draft_result, draft_text, start_drafted, wholes
 
-FEATURE_BYTES = 64 * 2**20  # of image features, for what the key-value cache loses, as when a turn is undone
 PLACEHOLDER = "ok"  # the text of each answer while a prompt is tokenized
 TAIL = 4  # tokens before an answer that must be the same as when it was generated
 
@@ -67,7 +68,8 @@ class Conversation:
 
     def __init__(self, checkpoint: Checkpoint, system: str | None = None, session: Session | None = None):
         self.checkpoint, self.system, self.remember = checkpoint, system, True
-        self.session = session or Session(checkpoint.model, FeatureCache(checkpoint.model, FEATURE_BYTES))
+        # Features are for what the key-value cache loses, as when a turn is undone.
+        self.session = session or Session(checkpoint.model, FeatureCache(checkpoint.model))
         self.turns: list[Turn] = []
         self._pending: TurnReply | None = None
 
@@ -78,9 +80,14 @@ class Conversation:
         return replace(tiled, name=str(source)) if is_path else tiled
 
     def send(
-        self, question: str, images: Sequence[Any] = (), options: GenerationOptions | None = None
+        self,
+        question: str,
+        images: Sequence[Any] = (),
+        options: GenerationOptions | None = None,
+        draft: bool = False,
     ) -> TurnReply:
-        """Send the next question, about the images so far and new ones.
+        """Send the next question, about the images so far and new ones. The reply may have a `draft`, while
+        the tiles of new images are encoded.
 
         An answer that is still being made is stopped first. If the context has room for fewer tokens than
         `max_new_tokens`, the answer gets those. Raises PromptError, ImageError, ContextFullError,
@@ -109,8 +116,25 @@ class Conversation:
         options = replace(options, max_new_tokens=min(options.max_new_tokens, room))
         turn = Turn(question, tiled, tuple(row.input_ids[-TAIL:]), alone=not before)
         limit = "context" if options.max_new_tokens == room else "length"
-        self._pending = TurnReply(self, turn, row, options, limit, began)
+        if draft:
+            short = self._encode_short(before, tiled, question) if tiled else None
+            stream: TokenStream = start_drafted(checkpoint, row, short, options, self.session)
+        else:
+            stream = start(checkpoint, row, options, self.session)
+        self._pending = TurnReply(self, turn, row, options, limit, began, stream)
         return self._pending
+
+    def _encode_short(
+        self, before: Sequence[Turn], images: Sequence[TiledImage], question: str
+    ) -> EncodedConversation | None:
+        """The next prompt with each image as one tile; None where that cannot be, or is nothing else."""
+        processor = self.checkpoint.processor
+        alone = iter(wholes(processor, [*(image for turn in before for image in turn.images), *images]))
+        turns = [replace(turn, images=tuple(islice(alone, len(turn.images)))) for turn in before]
+        if not (last := list(alone)):
+            return None
+        stops = self.checkpoint.stop_token_ids
+        return encode_next(processor, stops, self.system, turns, last, question)
 
     def undo(self) -> Turn:
         """Remove and return the last turn. An answer that is being made is stopped, and its turn removed even
@@ -150,16 +174,25 @@ class TurnReply:
         options: GenerationOptions,
         limit: str,
         began: float,
+        stream: TokenStream,
     ):
         self.turn, self.kept = turn, False
         self._conversation, self._row, self._limit = conversation, replace(row, tiles=None), limit
         self._most = options.max_new_tokens
         self._ids: list[list[int]] = [[] for _ in range(options.num_return_sequences)]
         self._result: dict[str, Any] | None = None
-        # The generator alone holds the stream: at its end the memory of several answers is freed.
-        self._pieces = self._run(start(conversation.checkpoint, row, options, conversation.session))
+        self._drafted = stream if isinstance(stream, DraftStream) else None
+        # The generator alone holds other streams: at its end the memory of several answers is freed.
+        self._pieces = self._run(stream)
         self._prepare = time.perf_counter() - began
         self._times: list[float] = []  # of the start, then of each token
+
+    def draft(self) -> Iterator[str]:
+        """The pieces of the draft's text, "" for a token that completes none: before the answer is begun, and
+        only where `send` was to let it have one."""
+        if self._drafted is not None and self._result is None:
+            self._begin()
+            yield from draft_text(self._conversation.checkpoint, self._drafted)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         return ((number, piece) for number, piece in self.steps() if piece)
@@ -191,11 +224,15 @@ class TurnReply:
         assert self._result is not None, "an answer that has ended has a result"
         return self._result
 
+    def _begin(self) -> None:
+        if not self._times:
+            self._times.append(time.perf_counter())
+
     def _run(self, stream: TokenStream) -> Generator[tuple[int, str], None, None]:
         checkpoint, stopped = self._conversation.checkpoint, True
         texts = [AnswerText(checkpoint) for _ in self._ids]
         try:
-            self._times.append(time.perf_counter())
+            self._begin()
             for column in stream:
                 self._times.append(time.perf_counter())
                 for number, token_id in enumerate(column.tolist()):
@@ -238,6 +275,9 @@ class TurnReply:
             "kv_cache_bytes": session.kv_cache_bytes,
             **checkpoint.settings,
         }
+        if self._drafted is not None:
+            self._drafted.end_draft()
+            self._result["draft"] = draft_result(checkpoint, self._drafted, self._ids[0])
         self._conversation._pending = None
         self.kept = all(self._ids)
         if self.kept:

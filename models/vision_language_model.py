@@ -6,7 +6,7 @@ new_ids = model.generate(**processor_output, max_new_tokens=64)      # (B, T_new
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from generation import decoding
 from generation.decoding import GenerationOutput, TokenStream
 from generation.options import GenerationOptions, with_overrides
+from generation.protocol import Pixels
 from models.checkpoints.backbones import from_backbones
 from models.checkpoints.hub import Origin
 from models.checkpoints.load import load
@@ -123,7 +124,7 @@ class VisionLanguageModel(nn.Module):
         """Initialise every weight whose name starts with `prefix`; see `models.initial_weights`."""
         init_weights(self, self.config, generator, prefix)
 
-    def encode_images(self, pixel_values: Tensor, pixel_attention_mask: Tensor | None = None) -> Tensor:
+    def encode_images(self, pixel_values: Pixels, pixel_attention_mask: Tensor | None = None) -> Tensor:
         """Pixels as `tiles_of_rows` takes them -> (N, tokens per tile, D), one row for each real tile."""
         tiles, mask, _ = self.tiles_of_rows(pixel_values, pixel_attention_mask)
         patch_mask = None
@@ -137,18 +138,19 @@ class VisionLanguageModel(nn.Module):
     def embed(
         self,
         input_ids: Tensor,
-        pixel_values: Tensor | None = None,
+        pixel_values: Pixels | None = None,
         pixel_attention_mask: Tensor | None = None,
+        encode: Callable[[Pixels, Tensor | None], Tensor] | None = None,
     ) -> Tensor:
         """Token embeddings with image features in their places: (B, T, D), or (B, S + T, D) where the
-        features stand in front of the text."""
+        features stand in front of the text. `encode` replaces `encode_images`."""
         x = self.language_model.embed_tokens(input_ids)
         if pixel_values is None or not pixel_values.numel():
             self.check_placeholders(input_ids, None)
             return x
         tiles, mask, row_tiles = self.tiles_of_rows(pixel_values, pixel_attention_mask)
         self.check_placeholders(input_ids, len(tiles), row_tiles)
-        return self.place_features(input_ids, x, self.encode_images(tiles, mask))
+        return self.place_features(input_ids, x, (encode or self.encode_images)(tiles, mask))
 
     def place_features(self, input_ids: Tensor, x: Tensor, features: Tensor | None) -> Tensor:
         """Put features (N, S, D) among the embeddings x (B, T, D) of input_ids (B, T)."""
@@ -162,16 +164,17 @@ class VisionLanguageModel(nn.Module):
 
     @staticmethod
     def tiles_of_rows(
-        pixel_values: Tensor, pixel_attention_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, list[int] | None]:
+        pixel_values: Pixels, pixel_attention_mask: Tensor | None
+    ) -> tuple[Pixels, Tensor | None, list[int] | None]:
         """The real tiles of a call, (N, 3, H, W) in order; their masks, (N, H, W) or None; tiles of each row.
 
         Args:
-            pixel_values: (N, 3, H, W), which does not say which tiles are whose (None for the rows); or
-                (B, n, 3, H, W) as processors pad them, where a tile of zeros is padding and is dropped.
+            pixel_values: (N, 3, H, W), which does not say which tiles are whose (None for the rows), or the
+                same still as bytes (`data.tiles`); or (B, n, 3, H, W) as processors pad them, where a tile
+                of zeros is padding and is dropped.
             pixel_attention_mask: (N, H, W) or (B, n, H, W), 1 on real pixels; or None.
         """
-        if pixel_values.dim() == 4:
+        if not isinstance(pixel_values, Tensor) or pixel_values.dim() == 4:
             return pixel_values, pixel_attention_mask, None
         if pixel_values.dim() != 5:
             raise ValueError(
@@ -267,7 +270,7 @@ class VisionLanguageModel(nn.Module):
     def generate(
         self,
         input_ids: Tensor,
-        pixel_values: Tensor | None = None,
+        pixel_values: Pixels | None = None,
         pixel_attention_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
         options: GenerationOptions | None = None,
@@ -289,7 +292,7 @@ class VisionLanguageModel(nn.Module):
     def generate_stream(
         self,
         input_ids: Tensor,
-        pixel_values: Tensor | None = None,
+        pixel_values: Pixels | None = None,
         pixel_attention_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
         options: GenerationOptions | None = None,

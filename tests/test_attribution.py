@@ -128,7 +128,7 @@ def test_a_token_lies_where_the_processor_took_it_from(kind, size):
         box = [column * large[0] / columns, row * large[1] / rows]
         box += [(column + 1) * large[0] / columns, (row + 1) * large[1] / rows]
         image.paste("white", tuple(map(round, box)))
-        light = own.tile(image).tiles.mean(1)  # (n, M, M)
+        light = own.tile(image).tiles.to("cpu").mean(1)  # (n, M, M)
         light = light.unflatten(1, (side, -1)).unflatten(3, (side, -1)).mean((2, 4))  # (n, side, side)
         first = int(has_whole and whole_first)
         expected = torch.zeros(rows, columns)

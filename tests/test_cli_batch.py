@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from data.images import load_image
 from generation import scheduler
 from generation.scheduler import sample_rows
 from models.vision_language_model import VisionLanguageModel
@@ -133,13 +134,19 @@ def test_an_interrupted_run_keeps_what_it_has(batch, questions, tmp_path, monkey
     assert f"{5 - done} answered, 0 failed, {done} skipped" in batch("--batch-size", 2)
 
 
-def test_an_image_is_encoded_once_wherever_its_lines_stand(batch, questions, tmp_path, monkeypatch):
+def test_an_image_is_opened_and_encoded_once_wherever_lines_stand(batch, questions, tmp_path, monkeypatch):
     images = ["images/wide.png", "images/tall.png", None] * 3
     lines = [
         {"question": f"how many {'big ' * place}circles?"} | ({"image": image} if image else {})
         for place, image in enumerate(images)
     ]
-    tiles, encode = [], VisionLanguageModel.encode_images
+    tiles, encode, opened = [], VisionLanguageModel.encode_images, []
+
+    def noted(source, *limits):
+        opened.append(source)
+        return load_image(source, *limits)
+
+    monkeypatch.setattr("data.processor.load_image", noted)
 
     def counted(self, pixels, mask=None):
         tiles.append(len(pixels))
@@ -152,7 +159,9 @@ def test_an_image_is_encoded_once_wherever_its_lines_stand(batch, questions, tmp
         assert f"{number} answered" in batch("--batch-size", size)
         (tmp_path / "out.jsonl").unlink()
         counts.append(sum(tiles))
+        assert len(opened) == len(set(opened)) == 2
         tiles.clear()
+        opened.clear()
     assert counts[0] == counts[1] == counts[2] > 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 import generate
 from data.errors import ImageError, PromptError
@@ -252,7 +251,7 @@ def test_an_answer_in_the_tokenizers_own_tokens_is_as_its_text(kind):
     expected = p.encode_conversation([*two, *p.conversation([], "why?")], True)
     got = encoded(kind, [turn_of(kind, "how many?", (tiled,), answer)], (), "why?")
     assert (got.input_ids, got.assistant_mask) == (expected.input_ids, expected.assistant_mask)
-    assert got.image_tokens == expected.image_tokens and torch.equal(got.tiles, expected.tiles)
+    assert got.image_tokens == expected.image_tokens and got.tiles.digests == expected.tiles.digests
 
 
 @pytest.mark.parametrize("kind", MULTI_TURN)

@@ -16,6 +16,7 @@ from data.errors import DatasetError
 from data.loader import DropCount, Dropped, LoaderConfig, merge_states, steps_per_run
 from data.packing import IGNORE_INDEX, PADDING
 from data.sources import Mixture
+from data.tiles import Tiles
 from tests.processors import embedded, processor
 from tests.rows import ListStream, flat, loader, mixture, png, rows, source
 from training.rows import grouped
@@ -74,7 +75,7 @@ def test_an_epoch_holds_every_sample_once_and_whole():
             assert said.strip() == f"row {i}<end_of_utterance>"
             pixels += [] if whole.tiles is None else [whole.tiles]
         if pixels:
-            assert torch.equal(batch.to("cpu")["pixel_values"], torch.cat(pixels))
+            assert torch.equal(batch.to("cpu")["pixel_values"], Tiles.cat(pixels).to("cpu"))
 
 
 def test_padding_gives_each_sample_a_row():

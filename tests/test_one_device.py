@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from data.packing import ByteTiles
+from data.tiles import Tiles
 from generation import kv_cache as kv
 from generation.decoding import GenerationOptions, eager_step, prefill
 from generation.fast.cuda_graph import GraphStep, _Run
@@ -91,8 +91,10 @@ def test_the_eager_step_mixes_no_devices(model, lengths):
 
 @torch.no_grad()
 def test_images_mix_no_devices(model):
-    """A processor leaves them on the host, and a loader as bytes."""
-    for tiles in (torch.zeros(2, 3, SIDE, SIDE), ByteTiles.of(torch.rand(2, 3, SIDE, SIDE)).to(model.device)):
+    """A processor leaves them on the host, as numbers or as bytes."""
+    codes, values = torch.zeros(2, 3, SIDE, SIDE, dtype=torch.uint8), torch.zeros(3, 256)
+    mixed = Tiles.cat((Tiles.of(codes, values), Tiles.of(torch.zeros(1, 3, SIDE, SIDE))))
+    for tiles in (torch.zeros(2, 3, SIDE, SIDE), mixed, mixed.to(model.device)):
         with OneDevice():
             features = model.encode_images(tiles)
         assert features.device == model.device and features.dtype == model.dtype

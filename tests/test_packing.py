@@ -22,6 +22,7 @@ from data.packing import (
     pack_indices,
     segment_mask,
 )
+from data.tiles import Tiles
 from models import language_model
 from tests.prompts import IMAGE_ID, PER_TILE, tile, tiny_vlm, words
 
@@ -68,11 +69,11 @@ def test_rows_are_full_on_lengths_as_they_come(max_tiles, least):
 
 
 # ------------------------------------------------------------------------ a row as its documents alone
-def document(seed: int, question: int, answer: int, images: int = 0) -> tuple[Sample, torch.Tensor | None]:
+def document(seed: int, question: int, answer: int, images: int = 0) -> tuple[Sample, Tiles | None]:
     ids = [1, *[IMAGE_ID] * (PER_TILE * images), *words(seed, question)]
     said = words(100 + seed, answer)
     labels = [IGNORE_INDEX] * len(ids) + said
-    tiles = torch.stack([tile(10 * seed + i) for i in range(images)]) if images else None
+    tiles = Tiles.of(torch.stack([tile(10 * seed + i) for i in range(images)])) if images else None
     return Sample(("toy", seed), ids + said, labels, (None,) * images, (1,) * images), tiles
 
 
@@ -237,7 +238,7 @@ def test_images_in_front_of_a_row():
     for seed, length in ((1, 6), (2, 3)):
         ids = words(seed, length)
         sample = Sample(("toy", seed), ids, [*[IGNORE_INDEX] * 2, *ids[2:]], (None,), (1,), front=PER_TILE)
-        documents.append((sample, tile(seed)[None]))
+        documents.append((sample, Tiles.of(tile(seed)[None])))
     batch = batch_of(*[[one] for one in documents])
     assert batch["segment_ids"].shape == (2, 10) and batch["input_ids"].shape == (2, 6)
     with torch.no_grad():

@@ -259,7 +259,7 @@ def begin_answer(page, session: str) -> None:
     file = upload(page, "cup.png").json()[0]
     Path(file).write_bytes(Path(CUP).read_bytes())
     message = {"text": "What is it?", "files": [{"path": file, "meta": {"_type": "gradio.FileData"}}]}
-    data = [message, page.service.models.default, 1, 0, 1, 0, 0, 1000, -1, False]
+    data = [message, page.service.models.default, 1, 0, 1, 0, 0, 1000, -1, False, False]
     body = {"data": data, "fn_index": next(asks)["id"], "session_hash": session}
     assert send(page, "POST", "gradio_api/queue/join", json=body).status_code == 200
 

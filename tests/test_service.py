@@ -160,6 +160,16 @@ def test_a_second_question_reuses_the_image_and_another_image_does_not(service):
     assert views(service, WORD, visitor)[-1].log[2].images == (CUP,)  # new again, so shown again
 
 
+def test_the_next_question_about_an_image_opens_it_no_more(service, monkeypatch):
+    visitor, opened, load = Visitor(), [], service.load
+    monkeypatch.setattr(service, "load", lambda path: opened.append(path) or load(path))
+    for request, times in ((STAR, [1, 0]), (WORD, [1, 0])):
+        for expected in times:
+            answer = views(service, request, visitor)[-1].log[-1].answers
+            assert len(opened) == expected and answer == views(service, request)[-1].log[-1].answers
+            opened.clear()
+
+
 def test_a_remembered_conversation_grows_and_is_undone(service):
     visitor, again = Visitor(), replace(STAR, remember=True)
     views(service, again, visitor)

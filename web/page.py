@@ -127,6 +127,11 @@ class AskTab:
                     label="Remember the conversation",
                     info="earlier questions and answers stand before the next one",
                 ),
+                gr.Checkbox(
+                    False,
+                    label="Draft",
+                    info="in grey, from the image as a whole, until all of its tiles are read",
+                ),
             ]  # fmt: skip
 
     def _connect(self) -> None:
@@ -230,6 +235,10 @@ def _messages(log: Sequence[Exchange]) -> list[dict[str, Any]]:
         ]
         shown.append({"role": "user", "content": escape(exchange.request.question, quote=False)})
         for number, answer in enumerate(exchange.answers):
+            if exchange.draft and not (answer or exchange.stop_reasons):
+                draft = escape(exchange.draft, quote=False)
+                shown.append({"role": "assistant", "content": f'<span class="draft">{draft}</span>'})
+                continue
             text = answer or "…"
             if exchange.stop_reasons:
                 reason = _ENDED.get(exchange.stop_reasons[number])
@@ -242,8 +251,11 @@ def _stats(stats: dict[str, Any]) -> str:
     """HTML of what an answer took. Before there is one, the table is empty, so that nothing moves later."""
     rows = {"first words": "–", "tokens a second": "–", "cache": "–", "tokens reused": "–"}
     below = ""
-    if "first_words" in stats:
-        rows["first words"] = f"{stats['first_words']:.2f} s"
+    words = [f"{stats['first_words']:.2f} s"] if "first_words" in stats else []
+    if "drafted_words" in stats:
+        words.append(f"draft {stats['drafted_words']:.2f} s")
+    if words:
+        rows["first words"] = ", ".join(words)
     if "device" in stats:
         if (speed := stats["decode_tokens_per_second"]) is not None:
             rows["tokens a second"] = f"{speed:,.0f}"

@@ -31,7 +31,7 @@ from PIL import Image
 from torch import OutOfMemoryError
 
 from data.errors import ImageError, PromptError, one_line
-from data.images import ImageLimits, load_image
+from data.images import ImageLimits, TiledImage, load_image
 from generation.decoding import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.session import Session
@@ -44,7 +44,7 @@ AT_ONCE = 8  # generators in work
 BURST = 0.02  # seconds of work before it is the next one's turn
 REDRAW = 0.1  # an answer is shown anew at most this often
 ALIVE = 1.0  # while nothing happens, a view is given this often: it fails where the visitor has gone
-FEATURE_BYTES = 64 * 2**20  # of images' features, kept for each model
+DRAFT = -1  # in place of the number of an answer: a piece of the draft
 STOPPED = "Stopped before the first word."
 _FOR_PROGRAMS = re.compile(r" or raise ImageLimits\.\w+")
 
@@ -80,6 +80,7 @@ class AskRequest:
     images: uploaded files on this machine.
     seed: None draws one.
     remember: whether earlier questions about the same images stand before this one.
+    draft: whether a single answer may be drafted from the whole image while its tiles are encoded.
     """
 
     images: tuple[str, ...]
@@ -93,6 +94,7 @@ class AskRequest:
     max_new_tokens: int = 256
     seed: int | None = None
     remember: bool = False
+    draft: bool = False
 
     def options(self, limits: ServiceLimits) -> GenerationOptions:
         """The options of the answer. Raises RequestError."""
@@ -116,7 +118,9 @@ class Exchange:
 
     images: those that the question before did not have.
     stop_reasons: of each answer, once all have ended: stop, length, context or stopped.
-    stats: see `TurnReply.finish`; "first_words" is the time from the question to them, in seconds.
+    stats: see `TurnReply.finish`; "first_words" is the time from the question to them, in seconds, and
+        "drafted_words" that to the draft's.
+    draft: what is shown until an answer begins.
     """
 
     request: AskRequest
@@ -124,6 +128,7 @@ class Exchange:
     answers: list[str]
     stop_reasons: list[str] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
+    draft: str = ""
 
 
 @dataclass(frozen=True)
@@ -315,7 +320,10 @@ class Service:
             async with aclosing(self.run(visitor, steps)) as bursts:
                 async for pieces, place in bursts:
                     for number, piece in pieces:
-                        exchange.answers[number] += piece
+                        if number == DRAFT:
+                            exchange.draft += piece
+                        else:
+                            exchange.answers[number] += piece
                     yield View(visitor.log, queue_notice(place), busy=True)
         finally:
             exchange.stop_reasons = exchange.stats.get("stop_reasons", [])
@@ -333,7 +341,8 @@ class Service:
         began: float,
     ) -> Generator[tuple[int, str] | None, None, None]:
         """In the models' thread: open the images, one a step, then answer."""
-        request, before, images, stats = exchange.request, visitor.conversation, [], exchange.stats
+        request, before, stats = exchange.request, visitor.conversation, exchange.stats
+        images: list[TiledImage] = []
         if before is not None and before.checkpoint is not checkpoint:
             before = None
         if before is not None and before.turns and request.remember and not exchange.images:
@@ -341,12 +350,20 @@ class Service:
         else:
             session = self._session(checkpoint) if before is None else before.session
             conversation = Conversation(checkpoint, session=session)
-            for image in request.images:
-                images.append(conversation.image(self.load(image)))
-                yield None
+            if before is not None and before.turns and not exchange.images:  # the last question's
+                images += before.turns[0].images
+            else:
+                for image in request.images:
+                    images.append(conversation.image(self.load(image)))
+                    yield None
         visitor.conversation = conversation
-        with conversation.send(request.question, images, options) as reply:
+        draft = request.draft and request.answers == 1
+        with conversation.send(request.question, images, options, draft) as reply:
             try:
+                for piece in reply.draft():
+                    if piece:
+                        stats.setdefault("drafted_words", time.perf_counter() - began)
+                    yield (DRAFT, piece) if piece else None
                 for number, piece in reply.steps():
                     if piece:
                         stats.setdefault("first_words", time.perf_counter() - began)
@@ -359,7 +376,7 @@ class Service:
     def _session(self, checkpoint: Checkpoint) -> Session:
         key = id(checkpoint.model)
         if key not in self._features:
-            self._features[key] = FeatureCache(checkpoint.model, FEATURE_BYTES)
+            self._features[key] = FeatureCache(checkpoint.model)
         return Session(checkpoint.model, self._features[key])
 
     async def undo(self, visitor: Visitor) -> View:

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
+from data.tiles import Tiles
 from inference.attribution import MIN_WINDOW, WINDOW
 from inference.attribution.teacher_forcing import ForcedAnswer
 from inference.checkpoint import Checkpoint, RequestError
@@ -164,15 +165,16 @@ def _without(
 ) -> Tensor:
     """Features with each of the regions greyed, (R, n, S, D), from those of the images (n, S, D)."""
     versions = features.repeat(len(regions), 1, 1, 1)
-    changed: list[Tensor] = []
+    changed: list[Tiles] = []
     places: list[tuple[int, int]] = []
     for version, region in enumerate(regions):
         image = greyed(forced.images[region.image], region, shapes[region.image])
         tiles = forced.checkpoint.processor.tile(image).tiles
-        differs = (tiles != forced.tiled[region.image].tiles).flatten(1).any(1)
+        pairs = zip(tiles.digests, forced.tiled[region.image].tiles.digests, strict=True)
+        differs = [place for place, (new, old) in enumerate(pairs) if new != old]
         changed.append(tiles[differs])
         before = sum(len(tiled.tiles) for tiled in forced.tiled[: region.image])
-        places += [(version, before + tile) for tile in differs.nonzero()[:, 0].tolist()]
+        places += [(version, before + tile) for tile in differs]
     if places:
         rows, columns = torch.tensor(places, device=features.device).T
         versions[rows, columns] = forced.features(changed)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from data.images import TiledImage, load_image
+from data.tiles import Tiles
+from generation.prefix import encode_once
 from inference.answer import TextStream, encode, prompt_tokens
 from inference.checkpoint import Checkpoint, RequestError
 
@@ -65,10 +67,11 @@ class ForcedAnswer:
         return (self._input_ids[0] == config.image_token_id).nonzero()[:, 0]
 
     @torch.no_grad()
-    def features(self, tiles: Sequence[Tensor]) -> Tensor:
-        """Tiles (3, M, M), n in all in several tensors → image features (n, S, D), a few tiles at a time."""
-        encode_images = self.checkpoint.model.encode_images
-        return torch.cat([encode_images(part) for part in torch.cat([*tiles]).split(_TILES_AT_ONCE)])
+    def features(self, parts: Sequence[Tiles]) -> Tensor:
+        """Tiles, n in all in several parts → image features (n, S, D), a few tiles at a time."""
+        tiles, model = Tiles.cat(parts), self.checkpoint.model
+        starts = range(0, len(tiles), _TILES_AT_ONCE)
+        return torch.cat([encode_once(model, tiles[start : start + _TILES_AT_ONCE]) for start in starts])
 
     @torch.no_grad()
     def embed(self, features: Tensor) -> Tensor:

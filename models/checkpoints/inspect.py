@@ -19,6 +19,7 @@ import torch
 from data.errors import ProcessorError
 from data.images import TiledImage, check_sides, load_image
 from data.processor import Processor
+from data.tiles import Tiles
 from models.checkpoints.backbones import TEXT, VISION
 from models.checkpoints.hub import (
     CheckpointError,
@@ -196,7 +197,7 @@ def inspect_image(report: Mapping[str, Any], image: str | tuple[int, int], quest
     side = processor.images.tile_size
     # Tiles of shape alone: the prompt depends on how many there are, not on what they show.
     tiles = torch.empty(count, 3, side, side, device="meta")
-    blank = TiledImage(tiles, rows, columns, f"an image of {width} x {height}")
+    blank = TiledImage(Tiles.of(tiles), rows, columns, f"an image of {width} x {height}")
     encoded = processor.encode_conversation(processor.conversation(blank, question), True)
     prompt = len(encoded.input_ids) + (encoded.image_tokens if processor.image_token_id is None else 0)
     return {

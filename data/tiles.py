@@ -1,0 +1,167 @@
+"""Tiles, which stay the bytes that an image was cut into until a model needs their numbers.
+
+    tiles = Tiles.of(codes, values)       # (n, 3, M, M) uint8; (3, 256) float32, what a byte stands for
+    tiles = Tiles.cat([tiles, tiles[:1]])  # nothing is copied
+    tiles.digests                         # of the bytes, taken once: tiles with equal ones are equal
+    tiles.to("cpu", torch.bfloat16)       # (n + 1, 3, M, M): rescaled and normalised here, and only here
+
+An image's 256 levels are 256 numbers in each colour, whatever a processor does to them. As bytes they take a
+quarter of the memory, of the hashing, of the copy to the device, and of what passes between a worker and the
+training process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_AMPLE = 16  # times the tiles' bytes: so much shared memory must be free for them to go through it
+_AS_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # numpy has no bfloat16
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """One tile. It is not changed any more, nor is what it is a view of.
+
+    pixels: (3, M, M) uint8, or float32 where they were computed with after rescaling (nanoVLM's whole image).
+    values: (3, 256) float32, what a byte stands for in each colour; None where the pixels are numbers.
+    """
+
+    pixels: Tensor
+    values: Tensor | None
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A SHA-256 of all that its numbers depend on, because visitors choose the pixels."""
+        digest = hashlib.sha256(f"{self.pixels.dtype} {tuple(self.pixels.shape)}".encode())
+        for part in (self.pixels, self.values):
+            if part is not None:
+                digest.update(part.contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.digest()
+
+    def write(self, out: Tensor) -> None:
+        """Its numbers into out (3, M, M), on the CPU, of any floating-point dtype."""
+        if self.values is None:
+            out.copy_(self.pixels)
+            return
+        bits = _AS_BITS[out.element_size()]
+        tables, numbers = self.values.to(out.dtype).view(bits).numpy(), out.view(bits).numpy()
+        for table, codes, own in zip(tables, self.pixels.numpy(), numbers):
+            table.take(codes, out=own, mode="clip")
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """n tiles of one size, of one image or several, cut by one processor: see the module's docstring.
+
+    A model takes them as `pixel_values` of one prompt, in place of a tensor (n, 3, M, M).
+    """
+
+    tiles: tuple[Tile, ...]
+
+    @classmethod
+    def of(cls, pixels: Tensor, values: Tensor | None = None) -> Tiles:
+        """Tiles (n, 3, M, M); see `Tile`."""
+        return cls(tuple(Tile(one, values) for one in pixels))
+
+    @classmethod
+    def cat(cls, parts: Sequence[Tiles]) -> Tiles:
+        """One after another, in order."""
+        return cls(tuple(tile for part in parts for tile in part))
+
+    def __len__(self) -> int:
+        return len(self.tiles)
+
+    def __iter__(self) -> Iterator[Tile]:
+        return iter(self.tiles)
+
+    def __getitem__(self, which: slice | Sequence[int]) -> Tiles:
+        return Tiles(self.tiles[which] if isinstance(which, slice) else tuple(self.tiles[i] for i in which))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(n, 3, M, M)."""
+        return (len(self.tiles), *(self.tiles[0].pixels.shape if self.tiles else (3, 0, 0)))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tile.pixels.nbytes for tile in self.tiles)
+
+    @property
+    def digests(self) -> list[bytes]:
+        return [tile.digest for tile in self.tiles]
+
+    def numel(self) -> int:
+        return sum(tile.pixels.numel() for tile in self.tiles)
+
+    def to(
+        self, device: torch.device | str, dtype: torch.dtype = torch.float32, non_blocking: bool = False
+    ) -> Tensor:
+        """Their numbers, (n, 3, M, M): what the processor's own library gives, to the bit, then rounded to
+        the dtype."""
+        if torch.device(device).type != "cpu":
+            return self._on_device(device, dtype, non_blocking)
+        numbers = torch.empty(self.shape, dtype=dtype)
+        for tile, own in zip(self.tiles, numbers):
+            tile.write(own)
+        return numbers
+
+    def _on_device(self, device: torch.device | str, dtype: torch.dtype, non_blocking: bool) -> Tensor:
+        """`to`, with a copy of the bytes, and a table of their numbers there."""
+        coded, codes, others, values = self._stacked()
+        places = codes.to(device, non_blocking=non_blocking).int()
+        places += torch.arange(0, 768, 256, dtype=torch.int32, device=device)[:, None, None]  # of each colour
+        table = values.to(device, dtype).flatten()
+        numbers = table.index_select(0, places.flatten()).view(codes.shape)
+        if coded.all():
+            return numbers
+        order = torch.argsort(torch.argsort(~coded, stable=True))  # places in (codes, others)
+        moved = others.to(device, dtype, non_blocking=non_blocking)
+        return torch.cat((numbers, moved))[order.to(device)]
+
+    def _stacked(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(n,) bool, which tiles are bytes; those, (k, 3, M, M) uint8; the others, (n - k, 3, M, M) float32;
+        (3, 256), what the bytes stand for."""
+        found = [tile.values for tile in self.tiles if tile.values is not None]
+        distinct = {id(one): one for one in found}.values()  # from several workers, several
+        assert all(torch.equal(one, found[0]) for one in distinct), "tiles are of one processor"
+        coded = torch.tensor([tile.values is not None for tile in self.tiles], dtype=torch.bool)
+        codes = torch.empty((len(found), *self.shape[1:]), dtype=torch.uint8)
+        others = torch.empty((len(self) - len(found), *self.shape[1:]))
+        for stack, bytes_ in ((codes, True), (others, False)):
+            own = (tile.pixels for tile in self.tiles if (tile.values is not None) == bytes_)
+            for place, pixels in zip(stack, own):
+                place.copy_(pixels)
+        return coded, codes, others, found[0] if found else torch.zeros(3, 256)
+
+    def __reduce__(self) -> tuple[Any, tuple]:
+        """Between processes tensors go through shared memory. Containers often have 64 MB of it, and whoever
+        writes more is killed: where it is short, arrays go through the pipe, which is slower."""
+        stacked = self._stacked()
+        if _free_shared_memory() >= _AMPLE * self.nbytes:
+            return _unstacked, stacked
+        return _from_arrays, tuple(field.numpy() for field in stacked)
+
+
+def _unstacked(coded: Tensor, codes: Tensor, others: Tensor, values: Tensor) -> Tiles:
+    own = {True: iter(codes), False: iter(others)}
+    return Tiles(tuple(Tile(next(own[one]), values if one else None) for one in coded.tolist()))
+
+
+def _from_arrays(*fields: Any) -> Tiles:
+    return _unstacked(*map(torch.from_numpy, fields))
+
+
+def _free_shared_memory() -> float:
+    """Bytes; elsewhere than on Linux there is no such bound."""
+    if not os.path.isdir("/dev/shm"):
+        return float("inf")
+    space = os.statvfs("/dev/shm")
+    return space.f_bavail * space.f_frsize

@@ -1,0 +1,426 @@
+"""Answers with a draft are those without one; when there is a draft, and who gets to see it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import sys
+from collections import Counter
+from copy import copy
+
+import pytest
+import torch
+
+from data.images import whole_alone
+from data.processor import Processor
+from generation import draft as draft_module
+from generation.decoding import GenerationOptions
+from generation.draft import DraftLimits, draft_stream
+from generation.fast.native.step import NativeStep
+from generation.options import CacheMemoryError, NotFiniteError
+from generation.sampling import Sampler
+from generation.session import Session
+from inference.checkpoint import open_checkpoint
+from inference.conversation import Conversation
+from inference.draft import ERASE, GREY, GreyText
+from tests.invariants import collate, fast_step
+from tests.pages import make_service
+from tests.processors import KINDS, draw_image, processor
+from tests.prompts import NO_STOP, ImageBlock, inputs_of, record, tiny_vlm
+from tests.soak.drafts import ALWAYS, SAMPLINGS, check, drafted, hasty_vlm, new_session, prompts
+from web.page import _messages
+from web.service import AskRequest, Visitor
+
+WIDE, TALL = draw_image(70, 40), draw_image(30, 60, seed=1)
+SHORT = {"max_new_tokens": 6, **NO_STOP}
+
+
+@pytest.fixture(scope="module")
+def vlm():
+    return hasty_vlm()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(model_folder):
+    return open_checkpoint(model_folder, device="cpu")
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Drafts are made however small the model."""
+    monkeypatch.setattr(draft_module, "LIMITS", ALWAYS)
+
+
+# ------------------------------------------------------------------------------------------- the answer
+def test_the_answer_is_the_one_without_a_draft():
+    """Of few questions: `python -m tests.soak.drafts` asks a thousand."""
+    kinds = Counter[str]()
+    eager, native = hasty_vlm(), hasty_vlm()
+    steps = ((eager, None), (native, fast_step(native, NativeStep)))
+    for place, (vlm, step) in enumerate(steps * len(SAMPLINGS)):
+        kinds += check(vlm, range(place, 32, 8), step, SAMPLINGS[place // 2])
+    assert kinds["questions"] == 32 and min(kinds.values()) > 0 and len(kinds) == 7, kinds
+
+
+def test_the_seed_that_nobody_gave_is_one_for_draft_and_answer(vlm):
+    full, short = prompts(1, 5)
+    options = {"temperature": 0.9, "max_new_tokens": 12, **NO_STOP}
+    torch.manual_seed(4)
+    expected = vlm.generate(**full, **options)[0].tolist()
+    torch.manual_seed(4)
+    assert drafted(new_session(vlm), full, short, 99, **options)[1] == expected
+
+
+def test_the_whole_image_is_encoded_once_and_before_the_others(vlm, monkeypatch):
+    passes, images = record(monkeypatch, vlm)
+    full, short = prompts(2, 9)
+    stream = draft_stream(new_session(vlm), full, short, GenerationOptions(**SHORT), ALWAYS)
+    first = next(iter(stream.draft()))
+    assert first.shape == (1,) and images == [1] and passes == [short["input_ids"].shape[1]]
+    assert stream.accepted is None and stream.drafted.seconds > 0
+    output = stream.drain()  # ends the draft
+    assert images == [1, 8] and full["input_ids"].shape[1] in passes and list(stream.draft()) == []
+    assert (output.tiles_encoded, output.tiles_reused, len(stream.drafted.token_ids)) == (8, 1, 1)
+
+
+def test_nobody_who_does_not_look_pays_for_a_draft(vlm, monkeypatch):
+    _, images = record(monkeypatch, vlm)
+    full, short = prompts(2, 9)
+    stream = draft_stream(new_session(vlm), full, short, GenerationOptions(**SHORT), ALWAYS)
+    assert len(list(stream)) == 6 and images == [9] and stream.drafted is stream.accepted is None
+
+
+def test_a_draft_takes_its_share_of_the_time_and_no_more(vlm, monkeypatch):
+    """By a clock that goes on by a second at each look; the tile took 20, and there are 16 more."""
+
+    class Watch:
+        def __init__(self, device):
+            self.seconds = {"vision": 20.0}
+
+        def lap(self, name): ...
+
+    monkeypatch.setattr(draft_module, "Stopwatch", Watch)
+    full, short = prompts(2, 17)
+    for share, tokens in ((0.0, 21), (0.1, 20 + 32 + 1), (1.0, 60)):
+        clock = iter(range(1000))
+        monkeypatch.setattr(draft_module, "perf_counter", lambda clock=clock: float(next(clock)))
+        limits = DraftLimits(share=share, most_prompt=1)
+        stream, _ = drafted(new_session(vlm), full, short, 10**6, limits, **NO_STOP, max_new_tokens=60)
+        assert len(stream.drafted.token_ids) == tokens, share
+    limits = DraftLimits(least_wait=16 * 20 + 1, most_prompt=1)
+    assert drafted(new_session(vlm), full, short, 1, limits, **SHORT)[0].drafted is None
+
+
+# ------------------------------------------------------------------------------- where no draft can help
+def nothing_left(vlm, session, full, short):
+    session.generate(**full, **SHORT)
+    return session, full, short
+
+
+def another_question(vlm, session, full, short):
+    session.generate(**full, **SHORT)
+    return session, *prompts(3, 6, question=9)
+
+
+def known_tiles(vlm, session, full, short):
+    other = Session(vlm, session.feature_cache)
+    other.generate(**full, **SHORT)
+    return session, full, short
+
+
+NO_DRAFT = {
+    "no short prompt": lambda vlm, session, full, short: (session, full, None),
+    "one tile": lambda vlm, session, full, short: (session, short, short),
+    "text": lambda vlm, session, full, short: (session, inputs_of([3, 4]), inputs_of([3, 4])),
+    "the same question": nothing_left,
+    "another question about the image": another_question,
+    "tiles that another session has encoded": known_tiles,
+    "no features are kept": lambda vlm, session, full, short: (Session(vlm), full, short),
+}
+
+
+@pytest.mark.parametrize("case", NO_DRAFT)
+def test_there_is_no_draft_where_it_cannot_help(vlm, case):
+    session, full, short = NO_DRAFT[case](vlm, new_session(vlm), *prompts(3, 6))
+    stream, answer = drafted(session, full, short, 9, **SHORT)
+    assert stream.drafted is None and answer == vlm.generate(**full, **SHORT)[0].tolist()
+
+
+def test_there_is_no_draft_of_several_answers_nor_of_a_long_question(vlm):
+    full, short = prompts(3, 6)
+    options = {"num_return_sequences": 2, "temperature": 1.0, "seed": 1, **SHORT}
+    stream = draft_stream(new_session(vlm), full, short, GenerationOptions(**options), ALWAYS)
+    assert list(stream.draft()) == []
+    assert torch.equal(stream.drain().token_ids, vlm.generate(**full, **options))
+    full, short = prompts(3, 6, question=100)
+    limits = DraftLimits(least_wait=0)
+    assert drafted(new_session(vlm), full, short, 9, limits, **SHORT)[0].drafted is None
+
+
+def test_there_is_no_draft_where_images_stand_in_front():
+    model = tiny_vlm("prefix")
+    inputs = inputs_of([ImageBlock(1), 3, 4], in_front=True)
+    assert drafted(new_session(model), inputs, inputs, 9, **SHORT)[0].drafted is None
+
+
+def test_16_bits_are_drafted_but_decoded_one_by_one(vlm):
+    """Several positions at once are rounded otherwise than one after another."""
+    model = tiny_vlm().bfloat16()
+    full, short = prompts(2, 9)
+    stream, answer = drafted(new_session(model), full, short, 9, **SHORT)
+    assert stream.drafted is not None and stream.result.proposed_tokens == 0
+    assert answer == Session(model).generate(**full, **SHORT)[0].tolist()
+
+
+# --------------------------------------------------------------------------------------------- refusals
+def test_what_is_wrong_is_refused_before_any_work(vlm, monkeypatch):
+    passes, images = record(monkeypatch, vlm)
+    full, short = prompts(3, 6)
+    _, foreign = prompts(4, 6)
+    for inputs, alone, options, field in (
+        (full, foreign, {}, "short_inputs"),
+        (collate([full, full]), short, {}, "one prompt"),
+        (full, short, {"use_cache": False}, "use_cache"),
+        (full, short, {"max_new_tokens": 10_000}, "context"),
+    ):
+        with pytest.raises(ValueError, match=field):
+            draft_stream(new_session(vlm), inputs, alone, GenerationOptions(**SHORT | options), ALWAYS)
+    monkeypatch.setattr("generation.memory.available_bytes", lambda device: 0)
+    with pytest.raises(CacheMemoryError):
+        draft_stream(new_session(vlm), full, short, GenerationOptions(**SHORT), ALWAYS)
+    assert not passes and not images
+
+
+def test_broken_weights_are_told_of_by_the_answer():
+    model = hasty_vlm()
+    with torch.no_grad():
+        model.language_model.norm.weight *= float("nan")
+    full, short = prompts(2, 5)
+    stream = draft_stream(new_session(model), full, short, GenerationOptions(stop_token_ids=(5,)), ALWAYS)
+    assert len(list(stream.draft())) == 0
+    with pytest.raises(NotFiniteError):
+        stream.drain()
+
+
+def test_an_interrupted_draft_leaves_its_session_as_it_was(vlm, monkeypatch):
+    full, short = prompts(2, 5)
+    session = new_session(vlm)
+    stream = draft_stream(session, full, short, GenerationOptions(**SHORT), ALWAYS)
+    next(iter(stream.draft()))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Sampler, "sample", interrupted)
+        list(stream.draft())
+    assert session.held == 0
+    assert [int(ids) for ids in stream] == vlm.generate(**full, **SHORT)[0].tolist()
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+# ---------------------------------------------------------------------------------------- short prompts
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nanovlm-v0.1"])
+def test_the_short_prompt_is_that_of_an_image_which_is_not_cut(kind):
+    own = processor(kind)
+    for image in (WIDE, TALL, draw_image(20, 20)):
+        tiled = own.tile(image)
+        alone = whole_alone(own.images, tiled)
+        if alone is None:
+            assert kind.startswith("nanovlm") and own.images.global_token is None
+            continue
+        assert len(alone.tiles) == 1 and alone.tiles.digests[0] in tiled.tiles.digests
+        row = own.encode_conversation(own.conversation([alone, alone], "what is it?"), True)
+        small = draw_image(16, 16) if kind.startswith("nanovlm") else image
+        uncut = not_cutting(own)
+        expected = uncut.encode_conversation(uncut.conversation([small, small], "what is it?"), True)
+        assert row.input_ids == expected.input_ids and len(row.tiles) == len(expected.tiles) == 2
+
+
+def not_cutting(own: Processor) -> Processor:
+    """The processor, which does not cut small images."""
+    images = copy(own.images)
+    images.splits = images.to_max_side = False  # the one is Idefics3's, the other nanoVLM's
+    return Processor(images, own.tokenizer, own.chat.chat_template)
+
+
+# ---------------------------------------------------------------------------------------- command line
+def test_json_tells_of_the_draft(as_json, photo, always):
+    ask = (photo, "-q", "how many?", "--max-new-tokens", 12)
+    (expected,), (made,) = as_json(*ask), as_json(*ask, "--draft")
+    draft = made.pop("draft")
+    for name in ("answers", "token_ids", "stop_reasons", "prompt_tokens"):
+        assert made[name] == expected[name]
+    assert 0 < draft["tokens"] <= 12 and 0 <= draft["accepted"] <= draft["tokens"] and draft["text"]
+    assert 0 < draft["first_token_seconds"] <= draft["draft_seconds"]
+    first, second = as_json(*ask, "-q", "what is it?", "--draft")
+    assert first["draft"]["text"] == draft["text"] and second["draft"] is None
+
+
+def test_without_a_terminal_nothing_is_shown_of_a_draft(cli, photo, always):
+    ask = (photo, "-q", "how many?", "--max-new-tokens", 12)
+    expected, got = cli(*ask), cli(*ask, "--draft", "--stats")
+    assert got[:2] == expected[:2] and re.search(
+        r" draft  .*to the first token; \d+ of \d+ tokens right", got[2]
+    )
+    assert " draft " not in cli(*ask, "--stats")[2]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Run generate.py with stdout a terminal: (exit status, what was printed there)."""
+    monkeypatch.setenv("TERM", "xterm")
+
+    def run(cli, *arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", screen := Terminal())
+            return cli(*arguments)[0], screen.getvalue()
+
+    return run
+
+
+def test_on_a_terminal_the_draft_is_grey_until_the_answer_comes(cli, terminal, photo, always):
+    ask = (photo, "-q", "how many?", "--max-new-tokens", 12)
+    _, answer, _ = cli(*ask)
+    status, shown = terminal(cli, *ask, "--draft")
+    _, found, rest = shown.partition(ERASE)
+    assert status == 0 and shown.startswith(GREY) and found and rest == answer
+    assert terminal(cli, *ask) == (0, answer)
+    assert terminal(cli, *ask, "--draft", "--json")[1].startswith("{")
+
+
+@pytest.mark.parametrize("after", [1, 3, 14])
+def test_ctrl_c_leaves_what_is_there(cli, terminal, photo, always, monkeypatch, after):
+    """While the first token is chosen, then some others of the draft, then one of the answer."""
+    sample, calls = Sampler.sample, []
+
+    def sometimes(self, logits):
+        calls.append(1)
+        return interrupted() if len(calls) == after else sample(self, logits)
+
+    monkeypatch.setattr(Sampler, "sample", sometimes)
+    status, shown = terminal(cli, photo, "-q", "how many?", "--max-new-tokens", 12, "--draft")
+    assert status == 130
+    assert (GREY in shown, ERASE in shown) == {1: (False, False), 3: (True, False), 14: (True, True)}[after]
+
+
+def test_an_answer_that_fails_takes_its_draft_along(cli, terminal, photo, always, monkeypatch):
+    sample, calls = Sampler.sample, []
+
+    def broken(self, logits):
+        calls.append(1)
+        if len(calls) > 3:
+            raise NotFiniteError(1)
+        return sample(self, logits)
+
+    monkeypatch.setattr(Sampler, "sample", broken)
+    status, shown = terminal(cli, photo, "-q", "how many?", "--draft")
+    assert status == 2 and shown.startswith(GREY) and shown.endswith(ERASE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a few words",
+        "exactly 10" * 2,
+        "a\n\nb\n",
+        "広い文字は二つ分ある",
+        "x" * 500,
+        "\033[2J\rgone\t",
+        "a\n" * 30,
+    ],
+)
+def test_grey_text_goes_without_a_trace(monkeypatch, text):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "10")
+    monkeypatch.setenv("LINES", "6")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout := Terminal())
+        grey = GreyText()
+        for place in range(0, len(text), 3):
+            grey.put(text[place : place + 3])
+        written = stdout.getvalue()
+        grey.clear()
+    assert any(screen_after(written, 10, 6)), "something was shown"
+    assert not any(screen_after(stdout.getvalue(), 10, 6)), "and is no more"
+
+
+def screen_after(written: str, columns: int, lines: int) -> list[str]:
+    """What stands in each line of a small terminal whose cursor was in its last line, below "before"."""
+    rows, row, column = ["before", ""], 1, 0
+    for part in re.findall(r"\033\[\d*[a-zA-Z]|[^\033]", written):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row, column = row + 1, 0
+        elif part.endswith("A") and part != "A" and len(part) > 1:
+            row -= int(part[2:-1])
+            assert row >= len(rows) - lines, "above the screen"
+        elif part == "\033[J":
+            rows[row:] = [rows[row][:column]]
+        elif len(part) == 1:
+            width = 2 if ord(part) > 0x2FFF else 1
+            if column + width > columns:
+                row, column = row + 1, 0
+            rows += [""] * (row + 1 - len(rows))
+            rows[row] += part
+            column += width
+        rows += [""] * (row + 1 - len(rows))
+    assert rows[0] == "before"
+    return rows[1:]
+
+
+# ----------------------------------------------------------------------------------- conversations, page
+def test_a_turn_with_new_images_has_a_draft_and_the_next_one_none(checkpoint, always):
+    options = GenerationOptions(max_new_tokens=8)
+    plain, talk = Conversation(checkpoint), Conversation(checkpoint)
+    for question, images, wanted in (
+        ("how many?", [WIDE], True),
+        ("why?", [], False),
+        ("and?", [TALL], True),
+    ):
+        expected = plain.send(question, images, options).finish()
+        with talk.send(question, images, options, draft=True) as reply:
+            pieces = list(reply.draft())
+            assert bool("".join(pieces)) == wanted, question
+            got = reply.finish()
+        assert got["token_ids"] == expected["token_ids"] and "draft" not in expected
+        assert (got["draft"] is not None) == wanted
+        assert got["seconds"]["first_token"] > (got["draft"]["draft_seconds"] if wanted else 0)
+
+
+def test_a_turn_that_is_closed_during_its_draft_is_not_kept(checkpoint, always):
+    talk = Conversation(checkpoint)
+    with talk.send("how many?", [WIDE], GenerationOptions(max_new_tokens=8), draft=True) as reply:
+        next(reply.draft())
+    assert not reply.kept and talk.turns == [] and talk.session.held == 0
+    assert reply.finish()["draft"]["tokens"] == 1
+    assert talk.send("how many?", [WIDE], GenerationOptions(max_new_tokens=8)).finish()["token_ids"]
+
+
+def test_the_page_shows_a_draft_until_the_answer_begins(model_folder, photo, always, monkeypatch):
+    monkeypatch.setattr("web.service.REDRAW", 0)
+    monkeypatch.setattr("web.service.BURST", 0)
+    service = make_service(model_folder)
+    request = AskRequest((str(photo),), "how <b>many</b>?", str(model_folder), max_new_tokens=12)
+
+    async def shown(request):
+        found = []
+        async for view in service.ask(Visitor(), request):
+            found += [_messages(view.log)[-1]["content"]] if view.log else []
+        return found, view.log[-1]
+
+    (seen, last), (plain, expected) = (
+        asyncio.run(shown(AskRequest(**vars(request) | {"draft": wanted}))) for wanted in (True, False)
+    )  # in this order: after the first the image is encoded
+    service.close()
+    assert last.answers == expected.answers and seen[-1] == plain[-1]
+    grey = [text for text in seen if "draft" in text]
+    assert grey and not any("draft" in text for text in plain)
+    assert seen.index(grey[-1]) < len(seen) - 2 and last.stats["drafted_words"] < last.stats["first_words"]
+    assert all(re.fullmatch('<span class="draft">[^<]*</span>', text) for text in grey)

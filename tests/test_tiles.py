@@ -1,0 +1,202 @@
+"""Tiles travel as bytes, are the same numbers to the bit where they arrive, and equal ones are known."""
+
+from __future__ import annotations
+
+import pickle
+from functools import partial
+from hashlib import sha256
+from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+
+from data.tiles import Tiles
+from generation.options import GenerationOptions
+from generation.prefix import FeatureCache, encode_once, first_alike
+from generation.scheduler import Request, Scheduler
+from generation.session import Session
+from tests.processors import KINDS, draw_image, processor
+from tests.prompts import NO_STOP, SIDE, ImageBlock, inputs_of, record, tiny_vlm, words
+
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+VALUES = torch.randn(3, 256, generator=torch.Generator().manual_seed(1))
+
+
+def codes(count: int, which: int, side: int = 16) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(which)
+    return torch.randint(256, (count, 3, side, side), generator=generator, dtype=torch.uint8)
+
+
+def numbers(pixels: torch.Tensor) -> torch.Tensor:
+    """Float64 would hide nothing: each is one of 256 numbers of its colour."""
+    return torch.stack([VALUES[colour][pixels[:, colour].long()] for colour in range(3)], dim=1)
+
+
+def noise(count: int) -> torch.Tensor:
+    return torch.rand(count, 3, 16, 16, generator=torch.Generator().manual_seed(7))
+
+
+def mixed() -> tuple[Tiles, torch.Tensor]:
+    """Tiles of both kinds, the bytes' values in several tensors, and their numbers."""
+    parts = (codes(2, 0), codes(1, 1))
+    tiles = [Tiles.of(part, VALUES.clone()) for part in parts]
+    return (
+        Tiles.cat((Tiles.of(noise(1)), tiles[0], Tiles.of(noise(2)), tiles[1])),
+        torch.cat((noise(1), numbers(parts[0]), noise(2), numbers(parts[1]))),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_every_tile_comes_back_to_the_bit_and_in_its_place(dtype):
+    tiles, expected = mixed()
+    for own, same in ((tiles, expected), (tiles[1:3], expected[1:3]), (tiles[[5, 0]], expected[[5, 0]])):
+        assert torch.equal(own.to("cpu", dtype), same.to(dtype))
+        assert own.shape == same.shape and len(own) == len(same) and own.numel() == same.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
+def test_a_device_gets_bytes_and_makes_the_same_numbers(device, dtype):
+    tiles, expected = mixed()
+    for own, same in ((tiles, expected), (tiles[1:3], expected[1:3]), (tiles[:1], expected[:1])):
+        assert torch.equal(own._on_device(device, dtype, True).cpu(), same.to(dtype))
+
+
+@pytest.mark.parametrize(("megabytes", "piped"), [(64, True), (10_000, False)])
+def test_where_shared_memory_is_short_images_go_through_the_pipe(monkeypatch, megabytes, piped):
+    """Docker gives 64 MB of it, and a process that writes more is killed."""
+    space = SimpleNamespace(f_bavail=megabytes * 2**8, f_frsize=2**12)
+    monkeypatch.setattr("data.tiles.os.statvfs", lambda path: space)
+    tiles = Tiles.of(codes(6, 1, side=512), VALUES)
+    sent = ForkingPickler.dumps(tiles)
+    assert (len(sent) > tiles.nbytes) == piped
+    assert torch.equal(pickle.loads(sent).to("cpu"), tiles.to("cpu"))
+    tiles, expected = mixed()
+    there = pickle.loads(ForkingPickler.dumps(tiles))
+    assert torch.equal(there.to("cpu"), expected) and there.digests == tiles.digests
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_processors_cut_bytes_and_know_equal_tiles(kind):
+    """A photograph has no equal tiles; a blank page has few different ones, its whole view perhaps."""
+    tiles = processor(kind).images.tiles(draw_image(150, 90))[0]
+    assert len(set(tiles.digests)) == len(tiles)
+    assert sum(tile.values is None for tile in tiles) <= 1  # nanoVLM's whole image is computed with
+    assert tiles.nbytes < 0.5 * tiles.to("cpu").nbytes
+    again = processor(kind).images.tiles(draw_image(150, 90))[0]
+    assert again.digests == tiles.digests
+    blank = processor(kind).images.tiles(Image.new("RGB", (150, 90), (250, 250, 250)))[0]
+    assert len(set(blank.digests)) <= 2 and not set(blank.digests) & set(tiles.digests)
+
+
+def test_digests_tell_bytes_what_they_stand_for_and_shape_apart():
+    one = codes(1, 3)
+    changed, values = one.clone(), VALUES.clone()
+    changed[0, 2, -1, -1] ^= 1
+    values[2, 255] += 1e-6
+    different = [
+        Tiles.of(one, VALUES),
+        Tiles.of(changed, VALUES),
+        Tiles.of(one, values),
+        Tiles.of(one.view(1, 3, 8, 32), VALUES),
+        Tiles.of(numbers(one)),
+    ]
+    assert len({digest for tiles in different for digest in tiles.digests}) == len(different)
+    twice = Tiles.of(torch.cat((codes(1, 4), one)), VALUES.clone())
+    assert twice.digests[1:] == different[0].digests
+
+
+def test_a_tile_is_hashed_once_however_often_it_is_joined(monkeypatch):
+    tiles, hashed = Tiles.of(codes(3, 5), VALUES), []
+    monkeypatch.setattr("data.tiles.hashlib.sha256", lambda text: hashed.append(text) or sha256(text))
+    joined = Tiles.cat((tiles, tiles[:1], tiles[[2]]))
+    assert joined.digests == [*tiles.digests, tiles.digests[0], tiles.digests[2]]
+    assert len(hashed) == 3
+
+
+def test_numbers_are_writable_and_the_bytes_stay():
+    """What a caller does to its numbers reaches no other's."""
+    pixels = codes(2, 6)
+    tiles = Tiles.of(pixels, VALUES)
+    tiles.to("cpu").zero_()
+    assert torch.equal(tiles.to("cpu"), numbers(pixels))
+
+
+# ------------------------------------------------------------------------------ equal tiles are encoded once
+@pytest.fixture(scope="module")
+def vlm():
+    return tiny_vlm()
+
+
+def prompt_of(tiles: list[int], *text: int) -> dict:
+    """Model inputs of one prompt: tiles by their seeds, as `prompts.inputs_of` gives them, then text."""
+    return inputs_of([*map(ImageBlock, tiles), *text])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_equal_tiles_of_a_batch_are_encoded_once(vlm, monkeypatch, masked):
+    rows = [prompt_of(tiles, *words(sum(tiles), 4)) for tiles in ([1, 2, 1], [2, 2, 3], [1, 4, 3])]
+    inputs = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    options = {"max_new_tokens": 6, **NO_STOP}
+    if masked:  # the tile 2 of the first row has less that is real
+        mask = torch.ones(3, 3, SIDE, SIDE, dtype=torch.int64)
+        mask[0, 1, 8:] = 0
+        inputs["pixel_attention_mask"] = mask
+    with torch.no_grad():
+        each = vlm.embed(**inputs)
+    with monkeypatch.context() as patch:
+        _, images = record(patch, vlm)
+        with torch.no_grad():
+            once = vlm.embed(**inputs, encode=partial(encode_once, vlm))
+        answers = vlm.generate(**inputs, **options)
+    assert images == [4 + masked] * 2
+    torch.testing.assert_close(once, each, atol=1e-6, rtol=0)
+    monkeypatch.setattr("generation.prefix.first_alike", lambda tiles, masks: list(range(len(tiles))))
+    assert torch.equal(answers, vlm.generate(**inputs, **options))
+
+
+def test_only_wholly_equal_tiles_are_alike():
+    one = torch.rand(3, 32, 32)
+    last, zero = one.clone(), torch.zeros(3, 32, 32)
+    last[-1, -1, -1] += 1  # none of the pixels that are compared first
+    tiles = torch.stack([one, last, one, zero, last, zero, one])
+    assert first_alike(tiles) == [0, 1, 0, 3, 1, 3, 0]
+    masks = torch.ones(7, 32, 32)
+    masks[2, 5, 5] = 0
+    assert first_alike(tiles, masks) == [0, 1, 2, 3, 1, 3, 0]
+    assert first_alike(tiles[:0]) == []
+
+
+@pytest.mark.parametrize("entrance", ["model", "session", "scheduler"])
+def test_bytes_give_the_answer_of_their_numbers(vlm, monkeypatch, entrance):
+    pixels = codes(3, 8, SIDE)
+    tiles = Tiles.cat([Tiles.of(pixels, VALUES), Tiles.of(pixels[1:2], VALUES)])
+    ids = prompt_of([1, 2, 3, 4], *words(1, 5))["input_ids"]
+    options = {"max_new_tokens": 8, **NO_STOP}
+    expected = vlm.generate(ids, tiles.to("cpu"), **options)
+    _, images = record(monkeypatch, vlm)
+    if entrance == "scheduler":
+        request = Request(ids[0], tiles, options=GenerationOptions(**options))
+        (output,) = Scheduler(vlm, 2).run([request])
+        assert output.token_ids == expected[0].tolist()
+    else:
+        generate = vlm.generate if entrance == "model" else Session(vlm).generate
+        assert torch.equal(generate(ids, tiles, **options), expected)
+    assert images == [3]
+    with pytest.raises(ValueError, match="pixel_attention_mask"):
+        vlm.generate(ids, tiles, torch.ones(4, SIDE, SIDE), **options)
+
+
+def test_tiles_whose_features_are_kept_cost_nothing(vlm, monkeypatch):
+    """Neither the vision model nor their numbers are computed again, nor are they hashed."""
+    tiles, session = Tiles.of(codes(3, 9, SIDE), VALUES), Session(vlm, FeatureCache(vlm))
+    ids = prompt_of([1, 2, 3], *words(1, 5))["input_ids"]
+    first = session.generate(ids, tiles, max_new_tokens=4, **NO_STOP)
+    _, images = record(monkeypatch, vlm)
+    monkeypatch.setattr("data.tiles.Tile.write", lambda *_: pytest.fail("made numbers of again"))
+    monkeypatch.setattr("data.tiles.hashlib.sha256", lambda *_: pytest.fail("hashed again"))
+    session.reset()
+    again = session.generate_detailed(ids, tiles[:], max_new_tokens=4, **NO_STOP)
+    assert torch.equal(again.token_ids, first) and again.reused == 0 and images == []
