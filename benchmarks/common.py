@@ -26,10 +26,13 @@ from typing import Any
 import psutil
 import torch
 
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import SHAPES, parameters
+from generation.memory import available_bytes
 from inference.cli import positive
 
 PRECISIONS = ("float32", "bfloat16", "int8")
+BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, None: 0}  # of a weight
+PROCESS_BYTES = 4e8  # of a child besides its weights
 RESULTS = Path(__file__).resolve().parent / "results"
 ISA = "avx2 fma avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8 asimd bf16 i8mm"
 
@@ -161,8 +164,15 @@ def take_turns(
     return replies, failed
 
 
+def fit_together(setups: list[dict]) -> bool:
+    """Whether the models of all children fit into memory at the same time."""
+    free = available_bytes(torch.device("cpu"))
+    needed = sum(parameters(setup["shape"]) * BYTES[setup["precision"]] + PROCESS_BYTES for setup in setups)
+    return free is None or needed < 0.8 * free
+
+
 # ------------------------------------------------------------------------------------- options, results
-def base_parser(description: str, precision: bool = False) -> argparse.ArgumentParser:
+def base_parser(description: str, precision: bool = False, rounds: int = 3) -> argparse.ArgumentParser:
     """The options that all benchmarks have, and --precision for those that run in one at a time."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -170,7 +180,8 @@ def base_parser(description: str, precision: bool = False) -> argparse.ArgumentP
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="SmolVLM-256M", help="model shape (default SmolVLM-256M)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="device (default cpu)")
-    add("--rounds", type=positive, default=3, metavar="N", help="repetitions; medians are shown (default 3)")
+    rounds_help = f"repetitions; medians are shown (default {rounds})"
+    add("--rounds", type=positive, default=rounds, metavar="N", help=rounds_help)
     add("--threads", type=positive, default=torch.get_num_threads(), metavar="N", help="CPU threads")
     add("--save", metavar="NAME", help="write benchmarks/results/NAME.json")
     add("--quick", action="store_true", help="one round of little work, to see whether it runs")

@@ -3,12 +3,14 @@
     python -m benchmarks.decode                                     # SmolVLM-256M's shape on this CPU
     python -m benchmarks.decode --device cuda --precisions bfloat16 --contexts 2000,8000
     python -m benchmarks.decode --device cuda --precisions bfloat16 --batch 256 --systems ours-fast
+    python -m benchmarks.decode --batch 1,8,16 --contexts "" --systems ours-fast,llama.cpp
     python -m benchmarks.decode --quick --systems ours-fast,transformers
 
 At batch 1 a decode step reads every weight and the whole cache once. The floor of its time is those bytes at
 the speed at which this machine reads, measured in several ways of which the fastest counts. Weights are
 random, shapes real, prompts of one image of 1 or 17 tiles. Each system runs in a process of its own, all in
 turn, medians are shown, the last line is JSON. llama.cpp takes part if requirements-bench.txt is installed.
+The time before the first token is benchmarks/first_token.py's.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from benchmarks.common import (
     Handler,
     base_parser,
     finish,
+    fit_together,
     integers,
     median,
     memory_now,
@@ -35,23 +38,19 @@ from benchmarks.common import (
     take_turns,
     trim,
 )
-from benchmarks.shapes import SHAPES, parameters, prompt_tokens
-from benchmarks.systems import SYSTEMS, read_bandwidth
-from generation.memory import available_bytes
+from benchmarks.shapes import SHAPES, prompt_tokens
+from benchmarks.systems import DECODERS, read_bandwidth
 from inference.cli import positive
 
 PEERS = ("transformers", "transformers-static", "llama.cpp", "ours-eager", "ours-no-cache")
 INT8_SYSTEMS = ("ours-fast", "llama.cpp")
-BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, None: 0}
-PROCESS_BYTES = 4e8  # of a child besides its weights
 BUFFER = {"cpu": 2**29, "cuda": 2**32}  # bytes that the bandwidth is measured over
 COLUMNS = {
     "system": "system",
     "precision": "precision",
     "prompt_tokens": "prompt:,",
     "context": "context:,",
-    "vision_seconds": "vision s:.3f",
-    "prefill_seconds": "prefill s:.3f",
+    "batch": "batch",
     "decode_tokens_per_second": "tokens/s:.1f",
     "ms_per_token": "ms/token:.2f",
     "gigabytes_per_second": "GB/s:.1f",
@@ -67,12 +66,11 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = base_parser(__doc__)
     add = parser.add_argument
     add("--precisions", type=names(*PRECISIONS), metavar="P,P", help="of the weights (default all)")
-    add("--systems", type=names(*SYSTEMS), metavar="S,S", help=f"out of {', '.join(SYSTEMS)}")
+    add("--systems", type=names(*DECODERS), metavar="S,S", help=f"out of {', '.join(DECODERS)}")
     add("--prompts", type=integers, default=[1, 17], metavar="N,N", help="tiles of the prompt (default 1,17)")
     add("--contexts", type=integers, default=[8000], metavar="N,N", help="further contexts (default 8000)")
     add("--tokens", type=positive, default=64, metavar="N", help="decode steps that are timed (default 64)")
-    add("--batch", type=positive, default=1, metavar="N", help="rows decoded together (default 1)")
-    add("--prefill-rounds", type=positive, metavar="N", help="rounds of the first token (default --rounds)")
+    add("--batch", type=integers, default=[1], metavar="N,N", help="rows decoded together (default 1)")
     add("--compile", action=argparse.BooleanOptionalAction, help="transformers-static (default: on CUDA)")
     settings = parser.parse_args(arguments)
     if settings.quick:
@@ -82,11 +80,13 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     settings.precisions = settings.precisions or ["float32", "bfloat16", *(["int8"] if cpu else [])]
     if not cpu and "int8" in settings.precisions:
         parser.error("--precisions: int8 runs on a CPU only")
+    if not settings.batch or min(settings.batch) < 1:
+        parser.error(f"--batch: expected numbers of rows, 1 or more, got {settings.batch}")
     settings.compile = not cpu if settings.compile is None else settings.compile
     if settings.systems is None:
         left_out = {"ours-no-cache"} if settings.quick else set()
         left_out |= set() if settings.compile else {"transformers-static"}
-        settings.systems = [name for name in SYSTEMS if name not in left_out]
+        settings.systems = [name for name in DECODERS if name not in left_out]
     limit = SHAPES[settings.shape].text.max_position_embeddings
     longest = max([prompt_tokens(settings.shape, tiles) for tiles in settings.prompts] + settings.contexts)
     if longest + settings.tokens + 8 > limit:
@@ -97,7 +97,6 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 def make_setups(settings: argparse.Namespace, folder: str) -> list[dict]:
     """One for each child: the one that measures bandwidth, and each system in each precision that it has."""
     shared = shared_setup(settings)
-    shared |= {"prefill_rounds": settings.prefill_rounds or settings.rounds}
     shared |= {"folder": folder, "environment": {"OCELLI_CACHE": folder}}  # so that compiling is measured
     shared["longest"] = max(context for _, context in make_points(settings)) + settings.tokens + 8
     systems = [("bandwidth", None)] + [
@@ -121,14 +120,17 @@ def make_points(settings: argparse.Namespace) -> list[tuple[int, int]]:
 
 
 def make_jobs(settings: argparse.Namespace, setup: dict) -> list[dict]:
-    """Decoding first: what prefill leaves in the allocator would count as memory of decoding."""
-    points = make_points(settings)
+    """Every context with every number of rows, few rows first: what many leave in the allocator would count
+    as memory of few."""
+    jobs = [
+        {"tokens": settings.tokens, "batch": batch, "tiles": tiles, "context": context}
+        for batch in sorted(settings.batch)
+        for tiles, context in make_points(settings)
+    ]
     if setup["system"] == "bandwidth":
         size = 2**23 if setup["shape"] == "tiny" else BUFFER[setup["device"]]
-        return [{"size": size}] * len(points)  # beside each of them
-    job = {"tokens": settings.tokens, "batch": settings.batch}
-    decoding = [job | {"tiles": tiles, "context": context} for tiles, context in points]
-    return decoding + [{"first_token": True, "tiles": tiles} for tiles in settings.prompts]
+        return [{"size": size}] * len(jobs)  # beside each of them
+    return jobs
 
 
 def make_handler(setup: dict) -> Handler:
@@ -138,26 +140,20 @@ def make_handler(setup: dict) -> Handler:
     if setup["system"] == "bandwidth":
         return lambda job: read_bandwidth(device, job["size"])
     before = memory_now(device)
-    system = SYSTEMS[setup["system"]](setup)
+    system = DECODERS[setup["system"]](setup)
     trim()
 
     def handle(job: dict) -> dict | None:
-        first_token = "first_token" in job
-        if first_token and job["round"] >= setup["prefill_rounds"]:
-            return None
         if setup["system"] == "ours-no-cache" and job["round"]:  # slow: one round says enough
             return None
         reset_peak(device)
-        if first_token:
-            reply = system.first_token(job["tiles"])
-        else:
-            reply = system.decode(job["context"], job["tokens"], job["batch"], job["tiles"])
-            if reply is None:
-                return None
-            positions = job["context"] + job["tokens"] // 2
-            reply |= {"cache_bytes": system.cache_bytes(positions) * job["batch"]}
+        reply = system.decode(job["context"], job["tokens"], job["batch"], job["tiles"])
+        if reply is None:
+            return None
+        positions = job["context"] + job["tokens"] // 2
         return {
             **reply,
+            "cache_bytes": system.cache_bytes(positions) * job["batch"],
             "peak_bytes": memory_peak(device),
             "before_model_bytes": before,
             "weight_bytes": system.weight_bytes,
@@ -168,35 +164,22 @@ def make_handler(setup: dict) -> Handler:
     return handle
 
 
-def make_row(
-    settings: argparse.Namespace,
-    setup: dict,
-    point: tuple[int, int],
-    decoded: list[dict],
-    first: list[dict],
-    reading: dict[str, float],
-) -> dict:
-    """One line of the table: medians of what a system replied for one prompt and context.
+def make_row(setup: dict, job: dict, replies: list[dict], reading: dict[str, float]) -> dict:
+    """One line of the table: medians of what a system replied to one job.
 
     Of "peak_bytes", "before_model_bytes" were there before there was a model (Python and PyTorch, 230 MB on a
     CPU). "over_weights_and_cache" is the rest over "model_bytes" and "cache_bytes", below which it cannot be.
     """
-    tiles, context = point
-    one = decoded[0]
-    rounds = [reply["seconds"] / reply["steps"] for reply in decoded]
+    one = replies[0]
+    rounds = [reply["seconds"] / reply["steps"] for reply in replies]
     seconds = median(rounds)
     read = one["weight_bytes"] + one["cache_bytes"]
-    peak = min(reply["peak_bytes"] for reply in decoded)  # later on the allocator keeps more than is needed
+    peak = min(reply["peak_bytes"] for reply in replies)  # later on the allocator keeps more than is needed
     return {
         **{key: setup[key] for key in ("system", "precision", "device", "shape")},
-        "prompt_tokens": prompt_tokens(setup["shape"], tiles),
-        "tiles": tiles,
-        "context": context,
-        "batch": settings.batch,
-        "first_token_seconds": median(reply["total"] for reply in first),
-        "vision_seconds": median(reply["vision"] for reply in first),
-        "prefill_seconds": median(reply["prefill"] for reply in first),
-        "decode_tokens_per_second": settings.batch / seconds,
+        "prompt_tokens": prompt_tokens(setup["shape"], job["tiles"]),
+        **{key: job[key] for key in ("tiles", "context", "batch")},
+        "decode_tokens_per_second": job["batch"] / seconds,
         "ms_per_token": seconds * 1000,
         **{key: one[key] for key in ("weight_bytes", "cache_bytes", "model_bytes", "before_model_bytes")},
         "gigabytes_per_second": read / seconds / 1e9,
@@ -205,7 +188,6 @@ def make_row(
         "read_bytes_per_second": reading,
         "peak_bytes": peak,
         "peak_mebibytes": peak / 2**20,
-        "first_token_peak_bytes": min((reply["peak_bytes"] for reply in first), default=None),
         "over_weights_and_cache": (peak - one["before_model_bytes"])
         / (one["model_bytes"] + one["cache_bytes"]),
         "seconds_of_rounds": rounds,
@@ -214,33 +196,26 @@ def make_row(
 
 
 def make_rows(settings: argparse.Namespace, setups: list[dict], replies) -> list[dict]:
-    rows, points = [], make_points(settings)
+    rows = []
     for setup, own in list(zip(setups, replies, strict=True))[1:]:
-        own = [[reply for reply in job if reply is not None] for job in own]
-        first = dict(zip(settings.prompts, own[len(points) :], strict=True))
-        for place, point in enumerate(points):
-            if decoded := own[place]:  # the system can do this, and is still there
-                beside = replies[0][place]
+        for job, answers, beside in zip(make_jobs(settings, setup), own, replies[0], strict=True):
+            known = [reply for reply in answers if reply is not None]
+            if known:  # the system can do this, and is still there
                 reading = {way: median(reply[way] for reply in beside) for way in beside[0]}
-                rows.append(make_row(settings, setup, point, decoded, first[point[0]], reading))
+                rows.append(make_row(setup, job, known, reading))
     for row in rows:
         compare(row, rows)
     return rows
 
 
 def compare(row: dict, rows: list[dict]) -> None:
-    """Add how a row's speed, and its time to the first token, compare with those of every peer."""
-    keys = ("precision", "prompt_tokens", "context")
-    peers = [
-        other
+    """Add how a row's speed compares with that of every peer."""
+    keys = ("precision", "prompt_tokens", "context", "batch")
+    row["speed_over"] = {
+        other["system"]: row["decode_tokens_per_second"] / other["decode_tokens_per_second"]
         for other in rows
         if other is not row and other["system"] in PEERS and all(row[key] == other[key] for key in keys)
-    ]
-    for name, key in (
-        ("speed_over", "decode_tokens_per_second"),
-        ("first_token_over", "first_token_seconds"),
-    ):
-        row[name] = {peer["system"]: row[key] / peer[key] for peer in peers if row[key] and peer[key]}
+    }
     for short, peer in (("transformers", "transformers"), ("static", "transformers-static")):
         row[f"over_{short}"] = row["speed_over"].get(peer)
     row["over_llama"] = row["speed_over"].get("llama.cpp")
@@ -250,11 +225,12 @@ def main(arguments: list[str] | None = None) -> int:
     settings = parse_arguments(arguments)
     with tempfile.TemporaryDirectory(prefix="ocelli-bench-") as folder:
         setups = make_setups(settings, folder)
-        count, free = parameters(settings.shape), available_bytes(torch.device("cpu"))
-        needed = sum(count * BYTES[setup["precision"]] + PROCESS_BYTES for setup in setups)
-        together = free is None or needed < 0.8 * free  # all models fit into memory at the same time
         replies, failed = take_turns(
-            make_handler, setups, lambda setup: make_jobs(settings, setup), settings.rounds, together
+            make_handler,
+            setups,
+            lambda setup: make_jobs(settings, setup),
+            settings.rounds,
+            fit_together(setups),
         )
     stop_without(["bandwidth"], failed)
     reading = {way: median(reply[way] for reply in replies[0][0]) for way in replies[0][0][0]}

@@ -1,32 +1,57 @@
-"""transformers and llama.cpp as benchmarks time them, on the shapes and the random weights of ours.
+"""transformers, llama.cpp and OpenVINO as benchmarks time them, on the shapes and random weights of ours.
 
-A system answers `first_token(tiles)` with seconds, split into vision and prefill, and
-`decode(context, tokens, batch, tiles)` with the seconds of that many steps after a cache of `context`
-positions, whose values are random, because their content costs nothing. `weight_bytes` and
-`cache_bytes(positions)` are what a step reads. A system that cannot do a job answers None.
+A system answers `first_token(tiles, image)` with the seconds of "vision" (tower and projector), of "prefill"
+and of both in "total", as far as it has them: no two numbers of `image` have the same pixels. `features` are
+those of its tower. It answers `decode(context, tokens, batch, tiles)` with the seconds of that many steps
+after a cache of `context` positions, whose values are random, because their content costs nothing.
+`weight_bytes` and `cache_bytes(positions)` are what a step reads. A system that cannot do a job answers None.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
+import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, Idefics3Config, Idefics3ForConditionalGeneration, StaticCache
 from transformers.generation.streamers import BaseStreamer
 from transformers.initialization import no_init_weights
 
 from benchmarks.common import Unavailable, now
-from benchmarks.shapes import DTYPES, SHAPES, fill, fill_weights, prompt, prompt_tokens, words
+from benchmarks.shapes import (
+    DTYPES,
+    SHAPES,
+    build_ours,
+    fill,
+    fill_weights,
+    prompt,
+    prompt_tokens,
+    tile_pixels,
+    words,
+)
 from generation import kv_cache as kv
+from models.checkpoints.idefics3 import stored_name
+from models.checkpoints.load import meta_init
 from models.config import TextConfig
-from models.vision_language_model import prepare_device
+from models.vision_language_model import VisionLanguageModel, prepare_device
 
 WARM_UP = 3  # steps before the clock starts: graphs are captured, libraries choose their kernels
+
+
+def need(*packages: str) -> list[Any]:
+    """These packages, imported; Unavailable for the first one that is not installed."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise Unavailable(f"{package} is not installed (requirements-bench.txt)")
+    return [importlib.import_module(package) for package in packages]
 
 
 def bytes_read(language_model) -> int:
@@ -70,7 +95,9 @@ def build_transformers(shape: str, dtype: torch.dtype, device: str):
     config._attn_implementation = "sdpa"
     with no_init_weights():
         model: Any = Idefics3ForConditionalGeneration(config)
-    fill_weights(model)
+    with meta_init():
+        ours = [name for name, _ in VisionLanguageModel(SHAPES[shape]).named_parameters()]
+    fill_weights(model, [stored_name(name) for name in ours])  # the same numbers in the same places
     model = model.to(device, dtype).eval()
     model.generation_config.eos_token_id = None  # answers are as long as they are asked to be
     return model
@@ -112,14 +139,19 @@ class Transformers:
         mask = torch.ones_like(inputs["input_ids"])
         return self.model.generate(**inputs, attention_mask=mask, max_new_tokens=tokens, do_sample=False)
 
-    def first_token(self, tiles: int) -> dict:
-        inputs = prompt(self.shape, tiles, device=self.device)
+    def first_token(self, tiles: int, image: int) -> dict:
+        inputs = prompt(self.shape, tiles, device=self.device, image=image)
         self._marks.clear()
         start = now(self.device)
         self.generate(1, **inputs)
         total = now(self.device) - start
         vision = self._marks[1] - self._marks[0] if tiles else 0.0
         return {"total": total, "vision": vision, "prefill": total - vision}
+
+    @torch.no_grad()
+    def features(self, pixels: Tensor) -> Tensor:
+        tower, pixels = self.model.model, pixels.flatten(0, 1).to(self.device, self.dtype)
+        return tower.connector(tower.vision_model(pixel_values=pixels).last_hidden_state)
 
     @torch.no_grad()
     def decode(self, context: int, tokens: int, batch: int, tiles: int | None) -> dict:
@@ -176,6 +208,49 @@ class TransformersStatic(Transformers):
         return {"seconds": now(self.device) - start, "steps": tokens}
 
 
+# -------------------------------------------------------------------------------------------- OpenVINO
+HINTS = {"float32": "f32", "bfloat16": "bf16"}  # OpenVINO's names of our precisions
+
+
+class OpenVINO:
+    """OpenVINO on our tower and projector: there is no language model. int8 is nncf's quantization after
+    training, calibrated on two of the tiles that are timed; what it leaves in floating point runs in the type
+    that OpenVINO chooses on this machine."""
+
+    def __init__(self, setup: dict):
+        if setup["device"] != "cpu":
+            raise Unavailable("OpenVINO is measured on a CPU only")
+        precision, self.shape = setup["precision"], setup["shape"]
+        openvino, *quantizer = need("openvino", *(["nncf"] if precision == "int8" else []))
+        ours = build_ours(self.shape, torch.float32, "cpu")
+        tower = nn.Sequential(ours.vision_model, ours.projector)
+        tiles = tile_pixels(self.shape, 2)[0].split(1)  # (1, 3, M, M) each
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is a constant in the traced tower, as it is to be
+            model = openvino.convert_model(tower, example_input=tiles[0], input=list(tiles[0].shape))
+        for nncf in quantizer:
+            data = nncf.Dataset([tile.numpy() for tile in tiles])
+            with contextlib.redirect_stdout(sys.stderr):  # where it shows its progress
+                kind = nncf.ModelType.TRANSFORMER
+                model = nncf.quantize(model, data, subset_size=len(tiles), model_type=kind)
+        options = {"INFERENCE_NUM_THREADS": setup["threads"]}
+        options |= {"INFERENCE_PRECISION_HINT": HINTS[precision]} if precision in HINTS else {}
+        compiled = openvino.compile_model(model, "CPU", options)
+        self._request = compiled.create_infer_request()
+        self.info = {"hint": str(compiled.get_property("INFERENCE_PRECISION_HINT"))}
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """Tile by tile: several at once take it as long."""
+        tiles = pixels.flatten(0, 1).split(1)
+        return torch.cat([torch.from_numpy(self._request.infer([tile.numpy()])[0].copy()) for tile in tiles])
+
+    def first_token(self, tiles: int, image: int) -> dict:
+        pixels = tile_pixels(self.shape, tiles, image)
+        start = time.perf_counter()
+        self.features(pixels)
+        return {"vision": time.perf_counter() - start}
+
+
 # ------------------------------------------------------------------------------------------- llama.cpp
 FORMATS = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}  # llama.cpp's names of our precisions
 
@@ -185,20 +260,17 @@ class LlamaCpp:
     alone; choosing a token is not counted, in its favour; its cache is in 16 bits, its default."""
 
     def __init__(self, setup: dict):
-        for package in ("gguf", "llama_cpp"):
-            if importlib.util.find_spec(package) is None:
-                raise Unavailable(f"{package} is not installed (requirements-bench.txt)")
-        import llama_cpp
-
-        if setup["device"] == "cuda" and not llama_cpp.llama_supports_gpu_offload():
+        _, self.library = need("gguf", "llama_cpp")
+        if setup["device"] == "cuda" and not self.library.llama_supports_gpu_offload():
             raise Unavailable("llama-cpp-python is built without CUDA")
-        self.shape, self.info = setup["shape"], {"format": FORMATS[setup["precision"]]}
+        self.shape, self.longest = setup["shape"], setup["longest"]
+        self.info = {"format": FORMATS[setup["precision"]]}
         path = Path(setup["folder"]) / f"{self.info['format']}.gguf"
         self.weight_bytes = write_gguf(SHAPES[self.shape].text, self.info["format"], path)
         self.model_bytes = path.stat().st_size
-        self.llm = llama_cpp.Llama(
+        self.llm = self.library.Llama(
             str(path),
-            n_ctx=setup["longest"],
+            n_ctx=self.longest,
             n_threads=setup["threads"],
             n_threads_batch=setup["threads"],
             n_batch=512,
@@ -210,18 +282,21 @@ class LlamaCpp:
     def cache_bytes(self, positions: int) -> int:
         return cache_bytes(self.shape, positions, torch.float16)
 
-    def first_token(self, tiles: int) -> dict:
+    def first_token(self, tiles: int, image: int) -> dict:
         ids = words(self.shape, 1, prompt_tokens(self.shape, tiles)).tolist()
         self.llm.n_tokens = 0  # forgets; eval then clears the cache from there on
         start = time.perf_counter()
         self.llm.eval(ids)
-        return {"total": None, "vision": None, "prefill": time.perf_counter() - start}
+        return {"prefill": time.perf_counter() - start}
 
-    def decode(self, context: int, tokens: int, batch: int, tiles: int | None) -> dict | None:
-        if batch > 1:
-            return None
-        self.llm.n_tokens = min(self.llm.n_tokens, context)
+    def features(self, pixels: Tensor) -> None:
+        return None
+
+    def decode(self, context: int, tokens: int, batch: int, tiles: int | None) -> dict:
         ids = words(self.shape, 1, context + WARM_UP + tokens).tolist()
+        if batch > 1:
+            return self._decode_rows(ids, context, batch)
+        self.llm.n_tokens = min(self.llm.n_tokens, context)
         if self.llm.n_tokens < context:
             self.llm.eval(ids[self.llm.n_tokens : context])
         for token in ids[context : context + WARM_UP]:
@@ -230,6 +305,43 @@ class LlamaCpp:
         for token in ids[context + WARM_UP :]:
             self.llm.eval([token])
         return {"seconds": time.perf_counter() - start, "steps": tokens}
+
+    def _decode_rows(self, ids: list[int], context: int, rows: int) -> dict:
+        """The same in `rows` sequences with a cache for each, which llama.cpp's own class does not offer."""
+        llama = self.library
+        parameters = type(self.llm.context_params).from_buffer_copy(self.llm.context_params)
+        parameters.n_seq_max, parameters.kv_unified = rows, False
+        parameters.n_ctx = rows * -(-self.longest // 256) * 256  # it wants each cache in units of 256
+        in_rows = llama.llama_init_from_model(self.llm.model, parameters)
+        batch = llama.llama_batch_init(parameters.n_batch, 0, 1)
+
+        def evaluate(places: list[tuple[int, int, int]]) -> None:
+            """One pass over tokens (id, position, sequence); logits of the last one of each sequence."""
+            batch.n_tokens = len(places)
+            last = {sequence: number for number, (_, _, sequence) in enumerate(places)}
+            for number, (token, position, sequence) in enumerate(places):
+                batch.token[number], batch.pos[number] = token, position
+                batch.n_seq_id[number], batch.seq_id[number][0] = 1, sequence
+                batch.logits[number] = last[sequence] == number
+            if code := llama.llama_decode(in_rows, batch):
+                raise RuntimeError(f"llama_decode: code {code} for {len(places)} tokens")
+            llama.llama_synchronize(in_rows)
+
+        try:
+            prefix = [(token, position, 0) for position, token in enumerate(ids[:context])]
+            for first in range(0, context, parameters.n_batch):
+                evaluate(prefix[first : first + parameters.n_batch])
+            for row in range(1, rows):
+                llama.llama_memory_seq_cp(llama.llama_get_memory(in_rows), 0, row, -1, -1)
+            start = 0.0
+            for number, token in enumerate(ids[context:]):
+                if number == WARM_UP:
+                    start = time.perf_counter()
+                evaluate([(token, context + number, row) for row in range(rows)])
+            return {"seconds": time.perf_counter() - start, "steps": len(ids) - context - WARM_UP}
+        finally:
+            llama.llama_batch_free(batch)
+            llama.llama_free(in_rows)
 
 
 def gguf_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
@@ -254,8 +366,7 @@ def gguf_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
 def write_gguf(config: TextConfig, kind: str, path: Path) -> int:
     """Write random weights; returns the bytes that one token reads. All layers get the same numbers, which
     keeps memory small; speed does not depend on them. The tokens have names and no meaning."""
-    import gguf
-
+    (gguf,) = need("gguf")
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
+from data.processor import Processor
 from generation.fast.choose_step import has_fast_bfloat16, set_precision
+from inference.checkpoint import Checkpoint
 from models.checkpoints.load import meta_init
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel, prepare_device
@@ -68,9 +73,14 @@ def fill(tensor: Tensor, std: float, start: int = 0) -> Tensor:
     return tensor
 
 
-def fill_weights(model: nn.Module) -> None:
-    """Random matrices that keep activations near one, norms at one, biases at zero; the same every time."""
-    for index, (name, parameter) in enumerate(model.named_parameters()):
+def fill_weights(model: nn.Module, names: Sequence[str] | None = None) -> None:
+    """Random matrices that keep activations near one, norms at one, biases at zero; the same every time.
+
+    `names` are those of its parameters in the order in which ours has them; None for our own model.
+    """
+    parameters = dict(model.named_parameters())
+    for index, name in enumerate(names or parameters):
+        parameter = parameters[name]
         if parameter.dim() == 1:
             nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
         else:
@@ -108,6 +118,18 @@ def build_precision(setup: dict, packed: bool) -> VisionLanguageModel:
     return model
 
 
+def build_checkpoint(setup: dict, fast: bool) -> Checkpoint:
+    """What a user gets who opens a checkpoint of this shape and precision, without the processor.
+
+    Args:
+        fast: with the fastest steps of this machine, as `generate.py` chooses them; else the eager ones.
+            `load_seconds` is what compiling them took.
+    """
+    model = build_precision(setup, packed=fast)
+    checkpoint = Checkpoint(setup["shape"], model, cast(Processor, None), 0.0, setup["precision"])
+    return checkpoint.compiled() if fast else checkpoint
+
+
 def parameters(shape: str) -> int:
     """How many weights a shape has."""
     with meta_init():
@@ -126,18 +148,24 @@ def image_tokens(shape: str, tiles: int) -> Tensor:
     return torch.full((tiles * config.tokens_per_tile,), config.image_token_id)
 
 
-def prompt(shape: str, tiles: int, question: int = 0, device: str = "cpu") -> dict[str, Tensor]:
+def tile_pixels(shape: str, tiles: int, image: int = 0) -> Tensor:
+    """(1, tiles, 3, M, M) pixels, all tiles and all images different."""
+    vision = SHAPES[shape].vision
+    pixels = torch.empty(1, tiles, vision.num_channels, vision.image_size, vision.image_size)
+    return fill(pixels, std=1.0, start=104_729 * image)
+
+
+def prompt(
+    shape: str, tiles: int, question: int = 0, device: str = "cpu", image: int = 0
+) -> dict[str, Tensor]:
     """Model inputs: half of the text, an image of `tiles` tiles, the other half (as `question` seeds it)."""
-    config = SHAPES[shape]
     half = TEXT_TOKENS // 2
     ids = torch.cat(
         (words(shape, 1, half), image_tokens(shape, tiles), words(shape, 100 + question, TEXT_TOKENS - half))
     )
     inputs = {"input_ids": ids[None].to(device)}
     if tiles:
-        side = config.vision.image_size
-        pixels = torch.empty(1, tiles, config.vision.num_channels, side, side)
-        inputs["pixel_values"] = fill(pixels, std=1.0).to(device)
+        inputs["pixel_values"] = tile_pixels(shape, tiles, image).to(device)
     return inputs
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks/decode.py times: Ocelli beside its peers, and how fast memory can be read."""
+"""What benchmarks/decode.py and first_token.py time: Ocelli beside its peers, and how fast memory is read."""
 
 from __future__ import annotations
 
@@ -11,23 +11,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.common import Unavailable, now
 from benchmarks.peers import (
     WARM_UP,
     LlamaCpp,
+    OpenVINO,
     Transformers,
     TransformersStatic,
     all_bytes,
     bytes_read,
     cache_bytes,
 )
-from benchmarks.shapes import build_precision, fill, prompt, prompt_tokens, words
+from benchmarks.shapes import build_checkpoint, fill, prompt, prompt_tokens
 from generation import kv_cache as kv
-from generation.decoding import DecodeStep, Sampler, decode, eager_step
-from generation.fast.choose_step import fast_step
-from generation.fast.native.build import NoCompiler, find_compiler, load_library
+from generation.decoding import GenerationOutput, Sampler, decode, eager_step
+from generation.draft import draft_stream
+from generation.fast.native.build import NoCompiler, find_compiler
 from generation.kv_cache import CachePosition
+from generation.prefix import FeatureCache
+from generation.session import Session
+from inference.draft import FEATURE_BYTES
+
+DRAFT_TOKENS = 64  # at most: a draft ends by itself when it has taken its share of the time
 
 
 class Ours:
@@ -36,53 +43,68 @@ class Ours:
     def __init__(self, setup: dict):
         self.shape, self.device = setup["shape"], setup["device"]
         self.kind = setup["system"].removeprefix("ours-")
-        self.model = build_precision(setup, packed=self.kind == "fast")
-        self.info: dict[str, Any] = {}
-        self.step: DecodeStep | None = None
+        checkpoint = build_checkpoint(setup, fast=self.kind == "fast")
+        self.model, self.step = checkpoint.model, checkpoint.decode_step
+        self.info: dict[str, Any] = {"step": checkpoint.decode_step_name}
         if self.kind == "fast":
-            self._compile()
+            if self.step is None:
+                raise Unavailable(checkpoint.decode_step_name)
+            start = now(self.device)
+            if self.device == "cuda":  # compiled there when it is first used
+                self._answer(prompt(self.shape, 0, device=self.device), 2)
+            self.info["compile_seconds"] = checkpoint.load_seconds + now(self.device) - start
         self.weight_bytes = bytes_read(self.model.language_model)
         self.model_bytes = all_bytes(self.model)
-
-    def _compile(self) -> None:
-        """The fast step, made twice: compiled, and opened again."""
-        for name in ("compile_seconds", "open_seconds"):
-            load_library.cache_clear()
-            start = now(self.device)
-            self.step, how = fast_step(self.model.language_model)
-            if self.step is not None and self.device == "cuda":  # compiled there when it is first used
-                ids = words(self.shape, 1, 8)[None].to(self.device)
-                self.model.generate(ids, max_new_tokens=2, stop_token_ids=(), decode_step=self.step)
-            self.info |= {name: now(self.device) - start, "step": how}
-        if self.step is None:
-            raise Unavailable(how)
 
     def cache_bytes(self, positions: int) -> int:
         dtype = self.model.language_model.cache_dtype
         return 0 if self.kind == "no-cache" else cache_bytes(self.shape, positions, dtype)
 
-    def _generate(self, tiles: int, tokens: int):
+    def _answer(self, inputs: dict[str, Tensor], tokens: int) -> GenerationOutput:
         cached = self.kind != "no-cache"
         return self.model.generate_detailed(
-            **prompt(self.shape, tiles, device=self.device),
+            **inputs,
             max_new_tokens=tokens,
             stop_token_ids=(),
             use_cache=cached,
             decode_step=self.step if cached else None,
         )
 
-    def first_token(self, tiles: int) -> dict:
+    def first_token(self, tiles: int, image: int) -> dict:
+        inputs = prompt(self.shape, tiles, device=self.device, image=image)
         start = now(self.device)
-        generated = self._generate(tiles, 1)
-        total = now(self.device) - start
-        return {"total": total, **{part: generated.seconds[part] for part in ("vision", "prefill")}}
+        generated = self._answer(inputs, 1)
+        reply = {"total": now(self.device) - start}
+        reply |= {part: generated.seconds[part] for part in ("vision", "prefill")}
+        return reply | (self._drafted(inputs) if self.kind == "fast" and tiles > 1 else {})
+
+    def _drafted(self, inputs: dict[str, Tensor]) -> dict:
+        """The same prompt with a draft from its last tile: seconds to the first word of the draft, where one
+        is made, and to the first token of the answer after it."""
+        whole = prompt(self.shape, 1, device=self.device) | {"pixel_values": inputs["pixel_values"][:, -1:]}
+        options = self.model.generation_options(
+            max_new_tokens=DRAFT_TOKENS, stop_token_ids=(), decode_step=self.step
+        )
+        start = now(self.device)
+        session = Session(self.model, FeatureCache(self.model, FEATURE_BYTES))
+        stream = draft_stream(session, inputs, whole, options)
+        times = [now(self.device) - start for _ in stream.draft()]
+        if not times:
+            return {}
+        next(iter(stream))
+        return {"draft": times[0], "with_draft": now(self.device) - start}
+
+    @torch.no_grad()
+    def features(self, pixels: Tensor) -> Tensor:
+        return self.model.encode_images(pixels)
 
     @torch.no_grad()
     def decode(self, context: int, tokens: int, batch: int, tiles: int | None) -> dict | None:
         if self.kind == "no-cache":
             if tiles is None or context != prompt_tokens(self.shape, tiles) or batch > 1:
                 return None
-            return {"seconds": self._generate(tiles, 2).seconds["decode"], "steps": 1}
+            generated = self._answer(prompt(self.shape, tiles, device=self.device), 2)
+            return {"seconds": generated.seconds["decode"], "steps": 1}
         text, model = self.model.config.text, self.model
         like = torch.empty(0, dtype=model.language_model.cache_dtype, device=self.device)
         cache = kv.allocate_for(text, batch, context + WARM_UP + tokens, like=like)
@@ -141,11 +163,18 @@ def read_bandwidth(device: str, size: int) -> dict[str, float]:
     return speeds
 
 
-SYSTEMS: dict[str, Callable[[dict], Any]] = {
+DECODERS: dict[str, Callable[[dict], Any]] = {
     "ours-fast": Ours,
     "ours-eager": Ours,
     "ours-no-cache": Ours,
     "transformers": Transformers,
     "transformers-static": TransformersStatic,
+    "llama.cpp": LlamaCpp,
+}
+READERS: dict[str, Callable[[dict], Any]] = {
+    "ours-fast": Ours,
+    "ours-eager": Ours,
+    "transformers": Transformers,
+    "openvino": OpenVINO,
     "llama.cpp": LlamaCpp,
 }

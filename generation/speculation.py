@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -142,14 +141,17 @@ class WhilePaying(Proposer):
 
     def __init__(self, proposer: Proposer):
         self._proposer = proposer
-        self._seconds: dict[int, deque[float]] = {}  # of the last passes over so many positions
+        self._recent: dict[int, deque[float]] = {}  # seconds of the last passes over so many positions
+        self._seconds: dict[int, float] = {}  # their medians
         self._positions = 1  # of the last pass
         self._tokens, self._gained = 0, 0.0
         self._right = self._wrong = 1.0
 
     def observe(self, positions: int, seconds: float) -> None:
         self._positions = positions
-        self._seconds.setdefault(positions, deque(maxlen=5)).append(seconds)
+        recent = self._recent.setdefault(positions, deque(maxlen=5))
+        recent.append(seconds)
+        self._seconds[positions] = sorted(recent)[len(recent) // 2]
 
     def propose(self, new_ids: list[int]) -> list[int]:
         self._tokens += len(new_ids)
@@ -164,7 +166,9 @@ class WhilePaying(Proposer):
         for count in range(1, len(ids) + 1):
             expected += share**count
             cost = self._cost(1 + count)
-            if cost - 1 <= allowed and expected / cost > best_rate:
+            if cost - 1 > allowed:
+                break
+            if expected / cost > best_rate:
                 best, best_rate = count, expected / cost
         # Where none would pay, one proposal finds out whether that has changed.
         return ids[: best if best_rate > 1 else min(best, 1)]
@@ -179,9 +183,8 @@ class WhilePaying(Proposer):
     def _cost(self, positions: int) -> float:
         """Single steps that a pass over so many positions takes; of those never seen, on the line through the
         nearest that was."""
-        single = median(self._seconds[1])
         seen = min(self._seconds, key=lambda other: (other == 1, abs(other - positions)))
-        each = (median(self._seconds[seen]) / single - 1) / (seen - 1) if seen > 1 else self.ASSUMED
+        each = (self._seconds[seen] / self._seconds[1] - 1) / (seen - 1) if seen > 1 else self.ASSUMED
         return 1 + max(each, 0.0) * (positions - 1)
 
 

@@ -76,6 +76,7 @@ class VisionTransformer(nn.Module):
         True on the real ones, and None where all are.
         """
         places = self.position_ids(pixel_values.shape[-2:], patch_mask, pixel_values.device)
+        pixel_values = pixel_values.to(self.patch_embedding.weight.dtype)  # the text part may have another
         x = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)  # (N, D, h, w) -> (N, P, D)
         x = x + self.position_embedding(places)
         mask = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -13,9 +14,22 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks import batching, common, decode, peers, prefix, quantization, training
+from benchmarks import (
+    batching,
+    common,
+    decode,
+    first_token,
+    lookup,
+    peers,
+    photograph,
+    picture,
+    prefix,
+    quantization,
+    training,
+)
 from benchmarks.peers import build_transformers, hf_config
 from benchmarks.shapes import SHAPES, build_ours, parameters, prompt, prompt_tokens
+from generation import draft
 
 SYSTEMS = "ours-fast,ours-eager,ours-no-cache,transformers,llama.cpp"
 
@@ -61,9 +75,6 @@ def test_decode(run):
     expected |= {("ours-fast", "int8", context) for context in contexts}
     expected |= {("ours-no-cache", precision, 24) for precision in floats}
     assert {key for key in rows if key[0] != "llama.cpp"} == expected
-    for row in result["rows"]:
-        if row["system"] != "llama.cpp":
-            assert row["vision_seconds"] + row["prefill_seconds"] <= row["first_token_seconds"] * 1.001
     fast, text = rows["ours-fast", "float32", 40], SHAPES["tiny"].text
     assert fast["cache_bytes"] == 41 * 2 * text.num_hidden_layers * text.num_key_value_heads * 16 * 4
     theirs = rows["transformers", "float32", 40]
@@ -72,6 +83,69 @@ def test_decode(run):
     assert fast["speed_over"].keys() >= {"transformers", "ours-eager"} and fast["floor_fraction"] > 0
     if importlib.util.find_spec("llama_cpp") is None:
         assert "left out: llama.cpp float32" in result["printed"]
+
+
+def test_decode_compares_systems_with_as_many_rows(run):
+    systems = ("--systems", "ours-fast,ours-eager,llama.cpp", "--precisions", "bfloat16")
+    result = run(decode, *systems, "--prompts", "1", "--contexts", "", "--tokens", "2", "--batch", "3,1")
+    rows = {(row["system"], row["batch"]): row for row in result["rows"]}
+    assert rows.keys() >= {(s, batch) for s in ("ours-fast", "ours-eager") for batch in (1, 3)}
+    fast, eager = (rows[system, 3]["decode_tokens_per_second"] for system in ("ours-fast", "ours-eager"))
+    assert rows["ours-fast", 3]["speed_over"]["ours-eager"] == fast / eager
+    assert rows["ours-fast", 3]["cache_bytes"] == 3 * rows["ours-fast", 1]["cache_bytes"]
+
+
+def test_first_token(run, monkeypatch, tmp_path, capsys):
+    """Every system that is installed, with what it has, and a picture of it."""
+    monkeypatch.setattr(photograph, "SIDE", 300)
+    monkeypatch.setattr(draft, "LIMITS", draft.DraftLimits(least_wait=0))
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    result = run(first_token, "--tiles", "1,5", "--save", "one")
+    rows = {(row["system"], row["precision"], row["tiles"]): row for row in result["rows"]}
+    floats = ("float32", "bfloat16")
+    whole = {("ours-fast", precision) for precision in (*floats, "int8")}
+    whole |= {(system, precision) for system in ("ours-eager", "transformers") for precision in floats}
+    for (system, precision), tiles in ((one, tiles) for one in whole for tiles in (1, 5)):
+        row = rows[system, precision, tiles]
+        assert row["prompt_tokens"] == prompt_tokens("tiny", tiles)
+        parts = row["vision_seconds"] + row["prefill_seconds"]
+        assert 0 < parts <= row["first_token_seconds"] * 1.001 and row["prepare_seconds"] > 0
+        assert row["least_cosine"] > (0.9999 if precision == "float32" else 0.99)
+        assert (row["draft_seconds"] is not None) == (system == "ours-fast" and tiles == 5)
+        if row["draft_seconds"]:
+            assert row["draft_seconds"] < row["with_draft_seconds"]
+    ours, theirs = (rows[system, "float32", 5] for system in ("ours-fast", "transformers"))
+    ratio = ours["first_token_seconds"] / theirs["first_token_seconds"]
+    assert ours["first_token_over_transformers"] == ratio
+    for package, system, part in (
+        ("openvino", "openvino", "vision_seconds"), ("llama_cpp", "llama.cpp", "prefill_seconds")
+    ):  # fmt: skip
+        if importlib.util.find_spec(package) is None:
+            assert f"left out: {system} float32" in result["printed"]
+        else:
+            row = rows[system, "float32", 1]
+            assert row[part] > 0 and row["first_token_seconds"] is None
+            assert row.get("least_cosine", 1) > 0.9999
+    assert picture.main([str(tmp_path / "one.json"), str(tmp_path / "one.svg")]) == 0
+    ET.parse(tmp_path / "one.svg")
+    assert "| bfloat16 | 5 |" in capsys.readouterr().out
+
+
+def test_first_token_quick(run, monkeypatch):
+    monkeypatch.setattr(photograph, "SIDE", 300)
+    (row,) = run(first_token, "--quick", "--systems", "ours-fast", "--precisions", "int8")["rows"]
+    assert row["tiles"] == 1 and row["first_token_seconds"] > 0
+
+
+def test_the_picture_of_decoding_is_drawn_from_its_result(tmp_path, capsys):
+    result = common.RESULTS / "decode-cpu-zen3.json"
+    assert picture.main([str(result), str(tmp_path / "decode.svg")]) == 0
+    bars = ET.parse(tmp_path / "decode.svg").findall("{http://www.w3.org/2000/svg}rect")
+    assert len(bars) == 1 + 8  # the ground, and the systems that each precision has
+    assert capsys.readouterr().out.count("\n") == 2 + 9
+    with pytest.raises(SystemExit) as stopped:
+        picture.main([str(common.RESULTS / "batching-cpu-zen3.json"), str(tmp_path / "no.svg")])
+    assert stopped.value.code == 2 and not (tmp_path / "no.svg").exists()
 
 
 def test_llama_goes_back_to_each_context(tmp_path, monkeypatch):
@@ -146,6 +220,12 @@ def test_prefix(run):
     assert rows["4 questions", "ours, session"]["equal_answers"] == "4/4"
     assert rows.keys() >= {("1 answer", "ours"), ("3 answers", "ours"), ("4 questions", "transformers")}
     assert all(row["ratio"] > 0 and row["prompt_tokens"] == 28 for row in result["rows"])
+
+
+def test_lookup(run):
+    rows = {row["answer"]: row for row in run(lookup, "--precisions", "float32", "--tokens", "60")["rows"]}
+    assert list(rows) == ["transcript", "table", "prose", "misleading"]
+    assert all(row["ratio"] > 0 and row["accepted"] <= row["proposed"] for row in rows.values())
 
 
 @pytest.mark.parametrize("images", [0, 2])

@@ -122,9 +122,9 @@ def test_tokens_are_those_of_single_steps(way, sampling, guess):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("new", [1, 2, 3, 10, 40])
+@pytest.mark.parametrize("new", [1, 3, 40])
 def test_looked_up_tokens_are_those_of_single_steps(way, sampling, new):
-    for seed in range(5):
+    for seed in range(3):
         prompt = [*words(seed, 12), ImageBlock(seed), *words(seed, 12)]
         outputs(way, prompt, max_new_tokens=new, **SAMPLINGS[sampling])
 

@@ -80,10 +80,5 @@ def has_fast_bfloat16() -> bool:
 
 
 def set_precision(model, precision: str) -> None:
-    """Store a CPU model's weights in bfloat16 or int8, in place; the vision tower at most in bfloat16."""
-    if precision == "int8":
-        pack(model.vision_model, "bfloat16")
-        pack(model.projector, "bfloat16")
-        pack(model.language_model, "int8")
-    else:
-        pack(model, precision)
+    """Store a CPU model's weights in bfloat16 or int8, in place: tower, projector and language model."""
+    pack(model, precision)

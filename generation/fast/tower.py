@@ -3,14 +3,16 @@
     tower, how = fast_tower(model.vision_model)       # or None, and why there is none
     features = tower(pixel_values, patch_mask)        # as the eager tower: (N, C, H, W) -> (N, P, D_v)
 
-Tiles are encoded one after the other, each by all threads, so that a tile's features have the same bits in any
-company. With int8 weights, activations are rounded to 8 bits with one scale a patch where the processor has dot
-products of bytes (VNNI), else to 16; attention is in bfloat16 where there are dot products of that, else float32.
+Tiles are encoded one after the other, each by all threads, so that a tile's features have the same bits in
+any company. Activations meet int8 weights as 8-bit numbers with one scale a patch where the processor has dot
+products of bytes (VNNI), else as 16-bit ones. They meet bfloat16 weights, and each other in the attention of
+both, as bfloat16 where there are dot products of it (AVX512_BF16), else as float32.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from threading import Lock
 
 import torch
@@ -21,6 +23,10 @@ from generation.fast.panels import BITS, Matrix, PanelLinear, PanelWeight, to_pa
 from generation.fast.quantized import quantize_rows
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
+# Seconds that compiling takes, and that a tile saves for each floating-point operation, by bits of weights:
+# roughly, from SmolVLM-256M's tower on two threads of a Zen 5 core pair. Eager code unpacks int8 weights.
+COMPILE_SECONDS = 5.0
+SAVED_PER_OPERATION = {32: 3.5e-12, 16: 1.2e-12, 8: 5e-12}
 
 
 class _Norm(ctypes.Structure):
@@ -77,10 +83,64 @@ def unsupported(tower) -> str | None:
     return None
 
 
+def _weight_bits(tower) -> int:
+    return BITS[tower.layers[0].self_attn.q_proj.weight.dtype]
+
+
 def is_compiled(tower) -> bool:
     """Whether the library for this tower exists already. Raises NoCompiler."""
-    bits = BITS[tower.layers[0].self_attn.q_proj.weight.dtype]
-    return is_sound(library_file(*_library_parts(bits))[1])
+    return is_sound(library_file(*_library_parts(_weight_bits(tower)))[1])
+
+
+def break_even_tiles(tower) -> int:
+    """Roughly how many full tiles save the time that compiling takes."""
+    config = tower.config
+    weights = config.hidden_size * (4 * config.hidden_size + 2 * config.intermediate_size)
+    layer = 2 * config.num_patches * (weights + 2 * config.num_patches * config.hidden_size)
+    saved = config.num_hidden_layers * layer * SAVED_PER_OPERATION[_weight_bits(tower)]
+    return math.ceil(COMPILE_SECONDS / saved)
+
+
+def fast_tower(tower, tiles: int | None = None) -> tuple[nn.Module | None, str]:
+    """(a faster tower that took this one's weights over, what it is), or (None, why there is none).
+
+    Args:
+        tiles: the most that are expected. If they are too few to be worth compiling, the C tower is used only
+            where it was compiled before. None always compiles.
+    """
+    if reason := unsupported(tower):
+        return None, f"eager: {reason}"
+    try:
+        if tiles is None or tiles >= (needed := break_even_tiles(tower)) or is_compiled(tower):
+            return FastTower(tower), "native C tower"
+        why = f"compiling pays from {needed} tiles on, at most {tiles} are expected"
+    except NoCompiler as error:
+        why = str(error)
+    if _weight_bits(tower) == 32 and torch.backends.mkldnn.is_available():
+        return use_onednn(tower), f"oneDNN linear layers: {why}"
+    return None, f"eager: {why}"
+
+
+class OneDNNLinear(nn.Module):
+    """A float32 linear layer by oneDNN, without gradients. PyTorch itself takes MKL, which reaches half of
+    that speed on AMD's processors."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+
+
+def use_onednn(tower: nn.Module) -> nn.Module:
+    """Replace the linear layers of a float32 tower on a CPU, in place."""
+    for parent in list(tower.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, OneDNNLinear(child))
+    return tower
 
 
 class FastTower(nn.Module):
@@ -96,7 +156,7 @@ class FastTower(nn.Module):
         if reason := unsupported(tower):
             raise ValueError(f"the native vision tower cannot run this one: {reason}")
         self.config, config = tower.config, tower.config
-        bits = BITS[tower.layers[0].self_attn.q_proj.weight.dtype]
+        bits = _weight_bits(tower)
         self._library = load_library(*_library_parts(bits), _declare)
         to_panels(tower)
         self.tower = tower
@@ -130,13 +190,14 @@ class FastTower(nn.Module):
     def forward(self, pixel_values: Tensor, patch_mask: Tensor | None = None) -> Tensor:
         """(N, C, H, W) normalised tiles -> (N, P, D_v) float32 features; see the eager tower."""
         count, channels, height, width = pixel_values.shape
-        side, places = self.config.patch_size, self.tower.position_ids((height, width), patch_mask, "cpu")
+        side = self.config.patch_size
         grid = (height // side, width // side)
         if channels != self.config.num_channels or not min(grid):
             expected = f"(N, {self.config.num_channels}, H, W) with H and W of at least {side}"
             raise ValueError(f"pixel_values: expected {expected}, got {tuple(pixel_values.shape)}")
         if patch_mask is not None and tuple(patch_mask.shape) != (count, *grid):
             raise ValueError(f"patch_mask: expected {(count, *grid)}, got {tuple(patch_mask.shape)}")
+        places = self.tower.position_ids((height, width), patch_mask, "cpu")
         pixels = pixel_values.detach().float().contiguous()
         places = places.expand(count, -1).contiguous()
         features = torch.empty(count, grid[0] * grid[1], self.config.hidden_size)

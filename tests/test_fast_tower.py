@@ -1,0 +1,204 @@
+"""The C tower gives what the eager tower gives, for each precision, shape and instruction set, and a tile's
+features are the same bits in any company."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from generation.fast.native import build
+from generation.fast.panels import to_panels
+from generation.fast.quantized import pack
+from generation.fast.tower import FastTower, OneDNNLinear, break_even_tiles, fast_tower
+from models import VisionConfig, VisionLanguageModel
+from models.vision_transformer import VisionTransformer
+
+# Widths, head sizes and numbers of patches that fill no panel, no unit and no group of rows.
+SHAPES = {
+    "heads of 64": (128, 256, 2, 64, 8, "gelu_pytorch_tanh"),
+    "heads of 32": (96, 200, 3, 40, 8, "gelu_pytorch_tanh"),
+    "heads of 72": (144, 538, 2, 56, 14, "gelu_pytorch_tanh"),  # SmolVLM-2.2B's: 4304 is 16 times 269
+    "odd widths": (66, 131, 2, 24, 4, "gelu"),
+}
+# A bound on the error of each feature, whose size is about one, and on its cosine with the eager one.
+BOUNDS = {"float32": (2e-5, 0.99999), "bfloat16": (6e-2, 0.9998), "int8": (0.2, 0.999)}
+OTHER_MACHINES = {
+    "AVX2": ("-march=x86-64", "-mavx2", "-mfma", "-mf16c"),
+    "AVX-512 without dot products": ("-march=skylake-avx512",),
+    "any x86": ("-march=x86-64",),
+}
+
+
+@pytest.fixture(autouse=True)
+def needs_compiler():
+    try:
+        build.find_compiler()
+    except build.NoCompiler:
+        pytest.skip("no C compiler on this machine")
+
+
+def make_tower(shape: str, seed: int = 1) -> VisionTransformer:
+    width, inner, heads, image, patch, act = SHAPES[shape]
+    tower = VisionTransformer(VisionConfig(width, inner, 2, heads, 3, image, patch, hidden_act=act)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in tower.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                parameter.copy_(0.2 * noise + ("norm" in name and name.endswith("weight")))
+            else:
+                parameter.copy_(noise * 1.2 / parameter[0].numel() ** 0.5)
+    return tower
+
+
+def tiles(tower, count: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pixels, and a mask with a full tile, one in part and one of padding alone."""
+    config = tower.config
+    pixels = torch.randn(count, 3, config.image_size, config.image_size, generator=torch.manual_seed(2))
+    mask = torch.ones(count, config.grid, config.grid, dtype=torch.bool)
+    mask[1, config.grid // 2 :] = False
+    mask[1, :, config.grid - 1 :] = False
+    mask[2] = False
+    return pixels, mask
+
+
+def in_c(tower, precision: str) -> FastTower:
+    tower = copy.deepcopy(tower)
+    return FastTower(tower if precision == "float32" else pack(tower, precision))
+
+
+def check(features: torch.Tensor, expected: torch.Tensor, precision: str) -> None:
+    error, cosine = BOUNDS[precision]
+    assert features.shape == expected.shape and features.dtype == torch.float32
+    assert (features - expected).abs().max() < error
+    assert F.cosine_similarity(features, expected, dim=-1).min() >= cosine
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("precision", BOUNDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_equals_the_eager_tower(shape, precision):
+    tower = make_tower(shape)
+    native, (pixels, mask) = in_c(tower, precision), tiles(tower)
+    check(native(pixels), tower(pixels), precision)
+    check(native(pixels, mask), tower(pixels, mask), precision)
+    patch, size = tower.config.patch_size, tower.config.image_size
+    smaller = pixels[:, :, : size - patch, : size - 2 * patch - 1]
+    check(native(smaller), tower(smaller), precision)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("flags", OTHER_MACHINES)
+def test_other_machines(flags, monkeypatch, tmp_path):
+    """Compiled for other processors, as far as this one runs what is compiled for them."""
+    options = OTHER_MACHINES[flags]
+    probe = tmp_path / "probe.c"
+    probe.write_text("int main(void) { return !(__builtin_cpu_supports(NEEDED)); }")
+    needed = {"-mavx2": "avx2", "-march=skylake-avx512": "avx512bw"}
+    for name in (needed[option] for option in options if option in needed):
+        compiled = [build.find_compiler(), f'-DNEEDED="{name}"', str(probe), "-o", str(tmp_path / "probe")]
+        if subprocess.run(compiled, capture_output=True).returncode:
+            pytest.skip("this compiler does not tell what the processor has")
+        if subprocess.run([tmp_path / "probe"]).returncode:
+            pytest.skip(f"this processor lacks {name}")
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, *options))
+    build.load_library.cache_clear()
+    try:
+        for shape in ("heads of 72", "odd widths"):
+            tower = make_tower(shape)
+            pixels, mask = tiles(tower)
+            for precision in BOUNDS:
+                native = in_c(tower, precision)
+                check(native(pixels, mask), tower(pixels, mask), precision)
+                assert native(pixels[:1])[0].equal(native(pixels)[0])
+    finally:
+        build.load_library.cache_clear()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("precision", BOUNDS)
+def test_a_tile_is_the_same_in_any_company(precision):
+    tower = make_tower("heads of 72")
+    native, (pixels, mask) = in_c(tower, precision), tiles(tower)
+    threads = torch.get_num_threads()
+    expected = native(pixels)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert native(pixels).equal(expected)
+            for i in range(3):
+                assert native(pixels[i : i + 1], mask[:1]).equal(expected[i : i + 1])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("precision", BOUNDS)
+def test_nan_stays_in_its_tile(precision):
+    tower = make_tower("heads of 64")
+    native, (pixels, _) = in_c(tower, precision), tiles(tower)
+    expected = native(pixels)
+    pixels[1, 0, 5, 5] = float("nan")
+    features = native(pixels)
+    assert features[1].isnan().all()
+    assert features[0].equal(expected[0]) and features[2].equal(expected[2])
+
+
+@torch.inference_mode()
+def test_the_embedded_tower_in_int8():
+    model = VisionLanguageModel.from_pretrained("checkpoints/ocelli-shapes", dtype="float32")
+    pixels, _ = tiles(model.vision_model)
+    expected = model.vision_model(pixels)
+    projected = model.projector(expected)
+    native = in_c(model.vision_model, "int8")
+    check(native(pixels), expected, "int8")
+    pack(model.projector, "int8")
+    features = to_panels(model.projector)(native(pixels))
+    assert F.cosine_similarity(features, projected, dim=-1).min() >= 0.999
+
+
+def test_no_second_copy_of_the_weights():
+    tower = make_tower("heads of 64")
+    weights = sum(parameter.nbytes for parameter in tower.parameters())
+    native = FastTower(tower)
+    kept = {tensor.data_ptr(): tensor.nbytes for tensor in (*native.parameters(), *native.buffers())}
+    assert sum(kept.values()) <= 1.05 * weights
+
+
+def test_bad_input_is_refused():
+    native = FastTower(make_tower("heads of 64"))
+    for pixels in (torch.zeros(1, 1, 64, 64), torch.zeros(1, 3, 4, 64), torch.zeros(1, 3, 128, 64)):
+        with pytest.raises(ValueError, match=r"tiles of|pixel_values"):
+            native(pixels)
+    with pytest.raises(ValueError, match="patch_mask"):
+        native(torch.zeros(2, 3, 64, 64), torch.ones(1, 8, 8, dtype=torch.bool))
+
+
+@torch.inference_mode()
+def test_which_tower_is_chosen(monkeypatch, tmp_path):
+    tower = make_tower("heads of 64")
+    pixels, mask = tiles(tower)
+    expected = tower(pixels, mask)
+    assert fast_tower(copy.deepcopy(tower).half())[0] is None
+    monkeypatch.setenv("OCELLI_CACHE", str(tmp_path))
+    build.load_library.cache_clear()
+    needed = break_even_tiles(tower)
+    for prepared in (tower, pack(copy.deepcopy(tower), "int8")):
+        few, why = fast_tower(copy.deepcopy(prepared), 1)
+        assert f"from {break_even_tiles(prepared)} tiles" in why
+        assert (few is None) == (prepared is not tower)
+    many, how = fast_tower(copy.deepcopy(tower), needed)
+    assert isinstance(many, FastTower) and how == "native C tower"
+    build.load_library.cache_clear()
+    again, _ = fast_tower(copy.deepcopy(tower), 1)  # compiled already
+    assert isinstance(again, FastTower)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    build.load_library.cache_clear()
+    without, why = fast_tower(tower)
+    build.load_library.cache_clear()
+    assert "no C compiler" in why and isinstance(without.layers[0].mlp.fc1, OneDNNLinear)
+    assert torch.allclose(without(pixels, mask), expected, atol=2e-5)
