@@ -3,8 +3,8 @@
     step, how, tower = speed_up(model)               # how each was chosen, in words
     model.generate(**inputs, decode_step=step)
 
-On a CPU: C for prompts, tokens and tiles (`generation/fast/native/`), compiled once for this machine. The step
-that is chosen stays, however many rows there are, and a row's bits depend neither on their number nor on
+On a CPU: C for prompts, tokens and tiles (`generation/fast/native/`), compiled once for this machine. The
+step that is chosen stays, however many rows there are, and a row's bits depend neither on their number nor on
 whether it is prefilled or decoded.
 
 On CUDA: the step and the sampler as one graph (`generation/fast/cuda_graph.py`), compiled by inductor if the

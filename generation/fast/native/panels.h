@@ -451,6 +451,7 @@ static inline int evenly_shared(Inputs in) { return in.tokens * in.halves <= MOS
 
 /* y = x W^T + b: all threads of a parallel region call it, and it does not wait for the others at its end. */
 static void product(Matrix m, Inputs in, Output out) {
+    if (!in.tokens) return;
     int64_t rows = in.tokens * in.halves, panels = panels_of(m), units = units_of(m.columns), from, to;
     if (evenly_shared(in)) {
         share(panels, &from, &to);
