@@ -32,7 +32,6 @@ from generation.fast.native.build import NoCompiler, find_compiler
 from generation.kv_cache import CachePosition
 from generation.prefix import FeatureCache
 from generation.session import Session
-from inference.draft import FEATURE_BYTES
 
 DRAFT_TOKENS = 64  # at most: a draft ends by itself when it has taken its share of the time
 
@@ -86,7 +85,7 @@ class Ours:
             max_new_tokens=DRAFT_TOKENS, stop_token_ids=(), decode_step=self.step
         )
         start = now(self.device)
-        session = Session(self.model, FeatureCache(self.model, FEATURE_BYTES))
+        session = Session(self.model, FeatureCache(self.model))
         stream = draft_stream(session, inputs, whole, options)
         times = [now(self.device) - start for _ in stream.draft()]
         if not times:
