@@ -69,8 +69,8 @@ def read_request(args: argparse.Namespace) -> tuple[GenerationOptions, list[str]
     return options, names, images, questions
 
 
-def load(args: argparse.Namespace, answers: int):
-    """The checkpoint, with a decode step as --compile says for so many answers one after another."""
+def load(args: argparse.Namespace, answers: int, images: int):
+    """The checkpoint, with decode step and tower as --compile says for so many answers one after another."""
     from inference.checkpoint import open_checkpoint
 
     with cli.log_if_slow("generate.py", args.model):
@@ -78,7 +78,7 @@ def load(args: argparse.Namespace, answers: int):
     if args.compile == "off" or not args.cache:
         return checkpoint
     steps = None if args.compile == "on" else answers * args.max_new_tokens
-    checkpoint = checkpoint.compiled(steps)
+    checkpoint = checkpoint.compiled(steps, None if args.compile == "on" else images)
     if checkpoint.eager_in_vain(steps):
         log(f"decode step {checkpoint.decode_step_name}")
     return checkpoint
@@ -90,7 +90,7 @@ def answer_questions(args: argparse.Namespace) -> None:
     from inference import answer, draft
 
     questions = questions or [DEFAULT_QUESTION]
-    checkpoint = load(args, answers=len(questions))
+    checkpoint = load(args, len(questions), len(images))
     if args.show_attention is not None:
         from inference.attribution import attention, draw
 
@@ -143,7 +143,7 @@ def chat(args: argparse.Namespace) -> int:
     options, names, images, questions = read_request(args)
     from inference.chat import Chat
 
-    checkpoint = load(args, answers=CHAT_ANSWERS)
+    checkpoint = load(args, CHAT_ANSWERS, CHAT_ANSWERS)
     cli.log_unused(args, log)
     if names != args.images:
         log(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
@@ -166,7 +166,7 @@ def answer_batch(args: argparse.Namespace) -> int:
 
     summary, step = Summary(skipped=files.total), ""
     if files.missing:
-        checkpoint = load(args, answers=-(-len(files.missing) * args.num_answers // batch_size))
+        checkpoint = load(args, -(-len(files.missing) * args.num_answers // batch_size), len(files.missing))
         summary = run_batch(files, checkpoint, options, args.system, batch_size, log=log)
         step = f"; decode step: {checkpoint.decode_step_name}"
     log(f"{summary}: {args.out}")

@@ -70,7 +70,7 @@ def decode_proposed(
             if finished or not max_new_tokens:
                 sampler.check_finite()
                 return
-            new_ids.append(token.item())
+            new_ids.append(int(token))
             if place == len(proposed) or new_ids[place] != proposed[place]:
                 break
         if len(new_ids) <= len(proposed):

@@ -13,15 +13,17 @@ from pathlib import Path
 import torch
 
 from data.processor import Processor
-from generation.decoding import DecodeStep
-from generation.fast.choose_step import break_even_steps, fast_step, has_fast_bfloat16, set_precision
+from generation.fast.choose_step import break_even_steps, has_fast_bfloat16, set_precision, speed_up
 from generation.fast.cuda_graph import GraphStep
+from generation.steps import DecodeStep
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
 from models.checkpoints.hub import snapshot
 from models.checkpoints.load import one_version
 from models.config import check_device
 from models.vision_language_model import VisionLanguageModel, prepare_device
+
+PHOTOGRAPH = (4000, 3000)  # pixels of an image, where nothing is known about it
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Checkpoint:
     dtype: str = "float32"  # of the weights: float32, bfloat16, float16 or int8
     decode_step: DecodeStep | None = None  # None is the eager one
     decode_step_chosen: str = "eager"  # its name, or why it is the eager one
+    vision_tower: str = "eager"  # likewise
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -51,7 +54,8 @@ class Checkpoint:
     def settings(self) -> dict[str, str]:
         """What every result reports about the machine."""
         device = str(self.model.device)
-        return {"device": device, "dtype": self.dtype, "decode_step": self.decode_step_name}
+        steps = {"decode_step": self.decode_step_name, "vision_tower": self.vision_tower}
+        return {"device": device, "dtype": self.dtype, **steps}
 
     @property
     def context(self) -> int:
@@ -73,13 +77,24 @@ class Checkpoint:
         pays = steps is None or steps >= break_even_steps(self.model.language_model)
         return self.decode_step is None and pays
 
-    def compiled(self, steps: int | None = None) -> Checkpoint:
-        """This checkpoint with the fastest decode step of this machine; the answers are the same. `steps` is
-        as in `fast_step`."""
+    def compiled(self, steps: int | None = None, images: int | None = None) -> Checkpoint:
+        """This checkpoint with the fastest decode step and vision tower of this machine; the answers are the
+        same. The model's weights are rearranged in place.
+
+        Args:
+            steps, images: how many decode steps and images are expected at most. If they are too few to be
+                worth compiling, only what was compiled before is used. None always compiles.
+        """
         began = time.perf_counter()
-        step, name = fast_step(self.model.language_model, steps)
-        seconds = self.load_seconds + time.perf_counter() - began
-        return replace(self, decode_step=step, decode_step_chosen=name, load_seconds=seconds)
+        tiles = None if images is None else images * self.processor.images.grid(*PHOTOGRAPH)[0]
+        step, name, tower = speed_up(self.model, steps, tiles)
+        return replace(
+            self,
+            decode_step=step,
+            decode_step_chosen=name,
+            vision_tower=tower,
+            load_seconds=self.load_seconds + time.perf_counter() - began,
+        )
 
 
 def open_checkpoint(

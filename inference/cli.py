@@ -371,6 +371,7 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
         **{name.replace("_", " "): f"{value:.3f} s" for name, value in result["seconds"].items()},
         "kv cache": f"{result['kv_cache_bytes'] / 2**20:.2f} MiB",
         "step": result["decode_step"],
+        "tower": result["vision_tower"],
     }
     if result["decode_tokens_per_second"] is not None:
         rows["decode"] += f", {result['decode_tokens_per_second']:.1f} tokens/s"

@@ -75,7 +75,8 @@ class VisionTransformer(nn.Module):
         The P = (H / patch) · (W / patch) patches are row-major. `patch_mask` (N, H / patch, W / patch) is
         True on the real ones, and None where all are.
         """
-        places = self.position_ids(pixel_values.shape[-2:], patch_mask, pixel_values.device)
+        height, width = pixel_values.shape[-2:]
+        places = self.position_ids((height, width), patch_mask, pixel_values.device)
         pixel_values = pixel_values.to(self.patch_embedding.weight.dtype)  # the text part may have another
         x = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)  # (N, D, h, w) -> (N, P, D)
         x = x + self.position_embedding(places)
@@ -90,7 +91,7 @@ class VisionTransformer(nn.Module):
             x = layer(x, mask)
         return self.post_layernorm(x)
 
-    def position_ids(self, size: tuple[int, int], patch_mask: Tensor | None, device) -> Tensor:
+    def position_ids(self, size: tuple[int, ...], patch_mask: Tensor | None, device) -> Tensor:
         """Rows of the position table for tiles of `size` (H, W) pixels: (P,) or (N, P).
 
         A full square tile takes them in order. Smaller or partly masked tiles spread over the table by

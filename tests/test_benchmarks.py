@@ -100,21 +100,21 @@ def test_first_token(run, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(photograph, "SIDE", 300)
     monkeypatch.setattr(draft, "LIMITS", draft.DraftLimits(least_wait=0))
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    result = run(first_token, "--tiles", "1,5", "--save", "one")
+    result = run(first_token, "--tiles", "1,17", "--save", "one")
     rows = {(row["system"], row["precision"], row["tiles"]): row for row in result["rows"]}
     floats = ("float32", "bfloat16")
     whole = {("ours-fast", precision) for precision in (*floats, "int8")}
     whole |= {(system, precision) for system in ("ours-eager", "transformers") for precision in floats}
-    for (system, precision), tiles in ((one, tiles) for one in whole for tiles in (1, 5)):
+    for (system, precision), tiles in ((one, tiles) for one in whole for tiles in (1, 17)):
         row = rows[system, precision, tiles]
         assert row["prompt_tokens"] == prompt_tokens("tiny", tiles)
         parts = row["vision_seconds"] + row["prefill_seconds"]
         assert 0 < parts <= row["first_token_seconds"] * 1.001 and row["prepare_seconds"] > 0
         assert row["least_cosine"] > (0.9999 if precision == "float32" else 0.99)
-        assert (row["draft_seconds"] is not None) == (system == "ours-fast" and tiles == 5)
+        assert (row["draft_seconds"] is not None) == (system == "ours-fast" and tiles == 17)
         if row["draft_seconds"]:
             assert row["draft_seconds"] < row["with_draft_seconds"]
-    ours, theirs = (rows[system, "float32", 5] for system in ("ours-fast", "transformers"))
+    ours, theirs = (rows[system, "float32", 17] for system in ("ours-fast", "transformers"))
     ratio = ours["first_token_seconds"] / theirs["first_token_seconds"]
     assert ours["first_token_over_transformers"] == ratio
     for package, system, part in (
@@ -128,7 +128,7 @@ def test_first_token(run, monkeypatch, tmp_path, capsys):
             assert row.get("least_cosine", 1) > 0.9999
     assert picture.main([str(tmp_path / "one.json"), str(tmp_path / "one.svg")]) == 0
     ET.parse(tmp_path / "one.svg")
-    assert "| bfloat16 | 5 |" in capsys.readouterr().out
+    assert "| bfloat16 | 17 |" in capsys.readouterr().out
 
 
 def test_first_token_quick(run, monkeypatch):

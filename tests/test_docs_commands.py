@@ -35,11 +35,12 @@ RUN_ELSEWHERE = {
     # Of those that need minutes, with a small model, few questions, one round:
     ".venv/bin/python -m benchmarks.decode --systems ours-fast,transformers,llama.cpp --prompts 1 --contexts "
     "1108,8000 --tokens 24 --rounds 5": "tests/test_benchmarks.py",
-    '.venv/bin/python -m benchmarks.decode --systems ours-fast,llama.cpp --batch 1,8,16 --contexts "" --tokens '
-    "24 --rounds 5": "tests/test_benchmarks.py",
+    ".venv/bin/python -m benchmarks.decode --systems ours-fast,llama.cpp --batch 1,8,16 "
+    '--contexts "" --tokens 24 --rounds 5': "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.first_token": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.prefix": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.batching": "tests/test_benchmarks.py",
+    ".venv/bin/python -m benchmarks.lookup": "tests/test_benchmarks.py",
 }
 ELSEWHERE_PYTHON = {"OpenAI(": "tests/test_served.py"}  # by what stands in the block
 NEEDS = re.compile(

@@ -1,17 +1,14 @@
-"""Faster decode steps for the ordinary loop; the model's files do not know of them.
+"""The fastest decode step and vision tower of this machine; the model's files do not know of them.
 
-    step, how = fast_step(model.language_model)      # or None, and why there is none
+    step, how, tower = speed_up(model)               # how each was chosen, in words
     model.generate(**inputs, decode_step=step)
 
-On a CPU: one C function for the whole step (`generation/fast/native/`), compiled once for this machine.
+On a CPU: C for prompts, tokens and tiles (`generation/fast/native/`), compiled once for this machine. The
+step that is chosen stays, however many rows there are, and a row's bits depend neither on their number nor on
+whether it is prefilled or decoded.
+
 On CUDA: the step and the sampler as one graph (`generation/fast/cuda_graph.py`), compiled by inductor if the
 run is long enough to make that worthwhile.
-
-The step that is chosen stays, however many rows there are: changing it with their number would make a row's
-rounding depend on what else is in the batch. The C step does not need it: at SmolVLM-256M's shape with 1, 4,
-8, 16 and 32 rows it took 0.5, 0.5, 0.7, 0.9 and 1.0 of the eager step's time in float32, 0.2, 0.2, 0.3, 0.4
-and 0.6 with weights packed in bfloat16, 0.1, 0.1, 0.2, 0.4 and 0.5 in int8 (one thread of a Zen 3 core, a
-context of 100, both in turn, medians of 5).
 """
 
 from __future__ import annotations
@@ -20,12 +17,15 @@ import math
 
 import torch
 
-from generation.decoding import DecodeStep
 from generation.fast import cuda_graph
 from generation.fast.cuda_graph import GraphStep
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
+from generation.fast.panels import to_panels
 from generation.fast.quantized import pack
+from generation.fast.tower import FastTower, break_even_tiles, fast_tower
+from generation.fast.tower import unsupported as unsupported_tower
+from generation.steps import DecodeStep
 
 # Seconds that compiling takes, and that it saves in each step: of calling PyTorch in each block, and of
 # reading weights. On a CPU: 2.5 to 3.5 s; 28 ms in place of 80 for 30 blocks and 538 MB (float32, results in
@@ -72,6 +72,28 @@ def fast_step(language_model, steps: int | None = None) -> tuple[DecodeStep | No
         return NativeStep(language_model), "native C step"
     except NoCompiler as error:
         return None, f"eager: {error}"
+
+
+def speed_up(model, steps: int | None = None, tiles: int | None = None) -> tuple[DecodeStep | None, str, str]:
+    """(the fastest decode step or None, its name or why there is none, the vision tower's name or why it is
+    the eager one). The model's tower and projector are replaced in place, and weights put into panels.
+
+    Args:
+        steps, tiles: the most that are expected. If together they are not worth compiling, only what costs
+            next to nothing is used. None always compiles.
+    """
+    language_model, tower = model.language_model, model.vision_model
+    if isinstance(tower, FastTower):
+        return *fast_step(language_model, steps), FastTower.NAME
+    if steps is not None and tiles is not None and unsupported_tower(tower) is None:
+        saved = steps / break_even_steps(language_model) + tiles / break_even_tiles(tower)
+        steps, tiles = (None, None) if saved >= 1 else (steps, tiles)
+    step, step_name = fast_step(language_model, steps)
+    faster, tower_name = fast_tower(tower, tiles)
+    model.vision_model = faster or tower
+    if isinstance(model.vision_model, FastTower) or isinstance(step, NativeStep):
+        to_panels(model.projector)  # whatever type its input and its weights have
+    return step, step_name, tower_name
 
 
 def has_fast_bfloat16() -> bool:

@@ -112,7 +112,7 @@ def fast_tower(tower, tiles: int | None = None) -> tuple[nn.Module | None, str]:
         return None, f"eager: {reason}"
     try:
         if tiles is None or tiles >= (needed := break_even_tiles(tower)) or is_compiled(tower):
-            return FastTower(tower), "native C tower"
+            return FastTower(tower), FastTower.NAME
         why = f"compiling pays from {needed} tiles on, at most {tiles} are expected"
     except NoCompiler as error:
         why = str(error)
@@ -150,6 +150,8 @@ class FastTower(nn.Module):
 
     Raises NoCompiler, and ValueError for a tower that it does not support (`unsupported` says why).
     """
+
+    NAME = "native C tower"
 
     def __init__(self, tower):
         super().__init__()

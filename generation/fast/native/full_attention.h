@@ -3,8 +3,8 @@
 #include "activations.h"
 #include "panels.h"
 
-/* In bfloat16 where the machine has dot products of them and the weights are not floats; else in floats. A unit of
- * 32 bits holds PAIR elements of the inner dimension: the head's for scores, keys for the sum of values. */
+/* In bfloat16 where the machine has dot products of them and the weights are not floats; else in floats. A unit of 32
+ * bits holds PAIR elements of the inner dimension: those of a head for scores, keys for the sum of values. */
 #if defined(__AVX512BF16__) && LANES == 16 && WEIGHT_BITS != 32
 #define HALF_ATTENTION 1
 #define PAIR 2
@@ -75,6 +75,11 @@ static void pack_keys(const Heads *a, int64_t head, int64_t from) {
     int64_t count = a->count - from < PANEL ? a->count - from : PANEL, whole = a->dim / PAIR;
     uint32_t *keys = a->key_panels + head * key_panel_words(a->count, a->dim) + from * du;
     uint32_t *values = a->value_panels + head * value_panel_words(a->count, a->dim) + from / PAIR * PANEL;
+    for (int64_t j = 0; j < count; j++) /* rows lie too far apart for the processor to guess the next one */
+        for (int64_t i = 0; i < a->dim; i += 64 / (int64_t)sizeof(element)) {
+            __builtin_prefetch(a->k + a->key[from + j] * a->stride + head * a->dim + i);
+            __builtin_prefetch(a->v + a->key[from + j] * a->stride + head * a->dim + i);
+        }
     if (count < PANEL || whole < du) memset(keys, 0, PANEL * du * 4);
     for (int64_t j = 0; j < count; j++) {
         const element *row = a->k + a->key[from + j] * a->stride + head * a->dim;
@@ -140,8 +145,8 @@ static void attend_all(const Heads *a, int64_t head, int64_t from, int64_t to, f
         for (int64_t c = 0; c < a->dim; c += PANEL) {
             meet(weight, stride, values + c * ku, ku, mixed, PANEL);
             for (int64_t i = 0; i < rows; i++) {
-                vec by = all(1.0f / sums[i]), *row = (vec *)(mixed + i * PANEL), value[2] = {row[0] * by, row[1] * by};
-                put(out, (r + i) * out.stride + head * a->dim + c, value, a->dim - c);
+                vec by = all(1.0f / sums[i]), *row = (vec *)(mixed + i * PANEL);
+                put(out, (r + i) * out.stride + head * a->dim + c, row[0] * by, row[1] * by, a->dim - c);
             }
         }
     }

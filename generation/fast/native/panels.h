@@ -370,50 +370,57 @@ static inline void end_input(Inputs in, int64_t token, int64_t columns) {
 #define ROUGH 0
 #endif
 
-/* Values of a panel, of which `left` count, to place `at` of an output. */
-static inline __attribute__((always_inline)) void put(Output out, int64_t at, vec value[2], int64_t left) {
+static inline __attribute__((always_inline)) void put_vector(Output out, int64_t at, vec value) {
     float *y = out.y + at;
-    uint16_t *halves = (uint16_t *)out.y + at;
-    for (int p = 0; p < 2; p++) {
-        if (out.gelu == TANH_GELU) value[p] = gelu_of(value[p], TANH_GELU, ROUGH);
-        if (out.gelu == ERF_GELU) value[p] = gelu_of(value[p], ERF_GELU, ROUGH);
-    }
-    if (left < PANEL) {
-        for (int64_t i = 0; i < left; i++) {
-            float one = value[i / LANES][i % LANES];
-            if (out.half) halves[i] = float_to_bf16(one);
-            else y[i] = (out.add ? y[i] : 0.0f) + one;
-        }
+    if (out.gelu == TANH_GELU) value = gelu_of(value, TANH_GELU, ROUGH);
+    if (out.gelu == ERF_GELU) value = gelu_of(value, ERF_GELU, ROUGH);
+    if (out.add) value += load_f32(y);
+    if (out.half) store_bf16((uint16_t *)out.y + at, value);
+    else *(vec *)y = value;
+}
+
+/* Values of a panel, of which `left` count, to place `at` of an output. */
+static inline __attribute__((always_inline)) void put(Output out, int64_t at, vec low, vec high, int64_t left) {
+    if (left >= PANEL) {
+        put_vector(out, at, low);
+        put_vector(out, at + LANES, high);
         return;
     }
-    for (int p = 0; p < 2; p++) {
-        if (out.add) value[p] += load_f32(y + p * LANES);
-        if (out.half) store_bf16(halves + p * LANES, value[p]);
-        else *(vec *)(y + p * LANES) = value[p];
+    float room[PANEL], *y = out.y + at; /* the whole panel is put into room, and what counts of it into place */
+    uint16_t *halves = (uint16_t *)out.y + at, *half_room = (uint16_t *)room;
+    Output whole = {.y = room, .gelu = out.gelu, .half = out.half};
+    put_vector(whole, 0, low);
+    put_vector(whole, LANES, high);
+    for (int64_t i = 0; i < left; i++) {
+        if (out.half) halves[i] = half_room[i];
+        else y[i] = (out.add ? y[i] : 0.0f) + room[i];
     }
 }
 
-/* Totals of one token, its halves `half` apart, become outputs of one panel. */
+/* Totals of one token, its halves `half` apart, become outputs: a vector of them from `column` on, or a panel. */
+static inline __attribute__((always_inline)) vec finish_vector(Matrix m, Inputs in, int64_t token, int64_t column,
+                                                               const total *c, int64_t half) {
+#if defined(DOT_BYTES)
+    ivec high = *(const ivec *)c - (*(const ivec *)(m.sum + column) << 7);
+    vec value = __builtin_convertvector(high, vec);
+    if (in.halves == 2)
+        value = multiply_add(value, all(256.0f), __builtin_convertvector(*(const ivec *)(c + half), vec));
+#else
+    (void)half, (void)in, (void)token;
+    vec value = *(const vec *)c;
+#endif
+#if WEIGHT_BITS == 8
+    value *= load_f32(m.scale + column) * in.scale[token];
+#endif
+    if (m.bias) value += load_f32(m.bias + column);
+    return value;
+}
 static inline __attribute__((always_inline)) void finish(Matrix m, Inputs in, int64_t token, int64_t panel,
                                                          const total *c, int64_t half, Output out) {
     int64_t column = panel * PANEL;
-    vec value[2];
-    for (int p = 0; p < 2; p++) {
-#if defined(DOT_BYTES)
-        ivec high = ((const ivec *)c)[p] - (((const ivec *)(m.sum + column))[p] << 7);
-        value[p] = __builtin_convertvector(high, vec);
-        if (in.halves == 2)
-            value[p] = multiply_add(value[p], all(256.0f), __builtin_convertvector(((const ivec *)(c + half))[p], vec));
-#else
-        (void)half, (void)in;
-        value[p] = ((const vec *)c)[p];
-#endif
-#if WEIGHT_BITS == 8
-        value[p] *= load_f32(m.scale + column + p * LANES) * in.scale[token];
-#endif
-        if (m.bias) value[p] += load_f32(m.bias + column + p * LANES);
-    }
-    put(out, token * out.stride + column, value, m.rows - column);
+    vec low = finish_vector(m, in, token, column, c, half);
+    vec high = finish_vector(m, in, token, column + LANES, c + LANES, half);
+    put(out, token * out.stride + column, low, high, m.rows - column);
 }
 
 /* The share of `count` that is this thread's. */
@@ -444,6 +451,7 @@ static inline int evenly_shared(Inputs in) { return in.tokens * in.halves <= MOS
 
 /* y = x W^T + b: all threads of a parallel region call it, and it does not wait for the others at its end. */
 static void product(Matrix m, Inputs in, Output out) {
+    if (!in.tokens) return;
     int64_t rows = in.tokens * in.halves, panels = panels_of(m), units = units_of(m.columns), from, to;
     if (evenly_shared(in)) {
         share(panels, &from, &to);

@@ -33,8 +33,8 @@ typedef struct {
 } Tile;
 
 typedef struct {
-    float *x, *inputs, *wide_inputs, *wide, *own;
-    element *q, *k, *v;
+    float *x, *inputs, *wide_inputs, *own;
+    element *q, *k, *v, *wide;
     uint32_t *key_panels, *value_panels;
     int64_t q_stride; /* elements, of q, k and v */
     int64_t own_floats;
@@ -49,7 +49,8 @@ static int64_t lay_out(const Tower *m, const Tile *t, int64_t threads, float *ba
     s->x = TAKE(n * m->width);
     s->inputs = TAKE(first > other ? first : other);
     s->wide_inputs = TAKE(input_floats(n, m->inner));
-    s->wide = WEIGHT_BITS == 8 ? TAKE(n * (m->inner > m->width ? m->inner : m->width)) : NULL;
+    int64_t widest = m->inner > m->width ? m->inner : m->width;
+    s->wide = WEIGHT_BITS == 8 ? (element *)TAKE(round_up(n * widest, PAIR) / PAIR) : NULL;
     s->q_stride = round_up(m->width, 32) + 32;
     int64_t heads_floats = round_up(n, QUERIES) * s->q_stride / PAIR;
     s->q = (element *)TAKE(heads_floats);
@@ -57,8 +58,8 @@ static int64_t lay_out(const Tower *m, const Tile *t, int64_t threads, float *ba
     s->v = (element *)TAKE(heads_floats);
     s->key_panels = (uint32_t *)TAKE(m->heads * key_panel_words(t->keys, dim));
     s->value_panels = (uint32_t *)TAKE(m->heads * value_panel_words(t->keys, dim));
-    int64_t row = columns > m->width ? columns : m->width;
-    s->own_floats = round_up((row > attention_floats(t->keys) ? row : attention_floats(t->keys)) + 16, 16);
+    int64_t row = columns > widest ? columns : widest, attention = attention_floats(t->keys);
+    s->own_floats = round_up(row > attention ? row : attention, 16);
     s->own = TAKE(threads * s->own_floats);
     #undef TAKE
     return at;
@@ -94,22 +95,26 @@ static void unfold(const Tower *m, const Tile *t, int64_t index, float *out) {
 }
 
 /* Where a product's outputs go that are the inputs of the next one: into them, but for int8 weights, whose inputs need
- * a scale of the whole row: these go to `floats`, and `complete` turns this thread's rows into inputs. */
-static Output outputs_for(Inputs in, float *floats, int64_t columns) {
+ * a scale of the whole row: these go to `wide`, and `complete` turns this thread's rows into inputs. */
+static Output outputs_for(Inputs in, element *wide, int64_t columns) {
 #if WEIGHT_BITS == 8
     (void)in;
-    return (Output){.y = floats, .stride = columns};
+    return (Output){.y = (float *)wide, .stride = columns, .half = HALF_ATTENTION};
 #else
-    (void)floats, (void)columns;
+    (void)wide, (void)columns;
     return as_output(in);
 #endif
 }
-static void complete(Inputs in, const float *floats, int64_t columns, int64_t from, int64_t to) {
+static void complete(Inputs in, const element *wide, int64_t columns, int64_t from, int64_t to, float *row) {
     for (int64_t i = from; i < to; i++) {
-#if WEIGHT_BITS == 8
-        set_input(in, i, floats + i * columns, columns);
+#if WEIGHT_BITS == 8 && HALF_ATTENTION
+        for (int64_t j = 0; j < columns; j++) row[j] = bf16_to_float(wide[i * columns + j]);
+        set_input(in, i, row, columns);
+#elif WEIGHT_BITS == 8
+        (void)row;
+        set_input(in, i, wide + i * columns, columns);
 #else
-        (void)floats;
+        (void)wide, (void)row;
         end_input(in, i, columns);
 #endif
     }
@@ -153,14 +158,14 @@ void ocelli_tower(const Tower *m, const Tile *t, int64_t threads, float *base, f
             product(b->v, in, (Output){.y = (float *)s.v, .stride = s.q_stride, .half = HALF_ATTENTION});
             #pragma omp barrier
             #pragma omp for collapse(2)
-            for (int64_t head = 0; head < m->heads; head++)
-                for (int64_t key = 0; key < t->keys; key += PANEL) pack_keys(&heads, head, key);
+            for (int64_t key = 0; key < t->keys; key += PANEL) /* all heads of some patches: as they lie in memory */
+                for (int64_t head = 0; head < m->heads; head++) pack_keys(&heads, head, key);
             const Output attended = outputs_for(in, s.wide, width);
             #pragma omp for collapse(2) schedule(dynamic)
             for (int64_t head = 0; head < m->heads; head++)
                 for (int64_t row = 0; row < n; row += QUERY_BLOCK)
                     attend_all(&heads, head, row, row + QUERY_BLOCK < n ? row + QUERY_BLOCK : n, own, attended);
-            complete(in, s.wide, width, from, to);
+            complete(in, s.wide, width, from, to, own);
             product(b->out, in, onto_x);
             #pragma omp barrier
             for (int64_t i = from; i < to; i++) {
@@ -172,7 +177,7 @@ void ocelli_tower(const Tower *m, const Tile *t, int64_t threads, float *base, f
             inside.gelu = gelu;
             product(b->fc1, in, inside);
             #pragma omp barrier
-            complete(wide, s.wide, m->inner, from, to);
+            complete(wide, s.wide, m->inner, from, to, own);
             product(b->fc2, wide, onto_x);
             #pragma omp barrier
         }
