@@ -119,10 +119,7 @@ typedef float total;
 #else
 #define BLOCK_UNITS SEGMENT
 #endif
-#ifndef BLOCK_ROWS
-#define BLOCK_ROWS 96
-#endif
-/* rows of activations that meet a panel in turn */
+#define BLOCK_ROWS 96 /* rows of activations that meet a panel in turn */
 typedef sums sums_at __attribute__((aligned(4), may_alias));
 
 /* What the sums of a panel's pieces leave in out (PANEL,). */
@@ -201,46 +198,57 @@ static inline void end_panel(sums a, sums b, total *out, int first) {
         ROWS##R(END_ROW, S) \
     }
 
-/* As many sums as fit into registers. The kernels of several panels read memory in several places at once: it gives
- * a core a third more for six streams than for one. FEW: (rows, panels) for at most MOST_FEW rows; else one panel. */
+/* As many sums as fit into registers. A kernel of several panels reads memory in several places at once: that gives
+ * a core a third more than one. FEW: (rows, panels) for so few rows that the time is memory's. GROUPED: for rows in
+ * groups of GROUP that meet the same GROUP_STREAMS panels in turn, as long as there are at most MOST_GROUPED. */
 #if LANES == 16
 #define MOST_ROWS 12
-#define MOST_FEW 6
 #define EACH_SINGLE(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
-#ifndef S1
-#define S1 6
-#endif
-#define EACH_FEW_(X, s1) X(1, s1) X(2, 6) X(3, 4) X(4, 3) X(5, 2) X(6, 2)
-#define EACH_FEW(X) EACH_FEW_(X, S1)
-// X(2, 6) X(3, 4) X(4, 3) X(5, 2) X(6, 2)
+#define EACH_FEW(X) X(1, 4) X(2, 4) X(3, 4) X(4, 3)
+#define EACH_GROUPED(X) X(1, 3) X(2, 3) X(3, 3)
+#define GROUP 4
+#define GROUP_STREAMS 3
 #elif PIECES == 4
-#define MOST_ROWS 3
-#define MOST_FEW 1
-#define EACH_SINGLE(X) X(1) X(2) X(3)
+#define MOST_ROWS 2 /* three would fill all 16 registers with sums and weights */
+#define EACH_SINGLE(X) X(1) X(2)
 #define EACH_FEW(X) X(1, 3)
+#define EACH_GROUPED(X)
+#define GROUP 1
+#define GROUP_STREAMS 3
 #elif WORDS == 2
 #define MOST_ROWS 4
-#define MOST_FEW 2
 #define EACH_SINGLE(X) X(1) X(2) X(3) X(4)
 #define EACH_FEW(X) X(1, 6) X(2, 2)
+#define EACH_GROUPED(X) X(1, 2)
+#define GROUP 2
+#define GROUP_STREAMS 2
 #else
 #define MOST_ROWS 6
-#define MOST_FEW 3
 #define EACH_SINGLE(X) X(1) X(2) X(3) X(4) X(5) X(6)
 #define EACH_FEW(X) X(1, 6) X(2, 3) X(3, 2)
+#define EACH_GROUPED(X) X(1, 2) X(2, 2)
+#define GROUP 3
+#define GROUP_STREAMS 2
+#endif
+#ifndef MOST_GROUPED
+#define MOST_GROUPED (GROUP > 1 ? 24 : 1)
 #endif
 #define MOST_STREAMS 6
 #define DEFINE_SINGLE(R) KERNEL(R, 1)
 EACH_SINGLE(DEFINE_SINGLE)
 EACH_FEW(KERNEL)
+EACH_GROUPED(KERNEL)
 
 typedef void (*Kernel)(const uint32_t *, int64_t, const uint32_t *, int64_t, int64_t, int, total *, int64_t);
 #define NAME_SINGLE(R) kernel_##R##_1,
-static const Kernel single_panel[] = {0, EACH_SINGLE(NAME_SINGLE)};
-#define NAME_FEW(R, S) kernel_##R##_##S,
-#define STREAMS_FEW(R, S) S,
-static const Kernel few_rows[] = {0, EACH_FEW(NAME_FEW)};
-static const int few_streams[] = {0, EACH_FEW(STREAMS_FEW)};
+#define NAME_SEVERAL(R, S) kernel_##R##_##S,
+#define STREAMS_OF(R, S) S,
+#define KERNEL_NAME_(R, S) kernel_##R##_##S
+#define KERNEL_NAME(R, S) KERNEL_NAME_(R, S)
+static const Kernel single_panel[] = {0, EACH_SINGLE(NAME_SINGLE)}; /* by rows, as the others */
+static const Kernel few_rows[] = {0, EACH_FEW(NAME_SEVERAL)};
+static const int few_streams[] = {0, EACH_FEW(STREAMS_OF)};
+static const Kernel grouped[] = {0, EACH_GROUPED(NAME_SEVERAL) KERNEL_NAME(GROUP, GROUP_STREAMS)};
 
 /* --------------------------------------------------------------------------------------------------- activations */
 
@@ -430,16 +438,19 @@ static inline void share(int64_t count, int64_t *from, int64_t *to) {
     *to = count * (me + 1) / threads;
 }
 
-/* Panels [from, from + panels) and those `apart` panels further on, `streams` times, for few rows. */
-static void walk_panels(Matrix m, Inputs in, int64_t from, int64_t panels, int64_t apart, int streams, Kernel kernel,
-                        Output out) {
-    total c[MOST_ROWS * MOST_STREAMS * PANEL] __attribute__((aligned(64)));
-    int64_t units = units_of(m.columns), width = streams * PANEL;
+/* Panels [from, from + panels) and those `apart` panels further on, `streams` times; rows in groups. kernels: by the
+ * rows of a group. */
+static void walk_panels(Matrix m, Inputs in, int64_t from, int64_t panels, int64_t apart, int streams, int group,
+                        const Kernel *kernels, Output out) {
+    total c[(MOST_GROUPED * GROUP_STREAMS + GROUP * MOST_STREAMS) * PANEL] __attribute__((aligned(64)));
+    int64_t units = units_of(m.columns), width = streams * PANEL, rows = in.tokens * in.halves;
     for (int64_t panel = from; panel < from + panels; panel++) {
         const uint32_t *w = m.panels + panel * units * PANEL;
-        for (int64_t k = 0; k < units; k += SEGMENT)
-            kernel(in.x + k * WORDS, in.stride, w + k * PANEL, apart * units * PANEL,
-                   units - k < SEGMENT ? units - k : SEGMENT, k == 0, c, width);
+        for (int64_t r = 0; r < rows; r += group)
+            for (int64_t k = 0; k < units; k += SEGMENT)
+                kernels[rows - r < group ? rows - r : group](
+                    in.x + r * in.stride + k * WORDS, in.stride, w + k * PANEL, apart * units * PANEL,
+                    units - k < SEGMENT ? units - k : SEGMENT, k == 0, c + r * width, width);
         for (int64_t t = 0; t < in.tokens; t++)
             for (int s = 0; s < streams; s++)
                 finish(m, in, t, panel + s * apart, c + t * in.halves * width + s * PANEL, width, out);
@@ -447,7 +458,7 @@ static void walk_panels(Matrix m, Inputs in, int64_t from, int64_t panels, int64
 }
 
 /* Whether each thread makes the same outputs of every matrix of one shape. */
-static inline int evenly_shared(Inputs in) { return in.tokens * in.halves <= MOST_FEW; }
+static inline int evenly_shared(Inputs in) { return in.tokens * in.halves <= MOST_GROUPED; }
 
 /* y = x W^T + b: all threads of a parallel region call it, and it does not wait for the others at its end. */
 static void product(Matrix m, Inputs in, Output out) {
@@ -455,10 +466,10 @@ static void product(Matrix m, Inputs in, Output out) {
     int64_t rows = in.tokens * in.halves, panels = panels_of(m), units = units_of(m.columns), from, to;
     if (evenly_shared(in)) {
         share(panels, &from, &to);
-        int streams = few_streams[rows];
+        int few = rows <= GROUP, streams = few ? few_streams[rows] : GROUP_STREAMS;
         int64_t apart = (to - from) / streams, rest = from + apart * streams;
-        walk_panels(m, in, from, apart, apart, streams, few_rows[rows], out);
-        walk_panels(m, in, rest, to - rest, 0, 1, single_panel[rows], out);
+        walk_panels(m, in, from, apart, apart, streams, GROUP, few ? few_rows : grouped, out);
+        walk_panels(m, in, rest, to - rest, 0, 1, GROUP, single_panel, out);
         return;
     }
     int64_t most = MOST_ROWS / in.halves * in.halves; /* a token's halves stay together */
