@@ -180,12 +180,11 @@ def draft_stream(
 
 
 def verifies(session: Session, options: GenerationOptions) -> bool:
-    """Whether the decode step gives for several positions at once what it gives one after another. In 16 bits
-    PyTorch's own products do not: there the draft is shown, and the answer decoded without it."""
-    language_model = session.model.language_model
-    step = options.decode_step or eager_step(language_model)
-    exact = language_model.norm.weight.dtype == torch.float32
-    return isinstance(step, ChunkStep) and (step.same_bits or exact)
+    """Whether drafted tokens are offered to the decode loop. Where a pass over several positions is rounded
+    otherwise than single steps, as PyTorch's is, an answer could come to differ from the one without a draft:
+    there the draft is shown, and nothing is taken from it, unless the options have tokens proposed anyway."""
+    step = options.decode_step or eager_step(session.model.language_model)
+    return isinstance(step, ChunkStep) and (step.same_bits or options.lookup == "on")
 
 
 def tiles_left(session: Session, prompt: KeyedPrompt, short: KeyedPrompt, limits: DraftLimits) -> int:

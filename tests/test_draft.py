@@ -28,7 +28,7 @@ from tests.invariants import collate, fast_step
 from tests.pages import make_service
 from tests.processors import KINDS, draw_image, processor
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, record, tiny_vlm
-from tests.soak.drafts import ALWAYS, SAMPLINGS, check, drafted, hasty_vlm, new_session, prompts
+from tests.soak.drafts import ALWAYS, SAMPLINGS, OneByOne, check, drafted, hasty_vlm, new_session, prompts
 from web.page import _messages
 from web.service import AskRequest, Visitor
 
@@ -56,11 +56,18 @@ def always(monkeypatch):
 def test_the_answer_is_the_one_without_a_draft():
     """Of few questions: `python -m tests.soak.drafts` asks a thousand."""
     kinds = Counter[str]()
-    eager, native = hasty_vlm(), hasty_vlm()
-    steps = ((eager, None), (native, fast_step(native, NativeStep)))
-    for place, (vlm, step) in enumerate(steps * len(SAMPLINGS)):
-        kinds += check(vlm, range(place, 32, 8), step, SAMPLINGS[place // 2])
-    assert kinds["questions"] == 32 and min(kinds.values()) > 0 and len(kinds) == 7, kinds
+    for place, sampling in enumerate(SAMPLINGS):
+        vlm = hasty_vlm()
+        kinds += check(vlm, range(place, 16, 8), None, sampling)
+        kinds += check(vlm, range(4 + place, 32, 8), OneByOne(vlm.language_model), sampling)
+    assert kinds["questions"] == 24 and min(kinds.values()) > 0 and len(kinds) == 7, kinds
+
+
+def test_the_answer_in_c_is_the_one_without_a_draft():
+    vlm = hasty_vlm()
+    step = fast_step(vlm, NativeStep)
+    for place, sampling in enumerate(SAMPLINGS):
+        assert check(vlm, range(place, 16, 4), step, sampling)["questions"] == 4
 
 
 def test_the_seed_that_nobody_gave_is_one_for_draft_and_answer(vlm):
@@ -164,13 +171,21 @@ def test_there_is_no_draft_where_images_stand_in_front():
     assert drafted(new_session(model), inputs, inputs, 9, **SHORT)[0].drafted is None
 
 
-def test_16_bits_are_drafted_but_decoded_one_by_one(vlm):
-    """Several positions at once are rounded otherwise than one after another."""
-    model = tiny_vlm().bfloat16()
-    full, short = prompts(2, 9)
-    stream, answer = drafted(new_session(model), full, short, 9, **SHORT)
-    assert stream.drafted is not None and stream.result.proposed_tokens == 0
-    assert answer == Session(model).generate(**full, **SHORT)[0].tolist()
+def test_nothing_is_taken_from_a_draft_where_that_could_show(vlm):
+    """Several positions at once are rounded otherwise than single ones, unless a step says they are not;
+    whoever has tokens looked up in any case takes them from the draft as well."""
+    full, short = prompts(1, 5)
+    answer = Session(vlm).generate(**full, **SHORT)[0].tolist()
+    for step, lookup, offered in (
+        (None, "auto", False),
+        (None, "on", True),
+        (OneByOne(vlm.language_model), "off", True),
+        (lambda *inputs: OneByOne(vlm.language_model)(*inputs), "on", False),
+    ):
+        options = SHORT | {"decode_step": step, "lookup": lookup}
+        stream, got = drafted(new_session(vlm), full, short, 9, **options)
+        assert got == answer and stream.drafted is not None
+        assert (stream.result.proposed_tokens > 0) == offered
 
 
 # --------------------------------------------------------------------------------------------- refusals
