@@ -34,9 +34,8 @@ from benchmarks.common import (
     take_turns,
 )
 from benchmarks.peers import build_transformers
-from benchmarks.shapes import DTYPES, SHAPES, build_precision, fill, image_tokens, words
+from benchmarks.shapes import DTYPES, SHAPES, build_checkpoint, fill, image_tokens, words
 from generation.decoding import GenerationOptions
-from generation.fast.choose_step import fast_step
 from generation.scheduler import Request, Scheduler
 from inference.cli import positive
 from models.checkpoints.idefics3 import stored_name
@@ -110,10 +109,9 @@ def make_handler(setup: dict) -> Handler:
     prompts = make_prompts(setup["shape"], setup["requests"], setup["pictures"])[: setup["measured"]]
     tokens = setup["tokens"]
     lengths = [tokens] * len(prompts) if tokens else answer_lengths(len(prompts))
-    model = build_precision(setup, packed=system != "transformers")
-    step = theirs = None
-    if setup["step"] == "fast" and system != "transformers":
-        step, _ = fast_step(model.language_model)
+    theirs = None
+    checkpoint = build_checkpoint(setup, fast=setup["step"] == "fast" and system != "transformers")
+    model, step = checkpoint.model, checkpoint.decode_step
     if system == "transformers":
         theirs = build_transformers(setup["shape"], DTYPES[setup["precision"]], device)
         weights = {stored_name(name): tensor for name, tensor in model.state_dict().items()}

@@ -37,8 +37,7 @@ from benchmarks.common import (
     stop_without,
     take_turns,
 )
-from benchmarks.shapes import build_precision, words
-from generation.fast.choose_step import fast_step
+from benchmarks.shapes import build_checkpoint, words
 from generation.kv_cache import KVCache
 from generation.steps import ChunkStep
 from inference.cli import positive
@@ -110,10 +109,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 def make_handler(setup: dict) -> Handler:
     """The child's side: the answers of one precision, without lookup and with it."""
     torch.set_num_threads(setup["threads"])
-    model = build_precision(setup, packed=True)
-    step, how = fast_step(model.language_model)
+    checkpoint = build_checkpoint(setup, fast=True)
+    model, step = checkpoint.model, checkpoint.decode_step
     if not isinstance(step, ChunkStep):
-        raise Unavailable(how)
+        raise Unavailable(checkpoint.decode_step_name)
     ids = words(setup["shape"], 1, setup["tokens"])
     answers = make_answers(ids.tolist(), setup["tokens"], min(2000, model.config.text.vocab_size - 200))
 

@@ -29,8 +29,7 @@ from benchmarks.common import (
     take_turns,
 )
 from benchmarks.peers import build_transformers
-from benchmarks.shapes import DTYPES, build_precision, prompt, prompt_tokens
-from generation.fast.choose_step import fast_step
+from benchmarks.shapes import DTYPES, build_checkpoint, prompt, prompt_tokens
 from generation.session import Session
 from inference.cli import positive
 
@@ -89,8 +88,8 @@ def make_handler(setup: dict) -> Handler:
 
         return handle_theirs
 
-    model = build_precision(setup, packed=True)
-    step, _ = fast_step(model.language_model)
+    checkpoint = build_checkpoint(setup, fast=True)
+    model, step = checkpoint.model, checkpoint.decode_step
     options = {"max_new_tokens": tokens, "stop_token_ids": (), "decode_step": step}
 
     def handle(job: dict) -> dict:

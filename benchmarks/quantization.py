@@ -21,7 +21,7 @@ from benchmarks.common import table
 from eval.tasks import DEFAULT_MODEL, IMAGE_SIZE
 from generation import kv_cache as kv
 from generation.decoding import DecodeStep, eager_step, prefill
-from generation.prompt import Prompt
+from generation.kv_cache import Prompt
 from inference.checkpoint import open_checkpoint
 from inference.cli import positive
 from shapes import heldout_questions, render

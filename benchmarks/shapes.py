@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from data.processor import Processor
-from generation.fast.choose_step import has_fast_bfloat16, set_precision
-from inference.checkpoint import Checkpoint
+from generation.fast.quantized import pack
+from inference.checkpoint import Checkpoint, has_fast_bfloat16
 from models.checkpoints.load import meta_init
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel, prepare_device
@@ -114,7 +114,7 @@ def build_precision(setup: dict, packed: bool) -> VisionLanguageModel:
     if precision == "float32" or (precision == "bfloat16" and plain):
         return build_ours(setup["shape"], DTYPES[precision], device)
     model = build_ours(setup["shape"], torch.float32, device)
-    set_precision(model, precision)
+    pack(model, precision)
     return model
 
 

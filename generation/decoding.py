@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.kv_cache import CachePosition, KVCache
+from generation.kv_cache import CachePosition, KVCache, Prompt, compact, prompt_lengths, seen_tokens
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
 from generation.prefix import encode_once
-from generation.prompt import Prompt, compact, prompt_lengths, seen_tokens
 from generation.protocol import Decoder, Pixels, VisionLanguage
 from generation.sampling import Sampler
 from generation.speculation import Proposer, decode_proposed, prompt_lookup

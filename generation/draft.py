@@ -31,10 +31,9 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.decoding import Stopwatch, TokenStream, decode, pad_id, prefill
-from generation.kv_cache import CachePosition
+from generation.kv_cache import CachePosition, Prompt, seen_tokens
 from generation.options import GenerationOptions, NotFiniteError, with_overrides
 from generation.prefix import KeyedPrompt, embed_rest, read_prompt
-from generation.prompt import Prompt, seen_tokens
 from generation.sampling import Sampler, make_seeds
 from generation.session import Session
 from generation.speculation import Proposer, prompt_lookup

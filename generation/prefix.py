@@ -25,9 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.kv_cache import KVCache, bytes_per_position
+from generation.kv_cache import KVCache, bytes_per_position, prompt_lengths
 from generation.options import CacheMemoryError, check_integer
-from generation.prompt import prompt_lengths
 from generation.protocol import Decoder, Pixels, VisionLanguage
 
 FEATURE_BYTES = 64 * 2**20  # of features kept for a model; SmolVLM-256M's tile takes 147 kB in float32

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from generation import kv_cache as kv
 from generation.decoding import prefill
+from generation.kv_cache import Prompt, seen_tokens
 from generation.memory import available_bytes
 from generation.options import (
     MAX_SEED,
@@ -40,7 +41,6 @@ from generation.options import (
     with_overrides,
 )
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
-from generation.prompt import Prompt, seen_tokens
 from generation.protocol import Pixels, VisionLanguage
 from generation.sampling import make_seeds, sample, uniforms
 from generation.steps import DecodeStep, PromptStep, eager_step

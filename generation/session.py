@@ -32,11 +32,10 @@ from generation.decoding import (
     prefill,
     run_decode,
 )
-from generation.kv_cache import CachePosition
+from generation.kv_cache import CachePosition, Prompt, seen_tokens
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions, with_overrides
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
-from generation.prompt import Prompt, seen_tokens
 from generation.protocol import Pixels, VisionLanguage
 from generation.sampling import Sampler
 from generation.speculation import Proposer, prompt_lookup

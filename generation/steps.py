@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from generation.kv_cache import CachePosition, KVCache
-from generation.prompt import Prompt
+from generation.kv_cache import CachePosition, KVCache, Prompt
 from generation.protocol import Decoder
 from generation.sampling import Sampler
 

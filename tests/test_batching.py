@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from generation.decoding import eager_step
-from generation.fast.choose_step import set_precision
+from generation.fast.quantized import pack
 from generation.options import CacheMemoryError, GenerationOptions, NotFiniteError
 from generation.scheduler import LazyRequest, Request, Scheduler
 from tests.invariants import run_all as run
@@ -111,7 +111,7 @@ def test_a_longer_request_grows_the_cache():
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_a_cache_in_fewer_bits_than_the_activations(precision):
     model = tiny_vlm()
-    set_precision(model, precision)
+    pack(model, precision)
     requests = [request(words(key, 3 + 5 * key), key, **NO_STOP) for key in range(5)]
     results, scheduler = run(model, requests, 3)
     assert results == run(model, requests, 1)[0] and not any(done.error for done in results.values())

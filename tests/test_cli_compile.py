@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks.shapes import SHAPES
-from generation.fast import choose_step
 from generation.fast.native import build
 from inference import checkpoint as checkpoint_module
 from inference.checkpoint import RequestError
@@ -30,7 +29,7 @@ def compiler(monkeypatch, tmp_path):
 
 def test_which_step_answers(as_json, cli, photo, compiler, monkeypatch):
     """By the tokens of all questions together, and by what is compiled already; with the same tokens."""
-    monkeypatch.setattr(choose_step, "break_even_steps", lambda language_model: 24)
+    monkeypatch.setattr(checkpoint_module, "break_even_steps", lambda language_model: 24)
     one, two = (photo, "-q", "how many?"), (photo, "-q", "how many?", "-q", "where?")
     for ask, limit, steps in ((one, 23, 23), (two, 11, 22)):
         chosen = {made["decode_step"] for made in as_json(*ask, "--max-new-tokens", limit)}
@@ -50,7 +49,7 @@ def test_which_step_answers(as_json, cli, photo, compiler, monkeypatch):
 
 
 def test_what_may_come_of_a_batch_goes_by_its_rounds(cli, photo, compiler, monkeypatch, tmp_path):
-    monkeypatch.setattr(choose_step, "break_even_steps", lambda language_model: 100)
+    monkeypatch.setattr(checkpoint_module, "break_even_steps", lambda language_model: 100)
     (tmp_path / "in.jsonl").write_text(f'{{"image": "{photo}", "question": "how many?"}}\n' * 6)
     for size, rounds in ((3, 2), (2, 3), (8, 1)):
         out = tmp_path / f"{size}.jsonl"
@@ -64,7 +63,7 @@ def test_how_many_steps_pay_goes_by_blocks_and_by_what_they_read():
     """3 s of gcc against 52 ms a step (benchmarks/results/decode-cpu-zen3.json), whatever the step reads."""
 
     def steps(config) -> int:
-        return choose_step.break_even_steps(LanguageModel(config))
+        return checkpoint_module.break_even_steps(LanguageModel(config))
 
     tiny = SHAPES["tiny"].text
     assert steps(tiny) > 1000
@@ -81,8 +80,7 @@ def test_without_a_compiler_the_eager_step_answers_and_says_so_once(cli, photo, 
     for how, expected in (("on", said), ("auto", "")):  # so few tokens would not be compiled for anyway
         status, out, err = cli(*ask, "--compile", how)
         assert status == 0 and out and err == expected
-    for module in (choose_step, checkpoint_module):
-        monkeypatch.setattr(module, "break_even_steps", lambda language_model: 8)
+    monkeypatch.setattr(checkpoint_module, "break_even_steps", lambda language_model: 8)
     assert cli(*ask)[2] == said
 
 

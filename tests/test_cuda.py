@@ -9,9 +9,9 @@ from data.packing import dense_mask, segment_mask
 from generation import kv_cache as kv
 from generation.decoding import eager_step
 from generation.fast import cuda_graph
-from generation.fast.choose_step import fast_step
 from generation.fast.cuda_graph import GraphStep
 from generation.sampling import Sampler, uniforms
+from inference.checkpoint import fast_step
 from tests import invariants
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, stops_for
 from tests.prompts import NO_STOP, inputs_of, tiny_vlm, words

@@ -41,7 +41,6 @@ RUN_ELSEWHERE = {
     ".venv/bin/python -m benchmarks.prefix": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.batching": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.lookup": "tests/test_benchmarks.py",
-    ".venv/bin/python -m benchmarks.lookup": "tests/test_benchmarks.py",
 }
 ELSEWHERE_PYTHON = {"OpenAI(": "tests/test_served.py"}  # by what stands in the block
 NEEDS = re.compile(

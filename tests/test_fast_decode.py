@@ -11,11 +11,11 @@ import torch
 
 from generation import kv_cache as kv
 from generation.decoding import eager_step
-from generation.fast.choose_step import fast_step, has_fast_bfloat16, set_precision
 from generation.fast.cuda_graph import GraphStep
 from generation.fast.native import build
 from generation.fast.native.step import NativeStep, unsupported
-from generation.fast.quantized import pack, quantize_rows
+from generation.fast.quantized import has_fast_bfloat16, pack, quantize_rows
+from inference.checkpoint import fast_step
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
 from models.language_model import LanguageModel
 from tests.waiting import PATIENCE
@@ -206,7 +206,7 @@ def test_quantized_rows_are_within_half_a_step():
 
 def test_long_answers_in_int8_are_those_of_the_eager_step():
     model = make_model()
-    set_precision(model, "int8")
+    pack(model, "int8")
     pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     options, varied = {"max_new_tokens": 100, "stop_token_ids": ()}, set()
     step, _ = fast_step(model.language_model)
@@ -216,7 +216,7 @@ def test_long_answers_in_int8_are_those_of_the_eager_step():
         varied |= set(expected[0].tolist())
     assert len(varied) > 8, "answers that repeat a few tokens would show little"
     with pytest.raises(ValueError, match="packed already"):
-        set_precision(model, "bfloat16")
+        pack(model, "bfloat16")
 
 
 def test_what_cannot_run_natively_says_so(monkeypatch):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from generation.fast.native import build
-from generation.fast.panels import to_panels
+from generation.fast.native.build import to_panels
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower, OneDNNLinear, break_even_tiles, fast_tower
 from models import VisionConfig, VisionLanguageModel

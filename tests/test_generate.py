@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from generation.decoding import eager_step
+from generation.kv_cache import ContextError
 from generation.options import CacheMemoryError, GenerationOptions
-from generation.prompt import ContextError
 from generation.session import Session
 from tests import invariants
 from tests.invariants import collate

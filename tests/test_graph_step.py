@@ -17,12 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from generation import kv_cache as kv
 from generation.decoding import GenerationOptions
 from generation.fast import cuda_graph
-from generation.fast.choose_step import fast_step
 from generation.fast.cuda_graph import FusedDecoder, Graphs, GraphStep, StaticCache, _Run, bucket_of
 from generation.options import NotFiniteError
 from generation.session import Session
 from inference.answer import ask
-from inference.checkpoint import Checkpoint, open_checkpoint
+from inference.checkpoint import Checkpoint, fast_step, open_checkpoint
 from models.checkpoints.load import meta_init
 from models.language_model import LanguageModel
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, stops_for
@@ -300,7 +299,7 @@ def test_on_cuda_every_answer_has_a_graph_and_long_work_a_compiler(vlm, monkeypa
             made.append(backend)
             super().__init__(vlm.language_model)
 
-    monkeypatch.setattr("generation.fast.choose_step.GraphStep", Recorder)
+    monkeypatch.setattr("inference.checkpoint.GraphStep", Recorder)
     if fails:
         monkeypatch.setattr(Graphs, "_record", refuse)
     with meta_init():

@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
-from generation.fast.choose_step import fast_step
 from generation.fast.native import build
 from generation.fast.native.step import library_parts, load_step
+from inference.checkpoint import fast_step
 from tests.test_fast_decode import make_model, needs_compiler  # noqa: F401  (for every test here)
 
 

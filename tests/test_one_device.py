@@ -13,8 +13,7 @@ from data.tiles import Tiles
 from generation import kv_cache as kv
 from generation.decoding import GenerationOptions, eager_step, prefill
 from generation.fast.cuda_graph import GraphStep, _Run
-from generation.kv_cache import CachePosition
-from generation.prompt import Prompt
+from generation.kv_cache import CachePosition, Prompt
 from generation.sampling import Sampler
 from models.checkpoints.load import meta_init
 from models.vision_language_model import VisionLanguageModel

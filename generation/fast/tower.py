@@ -18,8 +18,17 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from generation.fast.native.build import NoCompiler, is_sound, library_file, load_library
-from generation.fast.panels import BITS, Matrix, PanelLinear, PanelWeight, to_panels
+from generation.fast.native.build import (
+    BITS,
+    Matrix,
+    NoCompiler,
+    PanelLinear,
+    PanelWeight,
+    is_sound,
+    library_file,
+    load_library,
+    to_panels,
+)
 from generation.fast.quantized import quantize_rows
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64

@@ -1,4 +1,4 @@
-"""C files of this folder, compiled once for this machine and opened.
+"""C files of this folder, compiled once for this machine and opened, and the weights that they read.
 
 library = load_library("decode.c", ("-DWEIGHT_BITS=32", "-DCACHE_BITS=32"), declare)
 
@@ -6,6 +6,12 @@ The compiler is `$CC`, or the first of cc, gcc and clang on the path. Libraries 
 library's name carries a hash of the source, the flags, the compiler and the processor, so that a change in
 any of them compiles anew. The SHA-256 of its bytes is appended to the file: a library that was cut short
 would end the process that runs it, so one that is damaged, or belongs to another user, is compiled anew too.
+
+    to_panels(model.language_model)      # in place: linear layers and token embeddings on a CPU
+
+C multiplies weights in panels with one row or with thousands, with the same bits for each. A panel holds the
+weights of a few outputs (32 with AVX-512, else 16) in 32-bit units along the inner dimension: 1 float,
+2 bfloat16 or 4 int8, padded with zeros; see panels.h. Eager code runs on such layers as well.
 """
 
 from __future__ import annotations
@@ -24,8 +30,14 @@ from functools import cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from generation.fast.quantized import PackedEmbedding, PackedLinear
 
 FOLDER = Path(__file__).parent
+BITS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8}
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 # Sums are vectorised by hand and stay as they are written, so that a row's result is the same in any batch.
 # NaN and infinity keep their meaning.
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=gnu11", "-fno-math-errno",
@@ -142,3 +154,148 @@ def _compile(compiler: str, source: str, options: tuple[str, ...], target: Path)
         content = draft.read_bytes()
         draft.write_bytes(content + hashlib.sha256(content).digest())
         draft.replace(target)
+
+
+class Matrix(ctypes.Structure):
+    """What panels.h knows a matrix by."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("panels", "scale", "sum", "bias")),
+        *((name, _LONG) for name in ("rows", "columns")),
+    )
+
+
+def library_parts(weight_bits: int, cache_bits: int | None = None) -> tuple[str, tuple[str, ...]]:
+    """The C file for weights of 32, 16 or 8 bits and a cache of 32 or 16 bits, and the options that it is
+    compiled with. None: the cache that a model with these weights has."""
+    cache_bits = cache_bits or max(16, weight_bits)
+    return "decode.c", (f"-DWEIGHT_BITS={weight_bits}", f"-DCACHE_BITS={cache_bits}")
+
+
+def _declare_panels(opened: ctypes.CDLL) -> None:
+    matrix = ctypes.POINTER(Matrix)
+    functions = {
+        "panel": (_LONG, ()),
+        "pack": (None, (_POINTER, _LONG, _LONG, _POINTER, _LONG)),
+        "linear_floats": (_LONG, (matrix, _LONG)),
+        "linear": (None, (matrix, _POINTER, _LONG, _LONG, _POINTER, _POINTER)),
+        "embed": (None, (matrix, _POINTER, _LONG, _POINTER)),
+    }
+    for name, (result, arguments) in functions.items():
+        function = getattr(opened, f"ocelli_{name}")
+        function.restype, function.argtypes = result, arguments
+
+
+def load_panels(weight_bits: int) -> ctypes.CDLL:
+    """What linear.h exports, for one weight type. Raises NoCompiler."""
+    return load_library(*library_parts(weight_bits), _declare_panels)
+
+
+class PanelWeight(nn.Module):
+    """A matrix (out, in) of float32, bfloat16 or int8 with one float32 scale an output row, in panels."""
+
+    weight: Tensor  # (panels, units, weights of a unit of each output)
+    scale: Tensor | None
+    sum: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None):
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        bits = BITS[weight.dtype]
+        library = load_panels(bits)
+        panel, unit = library.ocelli_panel(), 32 // bits
+        padding = -self.out_features % panel
+        weight = weight.detach().contiguous()
+        units = -(-self.in_features // unit)
+        panels = torch.empty((self.out_features + padding) // panel, units, panel * unit, dtype=weight.dtype)
+        library.ocelli_pack(weight.data_ptr(), *weight.shape, panels.data_ptr(), torch.get_num_threads())
+        self.register_buffer("weight", panels)
+        # As long as the panels are, because C reads whole vectors of them.
+        scale = None if scale is None else F.pad(scale.detach().float(), (0, padding))
+        sums = None if scale is None else F.pad(weight.sum(1, dtype=torch.int32), (0, padding))
+        self.register_buffer("scale", scale)
+        self.register_buffer("sum", sums)
+        self.register_buffer("bias", None if bias is None else F.pad(bias.detach().float(), (0, padding)))
+
+    @classmethod
+    def sharing(cls, other: PanelWeight) -> PanelWeight:
+        """One with the weights of another."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.out_features, made.in_features = other.out_features, other.in_features
+        for name, buffer in other.named_buffers():
+            made.register_buffer(name, buffer)
+        for name in ("scale", "sum", "bias"):
+            if name not in made._buffers:
+                made.register_buffer(name, None)
+        return made
+
+    @property
+    def matrix(self) -> Matrix:
+        """Its addresses, which hold as long as this module is where it is."""
+        parts = (self.weight, self.scale, self.sum, self.bias)
+        addresses = (None if part is None else part.data_ptr() for part in parts)
+        return Matrix(*addresses, self.out_features, self.in_features)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self.weight.dtype}"
+
+
+class PanelLinear(PanelWeight):
+    """y = x Wᵀ + b: (…, in) of any float type -> (…, out) float32; without gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.detach().float().reshape(-1, self.in_features).contiguous()
+        y = torch.empty(len(rows), self.out_features)
+        library, matrix = load_panels(BITS[self.weight.dtype]), self.matrix
+        room = torch.empty(library.ocelli_linear_floats(matrix, len(rows)))
+        library.ocelli_linear(
+            matrix, rows.data_ptr(), len(rows), torch.get_num_threads(), room.data_ptr(), y.data_ptr()
+        )
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+class PanelEmbedding(PanelWeight):
+    """Rows of a table in panels: ids (…) -> (…, in) float32."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:
+            raise IndexError(f"ids: expected 0 to {self.out_features - 1}, got {ids.min()} to {ids.max()}")
+        x, flat = torch.empty(*ids.shape, self.in_features), ids.long().contiguous()
+        load_panels(BITS[self.weight.dtype]).ocelli_embed(
+            self.matrix, flat.data_ptr(), flat.numel(), x.data_ptr()
+        )
+        return x
+
+
+@torch.no_grad()
+def to_panels(model: nn.Module) -> nn.Module:
+    """Put the weights of every linear layer and token embedding into panels, in place.
+
+    One matrix at a time, so that no second copy of the model exists. Matrices that share their weight (a tied
+    head) go on sharing it. Everything small, and with it all arithmetic, becomes float32. Layers that are in
+    panels already stay. Raises NoCompiler.
+    """
+    places: dict[int, list[tuple[nn.Module, str]]] = {}  # by weight, so that a shared one is packed once
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            known = isinstance(child, nn.Linear | nn.Embedding | PackedLinear | PackedEmbedding)
+            if known and name != "position_embedding":
+                places.setdefault(id(child.weight), []).append((parent, name))
+    for users in places.values():
+        first: PanelWeight | None = None
+        for parent, name in users:
+            child = getattr(parent, name)
+            kind = PanelLinear if isinstance(child, nn.Linear | PackedLinear) else PanelEmbedding
+            bias = getattr(child, "bias", None)
+            if first is not None and bias is None:
+                made = kind.sharing(first)
+            else:
+                made = kind(child.weight, getattr(child, "scale", None), bias)
+            first = first or made
+            setattr(parent, name, made)
+        del child  # freed before the next one is packed
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+    return model

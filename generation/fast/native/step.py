@@ -17,8 +17,16 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from generation.fast.native.build import is_sound, library_file, load_library
-from generation.fast.panels import BITS, Matrix, PanelWeight, library_parts, to_panels
+from generation.fast.native.build import (
+    BITS,
+    Matrix,
+    PanelWeight,
+    is_sound,
+    library_file,
+    library_parts,
+    load_library,
+    to_panels,
+)
 from generation.kv_cache import KVCache
 
 MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
