@@ -27,8 +27,17 @@ from generation.options import GenerationOptions as GenerationOptions
 from generation.prefix import encode_once
 from generation.protocol import Decoder, Pixels, VisionLanguage
 from generation.sampling import Sampler
-from generation.speculation import Proposer, decode_proposed, prompt_lookup
-from generation.steps import ChunkStep, DecodeLoop, DecodeStep, PromptStep, eager_step, uncached_step
+from generation.steps import (
+    ChunkStep,
+    DecodeLoop,
+    DecodeStep,
+    PromptStep,
+    Proposer,
+    decode_proposed,
+    eager_step,
+    prompt_lookup,
+    uncached_step,
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class GenerationOutput:
     seconds: dict[str, float]  # "vision" (with the token embeddings), "prefill", "decode"
     kv_cache_bytes: int  # of the buffers at the end; 0 without a cache
     decode_steps: int  # calls of the decode step
-    proposed_tokens: int  # tokens that calls verified, see `generation.speculation`
+    proposed_tokens: int  # tokens that calls verified, see `generation.steps`
     accepted_tokens: int  # those among them that the answer holds and that saved a call
 
     def rows(self) -> list[list[int]]:

@@ -11,7 +11,7 @@
 An image that is cut into tiles is among them once more, as a whole. `short_inputs` are the prompt with that
 tile only, as the same processor makes it of an image that it does not cut. The same weights answer it first.
 Then the other tiles are encoded and the full prompt is prefilled, and the decode loop is offered the drafted
-tokens (`generation.speculation`): it keeps those that it draws itself. So the answer is that of the session
+tokens (`generation.steps`): it keeps those that it draws itself. So the answer is that of the session
 without a draft, greedy or sampled, and a draft that is right saves decode steps.
 
 A draft is made where it can help: one answer to one prompt, whose whole image is not encoded yet, nor are
@@ -36,8 +36,7 @@ from generation.options import GenerationOptions, NotFiniteError, with_overrides
 from generation.prefix import KeyedPrompt, embed_rest, read_prompt
 from generation.sampling import Sampler, make_seeds
 from generation.session import Session
-from generation.speculation import Proposer, prompt_lookup
-from generation.steps import ChunkStep, DecodeLoop, eager_step
+from generation.steps import ChunkStep, DecodeLoop, Proposer, eager_step, prompt_lookup
 
 CHUNK = 16  # drafted tokens that are verified in one pass
 

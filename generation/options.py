@@ -70,7 +70,7 @@ class GenerationOptions(SamplingParams):
     num_return_sequences: answers to each prompt, from one prefill.
     use_cache: False recomputes everything for every token: the slow reference.
     decode_step: replaces the eager step (see `generation.decoding`).
-    lookup: tokens that are looked up in prompt and answer and verified together (`generation.speculation`):
+    lookup: tokens that are looked up in prompt and answer and verified together (`generation.steps`):
         "auto" where that gives the same bits and as long as it pays, "on" always, "off" never. A single
         answer to a single prompt has them, and only by a step that can verify them.
     """

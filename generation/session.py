@@ -38,7 +38,7 @@ from generation.options import GenerationOptions, with_overrides
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
 from generation.protocol import Pixels, VisionLanguage
 from generation.sampling import Sampler
-from generation.speculation import Proposer, prompt_lookup
+from generation.steps import Proposer, prompt_lookup
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Session:
         self, prompt: KeyedPrompt, options: GenerationOptions, proposer: Proposer | None = None
     ) -> TokenStream:
         """`generate_stream` of a prompt that was read with these options' `max_new_tokens`. `proposer` stands
-        in for what the options would have propose tokens (see `generation.speculation`)."""
+        in for what the options would have propose tokens (see `generation.steps`)."""
         if not options.use_cache:
             raise ValueError("a session is a kept cache: for use_cache=False, call the model's generate")
         answers, room = options.num_return_sequences, len(prompt) + options.max_new_tokens - 1

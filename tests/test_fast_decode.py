@@ -14,8 +14,8 @@ from generation.decoding import eager_step
 from generation.fast.cuda_graph import GraphStep
 from generation.fast.native import build
 from generation.fast.native.step import NativeStep, unsupported
-from generation.fast.quantized import has_fast_bfloat16, pack, quantize_rows
-from inference.checkpoint import fast_step
+from generation.fast.quantized import pack, quantize_rows
+from inference.checkpoint import fast_step, has_fast_bfloat16
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
 from models.language_model import LanguageModel
 from tests.waiting import PATIENCE

@@ -8,8 +8,7 @@ import torch
 from generation.fast.native.step import NativeStep
 from generation.options import NotFiniteError
 from generation.session import Session
-from generation.speculation import MOST, PromptLookup, Proposer, WhilePaying
-from generation.steps import EagerStep
+from generation.steps import MOST, EagerStep, PromptLookup, Proposer, WhilePaying
 from tests.invariants import fast_step
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
 from tests.tiny import IMAGE_ID, VOCAB
