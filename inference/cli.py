@@ -161,7 +161,7 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
         "--compile",
         default="auto",
         choices=("auto", "on", "off"),
-        help="compile prompts, decode steps and tiles (cached per machine; same float32 output); auto (default): if it is "
+        help="answer with compiled code (cached per machine; same float32 output); auto (default): if it is "
         "already compiled, or if the run is long enough to benefit",
     )
 
