@@ -121,8 +121,8 @@ def open_checkpoint(
     """Load model and processor from a folder or the Hub.
 
     `device` is auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1 or mps; `dtype` is as for
-    `VisionLanguageModel.from_pretrained`, or int8 (weights only, CPU only). A CPU without bfloat16 arithmetic
-    keeps bfloat16 weights and multiplies in float32.
+    `VisionLanguageModel.from_pretrained`, or int8 (CPU only; compiled code rounds activations as well). A CPU
+    without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32.
     """
     chosen, began = pick_device(device), time.perf_counter()
     if dtype == "int8" and chosen.type != "cpu":

@@ -380,7 +380,7 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
         right = f"{draft['accepted']} of {draft['tokens']} tokens right"
         rows["draft"] = f"{seconds:.3f} s, {first:.3f} s to the first token; {right}"
     if result.get("proposed_tokens"):
-        rows["lookup"] = (
+        rows["verified"] = (
             f"{result['accepted_tokens']} of {result['proposed_tokens']} proposed tokens accepted"
         )
     rows |= more

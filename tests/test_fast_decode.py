@@ -13,11 +13,15 @@ from generation import kv_cache as kv
 from generation.decoding import eager_step
 from generation.fast.cuda_graph import GraphStep
 from generation.fast.native import build
+from generation.fast.native.build import PanelLinear
 from generation.fast.native.step import NativeStep, unsupported
 from generation.fast.quantized import pack, quantize_rows
-from inference.checkpoint import fast_step, has_fast_bfloat16
+from generation.fast.tower import FastTower
+from inference.checkpoint import fast_step, has_fast_bfloat16, speed_up
 from models import TextConfig, VisionConfig, VisionLanguageModel, VLMConfig
+from models.checkpoints.hub import CheckpointError
 from models.language_model import LanguageModel
+from tests.prompts import tiny_vlm
 from tests.waiting import PATIENCE
 
 SHAPES = {
@@ -293,3 +297,55 @@ def test_a_cache_that_shares_some_tensors_with_the_last_one_is_another_cache(mak
     expected = eager_step(lm)(token, reference, 1)
     torch.testing.assert_close(step(token, second, 1), expected, atol=2e-5, rtol=1e-5)
     assert first[1]["key"][:, :, 1].abs().max() == 0, "the old cache was written to"
+
+
+@torch.no_grad()
+def test_int8_sums_do_not_overflow_at_any_width():
+    """All weights and activations the largest there are, at widths around the ends of integer sums."""
+    for width in (500, 516, 520, 1024, 1028, 4100):
+        layer = PanelLinear(*quantize_rows(torch.ones(16, width)), None)
+        torch.testing.assert_close(layer(torch.ones(1, width)), torch.full((1, 16), float(width)))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_rearranged_weights_are_neither_saved_nor_moved(precision, tmp_path):
+    """A checkpoint without most of its weights would be the worst of outcomes."""
+    model = tiny_vlm(hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2)
+    if precision != "float32":
+        pack(model, precision)
+        with pytest.raises(CheckpointError, match="load the checkpoint again"):
+            model.save_pretrained(tmp_path / "packed")
+    speed_up(model)
+    with pytest.raises(CheckpointError, match="load the checkpoint again"):
+        model.save_pretrained(tmp_path / "panels")
+    assert not any(tmp_path.iterdir())
+    model.to("cpu")
+    with pytest.raises(RuntimeError, match="load the checkpoint again"):
+        model.half()
+
+
+@torch.no_grad()
+def test_native_refuses_what_would_lead_out_of_its_memory():
+    lm = make_model().language_model
+    step, cache = NativeStep(lm), kv.allocate_for(lm.config, 1, 8, torch.empty(0), torch.float32)
+    one = torch.tensor([[5]])
+    expected = step(one, cache, 0)
+    assert torch.equal(step(one.int(), cache, 0), expected)
+    for wrong in (lambda: step(torch.tensor([[211]]), cache, 0), lambda: step(-one, cache, 0),
+                  lambda: step(one, cache, 8), lambda: step(one, cache, -1),
+                  lambda: step(one.expand(2, 1), cache, 0),
+                  lambda: step.prefill(torch.zeros(1, 4, 40), [4], cache),
+                  lambda: step.prefill(torch.zeros(1, 4, 56), [0], cache)):  # fmt: skip
+        with pytest.raises(ValueError, match="expected"):
+            wrong()
+
+
+@torch.no_grad()
+def test_a_tower_that_was_not_worth_compiling_can_be_compiled_later(monkeypatch, tmp_path):
+    monkeypatch.setenv("OCELLI_CACHE", str(tmp_path))
+    tiles, model = torch.randn(1, 3, 32, 32), make_model()
+    expected = model.vision_model(tiles)
+    for steps in (1, None):
+        name = speed_up(model, steps, steps)[2]
+        assert (name == FastTower.NAME) == (steps is None)
+        torch.testing.assert_close(model.vision_model(tiles), expected, atol=1e-4, rtol=1e-4)

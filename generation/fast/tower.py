@@ -27,6 +27,7 @@ from generation.fast.native.build import (
     is_sound,
     library_file,
     load_library,
+    refuse_change,
     to_panels,
 )
 from generation.fast.quantized import quantize_rows
@@ -130,12 +131,13 @@ def fast_tower(tower, tiles: int | None = None) -> tuple[nn.Module | None, str]:
     return None, f"eager: {why}"
 
 
-class OneDNNLinear(nn.Module):
+class OneDNNLinear(nn.Linear):
     """A float32 linear layer by oneDNN, without gradients. PyTorch itself takes MKL, which reaches half of
     that speed on AMD's processors."""
 
     def __init__(self, linear: nn.Linear):
-        super().__init__()
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -147,7 +149,7 @@ def use_onednn(tower: nn.Module) -> nn.Module:
     """Replace the linear layers of a float32 tower on a CPU, in place."""
     for parent in list(tower.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
+            if type(child) is nn.Linear:
                 setattr(parent, name, OneDNNLinear(child))
     return tower
 
@@ -172,7 +174,6 @@ class FastTower(nn.Module):
         to_panels(tower)
         self.tower = tower
         self.patch_embedding = _linear_of_patches(tower.patch_embedding, bits)
-        tower.patch_embedding = None  # its weights are in panels now
         self._blocks = (_Block * config.num_hidden_layers)()
         for slot, layer in zip(self._blocks, tower.layers, strict=True):
             for name in ("q", "k", "v"):
@@ -197,6 +198,11 @@ class FastTower(nn.Module):
         )
         self._scratch = torch.empty(0)
         self._lock = Lock()
+        tower.patch_embedding = None  # its weights are in panels now
+
+    def _apply(self, fn, recurse: bool = True):
+        refuse_change(fn)
+        return self
 
     def forward(self, pixel_values: Tensor, patch_mask: Tensor | None = None) -> Tensor:
         """(N, C, H, W) normalised tiles -> (N, P, D_v) float32 features; see the eager tower."""

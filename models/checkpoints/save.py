@@ -80,6 +80,10 @@ def write_checkpoint(
     described = idefics3.write_config(config, str(model.dtype).removeprefix("torch."))
     if any(parameter.is_meta for parameter in model.parameters()):
         raise CheckpointError("the model has no weights yet: its parameters are on the meta device")
+    if next(model.buffers(), None) is not None:  # of packed layers: nothing else here has buffers
+        raise CheckpointError(
+            "the model's weights were rearranged for decoding: load the checkpoint again to save it"
+        )
     write_json(folder / "config.json", described)
     generation = idefics3.write_generation_config(config, model.generation_config)
     write_json(folder / "generation_config.json", generation)

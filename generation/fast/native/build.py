@@ -191,6 +191,17 @@ def load_panels(weight_bits: int) -> ctypes.CDLL:
     return load_library(*library_parts(weight_bits), _declare_panels)
 
 
+def refuse_change(fn: Callable[[Tensor], Tensor]) -> None:
+    """Raise RuntimeError if this would move weights or change their type: C has their addresses."""
+    before = torch.empty(0)
+    after = fn(before)
+    if (after.dtype, after.device) != (before.dtype, before.device):
+        raise RuntimeError(
+            "the model's weights are in panels, which stay on the CPU and in their type: load the checkpoint "
+            "again for another device or dtype"
+        )
+
+
 class PanelWeight(nn.Module):
     """A matrix (out, in) of float32, bfloat16 or int8 with one float32 scale an output row, in panels."""
 
@@ -224,12 +235,15 @@ class PanelWeight(nn.Module):
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.out_features, made.in_features = other.out_features, other.in_features
-        for name, buffer in other.named_buffers():
-            made.register_buffer(name, buffer)
-        for name in ("scale", "sum", "bias"):
-            if name not in made._buffers:
-                made.register_buffer(name, None)
+        for name in ("weight", "scale", "sum"):
+            made.register_buffer(name, getattr(other, name))
+        made.register_buffer("bias", None)
         return made
+
+    def _apply(self, fn, recurse: bool = True):
+        """What `.to()`, `.half()` and the like call."""
+        refuse_change(fn)
+        return self
 
     @property
     def matrix(self) -> Matrix:
@@ -246,6 +260,8 @@ class PanelLinear(PanelWeight):
     """y = x Wᵀ + b: (…, in) of any float type -> (…, out) float32; without gradients."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != self.in_features:
+            raise ValueError(f"expected inputs (…, {self.in_features}), got {tuple(x.shape)}")
         rows = x.detach().float().reshape(-1, self.in_features).contiguous()
         y = torch.empty(len(rows), self.out_features)
         library, matrix = load_panels(BITS[self.weight.dtype]), self.matrix

@@ -92,7 +92,7 @@ typedef float total;
 #define PIECES 4
 #define WORDS 2
 #define CARRY 0
-#define SEGMENT 256 /* 32767 * 127 * 2 * SEGMENT < 2^31 */
+#define SEGMENT 128 /* 32767 * 127 * 4 * SEGMENT < 2^31: end_panel adds two lanes */
 #define LOAD_PIECE(w, p) _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)((w) + (p) * 4)))
 #define LOAD_FACTOR(x) _mm256_set1_epi64x(*(const long long *)(x))
 #define MULTIPLY_ADD(in, w, s) _mm256_add_epi32(s, _mm256_madd_epi16(w, in))
@@ -274,7 +274,7 @@ static void set_input(Inputs in, int64_t token, const float *x, int64_t columns)
 #endif
     int64_t padded = units_of(columns) * UNIT;
     int known = largest <= FLT_MAX; /* NaN and infinity keep their meaning: all outputs become NaN */
-    float by = known && largest > 0 ? most / largest : 0;
+    float by = known && largest > 1e-30f ? most / largest : 0; /* no smaller: its inverse would be infinite */
     in.scale[token] = known ? largest / most : NAN;
 #if defined(DOT_BYTES)
     uint8_t *high = (uint8_t *)row, *low = (uint8_t *)(row + in.stride);

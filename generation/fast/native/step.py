@@ -150,7 +150,7 @@ class NativeStep:
 
     def _matrix(self, module: PanelWeight) -> Matrix:
         assert BITS[module.weight.dtype] == self._weight_bits, f"mixed weight types: {module.weight.dtype}"
-        self._kept.append(module)
+        self._kept.extend(module.buffers())
         return module.matrix
 
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
@@ -173,6 +173,10 @@ class NativeStep:
         """(B, L, D) embeddings, of which each row's first `lengths` are real -> (B, V) float32 logits of its
         last. The cache gains `lengths` positions in each row.
         """
+        if min(lengths) < 1 or max(lengths) > embeddings.shape[1]:
+            raise ValueError(
+                f"lengths: expected 1 to {embeddings.shape[1]} for each row, got {list(lengths)}"
+            )
         starts = torch.as_tensor(start_pos).expand(len(lengths)).tolist()
         rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
         steps = torch.cat([torch.arange(length) for length in lengths])
@@ -195,10 +199,24 @@ class NativeStep:
         those `wanted` (n,) go to logits (n, V)."""
         key = kv_cache[0]["key"]
         capacity, head_stride = key.shape[2], key.stride(1) // key.shape[3]
+        # C reads and writes where it is told to.
         if (last := int(positions.max())) >= capacity:
             raise ValueError(f"kv_cache: expected room for position {last}, got {capacity} positions")
+        if (lowest := int(positions.min())) < 0:
+            raise ValueError(f"start_pos: expected 0 or more, got {lowest}")
+        if int(rows.max()) >= len(key):
+            raise ValueError(f"kv_cache: expected {int(rows.max()) + 1} rows, got {len(key)}")
+        if tokens.is_floating_point():
+            if tokens.shape[1] != self._description.width:
+                raise ValueError(
+                    f"embeddings: expected width {self._description.width}, got {tokens.shape[1]}"
+                )
+        elif int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab:
+            low, high = int(tokens.min()), int(tokens.max())
+            raise ValueError(f"token_ids: expected 0 to {self._vocab - 1}, got {low} to {high}")
         library, threads = load_step(self._weight_bits, BITS[key.dtype]), torch.get_num_threads()
-        tokens, positions = tokens.contiguous(), positions.contiguous()
+        tokens = (tokens if tokens.is_floating_point() else tokens.long()).contiguous()
+        positions = positions.long().contiguous()
         kind = "embedding" if tokens.is_floating_point() else "id"
         with self._lock:
             # Of all layers, each time: a new cache may reuse part of an old one's freed memory.
