@@ -186,6 +186,7 @@ class TurnReply:
         self._pieces = self._run(stream)
         self._prepare = time.perf_counter() - began
         self._times: list[float] = []  # of the start, then of each token
+        self._verified = 0, 0  # tokens proposed and accepted, in an answer that has ended by itself
 
     def draft(self) -> Iterator[str]:
         """The pieces of the draft's text, "" for a token that completes none: before the answer is begun, and
@@ -242,6 +243,8 @@ class TurnReply:
                 for number, token_id in enumerate(column.tolist()):
                     yield number, texts[number].put(token_id)
             stopped = False
+            assert stream.result is not None, "a stream that has ended has a result"
+            self._verified = stream.result.proposed_tokens, stream.result.accepted_tokens
         except Exception:
             self._ids = [[] for _ in self._ids]  # an answer that failed is none
             raise
@@ -272,6 +275,8 @@ class TurnReply:
                 "decode": last - first,
             },
             "decode_tokens_per_second": after_first / (last - first) if last > first else None,
+            "proposed_tokens": self._verified[0],
+            "accepted_tokens": self._verified[1],
             "kv_cache_bytes": session.kv_cache_bytes,
             **checkpoint.settings,
         }

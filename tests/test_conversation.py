@@ -81,6 +81,17 @@ def test_turns_equal_fresh_answers_and_cost_what_is_new(conversation):
     assert len(conversation.turns) == 5
 
 
+def test_proposed_tokens_are_counted(conversation):
+    p, model = conversation.checkpoint.processor, conversation.checkpoint.model
+    options = GenerationOptions(max_new_tokens=60, lookup="on")
+    row = encode_next(p, (), conversation.system, [], [conversation.image(WIDE)], "why? why? why?")
+    alone = model.generate_detailed(**p.collate([row]), options=options)
+    result = conversation.send("why? why? why?", [WIDE], options).finish()
+    assert result["token_ids"] == alone.rows()
+    counts = result["proposed_tokens"], result["accepted_tokens"]
+    assert counts == (alone.proposed_tokens, alone.accepted_tokens) and counts[0] > 0
+
+
 def test_the_embedded_model_answers_as_from_text():
     """Its own tokens or the texts tokenized anew in the prompt: a trained model says the same."""
     conversation = Conversation(open_checkpoint(generate.DEFAULT_MODEL, device="cpu"))
