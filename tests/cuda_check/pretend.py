@@ -425,13 +425,18 @@ def module_to(original: Callable) -> Callable:
     return to
 
 
-def attention_with_gradients(original: Callable) -> Callable:
+def counting_attention(original: Callable) -> Callable:
     """The fused kernels' backward passes want what their forward passes return besides the result: with gradients
     the plain formula computes, and what torch would have chosen is counted."""
 
     def attention(query, key, value, attn_mask=None, *more, **named):
         if not (isinstance(query, Pretended) and torch.is_grad_enabled()):
-            return original(query, key, value, attn_mask, *more, **named)
+            counts = Device.current.attention
+            before = counts.total()
+            result = original(query, key, value, attn_mask, *more, **named)
+            if isinstance(query, Pretended) and counts.total() == before:  # no fused kernel takes this
+                counts[f"math, {query.dtype}"] += 1
+            return result
         low = torch.bfloat16 if torch.is_autocast_enabled("cuda") else query.dtype
         inputs = [tensor.detach().to(low).requires_grad_() for tensor in (query, key, value)]
         chosen = torch._fused_sdp_choice(*inputs, attn_mask, *more, **named)
@@ -455,7 +460,7 @@ def pretended() -> Iterator[Device]:
             patch.setattr(torch, name, on_host_first(getattr(torch, name)))
         patch.setattr(torch.__future__, "get_overwrite_module_params_on_conversion", lambda: True)
         patch.setattr(torch.nn.Module, "to", module_to(torch.nn.Module.to))
-        patch.setattr(F, "scaled_dot_product_attention", attention_with_gradients(F.scaled_dot_product_attention))
+        patch.setattr(F, "scaled_dot_product_attention", counting_attention(F.scaled_dot_product_attention))
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: device.pin(tensor.clone()))
         patch.setattr(torch.Tensor, "is_pinned", lambda tensor, *_: device.is_pinned(tensor))
         run = threading.Thread.run
