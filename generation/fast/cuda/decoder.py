@@ -196,7 +196,14 @@ class TritonDecoder:
             return (min(-(-height // block), most, MOST_CANDIDATES),)
 
         kernels.begin[(rows,)](
-            *self._inputs(token, position), x, self._cos, self._sin, rows, **self._begin(S)
+            *self._inputs(token, position),
+            x,
+            self._cos,
+            self._sin,
+            rows,
+            S,
+            triton.next_power_of_2(S.D),
+            S.HD // 2,
         )
         for layer, cache in zip(self._layers, kv_cache, strict=True):
             norm, q, k, v, o, gate, up, down, post = (layer[name] for name in FIELDS[:9])
@@ -231,7 +238,7 @@ class TritonDecoder:
         )
 
     def _whole(self, token: Tensor, kv_cache: KVCache, position: Tensor, rows: int) -> None:
-        S, like, begin = self.sizes(rows), kv_cache[0]["key"], self._begin(self.sizes(rows))
+        S, like = self.sizes(rows), kv_cache[0]["key"]
         assert all(t.stride() == like.stride() for layer in kv_cache for t in layer.values()), "unlike layers"
         keys, values = (tuple(layer[name] for layer in kv_cache) for name in ("key", "value"))
         self._candidates = self._programs
@@ -243,7 +250,7 @@ class TritonDecoder:
             *(self._arrived, self._attended, self._h, self._logits, self._best, self._places, rows),
             *(like.shape[2], like.stride(0), like.stride(1), self.model.config.rms_norm_eps),
             *(1 / math.sqrt(self._width), S, TYPES[like.dtype], len(self._layers), self._splits(rows)),
-            *(self._group, self._lines, begin["BK"], begin["HALF"]),
+            *(self._group, self._lines, triton.next_power_of_2(S.D), S.HD // 2),
             num_warps=8 if rows == 1 else 4,
             launch_cooperative_grid=True,
         )
@@ -262,9 +269,6 @@ class TritonDecoder:
             last.weight.detach(),
             self._cos if scale is None else scale,
         )
-
-    def _begin(self, S: kernels.Sizes) -> dict:
-        return {"S": S, "BK": triton.next_power_of_2(S.D), "HALF": S.HD // 2}
 
     def choose(self, run) -> None:
         """What a greedy `run.sampler.sample` without a penalty does with the last call's logits, in one
