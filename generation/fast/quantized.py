@@ -3,7 +3,8 @@
     pack(model, "int8")     # in place: linear layers and embeddings
 
 Decoding reads every weight for each token, so its speed depends on their bytes, whatever the arithmetic.
-`generation/fast/native/` decodes straight from the packed weights. Prefill unpacks a part at a time.
+`generation/fast/native/` computes straight from the packed weights; without it each product unpacks them, a
+part at a time.
 """
 
 from __future__ import annotations
