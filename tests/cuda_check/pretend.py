@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._decomp import decomposition_table
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import CausalBias
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -44,7 +45,12 @@ CUDA = torch.device("cuda", 0)
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "detach"}
 READING = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim", "bincount"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-ATTENTION = "_scaled_dot_product_"
+ATTENTION = {  # operation -> kernel
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_cudnn_attention": "cudnn",
+    "_scaled_dot_product_efficient_attention": "efficient",
+    "_efficient_attention_forward": "efficient, lower right",
+}
 
 
 class Pretended(torch.Tensor):
@@ -118,7 +124,11 @@ def where() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(ROOT) and "site-packages" not in path.parts and path.parent.name != "cuda_check":
+        if (
+            path.is_relative_to(ROOT)
+            and "site-packages" not in path.parts
+            and path.parent.name != "cuda_check"
+        ):
             return f"{path.relative_to(ROOT)}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"
@@ -180,8 +190,8 @@ class Device:
         self.kernels[name] += launches
         if target is not None:
             named["device"] = "cpu"
-        if name.startswith(ATTENTION) and name.endswith("_attention"):
-            compute = lambda: self._attend(name, *tree_map(held_of, (arguments, named)))
+        if name in ATTENTION:
+            compute = lambda: self._attend(ATTENTION[name], *tree_map(held_of, (arguments, named)))
         else:
             held, held_named = tree_map(held_of, (arguments, named))
             compute = lambda: computed(function, held, held_named)
@@ -250,28 +260,31 @@ class Device:
         filled = name != "index" and name in INDEXING and tensors[-1].numel() == 1  # as masked_fill does it
         return any(mask.dtype == torch.bool for mask in masks) and not filled
 
-    def _attend(self, name: str, arguments: tuple, named: dict) -> tuple:
+    def _attend(self, kernel: str, arguments: tuple, named: dict) -> tuple:
         """A fused attention. Its result lies in memory as (B, T, H, D)."""
         q, k, v, *rest = arguments
-        kind = name[len(ATTENTION) : -len("_attention")]
-        mask, causal = None, named.get("is_causal", False)
-        if kind == "flash":
-            causal = bool(rest[1]) if len(rest) > 1 else causal
+        lower_right = kernel == "efficient, lower right"
+        if lower_right:  # takes (B, T, H, D), and comes from causal_lower_right alone
+            q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+            mask, causal = None, named["custom_mask_type"] == 2
+        elif kernel == "flash":
+            mask, causal = None, rest[1] if len(rest) > 1 else named.get("is_causal", False)
         else:
             mask = rest[0] if rest else named.get("attn_bias")
-            causal = bool(rest[3]) if len(rest) > 3 else causal
-        self.attention[f"{kind}, {q.dtype}"] += 1
-        if causal:  # for fewer queries than keys: as the last ones
+            causal = rest[3] if len(rest) > 3 else named.get("is_causal", False)
+        self.attention[f"{kernel}, {q.dtype}"] += 1
+        if causal:  # fewer queries than keys are the last ones
             assert mask is None, "causal, and a mask"
             mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
-        out = F.scaled_dot_product_attention(
-            q, k, v, mask, scale=named.get("scale"), enable_gqa=q.shape[1] != k.shape[1]
-        )
-        out = out.transpose(1, 2).contiguous().transpose(1, 2)
-        nothing = torch.zeros((), dtype=torch.int64)
-        if kind == "efficient":
-            return out, nothing, nothing, nothing
-        return out, nothing, nothing, nothing, q.shape[2], k.shape[2], nothing, nothing, nothing
+        grouped = q.shape[1] != k.shape[1]
+        out = F.scaled_dot_product_attention(q, k, v, mask, scale=named.get("scale"), enable_gqa=grouped)
+        out, nothing = out.transpose(1, 2).contiguous(), torch.zeros((), dtype=torch.int64)
+        if lower_right:
+            return out, nothing, nothing, nothing, q.shape[2], k.shape[2]
+        if kernel == "efficient":
+            return out.transpose(1, 2), nothing, nothing, nothing
+        sizes = q.shape[2], k.shape[2]
+        return out.transpose(1, 2), nothing, nothing, nothing, *sizes, nothing, nothing, nothing
 
 
 def computed(function, arguments: tuple, named: dict) -> Any:
@@ -341,6 +354,9 @@ class Event:
 
     def query(self) -> bool:
         return True
+
+    def elapsed_time(self, end) -> float:
+        return 1.0
 
     def synchronize(self):
         Device.current.waits[where()] += 1
@@ -425,11 +441,19 @@ def module_to(original: Callable) -> Callable:
     return to
 
 
+def outside_of_modes(cls, *_, **__) -> Tensor:
+    """A tensor of a class of torch's own, which cannot be made while the dispatcher is watched."""
+    with _disable_current_modes():
+        return torch.Tensor.__new__(cls)
+
+
 def counting_attention(original: Callable) -> Callable:
     """The fused kernels' backward passes want what their forward passes return besides the result: with gradients
     the plain formula computes, and what torch would have chosen is counted."""
 
     def attention(query, key, value, attn_mask=None, *more, **named):
+        if isinstance(attn_mask, CausalBias):  # it looks for torch's own function, which this one replaces
+            return CausalBias._dispatch(query, key, value, attn_mask, *more, **named)
         if not (isinstance(query, Pretended) and torch.is_grad_enabled()):
             counts = Device.current.attention
             before = counts.total()
@@ -463,6 +487,7 @@ def pretended() -> Iterator[Device]:
         patch.setattr(F, "scaled_dot_product_attention", counting_attention(F.scaled_dot_product_attention))
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: device.pin(tensor.clone()))
         patch.setattr(torch.Tensor, "is_pinned", lambda tensor, *_: device.is_pinned(tensor))
+        patch.setattr(CausalBias, "__new__", outside_of_modes, raising=False)
         run = threading.Thread.run
 
         def in_mode(thread):

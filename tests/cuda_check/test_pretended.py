@@ -55,7 +55,10 @@ def costs_of_one(run: Callable[[int], object], few: int, many: int) -> Costs:
     for name in Costs._fields:  # which a failing test shows
         print(name, dict(getattr(counted[1], name) - getattr(counted[0], name)))
     return Costs(
-        *((getattr(counted[1], n).total() - getattr(counted[0], n).total()) / (many - few) for n in Costs._fields)
+        *(
+            (getattr(counted[1], n).total() - getattr(counted[0], n).total()) / (many - few)
+            for n in Costs._fields
+        )
     )
 
 
@@ -114,7 +117,9 @@ def test_a_question_costs_few_waits():
     def run(questions: int) -> None:
         model, step = on_device()
         for number in range(questions):
-            inputs = {name: tensor for name, tensor in inputs_of([*words(number, 9), ImageBlock(number)]).items()}
+            inputs = {
+                name: tensor for name, tensor in inputs_of([*words(number, 9), ImageBlock(number)]).items()
+            }
             model.generate(**inputs, max_new_tokens=2, decode_step=step, **NO_STOP)
 
     syncs, _, pageable = costs_of_one(run, 1, 3)
@@ -140,7 +145,9 @@ def test_session(dtype):
     with pretended() as seen:
         model, step = on_device(dtype)
         session = Session(model)
-        got = [session.generate(**prompt, max_new_tokens=5, decode_step=step, **NO_STOP) for prompt in prompts]
+        got = [
+            session.generate(**prompt, max_new_tokens=5, decode_step=step, **NO_STOP) for prompt in prompts
+        ]
         got = [torch.as_tensor(tokens).cpu() for tokens in got]
     if dtype == torch.float32:
         assert [tokens.tolist() for tokens in got] == [torch.as_tensor(t).tolist() for t in expected]
@@ -230,7 +237,16 @@ def test_generate_py_on_a_file_of_questions(tmp_path):
     questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
     asked = ("How many shapes are there?", "Describe the picture.", "What colour is the circle?")
     questions.write_text("".join(json.dumps({"image": PICTURE, "question": q}) + "\n" for q in asked))
-    arguments = ["--batch", str(questions), "--out", str(answers), "--max-new-tokens", "5", "--device", "cuda"]
+    arguments = [
+        "--batch",
+        str(questions),
+        "--out",
+        str(answers),
+        "--max-new-tokens",
+        "5",
+        "--device",
+        "cuda",
+    ]
     with pretended():
         assert generate.main(arguments) == 0
     assert len(answers.read_text().splitlines()) == len(asked)
@@ -243,7 +259,9 @@ def test_training(tmp_path, monkeypatch):
     # Some versions of transformers write a processor only where torchvision is installed.
     monkeypatch.setattr(Processor, "hf_processor", "not written")
     write = save.write_checkpoint
-    monkeypatch.setattr(save, "write_checkpoint", lambda model, folder, _, *more: write(model, folder, None, *more))
+    monkeypatch.setattr(
+        save, "write_checkpoint", lambda model, folder, _, *more: write(model, folder, None, *more)
+    )
     rows = named(write_rows(tmp_path / "rows.jsonl"))
 
     def run(steps: int, device: str = "cuda", **more) -> list[dict]:
