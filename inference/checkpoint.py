@@ -36,8 +36,8 @@ from models.vision_language_model import VisionLanguageModel, prepare_device
 
 PHOTOGRAPH = (4000, 3000)  # pixels of an image, where nothing is known about it
 # Seconds that compiling takes, and that it saves in each step: of calling PyTorch in each block, and of
-# reading weights. On a CPU: 2.5 to 3.5 s; 28 ms in place of 80 for 30 blocks and 538 MB (float32, results in
-# decode-cpu-zen3.json), 0.3 in place of 2.5 for the embedded model's 4 blocks and 7 MB. On CUDA estimated:
+# reading weights. On a CPU: 2.5 to 3.5 s; 28 ms in place of 80 for 30 blocks and 538 MB (float32, two threads
+# of a Zen 3 core), 0.3 in place of 2.5 for the embedded model's 4 blocks and 7 MB. On CUDA estimated:
 # one block compiled by inductor, against 9 kernels more in each block of a graph that is recorded without it.
 COMPILE_SECONDS = {"cpu": 3.0, "cuda": 45.0}
 SAVED_PER_BLOCK = {"cpu": 5e-4, "cuda": 1.2e-5}

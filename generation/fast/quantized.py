@@ -3,7 +3,7 @@
     pack(model, "int8")     # in place: linear layers and embeddings
 
 Decoding reads every weight for each token, so its speed depends on their bytes, whatever the arithmetic.
-`generation/fast/native/` decodes straight from the packed weights. Prefill unpacks a part at a time.
+`generation/fast/native/` multiplies straight with packed weights; the eager path unpacks a part at a time.
 """
 
 from __future__ import annotations
