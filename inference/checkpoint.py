@@ -121,12 +121,12 @@ def open_checkpoint(
     """Load model and processor from a folder or the Hub.
 
     `device` is auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1 or mps; `dtype` is as for
-    `VisionLanguageModel.from_pretrained`, or int8 (CPU only; compiled code rounds activations as well). A CPU
-    without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32.
+    `VisionLanguageModel.from_pretrained`, or int8 (CPU and CUDA; compiled C rounds activations as well). A
+    CPU without bfloat16 arithmetic keeps bfloat16 weights and multiplies in float32.
     """
     chosen, began = pick_device(device), time.perf_counter()
-    if dtype == "int8" and chosen.type != "cpu":
-        raise RequestError(f"dtype int8: expected device cpu, got {chosen}; use bfloat16 there")
+    if dtype == "int8" and chosen.type not in ("cpu", "cuda"):
+        raise RequestError(f"dtype int8: expected device cpu or cuda, got {chosen}; use bfloat16 there")
 
     def read() -> tuple[VisionLanguageModel, Processor]:
         model = VisionLanguageModel.from_pretrained(

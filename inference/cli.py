@@ -155,7 +155,7 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
         default="auto",
         choices=DTYPES,
         help="dtype of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, otherwise the "
-        "checkpoint's own. int8 needs a CPU. bf16, fp16 and fp32 are accepted too",
+        "checkpoint's own. int8 needs a CPU or CUDA. bf16, fp16 and fp32 are accepted too",
     )
     add(
         "--compile",

@@ -84,7 +84,7 @@ def test_without_a_compiler_the_eager_step_answers_and_says_so_once(cli, photo, 
     assert cli(*ask)[2] == said
 
 
-def test_int8_is_for_a_cpu(monkeypatch, model_folder):
-    monkeypatch.setattr(checkpoint_module, "pick_device", lambda name: torch.device("cuda"))
+def test_int8_is_for_a_cpu_and_for_cuda(monkeypatch, model_folder):
+    monkeypatch.setattr(checkpoint_module, "pick_device", lambda name: torch.device("mps"))
     with pytest.raises(RequestError, match="int8"):
         checkpoint_module.open_checkpoint(model_folder, dtype="int8")

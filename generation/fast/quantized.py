@@ -1,9 +1,10 @@
-"""Weights stored in bfloat16 or int8, multiplied in float32: for CPUs without fast arithmetic in either.
+"""Weights stored in bfloat16 or int8: on CPUs without fast arithmetic in either, multiplied in float32; int8
+on CUDA as well, multiplied in bfloat16.
 
     pack(model, "int8")     # in place: linear layers and embeddings
 
 Decoding reads every weight for each token, so its speed depends on their bytes, whatever the arithmetic.
-`generation/fast/native/` multiplies straight with packed weights; the eager path unpacks a part at a time.
+`generation/fast/` decodes straight from the packed weights. Prefill unpacks a part at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _UNPACKED_FLOATS = 4_194_304  # weights unpacked at a time (16 MiB of float32)
+# What a device multiplies in, and with it keeps activations and all that is small in.
+_ARITHMETIC = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,7 +26,7 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class PackedLinear(nn.Module):
-    """y = x Wᵀ + b with W (out, in) stored in bfloat16 or int8 and one scale an output row; float32 out."""
+    """y = x Wᵀ + b with W (out, in) stored in bfloat16 or int8 and one scale an output row; y is like x."""
 
     weight: Tensor
     scale: Tensor | None
@@ -36,29 +39,29 @@ class PackedLinear(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.float()
         rows = max(1, _UNPACKED_FLOATS // self.weight.shape[1])
-        parts = [F.linear(x, part.float()) for part in self.weight.split(rows)]
+        parts = [F.linear(x, part.to(x.dtype)) for part in self.weight.split(rows)]
         y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if self.scale is not None:
-            y = y * self.scale
+            y = (y * self.scale).to(x.dtype)
         return y if self.bias is None else y + self.bias
 
 
 class PackedEmbedding(nn.Module):
-    """Rows of a table stored in bfloat16 or int8; float32 out."""
+    """Rows of a table stored in bfloat16 or int8, and `dtype` out."""
 
     weight: Tensor
     scale: Tensor | None
 
-    def __init__(self, weight: Tensor, scale: Tensor | None):
+    def __init__(self, weight: Tensor, scale: Tensor | None, dtype: torch.dtype = torch.float32):
         super().__init__()
+        self.dtype = dtype
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = F.embedding(ids, self.weight).float()
-        return x if self.scale is None else x * self.scale[ids][..., None]
+        return (x if self.scale is None else x * self.scale[ids][..., None]).to(self.dtype)
 
 
 @torch.no_grad()
@@ -66,13 +69,15 @@ def pack(model: nn.Module, precision: str) -> nn.Module:
     """Store the weights of every linear layer and token embedding in `precision`, in place.
 
     One matrix at a time, so that no second copy of the model exists. Matrices that share their weight (a
-    tied head) go on sharing it. Everything small, and with it all arithmetic, becomes float32.
+    tied head) go on sharing it. Everything small, and with it all arithmetic, becomes float32 on a CPU and
+    bfloat16 on CUDA, where `precision` is int8.
     """
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         raise ValueError("the model's weights are packed already: load it again for another precision")
     device = next(model.parameters()).device.type
-    if device != "cpu":
-        raise ValueError(f"packed {precision} weights run on a CPU; the model is on {device}")
+    if device not in _ARITHMETIC or (device == "cuda" and precision != "int8"):
+        raise ValueError(f"packed {precision} weights do not run on {device}")
+    arithmetic = _ARITHMETIC[device]
     places: dict[int, list[tuple[nn.Module, str]]] = {}  # by weight, so that a shared one is packed once
     for parent in model.modules():
         for name, child in parent.named_children():
@@ -84,11 +89,11 @@ def pack(model: nn.Module, precision: str) -> nn.Module:
         for parent, name in users:
             child = getattr(parent, name)
             if isinstance(child, nn.Linear):
-                bias = None if child.bias is None else child.bias.detach().float()
+                bias = None if child.bias is None else child.bias.detach().to(arithmetic)
                 setattr(parent, name, PackedLinear(weight, scale, bias))
             else:
-                setattr(parent, name, PackedEmbedding(weight, scale))
+                setattr(parent, name, PackedEmbedding(weight, scale, arithmetic))
         del whole, child  # freed before the next one is packed
     for parameter in model.parameters():
-        parameter.data = parameter.data.float()
+        parameter.data = parameter.data.to(arithmetic)
     return model

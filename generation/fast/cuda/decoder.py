@@ -1,0 +1,294 @@
+"""A decode step of one to eight rows in Triton: the buffers and launches of `kernels`.
+
+    decoder = TritonDecoder(model.language_model)
+    logits = decoder(token, kv_cache, position)     # (B, V); the cache gains one position in each row
+
+Positions are read on the device, so that one CUDA graph of these launches serves every length. They take the
+model's own weights: nothing is copied or joined.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from generation.fast.cuda import kernels
+from generation.fast.quantized import PackedLinear
+from generation.kv_cache import KVCache
+
+MOST_ROWS: int = kernels.MANY.value
+MOST_CANDIDATES = 1024  # programs of the head at most: one program compares what they found
+TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
+# The addresses that `whole_step` reads for each layer, in this order.
+FIELDS = (
+    *("input_norm", *PROJECTIONS, "post_norm"),
+    *(f"{name}_scale" for name in PROJECTIONS),
+    *(f"{name}_bias" for name in PROJECTIONS),
+    *("q_norm", "k_norm"),
+)
+
+
+def unsupported(language_model, rows: int = 1) -> str | None:
+    """Why `TritonDecoder` cannot run this model, or that many rows of it; None where it can."""
+    config, norm = language_model.config, language_model.norm.weight
+    if rows > MOST_ROWS:
+        return f"{rows} rows (up to {MOST_ROWS} are supported)"
+    if not triton.knobs.runtime.interpret:
+        if norm.device.type != "cuda":
+            return f"the weights are on {norm.device.type}"
+        if torch.cuda.get_device_capability(norm.device) < (8, 0):
+            return "the GPU is older than Ampere"
+    width = max(config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim)
+    if width > 16_384:
+        return f"a layer is {width} wide (up to 16384 are supported)"
+    if config.head_dim not in (16, 32, 64, 128, 256):
+        return f"heads are {config.head_dim} wide (16, 32, 64, 128 and 256 are supported)"
+    known = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
+    for layer in language_model.layers:
+        if parts := {name for name, _ in layer.self_attn.named_children()} - known:
+            return f"the model's attention has {', '.join(sorted(parts))}"
+    linear = [part for layer in language_model.layers for part in projections(layer).values()]
+    matrices = [*linear, language_model.lm_head, language_model.embed_tokens]
+    kinds = {type(part) for part in (*linear, language_model.lm_head)}
+    types = {part.weight.dtype for part in matrices}
+    if kinds not in ({nn.Linear}, {PackedLinear}):
+        return f"weights in {', '.join(sorted(kind.__name__ for kind in kinds))}"
+    if norm.dtype not in TYPES or types != ({norm.dtype} if kinds == {nn.Linear} else {torch.int8}):
+        return f"weights in {', '.join(sorted(map(str, types)))} with norms in {norm.dtype}"
+    if not all(part.weight.is_contiguous() and part.weight.data_ptr() % 16 == 0 for part in matrices):
+        return "a weight is a view that is not contiguous or not aligned"
+    return None
+
+
+def projections(layer) -> dict[str, nn.Module]:
+    """The linear layers of a block, by their names in `PROJECTIONS`."""
+    parts = {name: layer.self_attn if name in ("q", "k", "v", "o") else layer.mlp for name in PROJECTIONS}
+    return {name: getattr(part, f"{name}_proj") for name, part in parts.items()}
+
+
+def fields_of(layer) -> dict[str, Tensor]:
+    """Every tensor of a block that a phase reads, by its name in `FIELDS`. In place of those that it has not
+    stands its first norm, which is not read there."""
+    attention, filler = layer.self_attn, layer.input_layernorm.weight.detach()
+    found: dict[str, Tensor | None] = {
+        "input_norm": filler,
+        "post_norm": layer.post_attention_layernorm.weight,
+    }
+    for name, part in projections(layer).items():
+        found |= {name: part.weight, f"{name}_scale": getattr(part, "scale", None), f"{name}_bias": part.bias}
+    found["q_norm"] = attention.q_norm and attention.q_norm.weight
+    found["k_norm"] = attention.k_norm and attention.k_norm.weight
+    return {name: filler if found[name] is None else found[name].detach() for name in FIELDS}
+
+
+class TritonDecoder:
+    """One token of up to `MOST_ROWS` rows through the decoder.
+
+    Args:
+        language_model: one that `unsupported` has no reason against; else a ValueError.
+        persistent: launch one kernel, which synchronizes its own programs, in place of one for each phase.
+        programs: how many run at once; the device's multiprocessors by default.
+    """
+
+    def __init__(self, language_model, persistent: bool = False, programs: int | None = None):
+        if reason := unsupported(language_model):
+            raise ValueError(f"the Triton decode step cannot run this model: {reason}")
+        self.model, self.persistent = language_model, persistent
+        config, norm = language_model.config, language_model.norm.weight
+        self._device, self._addresses = norm.device, addresses(language_model)
+        # In the interpreter programs run one after another, and none may wait for a later one.
+        self._programs = programs or (multiprocessors(self._device) if self._device.type == "cuda" else 1)
+        self._layers = [fields_of(layer) for layer in language_model.layers]
+        self._table = torch.tensor(
+            [[tensor.data_ptr() for tensor in fields.values()] for fields in self._layers],
+            device=self._device,
+        )
+        self._cache_table = torch.zeros(len(self._layers), 2, dtype=torch.int64, device=self._device)
+        self._counter = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._candidates = 0
+
+        self._heads, self._kv, self._width = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        group = triton.next_power_of_2(self._heads // self._kv)
+        self._lines, self._group = group, max(16, group)
+
+        def new(*shape: int, dtype=norm.dtype) -> Tensor:
+            return torch.zeros(MOST_ROWS, *shape, dtype=dtype, device=self._device)
+
+        splits = max(self._splits(rows) * rows for rows in range(1, MOST_ROWS + 1))
+        floats = {"dtype": torch.float32}
+        self._x, self._h = new(config.hidden_size), new(config.intermediate_size)
+        self._cos, self._sin = new(self._width // 2), new(self._width // 2)
+        self._qkv = new((self._heads + 2 * self._kv) * self._width)
+        self._attended = new(self._heads * self._width)
+        self._logits = new(config.vocab_size)
+        shares = (-(-splits // MOST_ROWS), self._heads)
+        self._shares = new(*shares, self._width, **floats)
+        self._maxima, self._sums = new(*shares, **floats), new(*shares, **floats)
+        self._arrived = new(self._kv, dtype=torch.int32)
+        self._best = torch.zeros(MOST_CANDIDATES, MOST_ROWS, device=self._device)
+        self._places = torch.zeros(MOST_CANDIDATES, MOST_ROWS, dtype=torch.int32, device=self._device)
+
+    def stale(self) -> bool:
+        """Whether weights have been replaced since, by `model.to` for example."""
+        return self._addresses != addresses(self.model)
+
+    def sizes(self, rows: int) -> kernels.Sizes:
+        """What the kernels for that many rows are compiled for."""
+        config, layer = self.model.config, self.model.layers[0]
+        kind = TYPES[self.model.norm.weight.dtype]
+        return kernels.Sizes(
+            *(config.hidden_size, self._heads, self._kv, self._width),
+            *(config.intermediate_size, config.vocab_size, kind),
+            # The interpreter multiplies the bits of bfloat16 as integers.
+            DOT=tl.float32 if triton.knobs.runtime.interpret else kind,
+            ONE=rows == 1,
+            INT8=layer.mlp.up_proj.weight.dtype == torch.int8,
+            QKV_BIAS=layer.self_attn.q_proj.bias is not None,
+            O_BIAS=layer.self_attn.o_proj.bias is not None,
+            MLP_BIAS=layer.mlp.up_proj.bias is not None,
+            QK_NORM=layer.self_attn.q_norm is not None,
+        )
+
+    def _splits(self, rows: int) -> int:
+        """Shares of a head's keys at most: enough for every multiprocessor, as few as can be put together in
+        registers."""
+        fitting = min(self._programs // (rows * self._kv), 8192 // (self._lines * self._width), 64)
+        return 1 << max(fitting, 1).bit_length() - 1
+
+    def __call__(self, token: Tensor, kv_cache: KVCache, position: Tensor) -> Tensor:
+        """Logits (B, V) in the type of the activations, in a buffer that the next call overwrites.
+
+        Args:
+            token: (B, 1) int64 ids, on the device.
+            kv_cache: {"key", "value"} (B, H_kv, S, D_h) for each layer, which gains a position in each row.
+                Its layers are laid out alike, and positions lie side by side.
+            position: (B,) int64, on the device. A row past the end of the cache writes nothing.
+
+        Nothing is read back, and a CUDA graph of it serves every position in the same cache.
+        """
+        rows, like = len(token), kv_cache[0]["key"]
+        assert rows <= MOST_ROWS, f"{rows} rows, expected up to {MOST_ROWS}"
+        assert like.stride()[2:] == (self._width, 1), f"positions side by side, got strides {like.stride()}"
+        device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+        with device:
+            (self._whole if self.persistent else self._by_phases)(token, kv_cache, position, rows)
+        return self._logits[:rows]
+
+    def _by_phases(self, token: Tensor, kv_cache: KVCache, position: Tensor, rows: int) -> None:
+        S, config, eps = self.sizes(rows), self.model.config, self.model.config.rms_norm_eps
+        splits, warps = self._splits(rows), {"num_warps": 8 if rows == 1 else 4}
+        x, qkv, attended, h = self._x, self._qkv, self._attended, self._h
+        most = 8 * self._programs
+        like = kv_cache[0]["key"]
+        at = like.shape[2], like.stride(0), like.stride(1)
+
+        def grid(height: int, block: int) -> tuple[int]:
+            return (min(-(-height // block), most, MOST_CANDIDATES),)
+
+        kernels.begin[(rows,)](
+            *self._inputs(token, position),
+            x,
+            self._cos,
+            self._sin,
+            rows,
+            S,
+            triton.next_power_of_2(S.D),
+            S.HD // 2,
+        )
+        for layer, cache in zip(self._layers, kv_cache, strict=True):
+            norm, q, k, v, o, gate, up, down, post = (layer[name] for name in FIELDS[:9])
+            q_scale, k_scale, v_scale, o_scale, *mlp_scales = (layer[name] for name in FIELDS[9:16])
+            q_bias, k_bias, v_bias, o_bias, *mlp_biases = (layer[name] for name in FIELDS[16:23])
+            kernels.project[grid(self._qkv.shape[1], S.BN_D)](
+                *(x, norm, q, k, v, q_scale, k_scale, v_scale, q_bias, k_bias, v_bias, qkv, rows, eps),
+                *(S, S.BN_D, S.BK_D),
+                **warps,
+            )
+            kernels.attend[(rows * self._kv * splits,)](
+                *(qkv, layer["q_norm"], layer["k_norm"], cache["key"], cache["value"], self._cos, self._sin),
+                *(position, self._shares, self._maxima, self._sums, self._arrived, attended, rows, *at, eps),
+                *(1 / math.sqrt(self._width), S, splits, self._group, self._lines),
+                num_warps=4,
+            )
+            kernels.add_product[grid(config.hidden_size, S.BN_A)](
+                attended, o, o_scale, o_bias, x, rows, S.A, S, S.O_BIAS, S.BN_A, S.BK_A, **warps
+            )
+            kernels.gate_up[grid(config.intermediate_size, S.BN_G)](
+                *(x, post, gate, up, *mlp_scales[:2], *mlp_biases[:2], h, rows, eps, S, S.BN_G, S.BK_D),
+                **warps,
+            )
+            kernels.add_product[grid(config.hidden_size, S.BN_F)](
+                *(h, down, mlp_scales[2], mlp_biases[2], x, rows, S.F, S, S.MLP_BIAS, S.BN_F, S.BK_F),
+                **warps,
+            )
+        (self._candidates,) = grid(config.vocab_size, S.BN_D)
+        kernels.head[(self._candidates,)](
+            *(x, *self._outputs(), self._logits, self._best, self._places, rows, eps, S, S.BN_D, S.BK_D),
+            **warps,
+        )
+
+    def _whole(self, token: Tensor, kv_cache: KVCache, position: Tensor, rows: int) -> None:
+        S, like = self.sizes(rows), kv_cache[0]["key"]
+        assert all(t.stride() == like.stride() for layer in kv_cache for t in layer.values()), "unlike layers"
+        keys, values = (tuple(layer[name] for layer in kv_cache) for name in ("key", "value"))
+        self._candidates = self._programs
+        kernels.whole_step[(self._programs,)](
+            *(self._counter, self._table, len(FIELDS), self._cache_table, keys, values),
+            *self._inputs(token, position),
+            *self._outputs(),
+            *(self._x, self._cos, self._sin, self._qkv, self._shares, self._maxima, self._sums),
+            *(self._arrived, self._attended, self._h, self._logits, self._best, self._places, rows),
+            *(like.shape[2], like.stride(0), like.stride(1), self.model.config.rms_norm_eps),
+            *(1 / math.sqrt(self._width), S, TYPES[like.dtype], len(self._layers), self._splits(rows)),
+            *(self._group, self._lines, triton.next_power_of_2(S.D), S.HD // 2),
+            num_warps=8 if rows == 1 else 4,
+            launch_cooperative_grid=True,
+        )
+
+    def _inputs(self, token: Tensor, position: Tensor) -> tuple[Tensor, ...]:
+        table = self.model.embed_tokens
+        scale = getattr(table, "scale", None)
+        scale = self._cos if scale is None else scale  # not read
+        return token, position, table.weight.detach(), scale, self.model.inv_freq(self._device)
+
+    def _outputs(self) -> tuple[Tensor, ...]:
+        last = self.model.lm_head
+        scale = getattr(last, "scale", None)
+        return (
+            self.model.norm.weight.detach(),
+            last.weight.detach(),
+            self._cos if scale is None else scale,
+        )
+
+    def choose(self, run) -> None:
+        """What a greedy `run.sampler.sample` without a penalty does with the last call's logits, in one
+        kernel: the token, the sampler's state, `run.flags`; and the position moves on by one."""
+        sampler, count = run.sampler, len(run.token)
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+            kernels.choose[(1,)](
+                *(self._best, self._places, self._candidates, sampler.stop_ids, len(sampler.stop_ids)),
+                *(sampler.pad_id, run.token, run.position, sampler.stopped.view(torch.uint8)),
+                *(sampler.lengths, sampler.finite.view(torch.uint8), sampler.num_finite, sampler.num_drawn),
+                *(run.flags, count, self.model.config.vocab_size),
+                triton.next_power_of_2(self._candidates),
+                triton.next_power_of_2(max(1, len(sampler.stop_ids))),
+            )
+
+
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def addresses(language_model) -> list[int]:
+    """Where each of its weights lies."""
+    return [tensor.data_ptr() for tensor in (*language_model.parameters(), *language_model.buffers())]

@@ -1,0 +1,614 @@
+"""The phases of a decode step in Triton: launched one by one, or all of them by one persistent kernel.
+
+    begin         embeddings of the tokens, cos and sin of their positions
+    project       norm, queries, keys and values                            \\
+    attend        rotation, cache write, attention split over the keys       |
+    add_product   output product, residual                                   | of each layer
+    gate_up       norm, gate, up, SwiGLU                                     |
+    add_product   down product, residual                                    /
+    head          norm, logits, each program's largest
+    choose        the next token and the sampler's state
+
+A phase is a function of program_id(0) and num_programs(0): each program goes through its share of the blocks,
+for any number of programs. Between phases everyone waits: for the end of a launch, or in `everyone`. Buffers
+that other programs write are read past the first-level cache (".cg"), which knows nothing of their stores.
+
+A single row is multiplied as what it is, a vector that stays in registers while the rows of the matrix pass;
+the first of them are asked for before the vector is known, because the two waits would add up. More rows, up
+to eight, are a tile of the tensor cores, for which each weight is read once, too.
+
+Where the eager step rounds to the weights' type, so does this; sums are float32 in both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What kernels are compiled for: the model's sizes, types and parts, and the number of rows."""
+
+    D: int  # width of the hidden states
+    H: int  # query heads
+    KV: int  # key and value heads
+    HD: int  # width of a head: a power of two
+    F: int  # width between gate and down
+    V: int  # vocabulary
+    DT: tl.dtype  # of activations; float32 sums are rounded to it
+    DOT: tl.dtype  # of the operands of tl.dot
+    ONE: bool  # a single row; else up to MANY
+    INT8: bool  # matrices are int8 with a float32 scale for each of their rows
+    QKV_BIAS: bool
+    O_BIAS: bool
+    MLP_BIAS: bool
+    QK_NORM: bool  # queries and keys are normed, head by head
+
+    @property
+    def WT(self) -> tl.dtype:
+        return tl.int8 if self.INT8 else self.DT
+
+    # Tiles (BN, BK) of the matrices whose rows are D, A = H · HD and F wide.
+    @property
+    def A(self) -> int:
+        return self.H * self.HD
+
+    @property
+    def BK_D(self) -> int:
+        return self._columns(self.D)
+
+    @property
+    def BK_A(self) -> int:
+        return self._columns(self.A)
+
+    @property
+    def BK_F(self) -> int:
+        return self._columns(self.F)
+
+    @property
+    def BN_D(self) -> int:
+        return self._rows(self.D)
+
+    @property
+    def BN_A(self) -> int:
+        return self._rows(self.A)
+
+    @property
+    def BN_F(self) -> int:
+        return self._rows(self.F)
+
+    @property
+    def BN_G(self) -> int:
+        """Rows of gate and of up, two tiles at a time."""
+        return max(1, self.BN_D // 2) if self.ONE else self.BN_D
+
+    def _columns(self, width: int) -> int:
+        whole = max(16, triton.next_power_of_2(width))
+        return whole if self.ONE else min(128, whole)
+
+    def _rows(self, width: int) -> int:
+        return min(8, max(2, 8192 // self._columns(width))) if self.ONE else 16
+
+
+MANY = tl.constexpr(8)  # rows of a tile where there is more than one
+CHUNK = tl.constexpr(64)  # keys that are multiplied at once
+SHARE = tl.constexpr(128)  # the fewest keys that are a share of their own
+
+
+# --------------------------------------------------------------------------------------------- products
+
+
+@triton.jit
+def rounded(x, S: tl.constexpr):
+    return x.to(S.DT).to(tl.float32)
+
+
+@triton.jit
+def tile(matrix, rows, there, columns, K: tl.constexpr):
+    """(n, k) of a matrix with K columns; 0 where rows are not `there` and columns not in it."""
+    at = rows.to(tl.int64)[:, None] * K + columns[None, :]
+    inside = there[:, None] & (columns < K)[None, :]
+    return tl.load(matrix + at, mask=inside, other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def ahead(
+    matrix, scale, bias, rows, there, K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr, BIAS: tl.constexpr
+):
+    """What can be read of some rows of a matrix before there is anything to multiply them with.
+
+    Returns the rows (n, BK) where they are multiplied with one vector, and scale and bias (n, 1).
+    """
+    weights = tl.zeros((1, 1), tl.float32)
+    factor = tl.full((1, 1), 1.0, tl.float32)
+    shift = tl.zeros((1, 1), tl.float32)
+    if S.ONE:
+        weights = tile(matrix, rows, there, tl.arange(0, BK), K)
+    if S.INT8:
+        factor = tl.load(scale + rows, mask=there, other=0.0)[:, None]
+    if BIAS:
+        shift = tl.load(bias + rows, mask=there, other=0.0).to(tl.float32)[:, None]
+    return weights, factor, shift
+
+
+@triton.jit
+def held(x, norm, count, eps, K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr, NORMED: tl.constexpr):
+    """What is known of x (count, K) before the products: one row is it, normed, (1, BK) float32; of several
+    the factors (MANY, 1) that norm them."""
+    columns = tl.arange(0, BK)
+    if S.ONE:
+        weight = tl.full((BK,), 1.0, tl.float32)
+        if NORMED:
+            weight = tl.load(norm + columns, mask=columns < K, other=0.0).to(tl.float32)
+        known = tl.load(x + columns, mask=columns < K, other=0.0, cache_modifier=".cg").to(tl.float32)
+        if NORMED:
+            known = rounded(weight * rounded(known * tl.rsqrt(tl.sum(known * known, 0) / K + eps), S), S)
+        known = known[None, :]
+    else:
+        squares = tl.zeros((MANY, BK), tl.float32)
+        if NORMED:
+            for start in range(0, K, BK):
+                part = several(x, start + columns, count, K)
+                squares += part * part
+        known = tl.rsqrt(tl.sum(squares, 1) / K + eps)[:, None]
+    return known
+
+
+@triton.jit
+def several(x, columns, count, K: tl.constexpr):
+    """(MANY, k) float32 of x (count, K), 0 outside."""
+    row = tl.arange(0, MANY)
+    inside = (row < count)[:, None] & (columns < K)[None, :]
+    at = row[:, None] * K + columns[None, :]
+    return tl.load(x + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+
+
+@triton.jit
+def product(
+    weights, matrix, rows, there, known, x, norm, count,
+    K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    """(n, 1 or MANY) float32: some rows of a matrix times x."""
+    if S.ONE:
+        total = tl.sum(weights.to(tl.float32) * known, 1)[:, None]
+    else:
+        total = tl.zeros((rows.shape[0], MANY), tl.float32)
+        for start in range(0, K, BK):
+            columns = start + tl.arange(0, BK)
+            part = several(x, columns, count, K)
+            if NORMED:
+                weight = tl.load(norm + columns, mask=columns < K, other=0.0).to(tl.float32)
+                part = rounded(weight[None, :] * rounded(part * known, S), S)
+            read = tile(matrix, rows, there, columns, K).to(tl.float32)
+            left, right = read.to(S.DT).to(S.DOT), tl.trans(part.to(S.DT).to(S.DOT))
+            total = tl.dot(left, right, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def row_numbers(S: tl.constexpr):
+    """(1, 1 or MANY): the rows of x that the columns of a product belong to."""
+    if S.ONE:
+        row = tl.arange(0, 1)
+    else:
+        row = tl.arange(0, MANY)
+    return row[None, :]
+
+
+# ----------------------------------------------------------------------------------------------- phases
+
+
+@triton.jit
+def begin(
+    token, position, table, scale, frequencies, x, cos, sin, count,
+    S: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """x (count, D): embeddings of `token`; cos and sin (count, HD / 2) of `position`, both (count,) int64."""
+    for row in range(tl.program_id(0), count, tl.num_programs(0)):
+        chosen = tl.load(token + row)
+        columns = tl.arange(0, BK)
+        here = columns < S.D
+        read = tl.load(table + chosen * S.D + columns, mask=here, other=0).to(tl.float32)
+        if S.INT8:
+            read = read * tl.load(scale + chosen)
+        tl.store(x + row * S.D + columns, read.to(S.DT), mask=here)
+        pair = tl.arange(0, HALF)
+        angle = tl.load(position + row).to(tl.float32) * tl.load(frequencies + pair)
+        tl.store(cos + row * HALF + pair, tl.cos(angle).to(S.DT))
+        tl.store(sin + row * HALF + pair, tl.sin(angle).to(S.DT))
+
+
+@triton.jit
+def qkv_rows(
+    block, q, k, v, q_scale, k_scale, v_scale, q_bias, k_bias, v_bias, S: tl.constexpr, BN: tl.constexpr
+):
+    """The matrix that a block of queries, keys and values lies in, its scale and bias, and its rows there.
+
+    BN divides the width of a head, so that a block lies in one matrix.
+    """
+    K_FIRST: tl.constexpr = S.H * S.HD
+    V_FIRST: tl.constexpr = K_FIRST + S.KV * S.HD
+    N: tl.constexpr = V_FIRST + S.KV * S.HD
+    first = block * BN
+    is_q, is_k = first < K_FIRST, first < V_FIRST
+    matrix = tl.where(is_q, q, tl.where(is_k, k, v))
+    scale = tl.where(is_q, q_scale, tl.where(is_k, k_scale, v_scale))
+    bias = tl.where(is_q, q_bias, tl.where(is_k, k_bias, v_bias))
+    rows = first - tl.where(is_q, 0, tl.where(is_k, K_FIRST, V_FIRST)) + tl.arange(0, BN)
+    there = first + tl.arange(0, BN) < N
+    return matrix, scale, bias, rows, there
+
+
+@triton.jit
+def project(
+    x, norm, q, k, v, q_scale, k_scale, v_scale, q_bias, k_bias, v_bias, qkv, count, eps,
+    S: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """qkv (count, H + 2 KV, HD): queries, keys and values of the normed x, not rotated yet."""
+    N: tl.constexpr = (S.H + 2 * S.KV) * S.HD
+    first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
+    matrix, scale, bias, rows, there = qkv_rows(
+        first, q, k, v, q_scale, k_scale, v_scale, q_bias, k_bias, v_bias, S, BN
+    )
+    weights, factor, shift = ahead(matrix, scale, bias, rows, there, S.D, BK, S, S.QKV_BIAS)
+    known = held(x, norm, count, eps, S.D, BK, S, True)
+    for block in range(first, N // BN, programs):
+        next_matrix, scale, bias, next_rows, next_there = qkv_rows(
+            block + programs, q, k, v, q_scale, k_scale, v_scale, q_bias, k_bias, v_bias, S, BN
+        )
+        next_weights, next_factor, next_shift = ahead(
+            next_matrix, scale, bias, next_rows, next_there, S.D, BK, S, S.QKV_BIAS
+        )
+        y = product(weights, matrix, rows, there, known, x, norm, count, S.D, BK, S, True) * factor + shift
+        at = row * N + (block * BN + tl.arange(0, BN))[:, None]
+        tl.store(qkv + at, y.to(S.DT), mask=(row < count) & there[:, None])
+        matrix, rows, there = next_matrix, next_rows, next_there
+        weights, factor, shift = next_weights, next_factor, next_shift
+
+
+@triton.jit
+def shares_of(keys, SPLITS: tl.constexpr):
+    """How many of `keys` are a share where they are split into at most SPLITS."""
+    return tl.maximum(tl.cdiv(tl.cdiv(keys, SPLITS), CHUNK) * CHUNK, SHARE)
+
+
+@triton.jit
+def rotated(qkv, heads, there, norm, cos, sin, eps, S: tl.constexpr):
+    """(n, HD): some heads of a row as they enter attention: normed if the model does that, and rotated."""
+    HALF: tl.constexpr = S.HD // 2
+    column = tl.arange(0, S.HD)
+    other = (column + HALF) % S.HD
+    line = qkv + heads[:, None] * S.HD
+    one = tl.load(line + column[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg").to(tl.float32)
+    two = tl.load(line + other[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg").to(tl.float32)
+    if S.QK_NORM:
+        factor = tl.rsqrt(tl.sum(one * one, 1) / S.HD + eps)[:, None]
+        one = rounded(tl.load(norm + column).to(tl.float32)[None, :] * rounded(one * factor, S), S)
+        two = rounded(tl.load(norm + other).to(tl.float32)[None, :] * rounded(two * factor, S), S)
+    c = tl.load(cos + column % HALF, cache_modifier=".cg").to(tl.float32)
+    s = tl.load(sin + column % HALF, cache_modifier=".cg").to(tl.float32)
+    s = tl.where(column < HALF, -s, s)
+    return (rounded(one * c[None, :], S) + rounded(two * s[None, :], S)).to(S.DT)
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def attend(
+    qkv, q_norm, k_norm, keys, values, cos, sin, position, shares, maxima, sums, arrived, attended,
+    count, capacity, row_stride, head_stride, eps, scale,
+    S: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """attended (count, H, HD): what each row attends to in its own positions 0 ... position.
+
+    A block is a share of the keys of one row and one of its key heads, with all queries that share them. The
+    block that the row's new token belongs to writes its key and value to the cache; it takes them from
+    registers, so that nobody reads what is being written. The last block of a head to finish puts the shares
+    together. GROUP and LINES are powers of two, at least 16 and at least 1, not less than H / KV.
+
+    A position past the capacity is not written: clamping it would overwrite the last real key. Such a row
+    sees its whole cache and itself; whoever lets it run on throws its tokens away.
+    """
+    G: tl.constexpr = S.H // S.KV
+    HALF: tl.constexpr = S.HD // 2
+    HEADS: tl.constexpr = S.H + 2 * S.KV
+    g, column = tl.arange(0, GROUP), tl.arange(0, S.HD)
+    for block in range(tl.program_id(0), count * S.KV * SPLITS, tl.num_programs(0)):
+        # Shares of all heads side by side: those that a short row does not need are the last.
+        split, pair = block // (count * S.KV), block % (count * S.KV)
+        row, kv = pair // S.KV, pair % S.KV
+        place = tl.load(position + row)
+        cached = tl.minimum(place, capacity).to(tl.int32)
+        share = shares_of(cached + 1, SPLITS)
+        used = cached // share + 1
+        if split < used:
+            line = qkv + row * (HEADS * S.HD)
+            row_cos, row_sin = cos + row * HALF, sin + row * HALF
+            cache_at = row.to(tl.int64) * row_stride + kv.to(tl.int64) * head_stride
+            key_cache, value_cache = keys + cache_at, values + cache_at
+            q = rotated(line, kv * G + g, g < G, q_norm, row_cos, row_sin, eps, S)
+            own_head = S.H + kv + tl.arange(0, 1)
+            own_key = rotated(line, own_head, own_head >= 0, k_norm, row_cos, row_sin, eps, S)
+            own_key = own_key.to(keys.dtype.element_ty)
+            own_value = tl.load(
+                line + (own_head + S.KV)[:, None] * S.HD + column[None, :], cache_modifier=".cg"
+            )
+            own_value = own_value.to(values.dtype.element_ty)
+            owner = split == used - 1
+            written = (own_head >= 0)[:, None] & (column >= 0)[None, :] & owner & (place < capacity)
+            tl.store(key_cache + place * S.HD + column[None, :], own_key, mask=written)
+            tl.store(value_cache + place * S.HD + column[None, :], own_value, mask=written)
+
+            # The token's own key and value are the first of its block, of no weight in the others.
+            own = tl.sum(q.to(tl.float32) * own_key.to(S.DT).to(tl.float32), 1) * scale
+            top = tl.where(owner, own, -float("inf"))
+            total = tl.where(owner, 1.0, 0.0) + tl.zeros((GROUP,), tl.float32)
+            mixed = total[:, None] * own_value.to(tl.float32)
+            for start in range(split * share, tl.minimum(split * share + share, cached), CHUNK):
+                slot = start + tl.arange(0, CHUNK)
+                there = slot < cached
+                at = slot[:, None] * S.HD + column[None, :]
+                key = tl.load(key_cache + at, mask=there[:, None], other=0.0)
+                score = tl.dot(q.to(S.DOT), tl.trans(key.to(S.DT).to(S.DOT)), input_precision="ieee") * scale
+                score = tl.where(there[None, :], score, -float("inf"))
+                highest = tl.maximum(top, tl.max(score, 1))
+                weight = tl.exp(score - highest[:, None])
+                kept = tl.exp(top - highest)
+                value = tl.load(value_cache + at, mask=there[:, None], other=0.0)
+                mixed = tl.dot(
+                    weight.to(S.DT).to(S.DOT), value.to(S.DT).to(S.DOT), mixed * kept[:, None],
+                    input_precision="ieee",
+                )  # fmt: skip
+                total = total * kept + tl.sum(weight, 1)
+                top = highest
+
+            real = (g < G)[:, None] & (column >= 0)[None, :]
+            head = row * S.H + kv * G
+            if used == 1:
+                out = (mixed / total[:, None]).to(S.DT)
+                tl.store(attended + (head + g)[:, None] * S.HD + column[None, :], out, mask=real)
+            else:
+                at = (head + g) * SPLITS + split
+                tl.store(shares + at[:, None] * S.HD + column[None, :], mixed, mask=real)
+                tl.store(maxima + at, top, mask=g < G)
+                tl.store(sums + at, total, mask=g < G)
+                tl.debug_barrier()
+                before = tl.atomic_add(arrived + pair, 1, sem="acq_rel", scope="gpu")
+                tl.debug_barrier()
+                if before == used - 1:
+                    put_together(head, used, shares, maxima, sums, attended, S, SPLITS, LINES)
+                    tl.store(arrived + pair, 0)
+
+
+@triton.jit
+def put_together(
+    head, used, shares, maxima, sums, attended, S: tl.constexpr, SPLITS: tl.constexpr, LINES: tl.constexpr
+):
+    """attended (H / KV, HD) of a group whose first head is `head`, from its `used` shares."""
+    g, split, column = tl.arange(0, LINES), tl.arange(0, SPLITS), tl.arange(0, S.HD)
+    real = g < S.H // S.KV
+    here = real[:, None] & (split < used)[None, :]
+    at = (head + g)[:, None] * SPLITS + split[None, :]
+    top = tl.load(maxima + at, mask=here, other=-float("inf"), cache_modifier=".cg")
+    total = tl.load(sums + at, mask=here, other=0.0, cache_modifier=".cg")
+    mixed = tl.load(
+        shares + at[:, :, None] * S.HD + column[None, None, :],
+        mask=here[:, :, None] & (column >= 0)[None, None, :],
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    # Lines that no head belongs to are all -inf, and -inf less -inf is no number.
+    highest = tl.where(real, tl.max(top, 1), 0.0)
+    weight = tl.exp(top - highest[:, None])
+    out = tl.sum(mixed * weight[:, :, None], 1) / tl.sum(total * weight, 1)[:, None]
+    to = attended + (head + g)[:, None] * S.HD + column[None, :]
+    tl.store(to, out.to(S.DT), mask=real[:, None] & (column >= 0)[None, :])
+
+
+@triton.jit
+def add_product(
+    y, matrix, scale, bias, x, count,
+    K: tl.constexpr, S: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """x (count, D) += y (count, K) times a matrix (D, K)."""
+    first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
+    rows = first * BN + tl.arange(0, BN)
+    weights, factor, shift = ahead(matrix, scale, bias, rows, rows < S.D, K, BK, S, BIAS)
+    known = held(y, y, count, 0.0, K, BK, S, False)
+    for _ in range(first, tl.cdiv(S.D, BN), programs):
+        next_rows = rows + programs * BN
+        next_weights, next_factor, next_shift = ahead(
+            matrix, scale, bias, next_rows, next_rows < S.D, K, BK, S, BIAS
+        )
+        at, inside = row * S.D + rows[:, None], (row < count) & (rows < S.D)[:, None]
+        old = tl.load(x + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+        total = product(weights, matrix, rows, rows < S.D, known, y, y, count, K, BK, S, False)
+        tl.store(x + at, (old + rounded(total * factor + shift, S)).to(S.DT), mask=inside)
+        rows, weights, factor, shift = next_rows, next_weights, next_factor, next_shift
+
+
+@triton.jit
+def gate_up(
+    x, norm, gate, up, gate_scale, up_scale, gate_bias, up_bias, h, count, eps,
+    S: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """h (count, F) = silu(gate(normed x)) * up(normed x)."""
+    first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
+    rows = first * BN + tl.arange(0, BN)
+    gates, gate_factor, gate_shift = ahead(
+        gate, gate_scale, gate_bias, rows, rows < S.F, S.D, BK, S, S.MLP_BIAS
+    )
+    ups, up_factor, up_shift = ahead(up, up_scale, up_bias, rows, rows < S.F, S.D, BK, S, S.MLP_BIAS)
+    known = held(x, norm, count, eps, S.D, BK, S, True)
+    for _ in range(first, tl.cdiv(S.F, BN), programs):
+        there, next_rows = rows < S.F, rows + programs * BN
+        next_gates, next_gate_factor, next_gate_shift = ahead(
+            gate, gate_scale, gate_bias, next_rows, next_rows < S.F, S.D, BK, S, S.MLP_BIAS
+        )
+        next_ups, next_up_factor, next_up_shift = ahead(
+            up, up_scale, up_bias, next_rows, next_rows < S.F, S.D, BK, S, S.MLP_BIAS
+        )
+        left = product(gates, gate, rows, there, known, x, norm, count, S.D, BK, S, True)
+        left = rounded(left * gate_factor + gate_shift, S)
+        right = product(ups, up, rows, there, known, x, norm, count, S.D, BK, S, True)
+        right = rounded(right * up_factor + up_shift, S)
+        y = rounded(left / (1.0 + tl.exp(-left)), S) * right
+        tl.store(h + row * S.F + rows[:, None], y.to(S.DT), mask=(row < count) & there[:, None])
+        gates, gate_factor, gate_shift = next_gates, next_gate_factor, next_gate_shift
+        ups, up_factor, up_shift = next_ups, next_up_factor, next_up_shift
+        rows = next_rows
+
+
+@triton.jit
+def head(
+    x, norm, matrix, scale, logits, best, places, count, eps,
+    S: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """logits (count, V) of the normed x; best and places (programs, MANY): each program's largest and the
+    first token that has it. NaN counts as infinity, so that `choose` sees it."""
+    first, programs, row = tl.program_id(0), tl.num_programs(0), row_numbers(S)
+    rows = first * BN + tl.arange(0, BN)
+    weights, factor, _ = ahead(matrix, scale, matrix, rows, rows < S.V, S.D, BK, S, False)
+    known = held(x, norm, count, eps, S.D, BK, S, True)
+    top = tl.zeros_like(row).to(tl.float32) - float("inf")
+    place = tl.zeros_like(row)
+    for _ in range(first, tl.cdiv(S.V, BN), programs):
+        there, next_rows = (rows < S.V)[:, None], rows + programs * BN
+        next_weights, next_factor, _ = ahead(
+            matrix, scale, matrix, next_rows, next_rows < S.V, S.D, BK, S, False
+        )
+        total = product(weights, matrix, rows, rows < S.V, known, x, norm, count, S.D, BK, S, True)
+        y = (total * factor).to(S.DT)
+        tl.store(logits + row.to(tl.int64) * S.V + rows[:, None], y, mask=(row < count) & there)
+        y = y.to(tl.float32)
+        y = tl.where(y == y, y, float("inf"))
+        y = tl.where(there, y, -float("inf"))
+        own = tl.max(y, 0)[None, :]
+        where = tl.min(tl.where(y == own, rows[:, None], S.V), 0)[None, :]
+        place = tl.where(own > top, where, place)
+        top = tl.maximum(top, own)
+        rows, weights, factor = next_rows, next_weights, next_factor
+    tl.store(best + first * MANY + row, top)
+    tl.store(places + first * MANY + row, place)
+
+
+@triton.jit
+def choose(
+    best, places, candidates, stop_ids, num_stop_ids, pad, token, position, stopped, lengths, finite,
+    num_finite, num_drawn, flags, count,
+    V: tl.constexpr, CANDIDATES: tl.constexpr, STOPS: tl.constexpr,
+):  # fmt: skip
+    """The greedy choice of `Sampler.sample`, its state, and the flags of a run, by a single program.
+
+    best, places: (candidates, MANY) of `head`, at most CANDIDATES. stop_ids: (num_stop_ids,) int64, at most
+    STOPS. stopped and finite are bool as uint8; flags (count + 2,): tokens, whether all rows have stopped,
+    whether all logits were finite.
+    """
+    row, candidate = tl.arange(0, MANY), tl.arange(0, CANDIDATES)
+    real = row < count
+    at = candidate[:, None] * MANY + row[None, :]
+    there = (candidate < candidates)[:, None] & real[None, :]
+    y = tl.load(best + at, mask=there, other=-float("inf"))
+    place = tl.load(places + at, mask=there, other=V)
+    top = tl.max(y, 0)
+    chosen = tl.min(tl.where(y == top[None, :], place, V), 0).to(tl.int64)
+
+    fine = real & (top < float("inf")) & (top > -float("inf"))
+    still = tl.load(finite).to(tl.int32) & tl.min(tl.where(real, fine.to(tl.int32), 1), 0)
+    tl.store(finite, still.to(tl.uint8))
+    tl.store(num_finite, tl.load(num_finite) + still)
+    tl.store(num_drawn, tl.load(num_drawn) + 1)
+
+    before = tl.load(stopped + row, mask=real, other=1).to(tl.int32)
+    chosen = tl.where(before != 0, pad, chosen)
+    stop = tl.arange(0, STOPS)
+    stops = tl.load(stop_ids + stop, mask=stop < num_stop_ids, other=-1)
+    hit = (chosen[:, None] == stops[None, :]) & (stop < num_stop_ids)[None, :]
+    after = tl.maximum(before, tl.max(hit.to(tl.int32), 1))
+    tl.store(token + row, chosen, mask=real)
+    tl.store(stopped + row, after.to(tl.uint8), mask=real)
+    tl.store(lengths + row, tl.load(lengths + row, mask=real, other=0) + (1 - before), mask=real)
+    tl.store(position + row, tl.load(position + row, mask=real, other=0) + 1, mask=real)
+    tl.store(flags + row, chosen, mask=real)
+    tl.store(flags + count, tl.min(after, 0).to(tl.int64))
+    tl.store(flags + count + 1, still.to(tl.int64))
+
+
+# ------------------------------------------------------------------------------------- persistent kernel
+
+
+@triton.jit
+def everyone(counter):
+    """Wait for all programs of a grid that is resident at once.
+
+    `counter` (int64) is only ever added to: a grid arrives a whole number of times, so the next launch finds
+    it as good as new, and 64 bits do not run over.
+    """
+    programs = tl.num_programs(0)
+    tl.debug_barrier()
+    ticket = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    goal = (ticket // programs + 1) * programs
+    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < goal:
+        pass
+    tl.debug_barrier()
+
+
+@triton.jit
+def address(table, index, kind: tl.constexpr):
+    """The address at an index of a table, which is one that PyTorch allocated."""
+    pointer = tl.load(table + index, cache_modifier=".cg").to(tl.pointer_type(kind))
+    return tl.multiple_of(pointer, 16)
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def whole_step(
+    counter, weights, fields, cache, keys, values, token, position, table, table_scale, frequencies,
+    last_norm, head_matrix, head_scale, x, cos, sin, qkv, shares, maxima, sums, arrived, attended, h, logits,
+    best, places, count, capacity, row_stride, head_stride, eps, scale,
+    S: tl.constexpr, CACHE: tl.constexpr, LAYERS: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr,
+    LINES: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """All phases but the choice in one launch of as many programs as are resident at once.
+
+    weights: (layers, fields) addresses in the order of `decoder.FIELDS`. keys, values: a cache tensor for
+    each layer; their addresses go into `cache` (layers, 2), because a loop cannot index arguments.
+    """
+    begin(token, position, table, table_scale, frequencies, x, cos, sin, count, S, BK, HALF)
+    if tl.program_id(0) == 0:
+        for layer in tl.static_range(LAYERS):
+            tl.store(cache + 2 * layer, keys[layer].to(tl.int64))
+            tl.store(cache + 2 * layer + 1, values[layer].to(tl.int64))
+    everyone(counter)
+    for layer in range(LAYERS):
+        of = weights + layer * fields
+        project(
+            x, address(of, 0, S.DT), address(of, 1, S.WT), address(of, 2, S.WT), address(of, 3, S.WT),
+            address(of, 9, tl.float32), address(of, 10, tl.float32), address(of, 11, tl.float32),
+            address(of, 16, S.DT), address(of, 17, S.DT), address(of, 18, S.DT), qkv, count, eps,
+            S, S.BN_D, S.BK_D,
+        )  # fmt: skip
+        everyone(counter)
+        attend(
+            qkv, address(of, 23, S.DT), address(of, 24, S.DT), address(cache, 2 * layer, CACHE),
+            address(cache, 2 * layer + 1, CACHE), cos, sin, position, shares, maxima, sums, arrived, attended,
+            count, capacity, row_stride, head_stride, eps, scale, S, SPLITS, GROUP, LINES,
+        )  # fmt: skip
+        everyone(counter)
+        add_product(
+            attended, address(of, 4, S.WT), address(of, 12, tl.float32), address(of, 19, S.DT), x, count,
+            S.A, S, S.O_BIAS, S.BN_A, S.BK_A,
+        )  # fmt: skip
+        everyone(counter)
+        gate_up(
+            x, address(of, 8, S.DT), address(of, 5, S.WT), address(of, 6, S.WT), address(of, 13, tl.float32),
+            address(of, 14, tl.float32), address(of, 20, S.DT), address(of, 21, S.DT), h, count, eps,
+            S, S.BN_G, S.BK_D,
+        )  # fmt: skip
+        everyone(counter)
+        add_product(
+            h, address(of, 7, S.WT), address(of, 15, tl.float32), address(of, 22, S.DT), x, count,
+            S.F, S, S.MLP_BIAS, S.BN_F, S.BK_F,
+        )  # fmt: skip
+        everyone(counter)
+    head(x, last_norm, head_matrix, head_scale, logits, best, places, count, eps, S, S.BN_D, S.BK_D)

@@ -1,0 +1,153 @@
+"""Compile every kernel of the decode step for GPUs that need not be here, and fail if one spills registers.
+
+    python -m tests.cuda_check.compile_kernels                   # sm_80, sm_90 and sm_100; a few minutes
+    python -m tests.cuda_check.compile_kernels --target 90 --shape SmolVLM-256M --rows 1
+
+Needs Triton and the assembler that comes with it. What is compiled is what `TritonDecoder` launches for
+models of published sizes: their weights are on the meta device, and launches are written down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from types import SimpleNamespace
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource, compile, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from generation import kv_cache as kv
+from generation.fast.cuda import decoder
+from generation.options import GenerationOptions
+from generation.sampling import Sampler
+from models.config import TextConfig
+from models.language_model import LanguageModel
+
+PROGRAMS = {80: 108, 90: 132, 100: 148}  # multiprocessors
+LAYERS = 3  # are compiled like thirty
+
+
+def text(width: int, inner: int, heads: int, kv_heads: int, head_dim: int, vocab: int, **other) -> TextConfig:
+    return TextConfig(
+        vocab_size=vocab, hidden_size=width, intermediate_size=inner, num_hidden_layers=LAYERS,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim, **other,
+    )  # fmt: skip
+
+
+SHAPES = {
+    "SmolVLM-256M": text(576, 1536, 9, 3, 64, 49_280),
+    "SmolVLM-500M": text(960, 2560, 15, 5, 64, 49_280),
+    "SmolVLM-2.2B": text(2048, 8192, 32, 32, 64, 49_280),
+    "Idefics3-8B": text(4096, 14_336, 32, 8, 128, 128_259),
+    "biases": text(896, 4864, 14, 2, 64, 151_936, attention_bias=True, mlp_bias=True),
+    "norms": text(1024, 3072, 16, 8, 128, 151_936, attention_bias=True, qkv_bias_only=True, qk_norm=True),
+}
+
+
+def make(config: TextConfig, dtype: torch.dtype, int8: bool) -> LanguageModel:
+    with torch.device("meta"):
+        model = LanguageModel(config).to(dtype)
+    if int8:
+        for part in (*model.modules(),):
+            if isinstance(part, torch.nn.Linear | torch.nn.Embedding):
+                shape = part.weight.shape
+                del part.weight
+                part.register_buffer("weight", torch.empty(shape, dtype=torch.int8, device="meta"))
+                part.register_buffer("scale", torch.empty(shape[0], device="meta"))
+    return model
+
+
+def launches(model: LanguageModel, rows: int, persistent: bool, programs: int) -> dict:
+    """name -> (kernel, arguments, options) of each different launch of a token."""
+    found: dict = {}
+
+    def write_down(kernel, *arguments, grid, warmup, **options):
+        name = kernel.__name__
+        constants = [a for a, p in zip(arguments, kernel.params, strict=True) if p.is_constexpr]
+        found.setdefault((name, *constants), (kernel, arguments, options))
+
+    original, checked, JITFunction.run = JITFunction.run, decoder.unsupported, write_down
+    decoder.unsupported = lambda *_: None
+    try:
+        step = decoder.TritonDecoder(model, persistent, programs)
+        cache = kv.allocate_for(model.config, rows, 4096, model.norm.weight, model.cache_dtype)
+        ids = torch.zeros(rows, 1, dtype=torch.int64, device="meta")
+        step(ids, cache, ids[:, 0])
+        sampler = Sampler(GenerationOptions(stop_token_ids=(2, 3)), rows, 0, "meta", None)
+        flags = torch.zeros(rows + 2, dtype=torch.int64, device="meta")
+        step.choose(SimpleNamespace(sampler=sampler, token=ids, position=ids[:, 0], flags=flags))
+    finally:
+        JITFunction.run, decoder.unsupported = original, checked
+    return found
+
+
+def resources(kernel, arguments, options: dict, target: GPUTarget) -> dict[str, int]:
+    """Registers, spilled bytes, stack, shared memory and 128-bit loads of a launch."""
+    backend = make_backend(target)
+    binder = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, options = binder(*arguments, **options, debug=False)
+    options, signature, constants, attributes = kernel._pack_args(
+        backend, options, bound, specialization, options
+    )
+    source = ASTSource(kernel, signature, constants, attributes)
+    made = compile(source, target=target, options=options.__dict__)
+    ptx = made.asm["ptx"]
+    gpu = re.search(r"^\.target (\w+)", ptx, re.MULTILINE).group(1)
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [get_ptxas(target.arch).path, "-v", f"--gpu-name={gpu}", file.name, "-o", "/dev/null"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    number = lambda pattern: sum(int(found) for found in re.findall(pattern, said))
+    return {
+        "registers": number(r"Used (\d+) registers"),
+        "spilled": number(r"(\d+) bytes spill stores"),
+        "stack": number(r"(\d+) bytes stack frame"),
+        "shared": made.metadata.shared,
+        "vector loads": len(re.findall(r"ld\.global[^\n]*\.v4\.b32|cp\.async[^\n]*, 0x10", ptx)),
+        "warps": made.metadata.num_warps,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.cuda_check.compile_kernels", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "--target", type=int, action="append", choices=PROGRAMS, help="compute capability · 10 (default: all)"
+    )
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="sizes of a model (default: all)")
+    parser.add_argument(
+        "--rows", type=int, action="append", help="rows that are decoded together (default: 1 and 4)"
+    )
+    args = parser.parse_args()
+    spilled = []
+    for target in args.target or PROGRAMS:
+        for shape in args.shape or SHAPES:
+            cases = [(torch.bfloat16, False), (torch.bfloat16, True)]
+            cases += [(torch.float16, False), (torch.float32, False)] * (shape == "SmolVLM-256M")
+            for dtype, int8 in cases:
+                for rows in args.rows or (1, 4):
+                    model = make(SHAPES[shape], dtype, int8)
+                    found = {}
+                    for persistent in (False, True):
+                        found |= launches(model, rows, persistent, PROGRAMS[target])
+                    for (name, *_), launch in found.items():
+                        usage = resources(*launch, GPUTarget("cuda", target, 32))
+                        kind = "int8" if int8 else str(dtype).removeprefix("torch.")
+                        line = f"sm_{target} {shape} {kind} rows {rows} {name}"
+                        print(line, *(f"{key} {value}" for key, value in usage.items()), sep="  ", flush=True)
+                        if usage["spilled"]:
+                            spilled.append(line)
+    if spilled:
+        sys.exit("registers are spilled by:\n" + "\n".join(spilled))
+
+
+if __name__ == "__main__":
+    main()

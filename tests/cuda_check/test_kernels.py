@@ -1,0 +1,416 @@
+"""Every phase of the Triton decode step, in Triton's interpreter, against the eager step.
+
+    TRITON_INTERPRET=1 python -m pytest tests/cuda_check/test_kernels.py     # numpy < 2.4
+
+Programs run one after another there: what they read of one another between two phases shows, a race does not.
+"""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+triton = pytest.importorskip("triton")
+if not triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET=1 is not set", allow_module_level=True)
+
+from generation import kv_cache as kv  # noqa: E402
+from generation.fast.cuda import decoder as decoder_module  # noqa: E402
+from generation.fast.cuda.decoder import MOST_ROWS, TritonDecoder, unsupported  # noqa: E402
+from generation.fast.quantized import PackedEmbedding, PackedLinear, pack  # noqa: E402
+from generation.options import GenerationOptions  # noqa: E402
+from generation.sampling import Sampler  # noqa: E402
+from models.config import RopeScaling, TextConfig  # noqa: E402
+from models.language_model import LanguageModel  # noqa: E402
+
+CHUNK, SHARE = 64, 128  # keys at once, the fewest of a share
+VOCAB = 203
+SHAPES = {
+    "9:3": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64},
+    "15:5": {"num_attention_heads": 15, "num_key_value_heads": 5, "head_dim": 64},
+    "32:8": {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 16},
+    "4:4": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16},
+    "4:1, 128": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "biases of queries, keys and values": {"attention_bias": True, "qkv_bias_only": True},
+    "norms of queries and keys": {"qk_norm": True},
+    "llama3 positions": {"rope_scaling": RopeScaling(factor=8.0, original_max_position_embeddings=64)},
+}
+
+
+@pytest.fixture(autouse=True)
+def bfloat16_as_on_a_gpu(monkeypatch):
+    """The interpreter cuts float32 off where a GPU rounds it to the nearest bfloat16."""
+    interpreter = triton.runtime.interpreter
+    convert, bfloat16, float32 = interpreter._convert_float, triton.language.bfloat16, triton.language.float32
+
+    def nearest(data, source, target, mode):
+        if (source, target) != (float32, bfloat16):
+            return convert(data, source, target, mode)
+        rounded = torch.from_numpy(data.copy()).to(torch.bfloat16)
+        return rounded.view(torch.int16).numpy().view("uint16").reshape(data.shape)
+
+    monkeypatch.setattr(interpreter, "_convert_float", nearest)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def make(dtype=torch.float32, layers: int = 2, **other) -> LanguageModel:
+    """A model with every number random, of a width that fills no tile."""
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16} | other
+    config = TextConfig(
+        vocab_size=VOCAB, hidden_size=144, intermediate_size=208, num_hidden_layers=layers,
+        max_position_embeddings=8192, rope_theta=10_000.0, **sizes,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = LanguageModel(config)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+        elif parameter.dim() == 1:
+            parameter.copy_(0.3 * torch.randn_like(parameter))
+        else:
+            parameter.copy_(torch.randn_like(parameter) * 1.5 / parameter.shape[1] ** 0.5)
+    model.embed_tokens.weight.copy_(torch.randn_like(model.embed_tokens.weight))
+    return model.to(dtype).eval()
+
+
+def cache_of(model: LanguageModel, rows: int, capacity: int, filled: bool = True) -> kv.KVCache:
+    cache = kv.allocate_for(model.config, rows, capacity, model.norm.weight, model.cache_dtype)
+    torch.manual_seed(2)
+    for layer in cache if filled else []:
+        for tensor in layer.values():
+            tensor.copy_(torch.randn(tensor.shape))
+    return cache
+
+
+def eager(model: LanguageModel, token, cache: kv.KVCache, position) -> torch.Tensor:
+    """(B, V) of the ordinary step: row by row, as each would be alone."""
+    logits = []
+    for row, start in enumerate(position.tolist()):
+        own = [{name: tensor[row : row + 1] for name, tensor in layer.items()} for layer in cache]
+        hidden, _ = model(model.embed_tokens(token[row : row + 1]), kv_cache=own, start_pos=start)
+        logits.append(model.logits(hidden[:, -1]))
+    return torch.cat(logits)
+
+
+def run(model, position: list[int], capacity: int, programs: int = 7, persistent: bool = False, filled=True):
+    """(logits, cache) of the Triton step, and of the eager one on the same tokens and cache."""
+    rows = len(position)
+    token = torch.randint(VOCAB, (rows, 1), generator=torch.Generator().manual_seed(3))
+    at = torch.tensor(position)
+    mine = cache_of(model, rows, capacity, filled)
+    theirs = copy.deepcopy(mine)
+    decoder = TritonDecoder(model, persistent, programs)
+    logits = decoder(token, mine, at).clone()
+    return logits, mine, eager(model, token, theirs, at), theirs
+
+
+def assert_same(model, position: list[int], capacity: int, tolerance: float = 2e-5, **how) -> None:
+    got, mine, expected, theirs = run(model, position, capacity, **how)
+    assert got.dtype == model.norm.weight.dtype
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
+    for ours, reference in zip(mine, theirs, strict=True):
+        for name in ("key", "value"):
+            torch.testing.assert_close(ours[name], reference[name], atol=tolerance, rtol=tolerance)
+
+
+# --- float32: the eager step's numbers
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_shapes(shape, rows):
+    assert_same(make(**SHAPES[shape]), [70, 5, 131][:rows], 140, programs=24)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_rows_of_different_lengths(rows, persistent):
+    position = [0, 63, 64, 200, 1, 127, 128, 129][-rows:]
+    assert_same(make(), position, 208, programs=1 if persistent else 60, persistent=persistent)
+
+
+def around(*edges: int) -> list[int]:
+    return [edge + offset for edge in edges for offset in (-1, 0, 1)]
+
+
+@pytest.mark.parametrize("programs", [2, 40])
+@pytest.mark.parametrize("position", [0, *around(CHUNK, SHARE, SHARE + CHUNK, 2 * SHARE, 1024), 2047, 2048])
+def test_lengths_around_the_edges_of_chunks_and_shares(position, programs):
+    assert_same(make(layers=1), [position], position + 1, programs=programs)
+
+
+@pytest.mark.parametrize("position", around(4096))
+def test_long_contexts(position):
+    assert_same(make(layers=1), [position], 4100, programs=40)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 3, 16, 1000])
+def test_any_number_of_programs(programs):
+    assert_same(make(), [150, 90], 160, programs=programs)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_int8(persistent):
+    model = pack(make(), "int8")
+    assert_same(model, [130], 140, tolerance=1e-2, persistent=persistent, programs=1 + 6 * (not persistent))
+    assert_same(model, [130, 8], 140, tolerance=1e-2, programs=24)  # the cache is in bfloat16
+
+
+def test_a_cache_that_is_part_of_a_larger_one():
+    model, position = make(), torch.tensor([20, 9])
+    token, large = torch.tensor([[3], [4]]), cache_of(model, 4, 64)
+    part = [
+        {name: tensor.narrow(0, 1, 2).narrow(2, 0, 40) for name, tensor in layer.items()} for layer in large
+    ]
+    small = [{name: tensor.clone() for name, tensor in layer.items()} for layer in part]
+    before = copy.deepcopy(large)
+    for persistent in (False, True):
+        got = TritonDecoder(model, persistent, 1)(token, part, position).clone()
+        torch.testing.assert_close(got, eager(model, token, small, position), atol=2e-5, rtol=2e-5)
+    for layer, old in zip(large, before, strict=True):
+        for name, tensor in layer.items():
+            changed = (tensor != old[name]).any(-1).any(1).nonzero().tolist()
+            assert changed == [[1, 20], [2, 9]], "the new positions and nothing else"
+
+
+def test_nothing_is_written_past_the_end_of_the_cache():
+    model = make()
+    large = cache_of(model, 2, 64)
+    part = [{name: tensor[:1, :, :30] for name, tensor in layer.items()} for layer in large]
+    before = copy.deepcopy(large)
+    for place in (30, 31, 1000):
+        for persistent in (False, True):
+            logits = TritonDecoder(model, persistent, 1)(torch.tensor([[3]]), part, torch.tensor([place]))
+            assert logits.isfinite().all()
+    for layer, old in zip(large, before, strict=True):
+        assert all(torch.equal(layer[name], old[name]) for name in layer)
+
+
+def test_a_row_knows_nothing_of_the_others():
+    """Garbage in one row, or after a row's position, does not reach another."""
+    model, token, position = make(), torch.tensor([[3], [4], [5]]), torch.tensor([20, 33, 7])
+    cache, decoder = cache_of(model, 3, 200), TritonDecoder(model, programs=40)
+    clean = decoder(token, cache, position).clone()
+    for layer in cache:
+        for tensor in layer.values():
+            tensor[1] = torch.nan
+            tensor[0, :, 21:] = torch.nan
+            tensor[2, :, 8:] = torch.nan
+    dirty = decoder(token, cache, position)
+    assert dirty[1].isnan().any()
+    assert torch.equal(dirty[[0, 2]], clean[[0, 2]])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_ten_tokens_are_those_of_the_eager_step(persistent):
+    """From the second token on the cache holds what the step itself has written."""
+    model = make()
+    decoder, mine = (
+        TritonDecoder(model, persistent, 1 if persistent else 9),
+        cache_of(model, 2, 12, filled=False),
+    )
+    theirs = copy.deepcopy(mine)
+    token, position = torch.tensor([[7], [9]]), torch.tensor([0, 2])
+    for _ in range(10):
+        got, expected = decoder(token, mine, position), eager(model, token, theirs, position)
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+        token, position = expected.argmax(-1, keepdim=True), position + 1
+
+
+# --- half precision: no further from float32 than the eager step is
+
+
+def errors(dtype, rows: int, persistent: bool = False, **other) -> tuple[float, float]:
+    exact, model = make(**other), make(**other).to(dtype)
+    for to, parameter in zip(exact.parameters(), model.parameters(), strict=True):
+        to.copy_(parameter)  # of the rounded weights
+    position = [70, 150, 3, 64, 129, 1, 40, 127][:rows]
+    got, _, expected, _ = run(model, position, 152, 1 if persistent else 24, persistent)
+    token = torch.randint(VOCAB, (rows, 1), generator=torch.Generator().manual_seed(3))
+    cache = [{name: tensor.float() for name, tensor in layer.items()} for layer in cache_of(model, rows, 152)]
+    truth = eager(exact, token, cache, torch.tensor(position))
+    return ((logits.float() - truth).norm() / truth.norm() for logits in (got, expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("shape", ["9:3", "norms of queries and keys", "biases"])
+def test_rounding(dtype, rows, shape):
+    ours, eager_error = errors(dtype, rows, **SHAPES[shape])
+    assert 0 < ours < 1.25 * eager_error, f"{ours:.5f} from float32, the eager step {eager_error:.5f}"
+
+
+def test_rounding_in_the_persistent_kernel():
+    ours, eager_error = errors(torch.bfloat16, 1, persistent=True)
+    assert 0 < ours < 1.25 * eager_error
+
+
+def as_on_cuda(model: LanguageModel) -> LanguageModel:
+    """Packed as `pack` does it on CUDA: int8, with bfloat16 around it."""
+    pack(model, "int8")
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    for part in model.modules():
+        if isinstance(part, PackedEmbedding):
+            part.dtype = torch.bfloat16
+        elif isinstance(part, PackedLinear) and part.bias is not None:
+            part.bias = part.bias.bfloat16()
+    return model
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_int8_in_bfloat16(rows):
+    model = as_on_cuda(make(attention_bias=True, mlp_bias=True))
+    got, _, expected, _ = run(model, [70, 150, 3][:rows], 152, 24)
+    exact, _, _, _ = run(pack(make(attention_bias=True, mlp_bias=True), "int8"), [70, 150, 3][:rows], 152, 24)
+    ours, theirs = ((logits.float() - exact).norm() for logits in (got, expected))
+    assert got.dtype == torch.bfloat16 and 0 < ours < 1.25 * theirs
+
+
+# --- the choice
+
+
+def new_run(rows: int, stops: tuple[int, ...] = (5, 77), **state) -> SimpleNamespace:
+    sampler = Sampler(GenerationOptions(stop_token_ids=stops), rows, 0, "cpu", None)
+    for name, value in state.items():
+        getattr(sampler, name).copy_(torch.tensor(value))
+    return SimpleNamespace(
+        sampler=sampler,
+        token=torch.randint(VOCAB, (rows, 1), generator=torch.Generator().manual_seed(4)),
+        position=torch.arange(rows) + 3,
+        flags=torch.full((rows + 2,), -9),
+    )
+
+
+def chosen(model, runner, programs: int = 5):
+    """(of `choose`, of Sampler): every tensor that they change."""
+    decoder = TritonDecoder(model, programs=programs)
+    cache, other = cache_of(model, len(runner.token), 16), copy.deepcopy(runner)
+    logits = decoder(runner.token, cache, runner.position).clone()
+    decoder.choose(runner)
+    other.token.copy_(other.sampler.sample(logits))
+    flags = [*other.token[:, 0].tolist(), int(other.sampler.stopped.all()), int(other.sampler.finite)]
+    other.flags, other.position = torch.tensor(flags), other.position + 1
+    names = ("token", "position", "flags")
+    return [
+        {name: getattr(r, name) for name in names} | dict(enumerate(r.sampler.state)) for r in (runner, other)
+    ]
+
+
+def assert_chosen(model, runner, **how) -> None:
+    got, expected = chosen(model, runner, **how)
+    for name, tensor in expected.items():
+        assert torch.equal(got[name], tensor), f"{name}: {got[name]}, expected {tensor}"
+
+
+@pytest.mark.parametrize("stops", [(), (5,), tuple(range(0, VOCAB, 2)), tuple(range(VOCAB))])
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_the_choice_is_the_samplers(rows, stops):
+    assert_chosen(make(layers=1), new_run(rows, stops))
+    stopped = [row % 2 == 0 for row in range(rows)]
+    state = {"stopped": stopped, "lengths": list(range(rows)), "num_drawn": 4, "num_finite": 4}
+    assert_chosen(make(layers=1), new_run(rows, stops, **state), programs=300)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_first_of_equal_logits(rows):
+    model = make(layers=1)
+    best = int(TritonDecoder(model)(torch.tensor([[1]]), cache_of(model, 1, 4), torch.tensor([1])).argmax())
+    for copies in ((0, 202), (17, 18), (100, 101, 201)):
+        for place in copies:
+            model.lm_head.weight[place] = 3 * model.lm_head.weight[best]
+        runner = new_run(rows)
+        runner.token.fill_(1)
+        assert_chosen(model, runner)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_logits_that_are_no_numbers_are_seen(bad, everywhere):
+    model = make(layers=1)
+    model.lm_head.weight[... if everywhere else 100] = bad
+    runner = new_run(2, num_finite=3)
+    decoder = TritonDecoder(model, programs=3)
+    logits = decoder(runner.token, cache_of(model, 2, 16), runner.position)
+    sampler = copy.deepcopy(runner.sampler)
+    sampler.sample(logits)
+    decoder.choose(runner)
+    assert bool(runner.sampler.finite) == bool(sampler.finite) and runner.flags[-1] == int(sampler.finite)
+    assert runner.sampler.num_finite == sampler.num_finite
+    assert ((runner.token >= 0) & (runner.token < VOCAB)).all(), "the next step looks it up"
+
+
+def test_once_not_finite_is_not_forgotten():
+    runner = new_run(1, finite=False, num_finite=2)
+    assert_chosen(make(layers=1), runner)
+    assert not runner.sampler.finite
+
+
+# --- what it takes
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"head_dim": 24}, "24"),
+        ({"intermediate_size": 16_400}, "16400"),
+    ],
+)
+def test_sizes_that_it_does_not_take(change, reason):
+    sizes = {"vocab_size": 8, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    model = LanguageModel(TextConfig(**(sizes | heads | change)))
+    assert reason in unsupported(model)
+    with pytest.raises(ValueError, match=reason):
+        TritonDecoder(model)
+
+
+def test_models_that_it_does_not_take():
+    assert unsupported(make(), MOST_ROWS) is None and "9" in unsupported(make(), MOST_ROWS + 1)
+    adapted, transposed, mixed = make(), make(), make()
+    adapted.layers[1].mlp.down_proj = nn.Sequential(adapted.layers[1].mlp.down_proj)
+    transposed.layers[0].self_attn.o_proj.weight.data = torch.randn(96, 144).T
+    mixed.layers[0].mlp.up_proj.to(torch.bfloat16)
+    gated = make()
+    gated.layers[1].self_attn.gate = nn.Linear(4, 4)
+    for model in (adapted, transposed, mixed, gated, pack(make(), "bfloat16")):
+        assert unsupported(model) is not None
+
+
+def test_replaced_weights_are_noticed():
+    model = make()
+    decoder = TritonDecoder(model)
+    assert not decoder.stale()
+    model.to(torch.bfloat16)
+    assert decoder.stale()
+
+
+def test_launches_of_a_token(monkeypatch):
+    """A kernel for each phase; or one, and the choice."""
+    launches = []
+    for name in ("begin", "project", "attend", "add_product", "gate_up", "head", "choose", "whole_step"):
+        kernel = getattr(decoder_module.kernels, name)
+        run_kernel = type(kernel).run
+
+        def counted(self, *arguments, _run=run_kernel, _name=name, **named):
+            launches.append(_name)
+            return _run(self, *arguments, **named)
+
+        monkeypatch.setattr(kernel, "run", counted.__get__(kernel), raising=False)
+    model, runner = make(layers=3), new_run(1)
+    for persistent, expected in ((False, 3 + 5 * 3), (True, 2)):
+        decoder = TritonDecoder(model, persistent, 1)
+        launches.clear()
+        decoder(runner.token, cache_of(model, 1, 16), runner.position)
+        decoder.choose(runner)
+        assert len(launches) == expected, launches
