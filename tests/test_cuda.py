@@ -8,8 +8,8 @@ import torch
 from data.packing import dense_mask, segment_mask
 from generation import kv_cache as kv
 from generation.decoding import eager_step
-from generation.fast import cuda_graph
-from generation.fast.cuda_graph import GraphStep
+from generation.fast.cuda import graph as cuda_graph
+from generation.fast.cuda.graph import GraphStep
 from generation.sampling import Sampler, uniforms
 from inference.checkpoint import fast_step
 from tests import invariants
