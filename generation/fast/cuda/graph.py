@@ -3,15 +3,15 @@
     step = GraphStep(model.language_model)
     model.generate(**inputs, decode_step=step)
 
-At batch 1 a GPU's decode step is bound by the number of kernels before it is bound by bytes. So the decoder is
-a few kernels written in Triton (`decoder.TritonDecoder`), and a greedy choice is one more. What these do not
-take, many rows for example, is the eager step, recorded as it is.
+At batch 1 a GPU's decode step is bound by the number of kernels before it is bound by bytes. So the decoder
+is a few kernels written in Triton (`decoder.TritonDecoder`), and a greedy choice is one more. What these do
+not take, many rows for example, is the eager step, recorded as it is.
 
 A graph is bound to addresses. Tokens, positions, the sampler's state and the stop flags therefore live in
 buffers that stay (`_Run`), and a small cache in one that is kept between answers (`StaticCache`). Positions
-are in device memory, so that one graph of the Triton kernels serves every length. One of the eager step serves
-a bucket of cache lengths and reads the cache up to the bucket's end, so that short contexts do not pay for
-long ones.
+are in device memory, so that one graph of the Triton kernels serves every length. One of the eager step
+serves a bucket of cache lengths and reads the cache up to the bucket's end, so that short contexts do not pay
+for long ones.
 
 The host never waits for the step that it has just launched. It launches `LAG` steps ahead and reads the
 tokens and flags of the one before those, which were copied to it meanwhile; what a row got after its stop is
