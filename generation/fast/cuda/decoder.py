@@ -224,7 +224,7 @@ class TritonDecoder:
                 attended, o, o_scale, o_bias, x, rows, S.A, S, S.O_BIAS, S.BN_A, S.BK_A, **warps
             )
             kernels.gate_up[grid(config.intermediate_size, S.BN_G)](
-                *(x, post, gate, up, *mlp_scales[:2], *mlp_biases[:2], h, rows, eps, S, S.BN_G, S.BK_D),
+                *(x, post, gate, up, *mlp_scales[:2], *mlp_biases[:2], h, rows, eps, S, S.BN_G, S.BK_G),
                 **warps,
             )
             kernels.add_product[grid(config.hidden_size, S.BN_F)](

@@ -47,8 +47,8 @@ class Sizes:
     MLP_BIAS: bool
     QK_NORM: bool  # queries and keys are normed, head by head
 
-    # What follows from these: the type of matrices, the width of all heads, and tiles (BN, BK) of the matrices
-    # whose rows are D, A and F wide; BN_G of gate and up, of which two are read at a time. All are fields,
+    # What follows from these: the type of matrices, the width of all heads, and tiles (BN, BK) of matrices
+    # whose rows are D, A and F wide; G is for gate and up, of which two are read at a time. All are fields,
     # because Triton knows a compiled kernel again by them.
     WT: tl.dtype = field(init=False)
     A: int = field(init=False)
@@ -59,14 +59,16 @@ class Sizes:
     BN_F: int = field(init=False)
     BK_F: int = field(init=False)
     BN_G: int = field(init=False)
+    BK_G: int = field(init=False)
 
     def __post_init__(self):
         follow = {"WT": tl.int8 if self.INT8 else self.DT, "A": self.H * self.HD}
         for name, width in (("D", self.D), ("A", self.H * self.HD), ("F", self.F)):
             whole = max(16, triton.next_power_of_2(width))
-            follow[f"BK_{name}"] = whole if self.ONE else min(64, whole)
+            follow[f"BK_{name}"] = whole if self.ONE else min(2048 // self.DT.primitive_bitwidth, whole)
             follow[f"BN_{name}"] = min(8, max(1, 8192 // whole)) if self.ONE else 16
         follow["BN_G"] = max(1, follow["BN_D"] // 2) if self.ONE else 16
+        follow["BK_G"] = min(64, follow["BK_D"]) if self.INT8 and not self.ONE else follow["BK_D"]
         for name, value in follow.items():
             object.__setattr__(self, name, value)
 
@@ -581,7 +583,7 @@ def whole_step(
         gate_up(
             x, address(of, 8, S.DT), address(of, 5, S.WT), address(of, 6, S.WT), address(of, 13, tl.float32),
             address(of, 14, tl.float32), address(of, 20, S.DT), address(of, 21, S.DT), h, count, eps,
-            S, S.BN_G, S.BK_D,
+            S, S.BN_G, S.BK_G,
         )  # fmt: skip
         everyone(counter)
         add_product(
