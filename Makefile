@@ -4,6 +4,7 @@
 #   make answer IMAGE=photo.jpg QUESTION="How many?"
 #   make demo                                            # ask in the browser
 #   make test
+#   make cuda-check                                      # what can be known about CUDA without a GPU: installs 5 GB
 #   make soak                                            # damaged inputs, kills and load, for an hour
 #   make train                                           # the embedded model from nothing: hours on a CPU
 
@@ -12,9 +13,14 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/requirements.installed
 
+# A Python that has requirements-cuda-check.txt: make cuda-check CUDA_PY=...
+CUDA_VENV := .venv-cuda
+CUDA_PY ?= $(CUDA_VENV)/bin/python
+CUDA_INSTALLED := $(CUDA_VENV)/requirements.installed
+
 export IMAGE QUESTION
 
-.PHONY: answer demo test types tests-of-training other-tests soak train clean
+.PHONY: answer demo test types tests-of-training other-tests cuda-check soak train clean
 
 answer: $(INSTALLED)
 	@$(PY) generate.py $${IMAGE:+"$$IMAGE"} $${QUESTION:+-q "$$QUESTION"} </dev/null
@@ -42,6 +48,16 @@ tests-of-training: $(INSTALLED)
 other-tests: $(INSTALLED)
 	MAKEFLAGS= $(PY) -m pytest $(addprefix --ignore=,$(TRAINING))
 
+# Triton's kernels in its interpreter, then compiled for GPUs that need not be here; then everything on a device
+# that is pretended, for which the CUDA driver is a stub.
+cuda-check: export OMP_NUM_THREADS := 1
+cuda-check: $(if $(filter $(CUDA_VENV)/%,$(CUDA_PY)),$(CUDA_INSTALLED))
+	TRITON_INTERPRET=1 $(CUDA_PY) -m pytest tests/cuda_check
+	$(CUDA_PY) -m tests.cuda_check.compile_kernels
+	@stub=$$(mktemp -d) && trap 'rm -rf "$$stub"' EXIT && \
+	  $(CC) -shared -fPIC -O1 -Wl,-soname,libcuda.so.1 -o "$$stub/libcuda.so.1" tests/cuda_check/driver_stub.c && \
+	  LD_PRELOAD="$$stub/libcuda.so.1" TRITON_INTERPRET=1 $(CUDA_PY) -m pytest tests/cuda_check/test_pretended.py
+
 # The long versions of what `make test` does a little of: damaged inputs, kills, a page under load.
 soak: $(INSTALLED)
 	$(PY) -m tests.soak.fuzz
@@ -60,6 +76,12 @@ $(INSTALLED): requirements.txt
 	@cmp -s $< $@ || $(PY) -m pip install --quiet --disable-pip-version-check -r $<
 	@cp $< $@
 
+$(CUDA_INSTALLED): requirements.txt requirements-cuda-check.txt
+	@test -x $(CUDA_VENV)/bin/pip || $(PYTHON) -m venv $(CUDA_VENV)
+	@grep -vE '^(torch|numpy)==' requirements.txt > $(CUDA_VENV)/requirements.txt
+	@$(CUDA_PY) -m pip install --quiet --disable-pip-version-check -r $(CUDA_VENV)/requirements.txt -r requirements-cuda-check.txt
+	@cp requirements-cuda-check.txt $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(CUDA_VENV) .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -28,7 +28,8 @@ _AS_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # numpy has no bflo
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """One tile. It is not changed any more, nor is what it is a view of.
+    """One tile. It is not changed any more, nor is what it is a view of. Two are equal where all that their
+    numbers depend on is.
 
     pixels: (3, M, M) uint8, or float32 where they were computed with after rescaling (nanoVLM's whole image).
     values: (3, 256) float32, what a byte stands for in each colour; None where the pixels are numbers.
@@ -36,6 +37,17 @@ class Tile:
 
     pixels: Tensor
     values: Tensor | None
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Tile)
+            and self.pixels.dtype == other.pixels.dtype
+            and torch.equal(self.pixels, other.pixels)
+            and (self.values is other.values or torch.equal(self.values, other.values))
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.pixels[:, ::64, ::64].numpy().tobytes())  # a few pixels tell most tiles apart
 
     @cached_property
     def digest(self) -> bytes:
@@ -105,41 +117,42 @@ class Tiles:
         self, device: torch.device | str, dtype: torch.dtype = torch.float32, non_blocking: bool = False
     ) -> Tensor:
         """Their numbers, (n, 3, M, M): what the processor's own library gives, to the bit, then rounded to
-        the dtype."""
+        the dtype. With CUDA nobody waits for the copy, whatever `non_blocking` says."""
         if torch.device(device).type != "cpu":
-            return self._on_device(device, dtype, non_blocking)
+            return self._on_device(torch.device(device), dtype)
         numbers = torch.empty(self.shape, dtype=dtype)
         for tile, own in zip(self.tiles, numbers):
             tile.write(own)
         return numbers
 
-    def _on_device(self, device: torch.device | str, dtype: torch.dtype, non_blocking: bool) -> Tensor:
+    def _on_device(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """`to`, with a copy of the bytes, and a table of their numbers there."""
-        coded, codes, others, values = self._stacked()
-        places = codes.to(device, non_blocking=non_blocking).int()
+        pinned = device.type == "cuda"
+        coded, *on_host = self._stacked(pinned)
+        codes, others, values = (part.to(device, non_blocking=pinned) for part in on_host)
+        places = codes.int()
         places += torch.arange(0, 768, 256, dtype=torch.int32, device=device)[:, None, None]  # of each colour
-        table = values.to(device, dtype).flatten()
-        numbers = table.index_select(0, places.flatten()).view(codes.shape)
+        numbers = values.to(dtype).flatten().index_select(0, places.flatten()).view(codes.shape)
         if coded.all():
             return numbers
-        order = torch.argsort(torch.argsort(~coded, stable=True))  # places in (codes, others)
-        moved = others.to(device, dtype, non_blocking=non_blocking)
-        return torch.cat((numbers, moved))[order.to(device)]
+        own = {True: iter(numbers), False: iter(others.to(dtype))}
+        return torch.stack([next(own[one]) for one in coded.tolist()])
 
-    def _stacked(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _stacked(self, pinned: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(n,) bool, which tiles are bytes; those, (k, 3, M, M) uint8; the others, (n - k, 3, M, M) float32;
-        (3, 256), what the bytes stand for."""
+        (3, 256), what the bytes stand for. All but the first `pinned` in memory for copies to a GPU."""
         found = [tile.values for tile in self.tiles if tile.values is not None]
         distinct = {id(one): one for one in found}.values()  # from several workers, several
         assert all(torch.equal(one, found[0]) for one in distinct), "tiles are of one processor"
         coded = torch.tensor([tile.values is not None for tile in self.tiles], dtype=torch.bool)
-        codes = torch.empty((len(found), *self.shape[1:]), dtype=torch.uint8)
-        others = torch.empty((len(self) - len(found), *self.shape[1:]))
+        codes = torch.empty((len(found), *self.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
+        others = torch.empty((len(self) - len(found), *self.shape[1:]), pin_memory=pinned)
+        values = torch.zeros(3, 256, pin_memory=pinned)
         for stack, bytes_ in ((codes, True), (others, False)):
             own = (tile.pixels for tile in self.tiles if (tile.values is not None) == bytes_)
             for place, pixels in zip(stack, own):
                 place.copy_(pixels)
-        return coded, codes, others, found[0] if found else torch.zeros(3, 256)
+        return coded, codes, others, values.copy_(found[0]) if found else values
 
     def __reduce__(self) -> tuple[Any, tuple]:
         """Between processes tensors go through shared memory. Containers often have 64 MB of it, and whoever

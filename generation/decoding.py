@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -152,8 +153,6 @@ def generate_stream(
         if answers > 1:  # the prompts' own cache exists beside it while it is copied
             caches.append((rows, longest))
         check_caches_fit(model.language_model, caches)
-    input_ids = input_ids.to(model.device)
-    attention_mask = None if attention_mask is None else attention_mask.to(model.device)
 
     def encode(tiles: Pixels, masks: Tensor | None) -> Tensor:
         return encode_once(model, tiles, masks) if len(tiles) > 1 else model.encode_images(tiles, masks)
@@ -166,6 +165,7 @@ def generate_stream(
     if options.repetition_penalty != 1:
         vocab = model.config.text.vocab_size
         seen = seen_tokens(input_ids, attention_mask, vocab, options.num_return_sequences)
+        seen = kv.to_device(seen, model.device)
     proposer = prompt_lookup(options, input_ids, model.config.image_token_id)
     return TokenStream(_generate(model, embed_prompt, lengths, options, seen, proposer))
 
@@ -248,21 +248,34 @@ def run_decode(
 
 
 class Stopwatch:
-    """Seconds between laps, by name; waits for the device at each lap."""
+    """Seconds between laps, by name. On CUDA the device takes the times, so that a lap waits for nothing."""
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.seconds: dict[str, float] = {}
-        self._last = self._now()
+        self._names: list[str] = []
+        self._times = [self._now()]
 
-    def _now(self) -> float:
+    def _now(self) -> Any:
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self.device))
+            return event
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
         return time.perf_counter()
 
     def lap(self, name: str) -> None:
-        now = self._now()
-        self.seconds[name], self._last = now - self._last, now
+        self._names.append(name)
+        self._times.append(self._now())
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of the laps so far; waits for the device."""
+        laps = zip(self._names, self._times, self._times[1:])
+        if self.device.type != "cuda":
+            return {name: end - begin for name, begin, end in laps}
+        self._times[-1].synchronize()
+        return {name: begin.elapsed_time(end) / 1000 for name, begin, end in laps}
 
 
 def initial_capacity(prompt_length: int, max_new_tokens: int) -> int:

@@ -25,6 +25,13 @@ STEP = 1024  # positions by which a buffer grows
 VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, rounded up to this
 
 
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor of the host on a device; with CUDA through pinned memory, so that nobody waits for the copy."""
+    if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def round_up(length: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `length`."""
     return -(-length // multiple) * multiple
@@ -146,7 +153,7 @@ class CachePosition:
         self.kv_cache, self.limit = kv_cache, limit
         self.longest = max(lengths)
         shared = min(lengths) == self.longest
-        self.start_pos: int | Tensor = self.longest if shared else torch.tensor(lengths, device=device)
+        self.start_pos: int | Tensor = self.longest if shared else to_device(torch.tensor(lengths), device)
         self._view: KVCache | None = None
 
     @property
@@ -191,7 +198,7 @@ class Prompt:
     lengths: tuple[int, ...]
 
     def lengths_tensor(self) -> Tensor:
-        return torch.tensor(self.lengths, device=self.embeddings.device)
+        return to_device(torch.tensor(self.lengths), self.embeddings.device)
 
     def repeat(self, n: int) -> Prompt:
         """Every row n times in a row."""
@@ -259,8 +266,8 @@ def compact(embeddings: Tensor, attention_mask: Tensor | None, lengths: list[int
     front = embeddings.shape[1] - attention_mask.shape[1]
     real = F.pad(attention_mask.bool(), (front, 0), value=True)
     order = torch.argsort(~real, dim=1, stable=True)[:, :longest]  # real ones first, order kept
-    width = embeddings.shape[2]
-    return Prompt(embeddings.gather(1, order[..., None].expand(-1, -1, width)), tuple(lengths))
+    order = to_device(order, embeddings.device)[..., None].expand(-1, -1, embeddings.shape[2])
+    return Prompt(embeddings.gather(1, order), tuple(lengths))
 
 
 def seen_tokens(input_ids: Tensor, attention_mask: Tensor | None, vocab_size: int, answers: int) -> Tensor:

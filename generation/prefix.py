@@ -42,8 +42,6 @@ def tile_digests(tiles: Pixels, masks: Tensor | None = None) -> list[bytes]:
         masks: (N, H, W), 1 on real pixels; None, or all ones for a tile, means that all of it is real.
     """
     if not isinstance(tiles, Tensor):
-        if masks is not None:
-            raise ValueError("pixel_attention_mask: expected None for tiles as they were cut: all is real")
         return tiles.digests
     digests = []
     for index, tile in enumerate(tiles):
@@ -58,8 +56,9 @@ def tile_digests(tiles: Pixels, masks: Tensor | None = None) -> list[bytes]:
 
 
 def encode_once(model: VisionLanguage, tiles: Pixels, masks: Tensor | None = None) -> Tensor:
-    """`model.encode_images`, to which equal tiles are given once."""
-    alike = first_alike(tiles, masks) if isinstance(tiles, Tensor) else tile_digests(tiles, masks)
+    """`model.encode_images`, to which equal tiles are given once. Cut tiles are compared, which is quicker than
+    to hash them: here nobody remembers them."""
+    alike = first_alike(tiles, masks) if isinstance(tiles, Tensor) else list(tiles)
     return FeatureCache(model, 0).encode(tiles, masks, alike)[0]
 
 
@@ -227,7 +226,7 @@ def embed_rest(
         features, encoded = feature_cache.encode(prompt.tiles[tile:], masks, prompt.digests[tile:])
         features = features.flatten(0, 1)[place:][None]  # (N, S, D) -> (1, N · S - place, D)
     front = len(prompt) - len(prompt.input_ids)
-    ids = prompt.input_ids[None, max(0, reused - front) :].to(model.device)
+    ids = kv.to_device(prompt.input_ids[None, max(0, reused - front) :], model.device)
     return model.place_features(ids, model.language_model.embed_tokens(ids), features), encoded
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -25,7 +25,7 @@ class Decoder(Protocol):
 
 
 class CutTiles(Protocol):
-    """Tiles of one prompt that are not numbers yet, and know their digests; `data.tiles` has them. Where
+    """Tiles of one prompt that are not numbers yet, and know which are equal; `data.tiles` has them. Where
     pixels are expected they stand for a tensor (N, 3, H, W), all of whose pixels are real."""
 
     @property
@@ -33,6 +33,7 @@ class CutTiles(Protocol):
     @property
     def digests(self) -> list[bytes]: ...
     def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Hashable]: ...
     def __getitem__(self, which: slice | Sequence[int], /) -> CutTiles: ...
     def numel(self) -> int: ...
     def to(self, device: torch.device, dtype: torch.dtype, /) -> Tensor: ...

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from generation.kv_cache import to_device
 from generation.options import MAX_SEED, GenerationOptions, NotFiniteError, SamplingParams
 
 _SCAN = 256  # probabilities summed in one piece
@@ -134,9 +135,9 @@ class Sampler:
         answers = options.num_return_sequences
         rows = prompts * answers
         seeds = [0] * rows if options.greedy else make_seeds(options.seed, prompts, answers)
-        self.seeds = torch.tensor(seeds, device=device)
+        self.seeds = to_device(torch.tensor(seeds), device)
         self.num_drawn = torch.zeros((), dtype=torch.int64, device=device)
-        self.stop_ids = torch.tensor(options.stop_token_ids, dtype=torch.int64, device=device)
+        self.stop_ids = to_device(torch.tensor(options.stop_token_ids, dtype=torch.int64), device)
         self.stopped = torch.zeros(rows, dtype=torch.bool, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.finite = torch.ones((), dtype=torch.bool, device=device)

@@ -204,7 +204,7 @@ class Session:
         reuse = PrefixReuse(reused, length - reused, encoded, len(prompt.digests) - encoded)
         seen = None
         if options.repetition_penalty != 1:
-            ids = prompt.input_ids[None].to(model.device)
+            ids = kv.to_device(prompt.input_ids[None], model.device)
             seen = seen_tokens(ids, None, model.config.text.vocab_size, answers)
         if proposer is None:
             proposer = prompt_lookup(options, prompt.input_ids[None], model.config.image_token_id)

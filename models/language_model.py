@@ -14,25 +14,12 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from models.config import TextConfig
 
 KVCache = list[dict[str, Tensor]]
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm (arXiv:1910.07467), computed in float32 and cast back before the weight."""
-
-    def __init__(self, width: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        x32 = x.float()
-        x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * x32.to(x.dtype)
 
 
 def rope_frequencies(config: TextConfig, device=None) -> Tensor:
@@ -87,8 +74,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, self.num_kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(width, self.num_kv_heads * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, width, bias=bias and not config.qkv_bias_only)
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.q_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(
         self,
@@ -120,7 +107,9 @@ class Attention(nn.Module):
         q, k, v = (part(x).view(by_head).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm and self.k_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        return apply_rope(q, *rope), apply_rope(k, *rope), v
+        # Both at once: on a GPU a short prompt takes as long as its kernels are many.
+        q, k = apply_rope(torch.cat((q, k), dim=1), *rope).split((self.num_heads, self.num_kv_heads), dim=1)
+        return q, k, v
 
 
 def write_cache(layer_cache: dict[str, Tensor], key: Tensor, value: Tensor, start_pos: int | Tensor) -> None:
@@ -189,9 +178,9 @@ class MLP(nn.Module):
 class DecoderBlock(nn.Module):
     def __init__(self, config: TextConfig):
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, rope, mask, layer_cache, start_pos, kv_length) -> Tensor:
@@ -207,7 +196,7 @@ class LanguageModel(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderBlock(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tied = tie_word_embeddings
         if tie_word_embeddings:
@@ -293,7 +282,8 @@ def attention_mask_for(
     length: int, kv_length: int, attention_mask: Tensor | BlockMask | None, slots: Tensor
 ) -> Tensor | BlockMask | None:
     """The one mask of T queries at `slots` (T,) or (B, T) over S keys: (B or 1, 1, T, S) bool, or None where
-    plain causal or full attention is right; a flex_attention mask stays what it is.
+    plain causal or full attention is right; a flex_attention mask stays what it is, and that of a chunk on a
+    prefix is named, not written out, because flash attention takes no mask.
 
     `attention_mask` is as in `LanguageModel.forward`.
     """
@@ -302,8 +292,8 @@ def attention_mask_for(
     if attention_mask is not None and attention_mask.dim() == 3:
         return attention_mask[:, None]
     shared = slots.dim() == 1
-    if attention_mask is None and shared and (length == kv_length or length == 1):
-        return None
+    if attention_mask is None and shared:
+        return None if length in (1, kv_length) else causal_lower_right(length, kv_length)
     keys = torch.arange(kv_length, device=slots.device)
     mask = keys <= slots[..., None]  # (T, S) or (B, T, S)
     mask = mask[None] if shared else mask

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from generation import decoding
 from generation.decoding import GenerationOutput, TokenStream
+from generation.kv_cache import to_device
 from generation.options import GenerationOptions, with_overrides
 from generation.protocol import Pixels
 from models.checkpoints.backbones import from_backbones
@@ -144,13 +145,16 @@ class VisionLanguageModel(nn.Module):
     ) -> Tensor:
         """Token embeddings with image features in their places: (B, T, D), or (B, S + T, D) where the
         features stand in front of the text. `encode` replaces `encode_images`."""
-        x = self.language_model.embed_tokens(input_ids)
+        features = None
         if pixel_values is None or not pixel_values.numel():
             self.check_placeholders(input_ids, None)
-            return x
-        tiles, mask, row_tiles = self.tiles_of_rows(pixel_values, pixel_attention_mask)
-        self.check_placeholders(input_ids, len(tiles), row_tiles)
-        return self.place_features(input_ids, x, (encode or self.encode_images)(tiles, mask))
+        else:
+            tiles, mask, row_tiles = self.tiles_of_rows(pixel_values, pixel_attention_mask)
+            self.check_placeholders(input_ids, len(tiles), row_tiles)
+            features = (encode or self.encode_images)(tiles, mask)
+        if input_ids.device != self.device:  # not earlier: the checks above would wait for the device
+            input_ids = to_device(input_ids, self.device)
+        return self.place_features(input_ids, self.language_model.embed_tokens(input_ids), features)
 
     def place_features(self, input_ids: Tensor, x: Tensor, features: Tensor | None) -> Tensor:
         """Put features (N, S, D) among the embeddings x (B, T, D) of input_ids (B, T)."""
@@ -174,6 +178,8 @@ class VisionLanguageModel(nn.Module):
                 of zeros is padding and is dropped.
             pixel_attention_mask: (N, H, W) or (B, n, H, W), 1 on real pixels; or None.
         """
+        if not isinstance(pixel_values, Tensor) and pixel_attention_mask is not None:
+            raise ValueError("pixel_attention_mask: expected None for tiles as they were cut: all is real")
         if not isinstance(pixel_values, Tensor) or pixel_values.dim() == 4:
             return pixel_values, pixel_attention_mask, None
         if pixel_values.dim() != 5:
@@ -208,7 +214,7 @@ class VisionLanguageModel(nn.Module):
                 )
             return
         assert self.config.image_token_id is not None, "placeholders have an id"
-        # Waits for the device.
+        # Waits for the device, if ids are there.
         places = torch.eq(input_ids, self.config.image_token_id).sum(1).tolist()
         if row_tiles is None:
             places, row_tiles = [sum(places)], [tiles or 0]

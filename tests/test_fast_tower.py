@@ -4,11 +4,13 @@ features are the same bits in any company."""
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from generation.fast.native import build
 from generation.fast.native.build import to_panels
@@ -167,6 +169,13 @@ def test_no_second_copy_of_the_weights():
     native = FastTower(tower)
     kept = {tensor.data_ptr(): tensor.nbytes for tensor in (*native.parameters(), *native.buffers())}
     assert sum(kept.values()) <= 1.05 * weights
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_a_copy_is_refused(copied):
+    """Its addresses would be those of the first one's weights."""
+    with pytest.raises(TypeError, match="load the checkpoint again"):
+        copied(nn.Sequential(FastTower(make_tower("heads of 64"))))
 
 
 def test_bad_input_is_refused():

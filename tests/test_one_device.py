@@ -4,6 +4,8 @@ the host inside a recorded step. On the meta device, which computes nothing and 
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,14 +13,15 @@ from torch.utils._pytree import tree_leaves
 
 from data.tiles import Tiles
 from generation import kv_cache as kv
-from generation.decoding import GenerationOptions, eager_step, prefill
+from generation.decoding import GenerationOptions, Stopwatch, eager_step, prefill
 from generation.fast.cuda_graph import GraphStep, _Run
-from generation.kv_cache import CachePosition, Prompt
+from generation.kv_cache import CachePosition, Prompt, compact, prompt_lengths
+from generation.prefix import encode_once
 from generation.sampling import Sampler
 from models.checkpoints.load import meta_init
 from models.vision_language_model import VisionLanguageModel
 from tests.graph_cases import SAMPLINGS
-from tests.prompts import SIDE, tiny_vlm
+from tests.prompts import SIDE, ImageBlock, inputs_of, tiny_vlm, words
 
 COPIES = ("_to_copy", "copy_")
 
@@ -97,6 +100,50 @@ def test_images_mix_no_devices(model):
         with OneDevice():
             features = model.encode_images(tiles)
         assert features.device == model.device and features.dtype == model.dtype
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [0, 4])
+def test_nothing_is_read_back_before_the_first_token(model, padded):
+    """Ids, their padding and images come from the host, where they are checked."""
+    tiles = Tiles.of(torch.zeros(2, 3, SIDE, SIDE, dtype=torch.uint8), torch.zeros(3, 256))
+    inputs = inputs_of([*words(1, 4), ImageBlock(1), ImageBlock(2), *words(2, 9)])
+    ids, mask = inputs["input_ids"].repeat(2, 1), torch.ones(2, inputs["input_ids"].shape[1])
+    mask[1, :padded] = 0
+    ids[1, :padded] = ids[0, -1]
+    lengths = prompt_lengths(model.config, ids, mask, True, 8)
+    with OneDevice() as seen:  # what reads from the meta device raises
+        x = model.embed(ids, Tiles.cat((tiles, tiles)), encode=partial(encode_once, model))
+        sampler, position = at_work(model, 2, tuple(lengths), temperature=1.0, repetition_penalty=1.1)
+        logits = prefill(model.language_model, compact(x, mask, lengths), position.kv_cache)
+        token = sampler.sample(logits)
+    assert token.device == model.device and seen.operations > 100
+
+
+def test_laps_are_timed_by_the_device(monkeypatch):
+    """Waiting at each lap would keep the host from launching what comes after it."""
+    waited, clock = [], iter((1.0, 1.5, 4.5))
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.at = next(clock)
+
+        def record(self, stream):
+            pass
+
+        def synchronize(self):
+            waited.append(self.at)
+
+        def elapsed_time(self, end):
+            return (end.at - self.at) * 1000
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    watch = Stopwatch(torch.device("cuda"))
+    watch.lap("vision")
+    watch.lap("prefill")
+    assert not waited
+    assert watch.seconds == {"vision": 0.5, "prefill": 3.0} and waited == [4.5]
 
 
 def test_a_training_pass_mixes_no_devices(model, monkeypatch):

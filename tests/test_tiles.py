@@ -61,7 +61,7 @@ def test_every_tile_comes_back_to_the_bit_and_in_its_place(dtype):
 def test_a_device_gets_bytes_and_makes_the_same_numbers(device, dtype):
     tiles, expected = mixed()
     for own, same in ((tiles, expected), (tiles[1:3], expected[1:3]), (tiles[:1], expected[:1])):
-        assert torch.equal(own._on_device(device, dtype, True).cpu(), same.to(dtype))
+        assert torch.equal(own._on_device(torch.device(device), dtype).cpu(), same.to(dtype))
 
 
 @pytest.mark.parametrize(("megabytes", "piped"), [(64, True), (10_000, False)])
@@ -104,8 +104,10 @@ def test_digests_tell_bytes_what_they_stand_for_and_shape_apart():
         Tiles.of(numbers(one)),
     ]
     assert len({digest for tiles in different for digest in tiles.digests}) == len(different)
+    assert len({tile for tiles in different for tile in tiles}) == len(different)
     twice = Tiles.of(torch.cat((codes(1, 4), one)), VALUES.clone())
     assert twice.digests[1:] == different[0].digests
+    assert [tile == different[0].tiles[0] for tile in twice] == [False, True] and {*twice} > {*different[0]}
 
 
 def test_a_tile_is_hashed_once_however_often_it_is_joined(monkeypatch):

@@ -204,6 +204,10 @@ class FastTower(nn.Module):
         refuse_change(fn)
         return self
 
+    def __getstate__(self) -> object:
+        """What copying and pickling ask for."""
+        raise TypeError("a vision tower in C can be neither copied nor pickled: load the checkpoint again")
+
     def forward(self, pixel_values: Tensor, patch_mask: Tensor | None = None) -> Tensor:
         """(N, C, H, W) normalised tiles -> (N, P, D_v) float32 features; see the eager tower."""
         count, channels, height, width = pixel_values.shape
