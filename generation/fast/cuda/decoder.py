@@ -56,9 +56,9 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     linear = [part for layer in language_model.layers for part in projections(layer).values()]
     matrices = [*linear, language_model.lm_head, language_model.embed_tokens]
     kinds = {type(part) for part in (*linear, language_model.lm_head)}
-    types = {part.weight.dtype for part in matrices}
     if kinds not in ({nn.Linear}, {PackedLinear}):
         return f"weights in {', '.join(sorted(kind.__name__ for kind in kinds))}"
+    types = {part.weight.dtype for part in matrices}
     if norm.dtype not in TYPES or types != ({norm.dtype} if kinds == {nn.Linear} else {torch.int8}):
         return f"weights in {', '.join(sorted(map(str, types)))} with norms in {norm.dtype}"
     if not all(part.weight.is_contiguous() and part.weight.data_ptr() % 16 == 0 for part in matrices):
@@ -224,7 +224,7 @@ class TritonDecoder:
                 attended, o, o_scale, o_bias, x, rows, S.A, S, S.O_BIAS, S.BN_A, S.BK_A, **warps
             )
             kernels.gate_up[grid(config.intermediate_size, S.BN_G)](
-                *(x, post, gate, up, *mlp_scales[:2], *mlp_biases[:2], h, rows, eps, S, S.BN_G, S.BK_D),
+                *(x, post, gate, up, *mlp_scales[:2], *mlp_biases[:2], h, rows, eps, S, S.BN_G, S.BK_G),
                 **warps,
             )
             kernels.add_product[grid(config.hidden_size, S.BN_F)](
