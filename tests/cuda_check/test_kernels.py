@@ -15,17 +15,18 @@ import torch
 from torch import nn
 
 triton = pytest.importorskip("triton")
-if not triton.knobs.runtime.interpret:
-    pytest.skip("TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
 from generation import kv_cache as kv  # noqa: E402
+from generation.fast import quantized  # noqa: E402
 from generation.fast.cuda import decoder as decoder_module  # noqa: E402
 from generation.fast.cuda.decoder import MOST_ROWS, TritonDecoder, unsupported  # noqa: E402
-from generation.fast.quantized import PackedEmbedding, PackedLinear, pack  # noqa: E402
+from generation.fast.quantized import pack  # noqa: E402
 from generation.options import GenerationOptions  # noqa: E402
 from generation.sampling import Sampler  # noqa: E402
 from models.config import RopeScaling, TextConfig  # noqa: E402
 from models.language_model import LanguageModel  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 is not set")
 
 CHUNK, SHARE = 64, 128  # keys at once, the fewest of a share
 VOCAB = 59
@@ -258,24 +259,15 @@ def test_rounding_in_the_persistent_kernel():
     assert 0 < ours < 1.5 * eager_error
 
 
-def as_on_cuda(model: LanguageModel) -> LanguageModel:
-    """Packed as `pack` does it on CUDA: int8, with bfloat16 around it."""
-    pack(model, "int8")
-    for parameter in model.parameters():
-        parameter.data = parameter.data.bfloat16()
-    for part in model.modules():
-        if isinstance(part, PackedEmbedding):
-            part.dtype = torch.bfloat16
-        elif isinstance(part, PackedLinear) and part.bias is not None:
-            part.bias = part.bias.bfloat16()
-    return model
-
-
 @pytest.mark.parametrize("rows", [1, 3])
-def test_int8_in_bfloat16(rows):
-    model = as_on_cuda(make(attention_bias=True, mlp_bias=True))
-    got, _, expected, _ = run(model, [70, 150, 3][:rows], 152, 24)
-    exact, _, _, _ = run(pack(make(attention_bias=True, mlp_bias=True), "int8"), [70, 150, 3][:rows], 152, 24)
+def test_int8_in_bfloat16(rows, monkeypatch):
+    """As `pack` does it on CUDA: bfloat16 around int8."""
+    position, biases = [70, 150, 3][:rows], {"attention_bias": True, "mlp_bias": True}
+    _, _, exact, _ = run(pack(make(**biases), "int8"), position, 152)
+    monkeypatch.setitem(quantized._ARITHMETIC, "cpu", torch.bfloat16)
+    model = pack(make(**biases), "int8")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    got, _, expected, _ = run(model, position, 152)
     ours, theirs = ((logits.float() - exact).norm() for logits in (got, expected))
     assert got.dtype == torch.bfloat16 and 0 < ours < 1.5 * theirs
 

@@ -125,7 +125,7 @@ def held(x, norm, count, eps, K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr
             weight = tl.load(norm + columns, mask=columns < K, other=0.0).to(tl.float32)
         known = tl.load(x + columns, mask=columns < K, other=0.0, cache_modifier=".cg").to(tl.float32)
         if NORMED:
-            known = rounded(weight * rounded(known * tl.rsqrt(tl.sum(known * known, 0) / K + eps), S), S)
+            known = rounded(weight * known * tl.rsqrt(tl.sum(known * known, 0) / K + eps), S)
         known = known[None, :]
     else:
         squares = tl.zeros((MANY, BK), tl.float32)
@@ -161,7 +161,7 @@ def product(
             part = several(x, columns, count, K)
             if NORMED:
                 weight = tl.load(norm + columns, mask=columns < K, other=0.0).to(tl.float32)
-                part = rounded(weight[None, :] * rounded(part * known, S), S)
+                part = rounded(weight[None, :] * part * known, S)
             read = tile(matrix, rows, there, columns, K).to(tl.float32)
             left, right = read.to(S.DT).to(S.DOT), tl.trans(part.to(S.DT).to(S.DOT))
             total = tl.dot(left, right, total, input_precision="ieee")
@@ -266,8 +266,8 @@ def rotated(qkv, heads, there, norm, cos, sin, eps, S: tl.constexpr):
     two = tl.load(line + other[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg").to(tl.float32)
     if S.QK_NORM:
         factor = tl.rsqrt(tl.sum(one * one, 1) / S.HD + eps)[:, None]
-        one = rounded(tl.load(norm + column).to(tl.float32)[None, :] * rounded(one * factor, S), S)
-        two = rounded(tl.load(norm + other).to(tl.float32)[None, :] * rounded(two * factor, S), S)
+        one = rounded(tl.load(norm + column).to(tl.float32)[None, :] * one * factor, S)
+        two = rounded(tl.load(norm + other).to(tl.float32)[None, :] * two * factor, S)
     c = tl.load(cos + column % HALF, cache_modifier=".cg").to(tl.float32)
     s = tl.load(sin + column % HALF, cache_modifier=".cg").to(tl.float32)
     s = tl.where(column < HALF, -s, s)
