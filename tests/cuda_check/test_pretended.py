@@ -1,4 +1,4 @@
-"""Ocelli from one end to the other on a pretended device: what a GPU would refuse, and how often it is waited for.
+"""Ocelli from end to end on a pretended device: what a GPU would refuse, and how often it is waited for.
 
 Where Triton's interpreter is on, the decode step's kernels compute in it, from the same numbers.
 """
@@ -38,7 +38,7 @@ TOKENS = 8
 
 
 class Costs(NamedTuple):
-    """Of one token, step or question: waits for the device, waits for an event, copies from pageable memory."""
+    """Of one token, step or question: waits for the device, for an event, copies from pageable memory."""
 
     syncs: float
     waits: float
