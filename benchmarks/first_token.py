@@ -3,8 +3,8 @@
     python -m benchmarks.first_token                              # SmolVLM-256M's shape, 1 and 17 tiles
     python -m benchmarks.first_token --precisions float32 --systems ours-fast,openvino --tiles 1 --rounds 9
     python -m benchmarks.first_token --quick
-    python -m benchmarks.first_token --save first-token-cpu
-    python -m benchmarks.picture benchmarks/results/first-token-cpu.json assets/first-token.svg
+    python -m benchmarks.first_token --save first-token-cpu-zen4
+    python -m benchmarks.picture benchmarks/results/first-token-cpu-zen4.json assets/first-token.svg
 
 Ocelli with the steps that a user gets, its eager reference, transformers, and, where requirements-bench.txt
 is installed, OpenVINO and llama.cpp. OpenVINO has the vision tower and the projector alone, llama.cpp the

@@ -140,7 +140,7 @@ def test_first_token_quick(run, monkeypatch):
 
 
 def test_the_picture_of_decoding_is_drawn_from_its_result(tmp_path, capsys):
-    result = common.RESULTS / "decode-cpu-zen3.json"
+    result = common.RESULTS / "decode-cpu-zen4.json"
     assert picture.main([str(result), str(tmp_path / "decode.svg")]) == 0
     bars = ET.parse(tmp_path / "decode.svg").findall("{http://www.w3.org/2000/svg}rect")
     assert len(bars) == 1 + 8  # the ground, and the systems that each precision has
