@@ -29,7 +29,7 @@ from benchmarks.common import hardware, now
 from benchmarks.peers import build_transformers
 from benchmarks.picture import markdown, number
 from benchmarks.shapes import DTYPES, build_ours, fill, prompt
-from benchmarks.systems import read_bandwidth
+from benchmarks.systems import persistent_step, read_bandwidth
 from benchmarks.training import matrix_products
 from generation import kv_cache as kv
 from generation.decoding import eager_step
@@ -237,7 +237,7 @@ def decode_steps(model, device: str) -> dict[str, Any]:
     step, name = fast_step(model.language_model)
     steps[name] = step
     if device == "cuda":
-        step, name = fast_step(model.language_model, persistent=True)
+        step, name = persistent_step(model.language_model)
         steps[name] = step
     return steps
 

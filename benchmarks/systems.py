@@ -28,11 +28,12 @@ from benchmarks.shapes import build_checkpoint, fill, prompt, prompt_tokens
 from generation import kv_cache as kv
 from generation.decoding import GenerationOutput, Sampler, decode, eager_step
 from generation.draft import draft_stream
+from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler, find_compiler
 from generation.kv_cache import CachePosition
 from generation.prefix import FeatureCache
 from generation.session import Session
-from inference.checkpoint import fast_step
+from generation.steps import DecodeStep
 
 DRAFT_TOKENS = 64  # at most: a draft ends by itself when it has taken its share of the time
 
@@ -58,6 +59,15 @@ class CompiledStep:
         return self._compiled(token_ids, kv_cache, start_pos).clone()
 
 
+def persistent_step(language_model) -> tuple[DecodeStep | None, str]:
+    """The fast step of CUDA as one kernel that stays: (None, why not) or (the step, its name)."""
+    step = GraphStep(language_model, persistent=True)
+    if step.decoder(1) is None:
+        return None, step.name
+    reason = step.rehearse()
+    return (None, f"no CUDA graph: {reason}") if reason else (step, step.name)
+
+
 class Ours:
     """Our model: the eager step, the fast one, on CUDA the same in one persistent kernel, the eager one
     compiled, or nothing kept at all."""
@@ -71,7 +81,7 @@ class Ours:
         if self.kind == "compiled":
             self.step = CompiledStep(self.model.language_model, self.device)
         if self.kind == "persistent":
-            self.step, self.info["step"] = fast_step(self.model.language_model, persistent=True)
+            self.step, self.info["step"] = persistent_step(self.model.language_model)
         if self.kind in ("fast", "persistent"):
             if self.step is None:
                 raise Unavailable(self.info["step"])
