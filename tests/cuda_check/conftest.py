@@ -9,9 +9,10 @@ import pytest
 
 from generation.fast.cuda import graph
 
-collect_ignore_glob = [] if hasattr(ctypes.CDLL(None), "pretended_device") else ["test_pretended*.py"]
-if find_spec("triton") is None:
-    collect_ignore_glob += ["test_kernels.py", "test_triton_step.py"]
+collect_ignore_glob = [
+    *([] if hasattr(ctypes.CDLL(None), "pretended_device") else ["test_pretended*.py"]),
+    *([] if find_spec("triton") else ["test_kernels.py", "test_triton_step.py"]),
+]
 
 
 def pytest_configure(config):
