@@ -102,8 +102,6 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         settings.rounds, settings.tiles = 1, settings.tiles[:1]
     cpu = settings.device == "cpu"
     settings.precisions = settings.precisions or ["float32", "bfloat16", *(["int8"] if cpu else [])]
-    if not cpu and "int8" in settings.precisions:
-        parser.error("--precisions: int8 runs on a CPU only")
     settings.systems = settings.systems or list(SYSTEMS)
     limit = SHAPES[settings.shape].text.max_position_embeddings
     fitting = [

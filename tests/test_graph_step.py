@@ -309,8 +309,8 @@ def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch
 @pytest.mark.parametrize("fails", [False, True])
 def test_on_cuda_every_answer_has_a_graph(vlm, monkeypatch, steps, fails):
     class OnTheHost(GraphStep):
-        def __init__(self, language_model):
-            super().__init__(vlm.language_model)
+        def __init__(self, language_model, persistent):
+            super().__init__(vlm.language_model, persistent)
 
     monkeypatch.setattr("inference.checkpoint.GraphStep", OnTheHost)
     if fails:

@@ -1,4 +1,4 @@
-"""Without the stubbed driver nothing that pretends a device is collected here, without Triton no kernels."""
+"""What is collected here: without the stubbed driver no pretended device, without Triton no kernels."""
 
 import ctypes
 from importlib.util import find_spec

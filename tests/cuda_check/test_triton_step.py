@@ -9,8 +9,6 @@ import pytest
 import torch
 
 triton = pytest.importorskip("triton")
-if not triton.knobs.runtime.interpret:
-    pytest.skip("TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
 from generation import kv_cache as kv  # noqa: E402
 from generation.decoding import eager_step  # noqa: E402
@@ -23,6 +21,8 @@ from generation.options import NotFiniteError  # noqa: E402
 from generation.session import Session  # noqa: E402
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, stops_for  # noqa: E402
 from tests.prompts import NO_STOP, inputs_of, tiny_vlm, words  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 is not set")
 
 
 def small():

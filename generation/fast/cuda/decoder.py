@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import triton
@@ -76,7 +77,7 @@ def fields_of(layer) -> dict[str, Tensor]:
     """Every tensor of a block that a phase reads, by its name in `FIELDS`. In place of those that it has not
     stands its first norm, which is not read there."""
     attention, filler = layer.self_attn, layer.input_layernorm.weight.detach()
-    found: dict[str, Tensor | None] = {
+    found: dict[str, Any] = {
         "input_norm": filler,
         "post_norm": layer.post_attention_layernorm.weight,
     }
