@@ -55,6 +55,7 @@ from training.distributed import (
 )
 from training.evaluation import Evaluation
 from training.export import push, save_model
+from training.feed import Feed
 from training.lora import ADAPTER, add_adapters
 from training.metrics import Metrics, Throughput
 from training.optim import build_optimizers, freeze, rates, schedule, set_rates, update_average
@@ -110,6 +111,9 @@ class Run:
             self.task: Task = (ShapesTask if config.is_shapes else RowsTask)(config, ranks)
         task = self.task
         self.held_out = HeldOutQuestions(config, task, ranks)
+        self.feed, self.late = Feed(ranks.device), ranks.device.type == "cuda"
+        if self.late:  # what is computed in float32 there rounds its factors to 10 bits, like the peak of MFU
+            torch.set_float32_matmul_precision("high")
         # Weights and optimizers are float32 in any case.
         auto = "bfloat16" if ranks.device.type == "cuda" else "float32"
         self.dtype = getattr(torch, auto if config.precision == "auto" else config.precision)
@@ -135,6 +139,7 @@ class Run:
         self.metrics = Metrics(config, task.steps, self.first, ranks.is_first)
         self.scores: dict[str, float] = {}  # of the latest evaluation
         self.done = self.saved_at = self.first
+        self.unchecked: Trained | None = None  # the latest step, until its gradient is known to be finite
         self.skipped, self.lost = 0, ""  # steps without finite gradients; why the model could not be saved
 
     def train(self) -> None:
@@ -210,23 +215,29 @@ class Run:
             yield step, task.padding() if batches is None else batches, count
 
     def step(self, step: int, batches: list[Batch], count: float) -> Trained:
-        """Gradients, and an update unless they are not finite."""
+        """Gradients, and an update unless they are not finite. A GPU finds that out by itself; the host asks
+        it one step late, so that the GPU has the next step to do meanwhile."""
         config, task = self.config, self.task
         total, parts = self.backward(step, batches, count)
         norm = clip(self.parameters, config.grad_clip)
         decay = 1.0 if config.schedule == "cosine" else config.decay_fraction
         share = schedule(step, task.steps, config.warmup_steps, decay, task.second_stage, config.lr_floor)
         set_rates(self.optimizers, share, task.matrix_peak(step))
-        if torch.isfinite(norm):
-            for optimizer in self.optimizers:
-                optimizer.step()
-            if self.average:
-                update_average(self.average, task.module, config.ema, step)
-        else:
-            self._skip(step, norm, batches)
+        skip = norm.isfinite().logical_not()
         for optimizer in self.optimizers:
+            setattr(optimizer, "found_inf", skip.float())  # as torch.amp's scaler tells its optimizers
+            optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return Trained(step + 1, batches, count, total, parts, norm)
+        if self.average:
+            update_average(self.average, task.module, config.ema, step, skip)
+        norm = norm.to("cpu", non_blocking=skip.is_cuda)
+        ended = torch.cuda.current_stream(skip.device).record_event() if skip.is_cuda else None
+        trained = Trained(step + 1, batches, count, total, parts, norm, ended)
+        self.check()
+        self.unchecked = trained
+        if not self.late:
+            self.check()
+        return trained
 
     def backward(self, step: int, batches: list[Batch], count: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Gradients of (sum of the losses over micro-batches and ranks) / count. Returns this rank's sum, and
@@ -235,21 +246,30 @@ class Run:
         scale = gradient_scale(self.wrapped, self.ranks) / max(count, 1.0)
         autocast = torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32)
         total, logged = torch.zeros((), device=device), {}
-        for number, batch in enumerate(batches, 1):
-            inputs = self.task.inputs(batch.to(device, non_blocking=True), step)
+        fed = self.feed(self.task.inputs(batch, step) for batch in batches)
+        for number, inputs in enumerate(fed, 1):
             with accumulating(self.wrapped, last=number == len(batches)):
                 with autocast:
                     loss, logged = self.wrapped(**inputs)
                 (loss * scale).backward()
             total += loss.detach()
+            del inputs  # its memory is that of the next
         return total, logged
 
-    def _skip(self, step: int, norm: Tensor, batches: list[Batch]) -> None:
-        """Report a gradient that is not finite; raises ValueError if that happens too often."""
+    def check(self) -> None:
+        """Wait for the end of the latest step, and report a gradient that was not finite; raises ValueError
+        if that has happened too often."""
+        step, self.unchecked = self.unchecked, None
+        if step is None:
+            return
+        if step.ended is not None:
+            step.ended.synchronize()
+        if step.norm.isfinite():
+            return
         self.skipped += 1
-        gathered = self.ranks.gather(sample_ids(batches))
+        gathered = self.ranks.gather(sample_ids(step.batches))
         named = ", ".join(f"{name} {number}" for rows in gathered for row in rows for name, number in row)
-        message = f"step {step}: the gradient is {norm.item()}; its samples: {named[:2000]}"
+        message = f"step {step.step - 1}: the gradient is {step.norm.item()}; its samples: {named[:2000]}"
         if self.skipped > self.config.max_skipped:
             raise ValueError(f"{message}; the last checkpoint is in {self.config.output}")
         self.metrics.say(f"{message}; skipped ({self.skipped} of {self.config.max_skipped})")
@@ -270,6 +290,7 @@ class Run:
 
     def _log(self, trained: Trained) -> None:
         """A line of metrics.jsonl, with the loss of all ranks; all call it."""
+        self.check()
         ranks, parts = self.ranks, trained.parts
         row: dict[str, Any] = {"step": trained.step, **self.task.seen(trained.step), **rates(self.optimizers)}
         row["grad_norm"] = trained.norm.item()
@@ -285,6 +306,7 @@ class Run:
         self.metrics.write(row | self.speed.row(trained.step))
 
     def _evaluate(self) -> None:
+        self.check()
         with self.speed.aside():
             try:
                 self.scores = self.evaluation.run(self.wrapped, self.done)
@@ -294,6 +316,7 @@ class Run:
     def save(self) -> None:
         """The model, then the training state. If one cannot be written, a message says so and the run goes
         on."""
+        self.check()
         with self.speed.aside():
             problem = self.state.wait()  # the folder is replaced as a whole: nothing may be writing into it
             self._save_model()
@@ -329,8 +352,8 @@ class Run:
 
 
 class Trained(NamedTuple):
-    """A finished step: this rank's batches and loss, what its last micro-batch has to log, and what all ranks
-    have in common."""
+    """A step: this rank's batches and loss, what its last micro-batch has to log, and what all ranks have in
+    common. `norm`, of the gradient, is on the host once the GPU has `ended` the step."""
 
     step: int
     batches: list[Batch]
@@ -338,6 +361,7 @@ class Trained(NamedTuple):
     total: Tensor
     parts: dict[str, Tensor]
     norm: Tensor
+    ended: torch.cuda.Event | None
 
 
 def sample_ids(batches: list[Batch]) -> list[list]:

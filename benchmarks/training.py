@@ -121,7 +121,8 @@ def batches(
     shape: str, samples: list[Sample], rows: int, packed: int | None, length: int | None = None
 ) -> list[Batch]:
     """Batches of `rows` rows: one document in each, or as many as the packer puts into `packed` positions."""
-    vision, waiting, packed_rows = SHAPES[shape].vision, list(samples), []
+    config, waiting, packed_rows = SHAPES[shape], list(samples), []
+    vision = config.vision
     while waiting:
         chosen = [0]
         if packed is not None:
@@ -133,7 +134,8 @@ def batches(
             tiles.append(Tiles.of(pixels) if sample.tiles else None)
         packed_rows.append(pack(row, tiles))
         waiting = [sample for i, sample in enumerate(waiting) if i not in set(chosen)]
-    return [collate(packed_rows[i : i + rows], 0, length) for i in range(0, len(packed_rows), rows)]
+    starts = range(0, len(packed_rows), rows)
+    return [collate(packed_rows[i : i + rows], 0, length, config.image_token_id) for i in starts]
 
 
 def amounts_of(samples: list[Sample]) -> Amounts:

@@ -371,7 +371,7 @@ class Loader:
         """Hand rows out: from now on this loader stands after them."""
         self.state = state or replace(self.state, rows=self.state.rows + len(rows))
         length = self.config.sequence_length if self.config.packing else None
-        return collate(rows, self.processor.pad_token_id, length)
+        return collate(rows, self.processor.pad_token_id, length, self.processor.image_token_id)
 
     def _next_row(
         self, shard: int, ahead: LoaderState, items: Mapping[int, Iterator[ShardItem | str]]

@@ -14,9 +14,10 @@ see, as the shapes world packs its questions (`shapes/stream.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -213,14 +214,16 @@ class Batch(dict):
     """A batch's tensors by name, and `sample_ids`: for each sequence, the ids of its samples in order.
 
     input_ids, labels (B, T); position_ids, segment_ids (B, F + T); pixel_values if there is an image:
-    `Tiles`, which `to` turns into numbers (N, 3, M, M) float32 on the device.
+    `Tiles`, which `to` turns into numbers (N, 3, M, M) float32 on the device. What a GPU would have to be
+    waited for is counted here: `labelled` (L,), the places of labels in (B · T), and `placeholders` (K,), those
+    of image placeholders, for models that have these.
     """
 
     sample_ids: list[tuple[SampleId, ...]]
     images: int = 0  # number of images that the tiles were cut from
 
-    def to(self, device, non_blocking: bool = False) -> Batch:
-        moved = Batch({name: value.to(device, non_blocking=non_blocking) for name, value in self.items()})
+    def to(self, device: torch.device | str) -> Batch:
+        moved = Batch({name: on_device(value, device) for name, value in self.items()})
         moved.sample_ids, moved.images = self.sample_ids, self.images
         return moved
 
@@ -235,12 +238,31 @@ class Batch(dict):
         return int((self["labels"] != IGNORE_INDEX).sum())
 
 
-def collate(rows: Sequence[PackedSequence | None], pad_token_id: int, length: int | None = None) -> Batch:
+def on_device(value: Any, device: torch.device | str) -> Any:
+    """A tensor, tiles or a batch on a device, anything else as it is. Copies to CUDA are made from pinned
+    memory, and nobody waits for them."""
+    if isinstance(value, Batch):
+        return value.to(device)
+    if not isinstance(value, Tensor | Tiles):
+        return value
+    cuda = torch.device(device).type == "cuda"
+    if cuda and isinstance(value, Tensor):
+        value = value.pin_memory()
+    return value.to(device, non_blocking=cuda)
+
+
+def collate(
+    rows: Sequence[PackedSequence | None],
+    pad_token_id: int,
+    length: int | None = None,
+    image_token_id: int | None = None,
+) -> Batch:
     """Pad sequences on the right, and join their tiles in order.
 
     Args:
         rows: None is a sequence of nothing but padding, from a shard that has ended.
         length: what to pad to; by default the longest sequence's length.
+        image_token_id: of placeholders, in models that have these.
     """
     real = [row for row in rows if row is not None]
     front = max((len(row.segment_ids) - len(row.input_ids) for row in real), default=0)
@@ -257,6 +279,12 @@ def collate(rows: Sequence[PackedSequence | None], pad_token_id: int, length: in
             for name, padded in batch.items():
                 value = getattr(row, name)
                 padded[i, : len(value)] = torch.from_numpy(value)
+    labelled = batch["labels"] != IGNORE_INDEX
+    if not front:
+        labelled[:, 0] = False  # nothing predicts a first token
+    batch["labelled"] = labelled.flatten().nonzero()[:, 0]
+    if image_token_id is not None:
+        batch["placeholders"] = (batch["input_ids"] == image_token_id).flatten().nonzero()[:, 0]
     images = [row.pixel_values for row in real if row.pixel_values is not None]
     if images:
         batch["pixel_values"] = Tiles.cat(images)
@@ -295,4 +323,11 @@ def block_mask(segment_ids: Tensor) -> BlockMask:
         return ((query >= key) & (segment >= 0) & same) | (query == key)
 
     rows, length = segment_ids.shape
-    return create_block_mask(sees, rows, None, length, length, device=segment_ids.device)
+    # As it is, it makes all T² answers of `sees`, from as many numbers of segments.
+    make = _compiled_create_block_mask() if segment_ids.is_cuda else create_block_mask
+    return make(sees, rows, None, length, length, device=segment_ids.device)
+
+
+@cache
+def _compiled_create_block_mask() -> Callable[..., BlockMask]:
+    return torch.compile(create_block_mask)

@@ -39,12 +39,11 @@ class Tile:
     values: Tensor | None
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Tile)
-            and self.pixels.dtype == other.pixels.dtype
-            and torch.equal(self.pixels, other.pixels)
-            and (self.values is other.values or torch.equal(self.values, other.values))
-        )
+        if not isinstance(other, Tile) or self.pixels.dtype != other.pixels.dtype:
+            return False
+        mine, theirs = self.values, other.values
+        known = mine is theirs or (mine is not None and theirs is not None and torch.equal(mine, theirs))
+        return known and torch.equal(self.pixels, other.pixels)
 
     def __hash__(self) -> int:
         return hash(self.pixels[:, ::64, ::64].numpy().tobytes())  # a few pixels tell most tiles apart

@@ -234,10 +234,11 @@ def run_decode(
         yield token[:, 0]
     watch.lap("decode")
     proposed, accepted = (proposer.proposed, proposer.accepted) if proposer else (0, 0)
+    lengths, stopped = torch.stack((sampler.lengths, sampler.stopped.long())).tolist()
     return GenerationOutput(
-        token_ids=torch.cat(tokens, dim=1).to(sampler.stopped.device),
-        lengths=sampler.lengths.tolist(),
-        stop_reasons=["stop" if stopped else "length" for stopped in sampler.stopped.tolist()],
+        token_ids=kv.to_device(torch.cat(tokens, dim=1), sampler.stopped.device),
+        lengths=lengths,
+        stop_reasons=["stop" if row else "length" for row in stopped],
         prompt_tokens=prompt_tokens,
         seconds=watch.seconds,
         kv_cache_bytes=kv.size_in_bytes(position.kv_cache),

@@ -26,7 +26,7 @@ VIEW_STEP = 128  # rows of different lengths read the cache up to the longest, r
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """A tensor of the host on a device; with CUDA through pinned memory, so that nobody waits for the copy."""
+    """A tensor of the host on a device; with CUDA through pinned memory, so that nobody waits for it."""
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

@@ -56,8 +56,8 @@ def tile_digests(tiles: Pixels, masks: Tensor | None = None) -> list[bytes]:
 
 
 def encode_once(model: VisionLanguage, tiles: Pixels, masks: Tensor | None = None) -> Tensor:
-    """`model.encode_images`, to which equal tiles are given once. Cut tiles are compared, which is quicker than
-    to hash them: here nobody remembers them."""
+    """`model.encode_images`, to which equal tiles are given once. Nobody remembers them, so cut tiles are
+    compared and not hashed, which takes longer."""
     alike = first_alike(tiles, masks) if isinstance(tiles, Tensor) else list(tiles)
     return FeatureCache(model, 0).encode(tiles, masks, alike)[0]
 

@@ -152,7 +152,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         as_it_is = q.device.type != "cuda" or torch.compiler.is_compiling()
         flex = flex_attention if as_it_is else _compiled_flex_attention()
         return flex(q, k, v, block_mask=mask, enable_gqa=grouped)
-    # A chunk on a cached prefix, padding, or packed segments: the mask says all.
+    # A chunk on a cached prefix, whose mask is a name that flash attention knows; or padding or packed
+    # segments, written out.
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
 
 

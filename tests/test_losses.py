@@ -131,6 +131,9 @@ def test_logits_of_a_row_never_exist_in_training(training, monkeypatch):
     labels[:, :20] = IGNORE_INDEX
     batch = {"input_ids": ids, "labels": labels, "pixel_values": inputs["pixel_values"].flatten(0, -4)}
     batch |= {"position_ids": torch.arange(ids.shape[1])[None], "segment_ids": torch.ones_like(ids)}
+    batch["labelled"], batch["placeholders"] = (
+        found.flatten().nonzero()[:, 0] for found in (labels != IGNORE_INDEX, ids == IMAGE_ID)
+    )
     vocabulary = model.config.text.vocab_size
     with MostLogits(model, vocabulary) as seen, torch.set_grad_enabled(training):
         total, _ = RowsLoss(model, blank=False)(**batch)

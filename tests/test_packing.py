@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from data import packing
 from data.packing import (
     IGNORE_INDEX,
     Batch,
@@ -25,6 +26,7 @@ from data.packing import (
 from data.tiles import Tiles
 from models import language_model
 from tests.prompts import IMAGE_ID, PER_TILE, tile, tiny_vlm, words
+from training.rows import RowsLoss
 
 PAD = 0
 
@@ -215,6 +217,19 @@ def test_flex_attention_sees_what_the_dense_mask_shows(dtype, tolerance):
     torch.testing.assert_close(flex, dense, rtol=tolerance, atol=tolerance)
 
 
+def test_block_masks_are_compiled_on_cuda(monkeypatch):
+    """As they are, they make T² numbers of segments."""
+    asked: list = []
+    monkeypatch.setattr(packing, "create_block_mask", lambda *_, **__: asked.append("eager"))
+    monkeypatch.setattr(torch, "compile", lambda function: lambda *_, **__: asked.append("compiled"))
+    packing._compiled_create_block_mask.cache_clear()
+    with FakeTensorMode():
+        for device in ("cpu", "cuda"):
+            block_mask(torch.ones(1, 8, dtype=torch.int64, device=device))
+    packing._compiled_create_block_mask.cache_clear()
+    assert asked == ["eager", "compiled"]
+
+
 def test_flex_attention_is_compiled_on_cuda_whatever_the_recipe_says(monkeypatch):
     """Called as it is, it keeps all scores: slow, and several GiB."""
     compiled: list = []
@@ -229,6 +244,28 @@ def test_flex_attention_is_compiled_on_cuda_whatever_the_recipe_says(monkeypatch
         language_model.attend(q, q, q, mask)
     language_model._compiled_flex_attention.cache_clear()
     assert compiled == [language_model.flex_attention]  # once, for the device that needs it
+
+
+@pytest.mark.parametrize("placement", ["placeholder", "prefix"])
+def test_training_takes_the_models_loss(placement):
+    """From places of labels and of placeholders that the host has counted. A row of padding has none."""
+    model = tiny_vlm(placement)
+    if placement == "prefix":
+        lengths = ((1, 6), (2, 3))
+        samples = [Sample(("toy", n), words(n, m), [IGNORE_INDEX, *words(n, m)[1:]], front=4) for n, m in lengths]
+        rows = [[(replace(one, images=(None,), image_tiles=(1,)), Tiles.of(tile(1)[None]))] for one in samples]
+        batch = collate([pack(*zip(*row)) for row in rows], PAD).to("cpu")
+    else:
+        rows = [[document(*numbers) for numbers in DOCUMENTS[:3]], None, [document(*DOCUMENTS[4])]]
+        packed = [pack(*zip(*row)) if row else None for row in rows]
+        batch = collate(packed, PAD, image_token_id=IMAGE_ID).to("cpu")
+    losses, gradients = [], []
+    for loss in (lambda: RowsLoss(model, blank=False)(**batch)[0], lambda: loss_of(model, batch)):
+        losses.append(loss())
+        gradients.append(torch.autograd.grad(losses[-1], [*model.parameters()]))
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
+    for one, other in zip(*gradients):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_images_in_front_of_a_row():

@@ -81,20 +81,44 @@ def test_sizes_that_do_not_suit_the_model(arguments, named, tmp_path, capsys, mo
 
 
 # ------------------------------------------------------------------------------------ what ends a run
-def test_a_gradient_that_is_not_finite(base, capsys, monkeypatch):
+@pytest.mark.parametrize("late", [False, True])
+def test_a_gradient_that_is_not_finite(base, late, capsys, monkeypatch):
+    """Asked for one step late, too, as on CUDA. Nothing is saved before it is known."""
+
     def broken(self, step, *rest):
-        found = backward(self, step, *rest)
+        found, self.late = backward(self, step, *rest), late
+        checked.append((step, self.unchecked is None))
         if step == 1:
             next(p for p in self.task.module.parameters() if p.grad is not None).grad.fill_(float("nan"))
         return found
 
-    backward = train.Run.backward
+    backward, checked, seldom = train.Run.backward, [], {"log_every": 100, "muon": "all", "ema": 0.5}
     monkeypatch.setattr(train.Run, "backward", broken)
-    said = refused(capsys, settings(base, "nan"))
+    said = refused(capsys, settings(base, f"nan-{late}", save_every=1, **seldom))
     assert "step 1" in said and "nan" in said and "rows " in said
-    train.main(settings(base, "skipped", max_skipped=1))
-    assert len(curve(base / "skipped")) == 3
-    assert all(value.isfinite().all() for value in load_file(base / "skipped" / MODEL).values())
+    assert [path.name for path in states(base / f"nan-{late}" / FOLDER)] == ["step-00000001"]
+    said = refused(capsys, settings(base, f"nan-{late}", save_every=100, steps=4, resume=False, **seldom))
+    assert "step 1" in said and checked[-1] == ((2, False) if late else (1, True))
+
+    train.main(settings(base, f"skipped-{late}", max_skipped=1, **seldom))
+    assert "skipped (1 of 1)" in capsys.readouterr().out
+    assert (base / f"skipped-{late}" / MODEL).read_bytes() == trained_without(base, 1, monkeypatch, seldom)
+
+
+def trained_without(base, step: int, monkeypatch, more: dict) -> bytes:
+    """The model of a run in which a step updates nothing."""
+
+    def left_out(self, number, *rest):
+        if number != step:
+            return act(self, number, *rest)
+        nothing = torch.zeros(())
+        return train.Trained(number + 1, [], 1.0, nothing, {}, nothing, None)
+
+    monkeypatch.undo()
+    act = train.Run.step
+    monkeypatch.setattr(train.Run, "step", left_out)
+    train.main(settings(base, "left-out", resume=False, **more))
+    return (base / "left-out" / MODEL).read_bytes()
 
 
 def test_too_little_memory(base, capsys, monkeypatch):

@@ -96,12 +96,13 @@ class Evaluation:
         # The first stage on shapes has no language model yet.
         if not self.held_out.any or step <= self.task.second_stage:
             return {}, []
-        model = self.task.model
-        if self.config.parallel == "fsdp" and self.ranks.together:
-            # Shards answer nothing: each rank that has questions puts together a whole model of its own.
+        model, sharded = self.task.model, self.config.parallel == "fsdp" and self.ranks.together
+        if sharded or self.dtype != model.dtype:
+            # Shards answer nothing, and float32 weights answer neither as fast as those in what training computes
+            # in nor as those that users load: each rank that has questions puts together a model of its own.
             tensors = whole_tensors(model, {}, self.ranks, everywhere=self.held_out.scored)
             if tensors:
-                model = plain_model(model, tensors, self.config).to(self.ranks.device)
+                model = plain_model(model, tensors, self.config).to(self.ranks.device, self.dtype)
         return self.held_out.answer(model) if self.held_out.here else ({}, [])
 
     def _keep_best(self, scores: dict[str, float], step: int) -> None:

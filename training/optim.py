@@ -22,16 +22,18 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     """Nearest semi-orthogonal matrices, approximately: (N, m, n) -> (N, m, n), in the input's dtype.
 
-    torch.optim.Muon runs this in bfloat16, which most CPUs multiply ten times slower than float32.
+    On CUDA it is computed in bfloat16, as torch.optim.Muon does it everywhere: most CPUs multiply that ten
+    times slower than float32.
     """
     a, b, c = _QUINTIC
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
+    x = matrices.bfloat16() if matrices.is_cuda else matrices
+    x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(matrices.dtype)
 
 
 class Muon(Optimizer):
@@ -39,13 +41,20 @@ class Muon(Optimizer):
 
     The update is scaled by 0.2 · sqrt(max(m, n)), which gives it AdamW's typical size (arXiv:2502.16982).
     Sharded matrices keep sharded momentum; each rank orthogonalizes the whole update and takes its own rows.
+    Where `found_inf`, a number on the device, is set and not 0, a step changes nothing, as with fused AdamW.
     """
+
+    found_inf: Tensor | None = None
 
     def __init__(self, params, lr: float = 2e-3, momentum: float = 0.95, weight_decay: float = 0.0):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure=None):
+        found = self.found_inf
+        if found is None:
+            found = torch.zeros((), device=self.param_groups[0]["params"][0].device)
+        skip, applied = found.bool(), 1 - found
         for group in self.param_groups:
             shapes: dict[tuple[int, int], list[Tensor]] = {}
             for parameter in group["params"]:
@@ -58,11 +67,13 @@ class Muon(Optimizer):
                     if "momentum" not in state:
                         state["momentum"] = torch.zeros_like(parameter)
                     momentum = state["momentum"]
-                    momentum.lerp_(parameter.grad, 1 - group["momentum"])
-                    updates.append(whole(parameter.grad.lerp(momentum, group["momentum"])))  # Nesterov
+                    gradient = torch.where(skip, momentum, parameter.grad)  # from which it does not move
+                    momentum.lerp_(gradient, 1 - group["momentum"])
+                    updates.append(whole(gradient.lerp(momentum, group["momentum"])))  # Nesterov
                 scale = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
-                for parameter, update in zip(parameters, orthogonalize(torch.stack(updates)), strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                updated = orthogonalize(torch.stack(updates)) * applied
+                for parameter, update in zip(parameters, updated, strict=True):
+                    parameter.mul_(torch.where(skip, 1.0, 1 - group["lr"] * group["weight_decay"]))
                     parameter.add_(_sharded_like(update, parameter), alpha=-scale)
 
 
@@ -164,12 +175,15 @@ def schedule(
 
 
 @torch.no_grad()
-def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
-    """Exponential moving average of the weights. Its decay grows from 0.1, to forget early noise."""
+def update_average(
+    average: dict[str, Tensor], model: nn.Module, decay: float, step: int, skip: Tensor
+) -> None:
+    """Exponential moving average of the weights, unless `skip`, a bool on the device, is set. Its decay grows
+    from 0.1, to forget early noise."""
     decay = min(decay, (1 + step) / (10 + step))
     for name, parameter in model.named_parameters():
         if name in average:
-            average[name].lerp_(parameter, 1 - decay)
+            average[name].lerp_(torch.where(skip, average[name], parameter), 1 - decay)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from data.tokenizer import SPECIAL_TOKENS
 from models.checkpoints.hub import locate, snapshot
 from models.checkpoints.idefics3 import check_expressible
 from models.checkpoints.save import public_name, transformers_processor
+from models.losses import summed_cross_entropy
 from models.vision_language_model import VisionLanguageModel
 from training.config import TrainConfig, dataset_entries
 from training.distributed import Ranks
@@ -32,7 +33,8 @@ _ROWS_TO_SEARCH = 200  # for questions to show
 
 
 class RowsLoss(nn.Module):
-    """(summed cross-entropy over labelled tokens, what to log) of a micro-batch.
+    """(summed cross-entropy over labelled tokens, what to log) of a micro-batch (`data.packing.Batch`), whose
+    indices of labels and placeholders spare a GPU from counting them.
 
     A batch without images sends a blank one through the vision tower and adds its features times zero, so
     that every rank takes part in every exchange of gradients.
@@ -48,18 +50,31 @@ class RowsLoss(nn.Module):
         labels: Tensor,
         position_ids: Tensor,
         segment_ids: Tensor,
+        labelled: Tensor,
+        placeholders: Tensor | None = None,
         pixel_values: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        x = self.model.embed(input_ids, pixel_values)  # (B, T, D)
-        if pixel_values is None and self.blank:
+        language_model = self.model.language_model
+        x = language_model.embed_tokens(input_ids)  # (B, T, D)
+        if pixel_values is not None:
+            features = self.model.encode_images(pixel_values)  # (N, S, D)
+            if placeholders is None:  # in front
+                x = torch.cat((features, x), dim=1)  # (B, F + T, D)
+            else:
+                flat = x.flatten(0, 1).index_copy(0, placeholders, features.flatten(0, 1).to(x.dtype))
+                x = flat.view_as(x)
+        elif self.blank:
             # Before the language model, because sharded ranks gather weights in one order.
             vision = self.model.config.vision
             shape = (1, vision.num_channels, vision.image_size, vision.image_size)
             blank = torch.ones(shape, device=self.model.device, dtype=self.model.dtype)
             x = x + 0.0 * self.model.encode_images(blank).sum()
         mask = segment_mask(segment_ids)  # (B, T, T), or blocks on CUDA
-        hidden, _ = self.model.language_model(x, mask, position_ids=position_ids)
-        return self.model.summed_loss(hidden, labels)[0], {}
+        hidden, _ = language_model(x, mask, position_ids=position_ids)
+        length, front = labels.shape[1], hidden.shape[1] - labels.shape[1]
+        before = labelled - 1 + (labelled // length + 1) * front  # the positions that predict labels
+        hidden, targets = hidden.flatten(0, 1).index_select(0, before), labels.flatten()[labelled]
+        return summed_cross_entropy(hidden, targets, language_model.lm_head), {}
 
 
 class RowsTask(Task):
@@ -165,7 +180,7 @@ class RowsTask(Task):
         self.model.eval()
         config = replace(self.loader_config, epochs=1, workers=0, seed=0)
         loader = Loader(self.held_out, self.processor, config, self.ranks.rank, self.ranks.world_size)
-        batches, total, tokens = grouped(loader), 0.0, 0.0
+        batches, losses, tokens = grouped(loader), [], 0.0
         for _ in range(math.ceil(self.config.eval_pictures / self.config.batch_size)):
             try:
                 group, failed = next(batches, None), None
@@ -177,10 +192,10 @@ class RowsTask(Task):
             if not having:
                 break
             for batch in group or loader.padding_step():
-                loss, _ = wrapped(**batch.to(self.model.device))
-                total, tokens = total + loss.item(), tokens + batch.num_labels
+                losses.append(wrapped(**batch.to(self.model.device))[0])
+                tokens += batch.num_labels
         self.model.train()
-        total, tokens = self.ranks.sum(total, tokens)
+        total, tokens = self.ranks.sum(sum(loss.item() for loss in losses), tokens)
         if not tokens:
             raise DatasetError("--eval-data: no row can be scored, on any rank")
         return {"eval_loss": total / tokens}
