@@ -382,14 +382,6 @@ def test_models_that_it_does_not_take():
         assert unsupported(model) is not None
 
 
-def test_replaced_weights_are_noticed():
-    model = make()
-    decoder = TritonDecoder(model)
-    assert not decoder.stale()
-    model.to(torch.bfloat16)
-    assert decoder.stale()
-
-
 def test_launches_of_a_token(monkeypatch):
     """A kernel for each phase; or one, and the choice."""
     launches = []

@@ -100,7 +100,7 @@ class TritonDecoder:
             raise ValueError(f"the Triton decode step cannot run this model: {reason}")
         self.model, self.persistent = language_model, persistent
         config, norm = language_model.config, language_model.norm.weight
-        self._device, self._addresses = norm.device, addresses(language_model)
+        self._device = norm.device
         # In the interpreter programs run one after another, and none may wait for a later one.
         self._programs = programs or (multiprocessors(self._device) if self._device.type == "cuda" else 1)
         self._layers = [fields_of(layer) for layer in language_model.layers]
@@ -136,10 +136,6 @@ class TritonDecoder:
         self._arrived = new(self._kv, dtype=torch.int32)
         self._best = torch.zeros(MOST_CANDIDATES, MOST_ROWS, device=self._device)
         self._places = torch.zeros(MOST_CANDIDATES, MOST_ROWS, dtype=torch.int32, device=self._device)
-
-    def stale(self) -> bool:
-        """Whether weights have been replaced since, by `model.to` for example."""
-        return self._addresses != addresses(self.model)
 
     def sizes(self, rows: int) -> kernels.Sizes:
         """What the kernels for that many rows are compiled for."""
@@ -286,8 +282,3 @@ class TritonDecoder:
 
 def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def addresses(language_model) -> list[int]:
-    """Where each of its weights lies."""
-    return [tensor.data_ptr() for tensor in (*language_model.parameters(), *language_model.buffers())]
