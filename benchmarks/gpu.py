@@ -213,7 +213,7 @@ def parity(device: str, shape: str) -> dict:
     exact: torch.Tensor | None = None
     for precision, dtype in DTYPES.items():
         ours, theirs = (build(shape, dtype, device) for build in (build_ours, build_transformers))
-        inputs = prompt(shape, 2, device=device)
+        inputs: dict[str, Any] = prompt(shape, 2, device=device)
         inputs["pixel_values"] = inputs["pixel_values"].to(dtype)
         got, expected = (model(**inputs).logits.float() for model in (ours, theirs))
         row: dict[str, Any] = {"prompt_logits": relative(got, expected)}
