@@ -143,9 +143,13 @@ def main() -> None:
                         kind = "int8" if int8 else str(dtype).removeprefix("torch.")
                         line = f"sm_{target} {shape} {kind} rows {rows} {name}"
                         print(line, *(f"{key} {value}" for key, value in usage.items()), sep="  ", flush=True)
-                        # In float32 the whole step wants a few registers more than there are: it is slower, not
-                        # wrong, and launched for tests only.
-                        if usage["spilled"] and (dtype, name) != (torch.float32, "whole_step"):
+                        # Several rows of float32 in one kernel want a few registers more than there are:
+                        # that is slower, not wrong, and not the default.
+                        if usage["spilled"] and (dtype, rows > 1, name) != (
+                            torch.float32,
+                            True,
+                            "whole_step",
+                        ):
                             spilled.append(line)
     if spilled:
         sys.exit("registers are spilled by:\n" + "\n".join(spilled))

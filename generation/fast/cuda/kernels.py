@@ -63,10 +63,9 @@ class Sizes:
 
     def __post_init__(self):
         follow = {"WT": tl.int8 if self.INT8 else self.DT, "A": self.H * self.HD}
-        narrow = 2048 // self.DT.primitive_bitwidth
         for name, width in (("D", self.D), ("A", self.H * self.HD), ("F", self.F)):
             whole = max(16, triton.next_power_of_2(width))
-            follow[f"BK_{name}"] = whole if self.ONE else min(narrow, whole)
+            follow[f"BK_{name}"] = whole if self.ONE else min(2048 // self.DT.primitive_bitwidth, whole)
             follow[f"BN_{name}"] = min(8, max(1, 8192 // whole)) if self.ONE else 16
         follow["BN_G"] = max(1, follow["BN_D"] // 2) if self.ONE else 16
         follow["BK_G"] = min(64, follow["BK_D"]) if self.INT8 and not self.ONE else follow["BK_D"]
