@@ -252,8 +252,12 @@ def test_training_takes_the_models_loss(placement):
     model = tiny_vlm(placement)
     if placement == "prefix":
         lengths = ((1, 6), (2, 3))
-        samples = [Sample(("toy", n), words(n, m), [IGNORE_INDEX, *words(n, m)[1:]], front=4) for n, m in lengths]
-        rows = [[(replace(one, images=(None,), image_tiles=(1,)), Tiles.of(tile(1)[None]))] for one in samples]
+        samples = [
+            Sample(("toy", n), words(n, m), [IGNORE_INDEX, *words(n, m)[1:]], front=4) for n, m in lengths
+        ]
+        rows = [
+            [(replace(one, images=(None,), image_tiles=(1,)), Tiles.of(tile(1)[None]))] for one in samples
+        ]
         batch = collate([pack(*zip(*row)) for row in rows], PAD).to("cpu")
     else:
         rows = [[document(*numbers) for numbers in DOCUMENTS[:3]], None, [document(*DOCUMENTS[4])]]
