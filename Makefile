@@ -56,7 +56,7 @@ cuda-check: $(if $(filter $(CUDA_VENV)/%,$(CUDA_PY)),$(CUDA_INSTALLED))
 	$(CUDA_PY) -m tests.cuda_check.compile_kernels
 	@stub=$$(mktemp -d) && trap 'rm -rf "$$stub"' EXIT && \
 	  $(CC) -shared -fPIC -O1 -Wl,-soname,libcuda.so.1 -o "$$stub/libcuda.so.1" tests/cuda_check/driver_stub.c && \
-	  LD_PRELOAD="$$stub/libcuda.so.1" TRITON_INTERPRET=1 $(CUDA_PY) -m pytest tests/cuda_check/test_pretended.py
+	  LD_PRELOAD="$$stub/libcuda.so.1" TRITON_INTERPRET=1 $(CUDA_PY) -m pytest tests/cuda_check/test_pretended*.py
 
 # The long versions of what `make test` does a little of: damaged inputs, kills, a page under load.
 soak: $(INSTALLED)

@@ -4,6 +4,7 @@
     python -m benchmarks.decode --device cuda --precisions bfloat16 --contexts 2000,8000
     python -m benchmarks.decode --device cuda --precisions bfloat16 --batch 256 --systems ours-fast
     python -m benchmarks.decode --batch 1,8,16 --contexts "" --systems ours-fast,llama.cpp
+    python -m benchmarks.decode --device cuda --precisions int8 --systems ours-fast,ours-persistent
     python -m benchmarks.decode --quick --systems ours-fast,transformers
 
 At batch 1 a decode step reads every weight and the whole cache once. The floor of its time is those bytes at
@@ -42,8 +43,8 @@ from benchmarks.shapes import SHAPES, prompt_tokens
 from benchmarks.systems import DECODERS, read_bandwidth
 from inference.cli import positive
 
-PEERS = ("transformers", "transformers-static", "llama.cpp", "ours-eager", "ours-no-cache")
-INT8_SYSTEMS = ("ours-fast", "llama.cpp")
+PEERS = ("transformers", "transformers-static", "llama.cpp", "ours-eager", "ours-no-cache", "ours-compiled")
+INT8_SYSTEMS = ("ours-fast", "ours-persistent", "llama.cpp")
 BUFFER = {"cpu": 2**29, "cuda": 2**32}  # bytes that the bandwidth is measured over
 COLUMNS = {
     "system": "system",
@@ -71,21 +72,24 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--contexts", type=integers, default=[8000], metavar="N,N", help="further contexts (default 8000)")
     add("--tokens", type=positive, default=64, metavar="N", help="decode steps that are timed (default 64)")
     add("--batch", type=integers, default=[1], metavar="N,N", help="rows decoded together (default 1)")
-    add("--compile", action=argparse.BooleanOptionalAction, help="transformers-static (default: on CUDA)")
+    add(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="what is compiled by PyTorch (default: on CUDA)",
+    )
     settings = parser.parse_args(arguments)
     if settings.quick:
         settings.rounds, settings.tokens, settings.prompts = 1, 16, settings.prompts[:1]
         settings.contexts = []
     cpu = settings.device == "cpu"
     settings.precisions = settings.precisions or ["float32", "bfloat16", *(["int8"] if cpu else [])]
-    if not cpu and "int8" in settings.precisions:
-        parser.error("--precisions: int8 runs on a CPU only")
     if not settings.batch or min(settings.batch) < 1:
         parser.error(f"--batch: expected numbers of rows, 1 or more, got {settings.batch}")
     settings.compile = not cpu if settings.compile is None else settings.compile
     if settings.systems is None:
         left_out = {"ours-no-cache"} if settings.quick else set()
-        left_out |= set() if settings.compile else {"transformers-static"}
+        left_out |= set() if settings.compile else {"transformers-static", "ours-compiled"}
+        left_out |= {"ours-persistent"} if cpu else set()
         settings.systems = [name for name in DECODERS if name not in left_out]
     limit = SHAPES[settings.shape].text.max_position_embeddings
     longest = max([prompt_tokens(settings.shape, tiles) for tiles in settings.prompts] + settings.contexts)

@@ -3,8 +3,8 @@
     python -m benchmarks.first_token                              # SmolVLM-256M's shape, 1 and 17 tiles
     python -m benchmarks.first_token --precisions float32 --systems ours-fast,openvino --tiles 1 --rounds 9
     python -m benchmarks.first_token --quick
-    python -m benchmarks.first_token --save first-token-cpu
-    python -m benchmarks.picture benchmarks/results/first-token-cpu.json assets/first-token.svg
+    python -m benchmarks.first_token --save first-token-cpu-zen4
+    python -m benchmarks.picture benchmarks/results/first-token-cpu-zen4.json assets/first-token.svg
 
 Ocelli with the steps that a user gets, its eager reference, transformers, and, where requirements-bench.txt
 is installed, OpenVINO and llama.cpp. OpenVINO has the vision tower and the projector alone, llama.cpp the
@@ -102,8 +102,6 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         settings.rounds, settings.tiles = 1, settings.tiles[:1]
     cpu = settings.device == "cpu"
     settings.precisions = settings.precisions or ["float32", "bfloat16", *(["int8"] if cpu else [])]
-    if not cpu and "int8" in settings.precisions:
-        parser.error("--precisions: int8 runs on a CPU only")
     settings.systems = settings.systems or list(SYSTEMS)
     limit = SHAPES[settings.shape].text.max_position_embeddings
     fitting = [

@@ -1,7 +1,7 @@
 """A result of decode.py or first_token.py as a picture, and as the table that the pages show.
 
-    python -m benchmarks.picture benchmarks/results/decode-cpu-zen3.json assets/decode.svg
-    python -m benchmarks.picture benchmarks/results/first-token-cpu.json assets/first-token.svg
+    python -m benchmarks.picture benchmarks/results/decode-cpu-zen4.json assets/decode.svg
+    python -m benchmarks.picture benchmarks/results/first-token-cpu-zen4.json assets/first-token.svg
 
 The picture is written; the table is printed, in Markdown. Decoding is drawn at the shortest context and one
 row.
@@ -20,7 +20,7 @@ COLOURS = {"ours-fast": "#0f766e", "llama.cpp": "#b45309", "transformers": "#647
 LIGHTER = {"ours-fast": "#5eb8ae", "transformers": "#b3bfcc"}  # of prefill, after the tower
 LABELS = {"ours-fast": "Ocelli", "openvino": "OpenVINO (tower)", "llama.cpp": "llama.cpp (language model)"}
 LINE = "#dc2626"
-BAR, STEP, GAP, LEFT, WIDTH, TOP = 20, 24, 14, 260, 820, 60  # pixels
+BAR, STEP, GAP, LEFT, WIDTH, TOP = 20, 24, 14, 260, 820, 68  # pixels
 NUMBER = 60  # pixels that the number at the end of a bar has
 
 

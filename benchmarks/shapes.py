@@ -51,6 +51,21 @@ SHAPES = {
     "SmolVLM-2.2B": VLMConfig(
         _vision(1152, 4304, 27, 16, 384, 14), _text(49_155, 2048, 8192, 24, 32, 32, **_LARGE), 3, 49_153
     ),
+    # What configs/nanovlm-*.yaml train.
+    "nanoVLM-222M": VLMConfig(
+        _vision(768, 3072, 12, 12, 224, 16),
+        _text(49_152, 576, 1536, 30, 9, 3, **_LLAMA),
+        scale_factor=2,
+        image_token_id=49_151,
+        tie_word_embeddings=True,
+    ),
+    "nanoVLM-460M": VLMConfig(
+        _BASE,
+        _text(49_152, 960, 2560, 32, 15, 5, **_LLAMA),
+        scale_factor=4,
+        image_token_id=49_151,
+        tie_word_embeddings=True,
+    ),
     "tiny": VLMConfig(
         _vision(32, 64, 1, 2, 32, 8), _text(320, 64, 96, 2, 4, 2, max_position_embeddings=512), 2, 319
     ),
@@ -96,6 +111,8 @@ def build_ours(shape: str, dtype: torch.dtype, device: str) -> VisionLanguageMod
         owner, leaf = name.rsplit(".", 1)
         weight = torch.empty(parameter.shape, dtype=dtype, device=device)
         setattr(model.get_submodule(owner), leaf, nn.Parameter(weight))
+    if model.config.tie_word_embeddings:
+        model.language_model.lm_head.weight = model.language_model.embed_tokens.weight
     fill_weights(model)
     return model.eval()
 
@@ -105,9 +122,6 @@ def build_precision(setup: dict, packed: bool) -> VisionLanguageModel:
 
     Args:
         packed: on a CPU without fast arithmetic in bfloat16, keep the weights in it and compute in float32.
-
-    Raises:
-        ValueError: int8 on CUDA.
     """
     precision, device = setup["precision"], setup["device"]
     plain = device == "cuda" or not packed or has_fast_bfloat16()

@@ -28,16 +28,49 @@ from benchmarks.shapes import build_checkpoint, fill, prompt, prompt_tokens
 from generation import kv_cache as kv
 from generation.decoding import GenerationOutput, Sampler, decode, eager_step
 from generation.draft import draft_stream
+from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler, find_compiler
 from generation.kv_cache import CachePosition
 from generation.prefix import FeatureCache
 from generation.session import Session
+from generation.steps import DecodeStep
 
 DRAFT_TOKENS = 64  # at most: a draft ends by itself when it has taken its share of the time
 
 
+class CompiledStep:
+    """The eager step as one graph of torch.compile, its cache of a fixed length and positions on the device:
+    what PyTorch makes of a decode step without kernels of one's own."""
+
+    def __init__(self, language_model, device: str):
+        self._step = eager_step(language_model)
+        options: dict[str, Any] = {"mode": "reduce-overhead"} if device == "cuda" else {"backend": "eager"}
+        self._compiled = torch.compile(self._step, fullgraph=True, **options)
+        self._cache: kv.KVCache | None = None
+
+    def __call__(self, token_ids: Tensor, kv_cache: kv.KVCache, start_pos: int | Tensor) -> Tensor:
+        if kv_cache is not self._cache:  # a graph writes to memory that stays
+            self._cache = kv_cache
+            for tensor in (tensor for layer in kv_cache for tensor in layer.values()):
+                torch._dynamo.mark_static_address(tensor)
+        if isinstance(start_pos, int):
+            start_pos = torch.full((len(token_ids),), start_pos, device=token_ids.device)
+        torch.compiler.cudagraph_mark_step_begin()
+        return self._compiled(token_ids, kv_cache, start_pos).clone()
+
+
+def persistent_step(language_model) -> tuple[DecodeStep | None, str]:
+    """The fast step of CUDA as one kernel that stays: (None, why not) or (the step, its name)."""
+    step = GraphStep(language_model, persistent=True)
+    if step.decoder(1) is None:
+        return None, step.name
+    reason = step.rehearse()
+    return (None, f"no CUDA graph: {reason}") if reason else (step, step.name)
+
+
 class Ours:
-    """Our model: the eager step, the fast one, or nothing kept at all."""
+    """Our model: the eager step, the fast one, on CUDA the same in one persistent kernel, the eager one
+    compiled, or nothing kept at all."""
 
     def __init__(self, setup: dict):
         self.shape, self.device = setup["shape"], setup["device"]
@@ -45,9 +78,13 @@ class Ours:
         checkpoint = build_checkpoint(setup, fast=self.kind == "fast")
         self.model, self.step = checkpoint.model, checkpoint.decode_step
         self.info: dict[str, Any] = {"step": checkpoint.decode_step_name}
-        if self.kind == "fast":
+        if self.kind == "compiled":
+            self.step = CompiledStep(self.model.language_model, self.device)
+        if self.kind == "persistent":
+            self.step, self.info["step"] = persistent_step(self.model.language_model)
+        if self.kind in ("fast", "persistent"):
             if self.step is None:
-                raise Unavailable(checkpoint.decode_step_name)
+                raise Unavailable(self.info["step"])
             start = now(self.device)
             if self.device == "cuda":  # compiled there when it is first used
                 self._answer(prompt(self.shape, 0, device=self.device), 2)
@@ -164,6 +201,8 @@ def read_bandwidth(device: str, size: int) -> dict[str, float]:
 
 DECODERS: dict[str, Callable[[dict], Any]] = {
     "ours-fast": Ours,
+    "ours-persistent": Ours,
+    "ours-compiled": Ours,
     "ours-eager": Ours,
     "ours-no-cache": Ours,
     "transformers": Transformers,

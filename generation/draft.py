@@ -51,7 +51,7 @@ class DraftLimits:
     most_prompt: positions of the short prompt, as a share of those that the full one has to compute.
     """
 
-    share: float = 0.04
+    share: float = 0.025
     least_wait: float = 0.3
     most_prompt: float = 1 / 3
 

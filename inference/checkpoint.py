@@ -6,7 +6,7 @@ checkpoint = checkpoint.compiled()           # answers with the fastest decode s
 On a CPU the fastest is C for prompts, tokens and tiles (`generation/fast/native/`), compiled once for this
 machine. The step that is chosen stays, however many rows there are, and a row's bits depend neither on their
 number nor on whether it is prefilled or decoded. On CUDA it is the step and the sampler as one graph
-(`generation/fast/cuda_graph.py`), compiled by inductor if the run is long enough to make that worthwhile.
+(`generation/fast/cuda/`), of Triton kernels where they can run the model.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pathlib import Path
 import torch
 
 from data.processor import Processor
-from generation.fast import cuda_graph
-from generation.fast.cuda_graph import GraphStep
+from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.build import NoCompiler, to_panels
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
 from generation.fast.quantized import pack
@@ -35,13 +34,10 @@ from models.config import check_device
 from models.vision_language_model import VisionLanguageModel, prepare_device
 
 PHOTOGRAPH = (4000, 3000)  # pixels of an image, where nothing is known about it
-# Seconds that compiling takes, and that it saves in each step: of calling PyTorch in each block, and of
-# reading weights. On a CPU: 2.5 to 3.5 s; 28 ms in place of 80 for 30 blocks and 538 MB (float32, results in
-# decode-cpu-zen3.json), 0.3 in place of 2.5 for the embedded model's 4 blocks and 7 MB. On CUDA estimated:
-# one block compiled by inductor, against 9 kernels more in each block of a graph that is recorded without it.
-COMPILE_SECONDS = {"cpu": 3.0, "cuda": 45.0}
-SAVED_PER_BLOCK = {"cpu": 5e-4, "cuda": 1.2e-5}
-SAVED_PER_BYTE = {"cpu": 7e-11, "cuda": 0.0}
+# Seconds that compiling takes on a CPU, and that it saves in each step: of calling PyTorch in each block, and
+# of reading weights. 2.5 to 3.5 s; 28 ms in place of 80 for 30 blocks and 538 MB (float32, two threads of a
+# Zen 3 core), 0.3 in place of 2.5 for the embedded model's 4 blocks and 7 MB.
+COMPILE_SECONDS, SAVED_PER_BLOCK, SAVED_PER_BYTE = 3.0, 5e-4, 7e-11
 
 
 @dataclass(frozen=True)
@@ -172,37 +168,33 @@ def pick_device(name: str) -> torch.device:
 
 
 def break_even_steps(language_model) -> int | float:
-    """Roughly how many decode steps save the time that compiling takes; infinite without a fast step."""
+    """Roughly how many decode steps save the time that compiling takes: one where a CUDA graph is recorded,
+    in less than a second; infinite without a fast step."""
     device = language_model.norm.weight.device.type
-    if device not in COMPILE_SECONDS:
-        return math.inf
+    if device != "cpu":
+        return 1 if device == "cuda" else math.inf
     blocks = language_model.layers
     read = [*blocks.parameters(), *blocks.buffers(), language_model.lm_head.weight]
-    saved = SAVED_PER_BLOCK[device] * len(blocks) + SAVED_PER_BYTE[device] * sum(w.nbytes for w in read)
-    return math.ceil(COMPILE_SECONDS[device] / saved)
+    saved = SAVED_PER_BLOCK * len(blocks) + SAVED_PER_BYTE * sum(weight.nbytes for weight in read)
+    return math.ceil(COMPILE_SECONDS / saved)
 
 
 def fast_step(language_model, steps: int | None = None) -> tuple[DecodeStep | None, str]:
     """(a decode step faster than the eager one, what it is), or (None, why there is none).
 
     Args:
-        steps: the most that are expected. If they are too few to be worth compiling, only what costs next
-            to nothing is used: a step that was compiled before, or a graph of PyTorch's own kernels. None
-            always compiles.
+        steps: the most that are expected. If they are too few to be worth compiling on a CPU, only a step
+            that was compiled before is used. None always compiles.
     """
-    device, needed = language_model.norm.weight.device.type, break_even_steps(language_model)
-    pays = steps is None or steps >= needed
-    if device == "cuda":
-        if reason := cuda_graph.unsupported(language_model):
-            return None, f"eager: {reason}"
-        graph = GraphStep(language_model, backend="inductor" if pays else None)
-        if reason := graph.rehearse():
-            return None, f"eager: no CUDA graph: {reason}"
-        return graph, "compiled CUDA graph" if pays else "CUDA graph"
+    if language_model.norm.weight.device.type == "cuda":
+        graph = GraphStep(language_model)
+        reason = graph.rehearse()
+        return (None, f"eager: no CUDA graph: {reason}") if reason else (graph, graph.name)
     if reason := unsupported(language_model):
         return None, f"eager: {reason}"
+    needed = break_even_steps(language_model)
     try:
-        if not pays and not is_compiled(language_model):
+        if steps is not None and steps < needed and not is_compiled(language_model):
             return None, f"eager: compiling pays from {needed} decode steps on, at most {steps} are expected"
         return NativeStep(language_model), "native C step"
     except NoCompiler as error:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from generation.decoding import GenerationOutput
-from generation.fast.cuda_graph import GraphStep
+from generation.fast.cuda.graph import GraphStep
 from tests.invariants import collate
 from tests.prompts import NO_STOP, some_rows
 

@@ -19,12 +19,14 @@ from benchmarks import (
     common,
     decode,
     first_token,
+    gpu,
     lookup,
     peers,
     photograph,
     picture,
     prefix,
     quantization,
+    systems,
     training,
 )
 from benchmarks.peers import build_transformers, hf_config
@@ -138,7 +140,7 @@ def test_first_token_quick(run, monkeypatch):
 
 
 def test_the_picture_of_decoding_is_drawn_from_its_result(tmp_path, capsys):
-    result = common.RESULTS / "decode-cpu-zen3.json"
+    result = common.RESULTS / "decode-cpu-zen4.json"
     assert picture.main([str(result), str(tmp_path / "decode.svg")]) == 0
     bars = ET.parse(tmp_path / "decode.svg").findall("{http://www.w3.org/2000/svg}rect")
     assert len(bars) == 1 + 8  # the ground, and the systems that each precision has
@@ -264,6 +266,65 @@ def test_weights_differ_between_rows_and_logits_are_finite():
     ours, theirs = (make("tiny", torch.float32, "cpu") for make in (build_ours, build_transformers))
     assert theirs(**prompt("tiny", 2)).logits.isfinite().all()
     assert len(ours.language_model.lm_head.weight.unique(dim=0)) == SHAPES["tiny"].text.vocab_size
+
+
+# ------------------------------------------------------------------------------------------ the GPU's run
+def test_every_section_of_the_gpu_run_is_parsed():
+    """On CUDA, too: the benchmarks take what they are asked."""
+    parsers = {"decode": decode, "first_token": first_token, "batching": batching, "training": training}
+    for device in ("cpu", "cuda"):
+        for _, arguments in gpu.sections(device).values():
+            name = arguments[1].removeprefix("benchmarks.")
+            if name in parsers:
+                assert parsers[name].parse_arguments(arguments[2:]).device == device
+            else:
+                assert name == "gpu" and arguments[-1] in gpu.OWN
+
+
+def test_a_section_that_hangs_or_dies_takes_no_other_with_it(tmp_path, monkeypatch, capsys):
+    result = json.loads((common.RESULTS / "decode-cpu-zen3.json").read_text())
+    (tmp_path / "decode.json").write_text(json.dumps(result | {"rows": [
+        row | {"over_static": row["over_transformers"], "step": "a step"} for row in result["rows"]
+    ]}))  # fmt: skip
+    scripts = {
+        "parity": "print('{}'); import time; time.sleep(600)",
+        "env": "import os; os.kill(os.getpid(), 9)",
+        "decode": f"print(open({str(tmp_path / 'decode.json')!r}).read())",
+    }
+    found = {name: gpu.Section(60, ["-c", script]) for name, script in scripts.items()}
+    found["parity"] = found["parity"]._replace(seconds=0.5)
+    monkeypatch.setattr(gpu, "sections", lambda device: found)
+    assert gpu.main(["--output", str(tmp_path / "run")]) == 1
+    lines = [json.loads(line) for line in (tmp_path / "run/gpu.jsonl").read_text().splitlines()]
+    assert [(line["section"], "status" in line) for line in lines] == [
+        ("parity", True), ("env", True), ("decode", False)
+    ]  # fmt: skip
+    shown = (tmp_path / "run/gpu.md").read_text()
+    fast = [row for row in result["rows"] if row["system"] == "ours-fast"]
+    assert shown.count("a step") == len(fast) and shown in capsys.readouterr().out
+
+
+def test_parity_with_transformers():
+    found = gpu.parity("cpu", "tiny")
+    exact, low = found["float32"], found["bfloat16"]
+    assert exact["same_argmax"] == 1 and exact["prompt_logits"] < 1e-4 < low["prompt_logits"] < 0.5
+    steps = [value for value in exact.values() if isinstance(value, dict)]
+    assert all(step["equal_tokens"] == gpu.PARITY_TOKENS and step["step_logits"] < 1e-4 for step in steps)
+    assert 1e-4 < low["eager"]["step_logits"] < 0.5
+
+
+def test_compiled_step():
+    """What the fast step is compared with gives the eager step's logits."""
+    setup = {
+        "shape": "tiny",
+        "device": "cpu",
+        "precision": "float32",
+        "threads": 1,
+        "system": "ours-compiled",
+    }
+    compiled = systems.Ours(setup)
+    logits = [gpu.step_logits(compiled.model, step) for step in (compiled.step, None)]
+    torch.testing.assert_close(*logits)
 
 
 # -------------------------------------------------------------------------------------------- training

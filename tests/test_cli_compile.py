@@ -60,7 +60,7 @@ def test_what_may_come_of_a_batch_goes_by_its_rounds(cli, photo, compiler, monke
 
 
 def test_how_many_steps_pay_goes_by_blocks_and_by_what_they_read():
-    """3 s of gcc against 52 ms a step (benchmarks/results/decode-cpu-zen3.json), whatever the step reads."""
+    """3 s of gcc against 52 ms a step, whatever the step reads."""
 
     def steps(config) -> int:
         return checkpoint_module.break_even_steps(LanguageModel(config))

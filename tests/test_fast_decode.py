@@ -11,7 +11,7 @@ import torch
 
 from generation import kv_cache as kv
 from generation.decoding import eager_step
-from generation.fast.cuda_graph import GraphStep
+from generation.fast.cuda.graph import GraphStep
 from generation.fast.native import build
 from generation.fast.native.build import PanelLinear
 from generation.fast.native.step import NativeStep, unsupported

@@ -1,4 +1,4 @@
-"""`GraphStep` without CUDA: buffers, buckets, late stop flags and the kept cache give the eager tokens.
+"""`GraphStep` without CUDA or Triton: buffers, buckets, late stop flags, the kept cache give eager tokens.
 
 With a tape for a graph, which is bound to addresses as a graph is. That the step gives the eager answers
 without graphs, in batches, sessions and slots, is in test_generate.py.
@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generation import kv_cache as kv
 from generation.decoding import GenerationOptions
-from generation.fast import cuda_graph
-from generation.fast.cuda_graph import FusedDecoder, Graphs, GraphStep, StaticCache, _Run, bucket_of
+from generation.fast.cuda import graph
+from generation.fast.cuda.graph import Graphs, GraphStep, StaticCache, _Run, bucket_of
 from generation.options import NotFiniteError
 from generation.session import Session
 from inference.answer import ask
@@ -27,6 +27,7 @@ from models.language_model import LanguageModel
 from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, record_on_tape, stops_for
 from tests.invariants import session_holds
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, some_rows, tiny_vlm, words
+from tests.test_speculation import Guess
 
 NEVER = 10**6  # a stop id that no token has: flags are read, and nothing stops
 
@@ -38,9 +39,10 @@ def vlm():
 
 @pytest.fixture(autouse=True)
 def small_and_taped(monkeypatch):
-    """Short buckets, a static cache for all, and tapes for graphs."""
-    monkeypatch.setattr(cuda_graph, "BUCKET", 16)
-    monkeypatch.setattr(cuda_graph, "STATIC_SHARE", 1000)
+    """Short buckets, a static cache for all, tapes for graphs, and the eager step even where Triton is."""
+    monkeypatch.setattr(graph, "no_triton", lambda language_model, rows: "it is a test")
+    monkeypatch.setattr(graph, "BUCKET", 16)
+    monkeypatch.setattr(graph, "STATIC_SHARE", 1000)
     monkeypatch.setattr(Graphs, "_record", record_on_tape)
     capture = property(lambda self: self.failure is None, lambda self, value: None)
     monkeypatch.setattr(Graphs, "capture", capture, raising=False)
@@ -62,7 +64,7 @@ def test_tokens_are_those_of_the_eager_step(vlm, count, sampling):
 @pytest.mark.parametrize("end", [1, 3, 9])
 def test_late_flags_yield_nothing_behind_the_last_stop(vlm, monkeypatch, lag, end):
     pushed, push = [], _Run.push
-    monkeypatch.setattr(cuda_graph, "LAG", lag)
+    monkeypatch.setattr(graph, "LAG", lag)
     monkeypatch.setattr(_Run, "push", lambda self, number: pushed.append(number) or push(self, number))
     inputs, step = batch(1), GraphStep(vlm.language_model)
     free = vlm.generate(**inputs, max_new_tokens=9, **NO_STOP)[0].tolist()
@@ -74,7 +76,7 @@ def test_late_flags_yield_nothing_behind_the_last_stop(vlm, monkeypatch, lag, en
 def test_a_cache_that_is_outlived(kept, monkeypatch):
     """Rows end in a buffer of one step's length, and stop before, at and behind its end."""
     monkeypatch.setattr(kv, "STEP", 32)
-    monkeypatch.setattr(cuda_graph, "STATIC_SHARE", 1000 * kept)
+    monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
     model, inputs = tiny_vlm(), batch(2)
     free = model.generate(**inputs, max_new_tokens=50, **NO_STOP)
     for place in (8, 9, 10, 40):
@@ -120,7 +122,7 @@ def test_logits_that_are_not_finite_are_an_error_and_leave_nothing(stops):
 @pytest.mark.parametrize("anew", [False, True])
 def test_an_answer_left_alone_does_not_touch_the_next_one(kept, anew, monkeypatch):
     """Its steps ahead have met NaN, and its stream is let go of when the session has long gone on."""
-    monkeypatch.setattr(cuda_graph, "STATIC_SHARE", 1000 * kept)
+    monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
     model, prompt = tiny_vlm(), words(1, 8)
     session, step = Session(model), GraphStep(model.language_model)
     options = {"max_new_tokens": 10, "stop_token_ids": (NEVER,), "decode_step": step}
@@ -161,7 +163,7 @@ def test_a_session_goes_on_behind_a_stop(vlm):
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_graphs_serve_the_next_answer_where_the_cache_is_kept(vlm, kept, monkeypatch):
-    monkeypatch.setattr(cuda_graph, "STATIC_SHARE", 1000 * kept)
+    monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
     recorded, step = [], GraphStep(vlm.language_model)
     monkeypatch.setattr(Graphs, "_record", lambda *a: recorded.append(1) or record_on_tape(*a))
     vlm.generate(**batch(1), max_new_tokens=30, decode_step=step, **NO_STOP)
@@ -174,7 +176,7 @@ def test_graphs_serve_the_next_answer_where_the_cache_is_kept(vlm, kept, monkeyp
 
 
 def test_buckets_are_at_most_a_quarter_too_long(monkeypatch):
-    monkeypatch.setattr(cuda_graph, "BUCKET", 256)
+    monkeypatch.setattr(graph, "BUCKET", 256)
     buckets = [bucket_of(length) for length in range(1, 9000)]
     assert buckets == sorted(buckets) and len(set(buckets)) < 20
     for length, bucket in enumerate(buckets, start=1):
@@ -199,28 +201,10 @@ def test_the_kept_cache_is_for_one_at_a_time(vlm):
     assert other[0]["key"].data_ptr() == address
 
 
-# --- joined weights
+# --- replaced weights
 
 
-def test_joined_weights_are_the_models_own():
-    model = tiny_vlm(attention_bias=True)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    parameters = dict(model.named_parameters())
-    decoders = [FusedDecoder(model.language_model) for _ in range(2)]
-    after = model.state_dict()
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
-    block = model.language_model.layers[1]
-    for decoder in decoders:  # one copy for both, and for the model
-        (weight, bias), (gate_up, _) = decoder.layers[1].qkv, decoder.layers[1].gate_up
-        assert weight.data_ptr() == block.self_attn.q_proj.weight.data_ptr()
-        assert bias.data_ptr() == block.self_attn.q_proj.bias.data_ptr()
-        assert gate_up.data_ptr() == block.mlp.gate_proj.weight.data_ptr()
-        block.mlp.up_proj.weight.data[0, 0] = 5.0
-        assert gate_up[len(gate_up) // 2, 0] == 5
-
-
-def test_weights_that_are_replaced_are_joined_again():
+def test_graphs_of_replaced_weights_are_not_replayed():
     model = tiny_vlm()
     step, inputs, options = GraphStep(model.language_model), batch(1), {"max_new_tokens": 8, **NO_STOP}
     assert_as_eager(model, step, inputs, **options)
@@ -233,28 +217,14 @@ def test_weights_that_are_replaced_are_joined_again():
     assert_as_eager(model, step, inputs, **options)
 
 
-def test_what_lies_between_attentions_compiles_as_one_graph(vlm, monkeypatch):
-    """Traced and made functional as inductor would have it, in as few versions as there are widths."""
-    monkeypatch.setattr(Graphs, "_record", lambda self, function, shape, restore: function)
-    monkeypatch.setattr(cuda_graph, "STATIC_SHARE", 0)
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    step = GraphStep(vlm.language_model, backend="aot_eager")
-    for count, new in ((1, 30), (1, 60), (2, 40), (4, 20)):
-        assert_as_eager(vlm, step, batch(count), max_new_tokens=new, **NO_STOP)
-    counters = torch._dynamo.utils.counters
-    assert step._decoder.compiled, "it fell back"
-    assert not counters["graph_break"] and 1 <= counters["stats"]["unique_graphs"] <= 2
-
-
-def test_a_backend_that_fails_is_said_once(vlm, monkeypatch):
-    def broken(*_):
-        raise RuntimeError("no such compiler")
-
-    monkeypatch.setattr(Graphs, "_record", lambda self, function, shape, restore: function)
-    step = GraphStep(vlm.language_model, backend=broken)
-    with pytest.warns(RuntimeWarning, match="not compiled.*"):
-        assert_as_eager(vlm, step, batch(1), max_new_tokens=6, **NO_STOP)
+def test_proposed_tokens_are_verified(vlm, monkeypatch):
+    """By the eager step, several at once: where that is asked for."""
+    inputs, options = inputs_of(words(1, 9)), {"max_new_tokens": 40, **NO_STOP}
+    expected = vlm.generate(**inputs, **options)
+    proposer = Guess(lambda ids: expected[0, len(ids) :][:6].tolist())
+    monkeypatch.setattr("generation.decoding.prompt_lookup", lambda *_: proposer)
+    got = vlm.generate_detailed(**inputs, decode_step=GraphStep(vlm.language_model), **options)
+    assert torch.equal(got.token_ids, expected) and got.accepted_tokens > 30
 
 
 # --- where a graph cannot be recorded
@@ -288,18 +258,14 @@ def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch
     assert checkpoint.decode_step_name == f"CUDA graph, eager since: {WHY}"
 
 
-@pytest.mark.parametrize(
-    ("steps", "fails", "backend"), [(256, False, None), (None, False, "inductor"), (256, True, None)]
-)
-def test_on_cuda_every_answer_has_a_graph_and_long_work_a_compiler(vlm, monkeypatch, steps, fails, backend):
-    made = []
-
-    class Recorder(GraphStep):
-        def __init__(self, language_model, backend=None):
-            made.append(backend)
+@pytest.mark.parametrize("steps", [1, 256, None])
+@pytest.mark.parametrize("fails", [False, True])
+def test_on_cuda_every_answer_has_a_graph(vlm, monkeypatch, steps, fails):
+    class OnTheHost(GraphStep):
+        def __init__(self, language_model):
             super().__init__(vlm.language_model)
 
-    monkeypatch.setattr("inference.checkpoint.GraphStep", Recorder)
+    monkeypatch.setattr("inference.checkpoint.GraphStep", OnTheHost)
     if fails:
         monkeypatch.setattr(Graphs, "_record", refuse)
     with meta_init():
@@ -307,9 +273,8 @@ def test_on_cuda_every_answer_has_a_graph_and_long_work_a_compiler(vlm, monkeypa
     with FakeTensorMode():
         language_model.norm.weight = nn.Parameter(torch.empty(48, device="cuda"))
     step, name = fast_step(language_model, steps)
-    assert made == [backend] and (step is None) == fails
-    graph = "compiled CUDA graph" if backend else "CUDA graph"
-    assert name == (f"eager: no CUDA graph: {WHY}" if fails else graph)
+    assert (step is None) == fails
+    assert name == (f"eager: no CUDA graph: {WHY}" if fails else "CUDA graph of the eager step: it is a test")
 
 
 def test_while_text_streams_only_late_copies_are_read(model_folder, photo, monkeypatch):

@@ -4,7 +4,7 @@ on CUDA as well, multiplied in bfloat16.
     pack(model, "int8")     # in place: linear layers and embeddings
 
 Decoding reads every weight for each token, so its speed depends on their bytes, whatever the arithmetic.
-`generation/fast/` computes straight from the packed weights; without it each product unpacks them, a part at
+`generation/fast/` computes straight from the packed weights; elsewhere each product unpacks them, a part at
 a time.
 """
 

@@ -1,4 +1,4 @@
-"""What is collected here: without the stubbed driver nothing that pretends a device, without Triton no kernels."""
+"""What is collected here: without the stubbed driver no pretended device, without Triton no kernels."""
 
 import ctypes
 from importlib.util import find_spec

@@ -9,10 +9,10 @@
     seen.attention   the kernel that torch's own dispatcher chose for each attention
     seen.graphs      what was recorded; `kernels` of each counts those of one replay
 
-What it takes from a GPU: devices that do not mix, memory that is pinned or not, where the host waits, that nothing
-waits or reads the host's memory while a graph is recorded, that recording computes nothing, the choice of the
-attention kernel, the order in memory of its result. What it does not: time, rounding, memory's limits, streams
-that overlap, kernels that fail, inductor. Triton's kernels run in its interpreter.
+What it takes from a GPU: devices that do not mix, memory that is pinned or not, where the host waits, that
+nothing waits or reads the host's memory while a graph is recorded, that recording computes nothing, the choice
+of the attention kernel, the order in memory of its result. What it does not: time, rounding, memory's limits,
+streams that overlap, kernels that fail, inductor. Triton's kernels run in its interpreter.
 
 It needs a CUDA build of torch with `driver_stub.c` preloaded: `make cuda-check`.
 """
@@ -135,7 +135,7 @@ def where() -> str:
 
 
 class Device:
-    """The pretended device: what it was asked to do, and what of that a GPU would have waited for or refused."""
+    """The pretended device: what it was asked to do, and where a GPU would be waited for, or refuse."""
 
     current: Device | None = None
 
@@ -307,8 +307,8 @@ class Mode(TorchDispatchMode):
 
 # ------------------------------------------------------------------------------------- torch.cuda
 class Graph:
-    """In place of torch.cuda.CUDAGraph. What is recorded is also computed, because shapes and further operations
-    depend on it; at the end everything that it has changed is as before."""
+    """In place of torch.cuda.CUDAGraph. What is recorded is also computed, because further operations depend on
+    it; at the end everything that it has changed is as before."""
 
     def __init__(self, *_, **__):
         self.operations: list[tuple[Callable[[], Any], Any]] = []
@@ -398,8 +398,8 @@ def cuda_functions(device: Device) -> dict[str, Any]:
         "get_rng_state": torch.zeros(16, dtype=torch.uint8),
     }  # fmt: skip
     silent = (
-        "_lazy_init", "manual_seed", "manual_seed_all", "set_rng_state", "reset_peak_memory_stats", "set_device",
-        "empty_cache",
+        "_lazy_init", "manual_seed", "manual_seed_all", "set_rng_state", "reset_peak_memory_stats",
+        "set_device", "empty_cache",
     )  # fmt: skip
     return {
         **{name: (lambda *_, value=value, **__: value) for name, value in constants.items()},
@@ -448,8 +448,8 @@ def outside_of_modes(cls, *_, **__) -> Tensor:
 
 
 def counting_attention(original: Callable) -> Callable:
-    """The fused kernels' backward passes want what their forward passes return besides the result: with gradients
-    the plain formula computes, and what torch would have chosen is counted."""
+    """The fused kernels' backward passes want what their forward passes return besides the result: with
+    gradients the plain formula computes, and what torch would have chosen is counted."""
 
     def attention(query, key, value, attn_mask=None, *more, **named):
         if isinstance(attn_mask, CausalBias):  # it looks for torch's own function, which this one replaces

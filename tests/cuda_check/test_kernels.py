@@ -15,20 +15,21 @@ import torch
 from torch import nn
 
 triton = pytest.importorskip("triton")
-if not triton.knobs.runtime.interpret:
-    pytest.skip("TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
 from generation import kv_cache as kv  # noqa: E402
+from generation.fast import quantized  # noqa: E402
 from generation.fast.cuda import decoder as decoder_module  # noqa: E402
 from generation.fast.cuda.decoder import MOST_ROWS, TritonDecoder, unsupported  # noqa: E402
-from generation.fast.quantized import PackedEmbedding, PackedLinear, pack  # noqa: E402
+from generation.fast.quantized import pack  # noqa: E402
 from generation.options import GenerationOptions  # noqa: E402
 from generation.sampling import Sampler  # noqa: E402
 from models.config import RopeScaling, TextConfig  # noqa: E402
 from models.language_model import LanguageModel  # noqa: E402
 
+pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 is not set")
+
 CHUNK, SHARE = 64, 128  # keys at once, the fewest of a share
-VOCAB = 203
+VOCAB = 59
 SHAPES = {
     "9:3": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64},
     "15:5": {"num_attention_heads": 15, "num_key_value_heads": 5, "head_dim": 64},
@@ -67,7 +68,7 @@ def make(dtype=torch.float32, layers: int = 2, **other) -> LanguageModel:
     """A model with every number random, of a width that fills no tile."""
     sizes = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16} | other
     config = TextConfig(
-        vocab_size=VOCAB, hidden_size=144, intermediate_size=208, num_hidden_layers=layers,
+        vocab_size=VOCAB, hidden_size=48, intermediate_size=72, num_hidden_layers=layers,
         max_position_embeddings=8192, rope_theta=10_000.0, **sizes,
     )  # fmt: skip
     torch.manual_seed(1)
@@ -143,20 +144,23 @@ def around(*edges: int) -> list[int]:
     return [edge + offset for edge in edges for offset in (-1, 0, 1)]
 
 
-@pytest.mark.parametrize("programs", [2, 40])
-@pytest.mark.parametrize("position", [0, *around(CHUNK, SHARE, SHARE + CHUNK, 2 * SHARE, 1024), 2047, 2048])
-def test_lengths_around_the_edges_of_chunks_and_shares(position, programs):
-    assert_same(make(layers=1), [position], position + 1, programs=programs)
+EDGES = [0, *around(CHUNK, SHARE, SHARE + CHUNK, 2 * SHARE, 4 * SHARE), 1, 2, 3, 700, 511, 800, 100, 99]
 
 
-@pytest.mark.parametrize("position", around(4096))
-def test_long_contexts(position):
-    assert_same(make(layers=1), [position], 4100, programs=40)
+@pytest.mark.parametrize("programs", [3, 40, 160])
+@pytest.mark.parametrize("positions", [EDGES[:8], EDGES[8:16], EDGES[16:]], ids=str)
+def test_lengths_around_the_edges_of_chunks_and_shares(positions, programs):
+    assert_same(make(layers=1), positions, 801, programs=programs)
 
 
-@pytest.mark.parametrize("programs", [1, 2, 3, 16, 1000])
+@pytest.mark.parametrize("position", [0, 128, *around(1024, 2048, 4096)])
+def test_one_row_at_any_length(position):
+    assert_same(make(layers=1), [position], position + 1, programs=40)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 16, 1000])
 def test_any_number_of_programs(programs):
-    assert_same(make(), [150, 90], 160, programs=programs)
+    assert_same(make(layers=1), [150, 90], 160, programs=programs)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -184,14 +188,13 @@ def test_a_cache_that_is_part_of_a_larger_one():
 
 
 def test_nothing_is_written_past_the_end_of_the_cache():
-    model = make()
+    model = make(layers=1)
     large = cache_of(model, 2, 64)
     part = [{name: tensor[:1, :, :30] for name, tensor in layer.items()} for layer in large]
     before = copy.deepcopy(large)
-    for place in (30, 31, 1000):
-        for persistent in (False, True):
-            logits = TritonDecoder(model, persistent, 1)(torch.tensor([[3]]), part, torch.tensor([place]))
-            assert logits.isfinite().all()
+    for place in (30, 1000):
+        logits = TritonDecoder(model)(torch.tensor([[3]]), part, torch.tensor([place]))
+        assert logits.isfinite().all()
     for layer, old in zip(large, before, strict=True):
         assert all(torch.equal(layer[name], old[name]) for name in layer)
 
@@ -212,7 +215,7 @@ def test_a_row_knows_nothing_of_the_others():
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_ten_tokens_are_those_of_the_eager_step(persistent):
+def test_five_tokens_are_those_of_the_eager_step(persistent):
     """From the second token on the cache holds what the step itself has written."""
     model = make()
     decoder, mine = (
@@ -221,7 +224,7 @@ def test_ten_tokens_are_those_of_the_eager_step(persistent):
     )
     theirs = copy.deepcopy(mine)
     token, position = torch.tensor([[7], [9]]), torch.tensor([0, 2])
-    for _ in range(10):
+    for _ in range(5):
         got, expected = decoder(token, mine, position), eager(model, token, theirs, position)
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
         token, position = expected.argmax(-1, keepdim=True), position + 1
@@ -230,7 +233,8 @@ def test_ten_tokens_are_those_of_the_eager_step(persistent):
 # --- half precision: no further from float32 than the eager step is
 
 
-def errors(dtype, rows: int, persistent: bool = False, **other) -> tuple[float, float]:
+def errors(dtype, rows: int, persistent: bool = False, **other):
+    """How far the logits of the Triton and of the eager step are from those of float32."""
     exact, model = make(**other), make(**other).to(dtype)
     for to, parameter in zip(exact.parameters(), model.parameters(), strict=True):
         to.copy_(parameter)  # of the rounded weights
@@ -239,7 +243,7 @@ def errors(dtype, rows: int, persistent: bool = False, **other) -> tuple[float, 
     token = torch.randint(VOCAB, (rows, 1), generator=torch.Generator().manual_seed(3))
     cache = [{name: tensor.float() for name, tensor in layer.items()} for layer in cache_of(model, rows, 152)]
     truth = eager(exact, token, cache, torch.tensor(position))
-    return ((logits.float() - truth).norm() / truth.norm() for logits in (got, expected))
+    return [(logits.float() - truth).norm() / truth.norm() for logits in (got, expected)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -247,40 +251,31 @@ def errors(dtype, rows: int, persistent: bool = False, **other) -> tuple[float, 
 @pytest.mark.parametrize("shape", ["9:3", "norms of queries and keys", "biases"])
 def test_rounding(dtype, rows, shape):
     ours, eager_error = errors(dtype, rows, **SHAPES[shape])
-    assert 0 < ours < 1.25 * eager_error, f"{ours:.5f} from float32, the eager step {eager_error:.5f}"
+    assert 0 < ours < 1.5 * eager_error, f"{ours:.5f} from float32, the eager step {eager_error:.5f}"
 
 
 def test_rounding_in_the_persistent_kernel():
     ours, eager_error = errors(torch.bfloat16, 1, persistent=True)
-    assert 0 < ours < 1.25 * eager_error
-
-
-def as_on_cuda(model: LanguageModel) -> LanguageModel:
-    """Packed as `pack` does it on CUDA: int8, with bfloat16 around it."""
-    pack(model, "int8")
-    for parameter in model.parameters():
-        parameter.data = parameter.data.bfloat16()
-    for part in model.modules():
-        if isinstance(part, PackedEmbedding):
-            part.dtype = torch.bfloat16
-        elif isinstance(part, PackedLinear) and part.bias is not None:
-            part.bias = part.bias.bfloat16()
-    return model
+    assert 0 < ours < 1.5 * eager_error
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_int8_in_bfloat16(rows):
-    model = as_on_cuda(make(attention_bias=True, mlp_bias=True))
-    got, _, expected, _ = run(model, [70, 150, 3][:rows], 152, 24)
-    exact, _, _, _ = run(pack(make(attention_bias=True, mlp_bias=True), "int8"), [70, 150, 3][:rows], 152, 24)
+def test_int8_in_bfloat16(rows, monkeypatch):
+    """As `pack` does it on CUDA: bfloat16 around int8."""
+    position, biases = [70, 150, 3][:rows], {"attention_bias": True, "mlp_bias": True}
+    _, _, exact, _ = run(pack(make(**biases), "int8"), position, 152)
+    monkeypatch.setitem(quantized._ARITHMETIC, "cpu", torch.bfloat16)
+    model = pack(make(**biases), "int8")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    got, _, expected, _ = run(model, position, 152)
     ours, theirs = ((logits.float() - exact).norm() for logits in (got, expected))
-    assert got.dtype == torch.bfloat16 and 0 < ours < 1.25 * theirs
+    assert got.dtype == torch.bfloat16 and 0 < ours < 1.5 * theirs
 
 
 # --- the choice
 
 
-def new_run(rows: int, stops: tuple[int, ...] = (5, 77), **state) -> SimpleNamespace:
+def new_run(rows: int, stops: tuple[int, ...] = (5, 37), **state) -> SimpleNamespace:
     sampler = Sampler(GenerationOptions(stop_token_ids=stops), rows, 0, "cpu", None)
     for name, value in state.items():
         getattr(sampler, name).copy_(torch.tensor(value))
@@ -326,7 +321,7 @@ def test_the_choice_is_the_samplers(rows, stops):
 def test_the_first_of_equal_logits(rows):
     model = make(layers=1)
     best = int(TritonDecoder(model)(torch.tensor([[1]]), cache_of(model, 1, 4), torch.tensor([1])).argmax())
-    for copies in ((0, 202), (17, 18), (100, 101, 201)):
+    for copies in ((0, 58), (17, 18), (30, 31, 57)):
         for place in copies:
             model.lm_head.weight[place] = 3 * model.lm_head.weight[best]
         runner = new_run(rows)
@@ -338,7 +333,7 @@ def test_the_first_of_equal_logits(rows):
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_logits_that_are_no_numbers_are_seen(bad, everywhere):
     model = make(layers=1)
-    model.lm_head.weight[... if everywhere else 100] = bad
+    model.lm_head.weight[... if everywhere else 30] = bad
     runner = new_run(2, num_finite=3)
     decoder = TritonDecoder(model, programs=3)
     logits = decoder(runner.token, cache_of(model, 2, 16), runner.position)
@@ -379,20 +374,12 @@ def test_models_that_it_does_not_take():
     assert unsupported(make(), MOST_ROWS) is None and "9" in unsupported(make(), MOST_ROWS + 1)
     adapted, transposed, mixed = make(), make(), make()
     adapted.layers[1].mlp.down_proj = nn.Sequential(adapted.layers[1].mlp.down_proj)
-    transposed.layers[0].self_attn.o_proj.weight.data = torch.randn(96, 144).T
+    transposed.layers[0].self_attn.o_proj.weight.data = torch.randn(96, 48).T
     mixed.layers[0].mlp.up_proj.to(torch.bfloat16)
     gated = make()
     gated.layers[1].self_attn.gate = nn.Linear(4, 4)
     for model in (adapted, transposed, mixed, gated, pack(make(), "bfloat16")):
         assert unsupported(model) is not None
-
-
-def test_replaced_weights_are_noticed():
-    model = make()
-    decoder = TritonDecoder(model)
-    assert not decoder.stale()
-    model.to(torch.bfloat16)
-    assert decoder.stale()
 
 
 def test_launches_of_a_token(monkeypatch):

@@ -56,9 +56,9 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     linear = [part for layer in language_model.layers for part in projections(layer).values()]
     matrices = [*linear, language_model.lm_head, language_model.embed_tokens]
     kinds = {type(part) for part in (*linear, language_model.lm_head)}
-    types = {part.weight.dtype for part in matrices}
     if kinds not in ({nn.Linear}, {PackedLinear}):
         return f"weights in {', '.join(sorted(kind.__name__ for kind in kinds))}"
+    types = {part.weight.dtype for part in matrices}
     if norm.dtype not in TYPES or types != ({norm.dtype} if kinds == {nn.Linear} else {torch.int8}):
         return f"weights in {', '.join(sorted(map(str, types)))} with norms in {norm.dtype}"
     if not all(part.weight.is_contiguous() and part.weight.data_ptr() % 16 == 0 for part in matrices):
@@ -101,7 +101,7 @@ class TritonDecoder:
             raise ValueError(f"the Triton decode step cannot run this model: {reason}")
         self.model, self.persistent = language_model, persistent
         config, norm = language_model.config, language_model.norm.weight
-        self._device, self._addresses = norm.device, addresses(language_model)
+        self._device = norm.device
         # In the interpreter programs run one after another, and none may wait for a later one.
         self._programs = programs or (multiprocessors(self._device) if self._device.type == "cuda" else 1)
         self._layers = [fields_of(layer) for layer in language_model.layers]
@@ -137,10 +137,6 @@ class TritonDecoder:
         self._arrived = new(self._kv, dtype=torch.int32)
         self._best = torch.zeros(MOST_CANDIDATES, MOST_ROWS, device=self._device)
         self._places = torch.zeros(MOST_CANDIDATES, MOST_ROWS, dtype=torch.int32, device=self._device)
-
-    def stale(self) -> bool:
-        """Whether weights have been replaced since, by `model.to` for example."""
-        return self._addresses != addresses(self.model)
 
     def sizes(self, rows: int) -> kernels.Sizes:
         """What the kernels for that many rows are compiled for."""
@@ -224,7 +220,7 @@ class TritonDecoder:
                 attended, o, o_scale, o_bias, x, rows, S.A, S, S.O_BIAS, S.BN_A, S.BK_A, **warps
             )
             kernels.gate_up[grid(config.intermediate_size, S.BN_G)](
-                *(x, post, gate, up, *mlp_scales[:2], *mlp_biases[:2], h, rows, eps, S, S.BN_G, S.BK_D),
+                *(x, post, gate, up, *mlp_scales[:2], *mlp_biases[:2], h, rows, eps, S, S.BN_G, S.BK_G),
                 **warps,
             )
             kernels.add_product[grid(config.hidden_size, S.BN_F)](
@@ -287,8 +283,3 @@ class TritonDecoder:
 
 def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def addresses(language_model) -> list[int]:
-    """Where each of its weights lies."""
-    return [tensor.data_ptr() for tensor in (*language_model.parameters(), *language_model.buffers())]

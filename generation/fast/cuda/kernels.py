@@ -22,7 +22,7 @@ Where the eager step rounds to the weights' type, so does this; sums are float32
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import triton
 import triton.language as tl
@@ -47,50 +47,30 @@ class Sizes:
     MLP_BIAS: bool
     QK_NORM: bool  # queries and keys are normed, head by head
 
-    @property
-    def WT(self) -> tl.dtype:
-        return tl.int8 if self.INT8 else self.DT
+    # What follows from these: the type of matrices, the width of all heads, and tiles (BN, BK) of matrices
+    # whose rows are D, A and F wide; G is for gate and up, of which two are read at a time. All are fields,
+    # because Triton knows a compiled kernel again by them.
+    WT: tl.dtype = field(init=False)
+    A: int = field(init=False)
+    BN_D: int = field(init=False)
+    BK_D: int = field(init=False)
+    BN_A: int = field(init=False)
+    BK_A: int = field(init=False)
+    BN_F: int = field(init=False)
+    BK_F: int = field(init=False)
+    BN_G: int = field(init=False)
+    BK_G: int = field(init=False)
 
-    # Tiles (BN, BK) of the matrices whose rows are D, A = H · HD and F wide.
-    @property
-    def A(self) -> int:
-        return self.H * self.HD
-
-    @property
-    def BK_D(self) -> int:
-        return self._columns(self.D)
-
-    @property
-    def BK_A(self) -> int:
-        return self._columns(self.A)
-
-    @property
-    def BK_F(self) -> int:
-        return self._columns(self.F)
-
-    @property
-    def BN_D(self) -> int:
-        return self._rows(self.D)
-
-    @property
-    def BN_A(self) -> int:
-        return self._rows(self.A)
-
-    @property
-    def BN_F(self) -> int:
-        return self._rows(self.F)
-
-    @property
-    def BN_G(self) -> int:
-        """Rows of gate and of up, two tiles at a time."""
-        return max(1, self.BN_D // 2) if self.ONE else self.BN_D
-
-    def _columns(self, width: int) -> int:
-        whole = max(16, triton.next_power_of_2(width))
-        return whole if self.ONE else min(128, whole)
-
-    def _rows(self, width: int) -> int:
-        return min(8, max(2, 8192 // self._columns(width))) if self.ONE else 16
+    def __post_init__(self):
+        follow = {"WT": tl.int8 if self.INT8 else self.DT, "A": self.H * self.HD}
+        for name, width in (("D", self.D), ("A", self.H * self.HD), ("F", self.F)):
+            whole = max(16, triton.next_power_of_2(width))
+            follow[f"BK_{name}"] = whole if self.ONE else min(2048 // self.DT.primitive_bitwidth, whole)
+            follow[f"BN_{name}"] = min(8, max(1, 8192 // whole)) if self.ONE else 16
+        follow["BN_G"] = max(1, follow["BN_D"] // 2) if self.ONE else 16
+        follow["BK_G"] = min(64, follow["BK_D"]) if self.INT8 and not self.ONE else follow["BK_D"]
+        for name, value in follow.items():
+            object.__setattr__(self, name, value)
 
 
 MANY = tl.constexpr(8)  # rows of a tile where there is more than one
@@ -145,7 +125,7 @@ def held(x, norm, count, eps, K: tl.constexpr, BK: tl.constexpr, S: tl.constexpr
             weight = tl.load(norm + columns, mask=columns < K, other=0.0).to(tl.float32)
         known = tl.load(x + columns, mask=columns < K, other=0.0, cache_modifier=".cg").to(tl.float32)
         if NORMED:
-            known = rounded(weight * rounded(known * tl.rsqrt(tl.sum(known * known, 0) / K + eps), S), S)
+            known = rounded(weight * known * tl.rsqrt(tl.sum(known * known, 0) / K + eps), S)
         known = known[None, :]
     else:
         squares = tl.zeros((MANY, BK), tl.float32)
@@ -181,7 +161,7 @@ def product(
             part = several(x, columns, count, K)
             if NORMED:
                 weight = tl.load(norm + columns, mask=columns < K, other=0.0).to(tl.float32)
-                part = rounded(weight[None, :] * rounded(part * known, S), S)
+                part = rounded(weight[None, :] * part * known, S)
             read = tile(matrix, rows, there, columns, K).to(tl.float32)
             left, right = read.to(S.DT).to(S.DOT), tl.trans(part.to(S.DT).to(S.DOT))
             total = tl.dot(left, right, total, input_precision="ieee")
@@ -286,8 +266,8 @@ def rotated(qkv, heads, there, norm, cos, sin, eps, S: tl.constexpr):
     two = tl.load(line + other[None, :], mask=there[:, None], other=0.0, cache_modifier=".cg").to(tl.float32)
     if S.QK_NORM:
         factor = tl.rsqrt(tl.sum(one * one, 1) / S.HD + eps)[:, None]
-        one = rounded(tl.load(norm + column).to(tl.float32)[None, :] * rounded(one * factor, S), S)
-        two = rounded(tl.load(norm + other).to(tl.float32)[None, :] * rounded(two * factor, S), S)
+        one = rounded(tl.load(norm + column).to(tl.float32)[None, :] * one * factor, S)
+        two = rounded(tl.load(norm + other).to(tl.float32)[None, :] * two * factor, S)
     c = tl.load(cos + column % HALF, cache_modifier=".cg").to(tl.float32)
     s = tl.load(sin + column % HALF, cache_modifier=".cg").to(tl.float32)
     s = tl.where(column < HALF, -s, s)
@@ -603,7 +583,7 @@ def whole_step(
         gate_up(
             x, address(of, 8, S.DT), address(of, 5, S.WT), address(of, 6, S.WT), address(of, 13, tl.float32),
             address(of, 14, tl.float32), address(of, 20, S.DT), address(of, 21, S.DT), h, count, eps,
-            S, S.BN_G, S.BK_D,
+            S, S.BN_G, S.BK_G,
         )  # fmt: skip
         everyone(counter)
         add_product(

@@ -3,15 +3,15 @@
     step = GraphStep(model.language_model)
     model.generate(**inputs, decode_step=step)
 
-At batch 1 a GPU's decode step is bound by the number of kernels before it is bound by bytes. So the step is
-written in as few kernels as plain PyTorch allows (`FusedDecoder`): queries, keys and values are one product,
-gate and up another, queries and keys are rotated together, and what lies between two attentions is one
-function, which torch.compile makes a handful of kernels of, once for all layers.
+At batch 1 a GPU's decode step is bound by the number of kernels before it is bound by bytes. So the decoder
+is a few kernels written in Triton (`decoder.TritonDecoder`), and a greedy choice is one more. What these do
+not take, many rows for example, is the eager step, recorded as it is.
 
 A graph is bound to addresses. Tokens, positions, the sampler's state and the stop flags therefore live in
 buffers that stay (`_Run`), and a small cache in one that is kept between answers (`StaticCache`). Positions
-are in device memory, so that one graph serves every step of a bucket of cache lengths; it reads the cache up
-to the bucket's end, so that short contexts do not pay for long ones.
+are in device memory, so that one graph of the Triton kernels serves every length. One of the eager step
+serves a bucket of cache lengths and reads the cache up to the bucket's end, so that short contexts do not pay
+for long ones.
 
 The host never waits for the step that it has just launched. It launches `LAG` steps ahead and reads the
 tokens and flags of the one before those, which were copied to it meanwhile; what a row got after its stop is
@@ -23,29 +23,31 @@ On a CPU, or where a graph cannot be recorded, the same functions run without on
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from generation import kv_cache as kv
-from generation.fast.native.step import unknown_parts
 from generation.kv_cache import CachePosition, KVCache
 from generation.options import GenerationOptions, NotFiniteError
 from generation.sampling import Sampler
+from generation.steps import EagerStep
+
+if TYPE_CHECKING:
+    from generation.fast.cuda.decoder import TritonDecoder
 
 BUCKET = 256  # cache positions: the shortest bucket
 LAG = 3  # steps launched before the tokens of one are read
 MAX_SIGNATURES = 32  # of runs that are remembered: batch width, sampling, stop ids
 MAX_GRAPHS = 48  # the least recently used is given up first
-STATIC_SHARE = 0.1  # size limit of the static cache, relative to the weights
+STATIC_SHARE = 0.15  # size limit of the static cache, relative to the weights
+PERSISTENT = False  # whether a step is one kernel that stays, not one for each phase: not yet tried on a GPU
 
 
 def bucket_of(length: int) -> int:
@@ -54,191 +56,13 @@ def bucket_of(length: int) -> int:
     return kv.round_up(length, step)
 
 
-# -------------------------------------------------------------------------------------- the decoder
-
-Joined = tuple[Tensor, Tensor | None]  # weight (sum of outputs, in) and bias (sum of outputs,) of `join`
-
-
-class Layer(NamedTuple):
-    input_norm: Tensor
-    qkv: Joined
-    o: Joined
-    post_norm: Tensor
-    gate_up: Joined
-    down: Joined
-
-
-class Step(NamedTuple):
-    """What all layers of one step share: sizes of the heads, and where in the sequence each row stands.
-
-    cos, sin: (B, 1, D_h); `sin` has the sign of the rotation in it: minus in its first half.
-    rows, positions: (B,) each, the places in the cache that keys and values go to.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    cos: Tensor
-    sin: Tensor
-    rows: Tensor
-    positions: Tensor
-
-
-def join(*modules: nn.Linear) -> Joined:
-    """Several linear layers of one input as one. Their parameters become views of what is returned."""
-    weight = _in_one_buffer([module.weight for module in modules])
-    return weight, None if modules[0].bias is None else _in_one_buffer([module.bias for module in modules])
-
-
-def _in_one_buffer(parameters: Sequence[Tensor]) -> Tensor:
-    first = parameters[0].detach()
-    end, joined = first.data_ptr(), True
-    for parameter in parameters:
-        joined = joined and parameter.is_contiguous() and parameter.data_ptr() == end
-        joined = joined and parameter.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        end += parameter.nbytes
-    rows = [parameter.shape[0] for parameter in parameters]
-    if joined:  # by an earlier decoder of this model
-        return first.as_strided((sum(rows), *first.shape[1:]), first.stride(), first.storage_offset())
-    buffer = torch.cat([parameter.detach() for parameter in parameters])
-    for parameter, part in zip(parameters, buffer.split(rows), strict=True):
-        parameter.data = part
-    return buffer
-
-
-def unsupported(language_model) -> str | None:
-    """Why `GraphStep` cannot run this model, or None."""
-    layer = language_model.layers[0]
-    modules = [layer.self_attn.q_proj, layer.mlp.gate_proj, language_model.lm_head]
-    others = {type(module).__name__ for module in modules if type(module) is not nn.Linear}
-    return f"weights in {', '.join(sorted(others))}" if others else unknown_parts(language_model)
-
-
-class FusedDecoder:
-    """One token through the decoder: (B, 1) ids, (B,) positions -> (B, V) logits.
-
-    The joined weights are no second copy: the model's own parameters become views of them. They keep their
-    names and values, and go on working in the eager path, in checkpoints and in training.
-    """
-
-    def __init__(self, language_model, backend: str | None = None):
-        if reason := unsupported(language_model):
-            raise ValueError(f"the fused decoder cannot run this model: {reason}")
-        self.model, self.compiled, self._between = language_model, backend is not None, between_attentions
-        if backend is not None:
-            # coordinate_descent_tuning writes the products of a single row as multiply-and-sum, which moves
-            # more bytes a second than a matrix product of one row, and chooses their block sizes.
-            tuning: dict[str, Any] = {"coordinate_descent_tuning": True}
-            options = tuning if backend == "inductor" else None
-            self._between = torch.compile(
-                between_attentions, backend=backend, options=options, fullgraph=True
-            )
-        self._addresses: list[int] = []
-        self.refresh()
-
-    def refresh(self) -> bool:
-        """Join the weights again if any were replaced (`model.to`); returns whether they were."""
-        if [parameter.data_ptr() for parameter in self.model.parameters()] == self._addresses:
-            return False
-        self.layers = [
-            Layer(
-                block.input_layernorm.weight.detach(),
-                join(block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj),
-                join(block.self_attn.o_proj),
-                block.post_attention_layernorm.weight.detach(),
-                join(block.mlp.gate_proj, block.mlp.up_proj),
-                join(block.mlp.down_proj),
-            )
-            for block in self.model.layers
-        ]
-        self._addresses = [parameter.data_ptr() for parameter in self.model.parameters()]
-        return True
-
-    def __call__(self, token_ids: Tensor, kv_cache: KVCache, positions: Tensor, kv_len: int) -> Tensor:
-        """The first `kv_len` slots of each row are read, those after its position masked; the cache gains one
-        position in each row."""
-        model, config = self.model, self.model.config
-        x = F.embedding(token_ids[:, 0], model.embed_tokens.weight)  # (B, D)
-        angles = positions.float()[:, None, None] * model.inv_freq(x.device)  # (B, 1, D_h / 2), in float32
-        cos, sin = angles.cos(), angles.sin()
-        step = Step(
-            *(config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.rms_norm_eps),
-            torch.cat((cos, cos), -1).to(x.dtype),
-            torch.cat((-sin, sin), -1).to(x.dtype),
-            torch.arange(len(x), device=x.device),
-            positions,
-        )
-        mask = mask_after(positions, kv_len, x.dtype)
-        q = into_attention(x, self.layers[0], kv_cache[0], step)
-        attended = attend(q, kv_cache[0], mask)
-        for layer, following, layer_cache in zip(self.layers, self.layers[1:], kv_cache[1:]):
-            x, q = self._run_between(x, attended, layer, following, layer_cache, step)
-            attended = attend(q, layer_cache, mask)
-        x = out_of_attention(x, attended, self.layers[-1], step)
-        return F.linear(F.rms_norm(x, x.shape[-1:], model.norm.weight, model.norm.eps), model.lm_head.weight)
-
-    def _run_between(self, *arguments) -> tuple[Tensor, Tensor]:
-        if not self.compiled:
-            return between_attentions(*arguments)
-        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-
-        try:
-            return self._between(*arguments)
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-            # Nothing was run: running what was compiled raises other errors.
-            self.compiled = False
-            warnings.warn(
-                f"the decode step is not compiled: {first_line(error)}", RuntimeWarning, stacklevel=2
-            )
-            return between_attentions(*arguments)
-
-
-def mask_after(positions: Tensor, kv_len: int, dtype: torch.dtype) -> Tensor:
-    """(B, 1, 1, S) to be added to scores, S = kv_len: 0 up to each row's position, -inf after it.
-
-    Not bool, which would be turned into this in every layer; and cut from rows of a multiple of 16, without
-    which fused attention would copy it in every layer.
-    """
-    keys = torch.arange(kv.round_up(kv_len, 16), device=positions.device)
-    after = keys > positions[:, None, None, None]
-    mask = torch.zeros(after.shape, dtype=dtype, device=keys.device)
-    return mask.masked_fill_(after, -torch.inf)[..., :kv_len]
-
-
-def into_attention(x: Tensor, layer: Layer, layer_cache: dict[str, Tensor], step: Step) -> Tensor:
-    """Hidden states (B, D) to rotated queries (B, H_kv, G, D_h); keys and values go into the cache."""
-    heads, kv_heads, head_dim = step.heads, step.kv_heads, step.head_dim
-    normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, step.eps)
-    qkv = F.linear(normed, *layer.qkv).view(len(x), heads + 2 * kv_heads, head_dim)
-    qk, v = qkv.split((heads + kv_heads, kv_heads), dim=1)
-    qk = qk * step.cos + qk.roll(head_dim // 2, -1) * step.sin
-    q, k = qk.split((heads, kv_heads), dim=1)
-    layer_cache["key"][step.rows, :, step.positions] = k.to(layer_cache["key"].dtype)
-    layer_cache["value"][step.rows, :, step.positions] = v.to(layer_cache["value"].dtype)
-    # The heads of a group share their keys: they become several queries, and keys are not repeated.
-    return q.view(len(x), kv_heads, heads // kv_heads, head_dim)
-
-
-def attend(q: Tensor, layer_cache: dict[str, Tensor], mask: Tensor) -> Tensor:
-    """(B, H_kv, G, D_h) queries over the first S slots, mask (B, 1, 1, S) -> (B, H_kv, G, D_h)."""
-    k, v = (layer_cache[name][:, :, : mask.shape[-1]].to(q.dtype) for name in ("key", "value"))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-
-def out_of_attention(x: Tensor, attended: Tensor, layer: Layer, step: Step) -> Tensor:
-    """The rest of a layer: x (B, D) and what was attended to (B, H_kv, G, D_h) -> (B, D)."""
-    x = x + F.linear(attended.reshape(len(x), -1), *layer.o)
-    gate, up = F.linear(F.rms_norm(x, x.shape[-1:], layer.post_norm, step.eps), *layer.gate_up).chunk(2, -1)
-    return x + F.linear(F.silu(gate) * up, *layer.down)
-
-
-def between_attentions(
-    x: Tensor, attended: Tensor, layer: Layer, following: Layer, layer_cache: dict[str, Tensor], step: Step
-) -> tuple[Tensor, Tensor]:
-    """From one layer's attention to the next one's queries: (x (B, D), q (B, H_kv, G, D_h))."""
-    x = out_of_attention(x, attended, layer, step)
-    return x, into_attention(x, following, layer_cache, step)
+def no_triton(language_model, rows: int = 1) -> str | None:
+    """Why the Triton kernels cannot run this model, or that many rows of it; None where they can."""
+    try:
+        from generation.fast.cuda.decoder import unsupported
+    except ImportError:  # a CPU build of PyTorch comes without it
+        return "Triton is not installed"
+    return unsupported(language_model, rows)
 
 
 # ---------------------------------------------------------------------------------------- the graphs
@@ -408,27 +232,54 @@ class _Run:
 
 
 class GraphStep:
-    """A decode step that runs the loop itself (`generation.steps.DecodeLoop`), or one token at a time.
+    """A decode step that runs the loop itself (`generation.steps.DecodeLoop`), or one token at a time, or,
+    for proposals, several positions of the eager step (`ChunkStep`).
 
     Args:
-        language_model: a `LanguageModel` that `unsupported` has nothing against.
-        backend: of torch.compile, or None.
+        language_model: of this project.
+        persistent: launch one Triton kernel a step, which synchronizes its own programs, in place of one for
+            each phase.
     """
 
-    def __init__(self, language_model, backend: str | None = None):
-        self._decoder = FusedDecoder(language_model, backend)
+    same_bits = False  # the eager step's product of several positions is rounded otherwise than that of one
+
+    def __init__(self, language_model, persistent: bool = PERSISTENT):
+        self._model, self._persistent = language_model, persistent
+        self._eager = EagerStep(language_model)
         self._start()
 
     def _start(self) -> None:
         """Forget what is bound to the addresses of replaced weights."""
-        model = self._decoder.model
-        weights = sum(parameter.nbytes for parameter in model.parameters())
+        model = self._model
+        self._addresses = addresses(model)
         self._device = model.norm.weight.device
         self.graphs = Graphs(self._device)
+        weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
         self.static = StaticCache(model.config, int(STATIC_SHARE * weights))
+        self._triton: TritonDecoder | None = None
+        self._reasons: dict[int, str | None] = {}  # of `no_triton`, by the number of rows
         self._runs: dict[tuple, list[_Run]] = {}  # those that are free, by rows and signature
         self._buffers: tuple[Tensor, Tensor, Tensor] | None = None  # token ids, positions, logits
         self._last: tuple | None = None  # batch, cache and weights of the last call
+
+    def decoder(self, rows: int) -> TritonDecoder | None:
+        """What decodes that many rows in Triton; None where the eager step does."""
+        if rows not in self._reasons:
+            self._reasons[rows] = no_triton(self._model, rows)
+        if self._reasons[rows] is not None:
+            return None
+        if self._triton is None:
+            from generation.fast.cuda.decoder import TritonDecoder
+
+            self._triton = TritonDecoder(self._model, self._persistent)
+        return self._triton
+
+    @property
+    def name(self) -> str:
+        """What decodes a single row."""
+        if self.decoder(1) is None:
+            return f"CUDA graph of the eager step: {self._reasons[1]}"
+        return "one persistent Triton kernel" if self._persistent else "CUDA graph of Triton kernels"
 
     @property
     def failure(self) -> str | None:
@@ -439,7 +290,7 @@ class GraphStep:
     def rehearse(self) -> str | None:
         """Decode two tokens of one row, so that a failure is known before anyone waits for an answer: why it
         fails, or None."""
-        model = self._decoder.model
+        model = self._model
         options = GenerationOptions(max_new_tokens=2, stop_token_ids=())
         try:
             cache = kv.allocate_for(model.config, 1, 2, model.norm.weight, model.cache_dtype)
@@ -455,31 +306,31 @@ class GraphStep:
 
     def _decode(self, token: Tensor, cache: KVCache, position: Tensor, kv_len: int) -> Tensor:
         """(B, 1) ids at (B,) positions -> (B, V) logits; `kv_len` positions of the cache are read."""
-        if self._device.type != "cuda":
-            return self._decoder(token, cache, position, kv_len)
+        if (decoder := self.decoder(len(token))) is not None:
+            return decoder(token, cache, position)
         # Flash attention takes no mask, and cuDNN plans its kernels anew for each length.
-        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            return self._decoder(token, cache, position, kv_len)
+        kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        with sdpa_kernel(kernels) if self._device.type == "cuda" else nullcontext():
+            return self._eager(token, kv.view(cache, kv_len), position)
 
-    def _fixed(self, kv_cache: KVCache) -> KVCache:
-        """Tensors of its own for a graph, because the caller may put others into the list later. Their length
-        counts as dynamic, so that nothing is compiled for one length."""
-        cache = kv.view(kv_cache, kv.capacity(kv_cache))
-        if self._decoder.compiled:
-            for layer in cache:
-                for tensor in layer.values():
-                    torch._dynamo.maybe_mark_dynamic(tensor, 2)
-        return cache
+    def _read(self, rows: int, longest: int, kv_cache: KVCache) -> int:
+        """Positions of the cache that a recording for the `longest` of some rows reads at most."""
+        capacity = kv.capacity(kv_cache)
+        return min(bucket_of(longest), capacity) if self.decoder(rows) is None else capacity
+
+    def _check_weights(self) -> None:
+        """Start anew if any were replaced (`model.to`)."""
+        if self._addresses != addresses(self._model):
+            self._start()
 
     @torch.no_grad()
     def __call__(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         """(B, 1) ids -> (B, V) logits, as the eager step gives them."""
-        batch, addresses, model = len(token_ids), buffer_addresses(kv_cache), self._decoder.model
+        batch, places, model = len(token_ids), buffer_addresses(kv_cache), self._model
         # The weights may be others in a scheduler's next run.
-        call = batch, addresses, model.norm.weight.data_ptr(), model.lm_head.weight.data_ptr()
+        call = batch, places, model.norm.weight.data_ptr(), model.lm_head.weight.data_ptr()
         if call != self._last:
-            if self._decoder.refresh():
-                self._start()
+            self._check_weights()
             self._last = call
         if self._buffers is None or len(self._buffers[0]) < batch:
             self.graphs.clear()  # they are bound to the old buffers
@@ -492,29 +343,32 @@ class GraphStep:
         token.copy_(token_ids)
         if isinstance(start_pos, int):
             position.fill_(start_pos)
-            kv_len = min(bucket_of(start_pos + 1), kv.capacity(kv_cache))
+            kv_len = self._read(batch, start_pos + 1, kv_cache)
         else:
             position.copy_(start_pos)
             kv_len = kv.capacity(kv_cache)  # a view of fitting length, see CachePosition
 
         def make() -> Callable[[], None]:
-            cache = self._fixed(kv_cache)
+            cache = fixed(kv_cache)
 
             def step() -> None:
                 logits.copy_(self._decode(token, cache, position, kv_len))
 
             return step
 
-        self.graphs.get((batch, addresses, kv_len), (batch, kv_len), make, [])()
+        self.graphs.get((batch, places, kv_len), (batch, kv_len), make, [])()
         return logits.clone()
+
+    def chunk(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
+        """(B, T) ids -> (B, T, V) logits of each position, by the eager step."""
+        return self._eager.chunk(token_ids, kv_cache, start_pos)
 
     @torch.no_grad()
     def decode(
         self, logits: Tensor, sampler: Sampler, position: CachePosition, max_new_tokens: int
     ) -> Iterator[Tensor]:
         """`generation.decoding.decode`, with tokens on the host."""
-        if self._decoder.refresh():
-            self._start()
+        self._check_weights()
         filled, given = position.longest, 0
         self.static.adopt(position.kv_cache, filled, filled + max_new_tokens - 1)
         free = self._runs.setdefault((len(sampler.stopped), sampler.signature), [])
@@ -556,7 +410,7 @@ class GraphStep:
                 kv_len = 0 if position.full else kv_len  # a grown cache lies somewhere else
                 position.reserve()
                 if position.longest > kv_len:
-                    kv_len = min(bucket_of(position.longest), kv.capacity(position.kv_cache))
+                    kv_len = self._read(len(run.token), position.longest, position.kv_cache)
                     replay = self.graph(run, position.kv_cache, kv_len)
                 replay()
                 run.push(launched)
@@ -575,12 +429,17 @@ class GraphStep:
 
     def graph(self, run: _Run, kv_cache: KVCache, kv_len: int) -> Callable[[], None]:
         """What runs one step of a run, in a cache of which `kv_len` positions are read."""
+        decoder, options = self.decoder(len(run.token)), run.sampler.options
+        plain = options.greedy and options.repetition_penalty == 1
 
         def make() -> Callable[[], None]:
-            cache = self._fixed(kv_cache)
+            cache = fixed(kv_cache)
 
             def step() -> None:
                 logits = self._decode(run.token, cache, run.position, kv_len)
+                if decoder is not None and plain:
+                    decoder.choose(run)
+                    return
                 run.position += 1
                 run.sample(logits)
 
@@ -588,6 +447,16 @@ class GraphStep:
 
         shape = len(run.token), kv_len, run.sampler.signature
         return self.graphs.get((run, buffer_addresses(kv_cache), kv_len), shape, make, run.state)
+
+
+def fixed(kv_cache: KVCache) -> KVCache:
+    """Tensors of its own for a graph, because the caller may put others into the list later."""
+    return kv.view(kv_cache, kv.capacity(kv_cache))
+
+
+def addresses(language_model) -> list[int]:
+    """Where each of its weights lies."""
+    return [tensor.data_ptr() for tensor in (*language_model.parameters(), *language_model.buffers())]
 
 
 def first_line(error: Exception) -> str:

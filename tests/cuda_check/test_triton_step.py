@@ -1,0 +1,116 @@
+"""`GraphStep` on the Triton kernels, in Triton's interpreter: the tokens of the eager step, in every respect.
+
+TRITON_INTERPRET=1 python -m pytest tests/cuda_check/test_triton_step.py     # numpy < 2.4
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+if not triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET=1 is not set", allow_module_level=True)
+
+from generation.fast.cuda import decoder as decoder_module  # noqa: E402
+from generation.fast.cuda import graph  # noqa: E402
+from generation.fast.cuda.decoder import MOST_ROWS  # noqa: E402
+from generation.fast.cuda.graph import GraphStep  # noqa: E402
+from generation.fast.quantized import pack  # noqa: E402
+from generation.options import NotFiniteError  # noqa: E402
+from generation.session import Session  # noqa: E402
+from tests.graph_cases import SAMPLINGS, assert_as_eager, batch, stops_for  # noqa: E402
+from tests.prompts import NO_STOP, inputs_of, tiny_vlm, words  # noqa: E402
+
+
+def small():
+    """As little as has heads that the kernels take: the interpreter is slow."""
+    return tiny_vlm(head_dim=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+
+
+@pytest.fixture(scope="module")
+def vlm():
+    return small()
+
+
+@pytest.fixture(params=[False, True], ids=["phases", "persistent"])
+def step(vlm, request):
+    return GraphStep(vlm.language_model, persistent=request.param)
+
+
+@pytest.mark.parametrize(("count", "sampling"), [(1, SAMPLINGS[0]), (3, SAMPLINGS[0]), (2, SAMPLINGS[4])])
+def test_tokens_are_those_of_the_eager_step(vlm, step, count, sampling):
+    inputs, options = batch(count), {"max_new_tokens": 6, **sampling}
+    assert_as_eager(vlm, step, inputs, stop_token_ids=stops_for(vlm, inputs, **options), **options)
+    assert step.decoder(count) is not None
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_cache_that_is_outlived(vlm, monkeypatch, kept):
+    monkeypatch.setattr(graph, "STATIC_SHARE", 1000 * kept)
+    monkeypatch.setattr("generation.kv_cache.STEP", 4)
+    assert_as_eager(vlm, GraphStep(vlm.language_model), batch(2), max_new_tokens=8, **NO_STOP)
+
+
+def test_a_session_goes_on_behind_a_stop(vlm, step):
+    session, prompt = Session(vlm), words(1, 9)
+    for _ in range(2):
+        inputs = inputs_of(prompt)
+        expected = vlm.generate(**inputs, max_new_tokens=6, **NO_STOP)[0].tolist()
+        stops = {"max_new_tokens": 6, "stop_token_ids": (expected[2],)}
+        answer = session.generate(**inputs, decode_step=step, **stops)
+        assert torch.equal(answer, vlm.generate(**inputs, **stops))
+        prompt = [*prompt, *answer[0].tolist(), *words(len(prompt), 4)]
+    assert session.reuse.reused > 0
+
+
+def test_more_rows_than_the_kernels_take_are_the_eager_step_s(vlm):
+    step, inputs = GraphStep(vlm.language_model), batch(4)
+    options = {"max_new_tokens": 3, "num_return_sequences": 3, "temperature": 0.9, "seed": 4, **NO_STOP}
+    assert MOST_ROWS < 4 * 3
+    assert_as_eager(vlm, step, inputs, **options)
+    assert step.decoder(12) is None and step.decoder(4) is not None
+
+
+def test_int8_weights_are_read_as_they_are():
+    vlm = small()
+    pack(vlm, "int8")
+    step = GraphStep(vlm.language_model)
+    assert_as_eager(vlm, step, batch(2), max_new_tokens=6, **NO_STOP)
+    assert step.decoder(2) is not None
+
+
+def test_logits_that_are_not_finite_are_an_error():
+    vlm = small()
+    vlm.language_model.norm.weight.data[0] = torch.nan
+    with pytest.raises(NotFiniteError):
+        vlm.generate(**batch(1), decode_step=GraphStep(vlm.language_model), max_new_tokens=3, **NO_STOP)
+
+
+def test_kernels_of_a_greedy_token(vlm, monkeypatch):
+    """Besides the launches of the decoder and of the choice, no operation is in the recording."""
+    recorded: list = []
+
+    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), named=None):
+            recorded.append(function)
+            return function(*arguments, **(named or {}))
+
+    get = graph.Graphs.get
+
+    def counted(self, key, shape, make, state):
+        replay = get(self, key, shape, make, state)
+
+        def run():
+            with Counting():
+                replay()
+
+        return run
+
+    monkeypatch.setattr(graph.Graphs, "get", counted)
+    monkeypatch.setattr(decoder_module.TritonDecoder, "__call__", lambda self, *_: self._logits[:1])
+    monkeypatch.setattr(decoder_module.TritonDecoder, "choose", lambda self, run: None)
+    step = GraphStep(vlm.language_model)
+    list(vlm.generate_stream(**batch(1), decode_step=step, max_new_tokens=4, **NO_STOP))
+    views = {torch.ops.aten.slice.Tensor, torch.ops.aten.view.default, torch.ops.aten.detach.default}
+    assert not set(recorded) - views
