@@ -1,6 +1,6 @@
 """Compile every kernel of the decode step for GPUs that need not be here, and fail if one spills registers.
 
-    python -m tests.cuda_check.compile_kernels                   # sm_80, sm_90 and sm_100; a few minutes
+    python -m tests.cuda_check.compile_kernels    # sm_80, sm_90 and sm_100: a quarter of an hour
     python -m tests.cuda_check.compile_kernels --target 90 --shape SmolVLM-256M --rows 1
 
 Needs Triton and the assembler that comes with it. What is compiled is what `TritonDecoder` launches for
