@@ -52,10 +52,10 @@ other-tests: $(INSTALLED)
 # stub; the kernels compiled for GPUs that need not be here.
 cuda-check: export OMP_NUM_THREADS := 1
 cuda-check: $(if $(filter $(CUDA_VENV)/%,$(CUDA_PY)),$(CUDA_INSTALLED))
-	TRITON_INTERPRET=1 $(CUDA_PY) -m pytest -W ignore:::triton tests/cuda_check
+	TRITON_INTERPRET=1 $(CUDA_PY) -m pytest -W ignore::DeprecationWarning tests/cuda_check
 	@stub=$$(mktemp -d) && trap 'rm -rf "$$stub"' EXIT && \
 	  $(CC) -shared -fPIC -O1 -Wl,-soname,libcuda.so.1 -o "$$stub/libcuda.so.1" tests/cuda_check/driver_stub.c && \
-	  LD_PRELOAD="$$stub/libcuda.so.1" TRITON_INTERPRET=1 $(CUDA_PY) -m pytest -W ignore:::triton tests/cuda_check/test_pretended*.py
+	  LD_PRELOAD="$$stub/libcuda.so.1" TRITON_INTERPRET=1 $(CUDA_PY) -m pytest -W ignore::DeprecationWarning tests/cuda_check/test_pretended*.py
 	$(CUDA_PY) -m tests.cuda_check.compile_kernels
 
 # The long versions of what `make test` does a little of: damaged inputs, kills, a page under load.
