@@ -67,7 +67,7 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     return None
 
 
-def projections(layer) -> dict[str, nn.Module]:
+def projections(layer) -> dict[str, Any]:
     """The linear layers of a block, by their names in `PROJECTIONS`."""
     parts = {name: layer.self_attn if name in ("q", "k", "v", "o") else layer.mlp for name in PROJECTIONS}
     return {name: getattr(part, f"{name}_proj") for name, part in parts.items()}
@@ -77,15 +77,13 @@ def fields_of(layer) -> dict[str, Tensor]:
     """Every tensor of a block that a phase reads, by its name in `FIELDS`. In place of those that it has not
     stands its first norm, which is not read there."""
     attention, filler = layer.self_attn, layer.input_layernorm.weight.detach()
-    found: dict[str, Any] = {
-        "input_norm": filler,
-        "post_norm": layer.post_attention_layernorm.weight,
-    }
+    found = {"input_norm": filler, "post_norm": layer.post_attention_layernorm.weight}
     for name, part in projections(layer).items():
-        found |= {name: part.weight, f"{name}_scale": getattr(part, "scale", None), f"{name}_bias": part.bias}
-    found["q_norm"] = attention.q_norm and attention.q_norm.weight
-    found["k_norm"] = attention.k_norm and attention.k_norm.weight
-    return {name: filler if found[name] is None else found[name].detach() for name in FIELDS}
+        parts = {name: part.weight, f"{name}_scale": getattr(part, "scale", None), f"{name}_bias": part.bias}
+        found |= {name: tensor for name, tensor in parts.items() if tensor is not None}
+    if attention.q_norm:
+        found |= {"q_norm": attention.q_norm.weight, "k_norm": attention.k_norm.weight}
+    return {name: found.get(name, filler).detach() for name in FIELDS}
 
 
 class TritonDecoder:
