@@ -112,7 +112,7 @@ class Run:
         task = self.task
         self.held_out = HeldOutQuestions(config, task, ranks)
         self.feed, self.late = Feed(ranks.device), ranks.device.type == "cuda"
-        if self.late:  # what is computed in float32 there rounds its factors to 10 bits, like the peak of MFU
+        if self.late:  # float32 products in TF32, as `--precision` says
             torch.set_float32_matmul_precision("high")
         # Weights and optimizers are float32 in any case.
         auto = "bfloat16" if ranks.device.type == "cuda" else "float32"
@@ -225,7 +225,7 @@ class Run:
         set_rates(self.optimizers, share, task.matrix_peak(step))
         skip = norm.isfinite().logical_not()
         for optimizer in self.optimizers:
-            setattr(optimizer, "found_inf", skip.float())  # as torch.amp's scaler tells its optimizers
+            optimizer.found_inf = skip.float()  # type: ignore[attr-defined]  # as torch.amp's scaler does it
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if self.average:

@@ -215,8 +215,8 @@ class Batch(dict):
 
     input_ids, labels (B, T); position_ids, segment_ids (B, F + T); pixel_values if there is an image:
     `Tiles`, which `to` turns into numbers (N, 3, M, M) float32 on the device. What a GPU would have to be
-    waited for is counted here: `labelled` (L,), the places of labels in (B · T), and `placeholders` (K,), those
-    of image placeholders, for models that have these.
+    waited for is counted here: `labelled` (L,), the places of labels in (B · T), and `placeholders` (K,),
+    those of image placeholders, for models that have these.
     """
 
     sample_ids: list[tuple[SampleId, ...]]

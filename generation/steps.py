@@ -2,7 +2,8 @@
 
 A decode step is any callable (token ids (B, 1), kv_cache, start_pos) -> logits (B, V). A `ChunkStep` can run
 several positions at once, so that proposed tokens can be verified together, and a `PromptStep` computes
-prompts. A `DecodeLoop` samples by itself, and `generation.decoding.decode` leaves the loop to it.
+prompts. A `DecodeLoop` samples by itself, and `generation.decoding.decode` leaves the loop to it. A
+`RecordingStep` is recorded with what its caller does with the logits.
 
 Here are the eager step and the slow reference; `generation/fast/` has faster ones.
 
@@ -76,6 +77,32 @@ class DecodeLoop(Protocol):
 
         It calls `position.reserve` before each step, and leaves in the sampler which rows have stopped after
         how many tokens. It may write into the cache after these, and may yield tokens on the host.
+        """
+
+
+@runtime_checkable
+class RecordingStep(Protocol):
+    """A decode step that can be recorded together with what a caller does with its logits."""
+
+    def recorded(
+        self,
+        token: Tensor,
+        kv_cache: KVCache,
+        positions: Tensor,
+        choose: Callable[[Tensor], None],
+        state: list[Tensor],
+        key: tuple,
+    ) -> Callable[[], None]:
+        """What runs a step, and then `choose` with its logits (B, V), each time it is called.
+
+        Args:
+            token, positions: (B, 1) ids and where they go, (B,): buffers that stay, read anew by each run.
+            kv_cache: whose buffers stay; a view of it must hold every position that is run.
+            choose: operations on the device that read nothing back.
+            state: every tensor that `choose` changes, which recording must not.
+            key: equal only where `choose` does the same to the same tensors.
+
+        Ask again where any of these or the weights may have changed; what is known is not recorded again.
         """
 
 

@@ -104,12 +104,14 @@ class Attention(nn.Module):
         attention has parts that they do not know.
         """
         by_head = (*x.shape[:2], -1, self.head_dim)
-        q, k, v = (part(x).view(by_head).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (part(x).view(by_head) for part in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm and self.k_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        # Both at once: on a GPU a short prompt takes as long as its kernels are many.
-        q, k = apply_rope(torch.cat((q, k), dim=1), *rope).split((self.num_heads, self.num_kv_heads), dim=1)
-        return q, k, v
+        # Both at once: on a GPU a short prompt takes as long as its kernels are many. Memory keeps the order
+        # (B, T, H, D_h), and so does attention's result: `o_proj` reads it without a copy.
+        both = apply_rope(torch.cat((q, k), dim=2).transpose(1, 2), *rope)
+        q, k = both.split((self.num_heads, self.num_kv_heads), dim=1)
+        return q, k, v.transpose(1, 2)
 
 
 def write_cache(layer_cache: dict[str, Tensor], key: Tensor, value: Tensor, start_pos: int | Tensor) -> None:

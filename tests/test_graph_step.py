@@ -14,12 +14,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.shapes import SHAPES
 from generation import kv_cache as kv
-from generation.decoding import GenerationOptions
+from generation.decoding import GenerationOptions, eager_step
 from generation.fast.cuda import graph
 from generation.fast.cuda.graph import Graphs, GraphStep, StaticCache, _Run, bucket_of
 from generation.options import NotFiniteError
 from generation.session import Session
+from generation.steps import RecordingStep
 from inference.answer import ask
 from inference.checkpoint import Checkpoint, fast_step, open_checkpoint
 from models.checkpoints.load import meta_init
@@ -199,6 +201,51 @@ def test_the_kept_cache_is_for_one_at_a_time(vlm):
     assert kv.capacity(other) == 20, "it has not so many positions"
     static.adopt(other, 3, 30)
     assert other[0]["key"].data_ptr() == address
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_the_kept_cache_holds_a_photograph_and_its_answer(precision, monkeypatch):
+    """17 tiles and 256 tokens, 1,363 positions of SmolVLM-256M: else each answer is recorded anew."""
+    monkeypatch.undo()
+    config = SHAPES["SmolVLM-256M"].text
+    with meta_init():
+        language_model = LanguageModel(config).bfloat16()
+    if precision == "int8":
+        for part in language_model.modules():
+            if isinstance(part, nn.Linear | nn.Embedding):
+                part.weight = nn.Parameter(part.weight.to(torch.int8), requires_grad=False)
+    cache = kv.allocate_for(config, 1, 1, language_model.norm.weight)
+    GraphStep(language_model).static.adopt(cache, 0, 1363)
+    assert kv.capacity(cache) >= 1363
+
+
+# --- recorded with what its caller does
+
+
+@torch.no_grad()
+def test_a_caller_s_choice_is_recorded_with_the_step(vlm):
+    """Rows of different lengths in a view of the cache: one recording, which changes nothing by itself."""
+    lm, step = vlm.language_model, GraphStep(vlm.language_model)
+    assert isinstance(step, RecordingStep)
+    view, expected_view = (kv.view(kv.allocate_for(lm.config, 2, 40, lm.norm.weight), 32) for _ in range(2))
+    token, positions, total, made = torch.tensor([[3], [5]]), torch.tensor([0, 7]), torch.zeros(2), []
+    expected_token, expected_total = token.clone(), total.clone()
+
+    def choose(logits: torch.Tensor) -> None:
+        made.append(1)
+        token.copy_(logits.argmax(-1, keepdim=True))
+        total.add_(logits.amax(-1))
+        positions.add_(1)
+
+    for number in range(6):
+        replay = step.recorded(token, view, positions, choose, [token, positions, total], ("greedy",))
+        place = torch.tensor([number, 7 + number])
+        assert torch.equal(positions, place) and torch.equal(token, expected_token)
+        replay()
+        logits = eager_step(lm)(expected_token, expected_view, place)
+        expected_token, expected_total = logits.argmax(-1, keepdim=True), expected_total + logits.amax(-1)
+    assert torch.equal(token, expected_token) and len(made) == 1
+    torch.testing.assert_close(total, expected_total)
 
 
 # --- replaced weights

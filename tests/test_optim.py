@@ -79,7 +79,7 @@ def test_a_step_that_is_skipped_on_the_device_changes_nothing(model, muon):
         for parameter in parameters.values():
             parameter.grad = torch.full_like(parameter, value)
         for optimizer in optimizers:
-            setattr(optimizer, "found_inf", None if skip is None else torch.tensor(float(skip)))
+            optimizer.found_inf = None if skip is None else torch.tensor(float(skip))
             optimizer.step()
         update_average(average, model, 0.9, 3, torch.tensor(bool(skip)))
         state = [kept for one in optimizers for of in one.state.values() for kept in of.values()]

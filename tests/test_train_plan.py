@@ -221,7 +221,7 @@ def test_steps_and_hours():
 def test_peaks():
     assert known_peak("NVIDIA H100 80GB HBM3", torch.bfloat16) == 989.4e12
     assert known_peak("NVIDIA H100 PCIe", torch.bfloat16) == 756e12
-    assert known_peak("NVIDIA A100-SXM4-40GB", torch.float32) == 19.5e12
+    assert known_peak("NVIDIA A100-SXM4-40GB", torch.float32) == 156e12  # TF32
     assert known_peak("Tesla T4", torch.bfloat16) is None
     state = torch.get_rng_state()
     assert measured_peak(torch.device("cpu"), torch.float32) > 1e8

@@ -111,7 +111,10 @@ class TrainConfig:
 
     # the machine
     parallel: str = _field("ddp", "each rank holds the model, or a shard of it", "ddp", "fsdp")
-    precision: str = _field("auto", "compute dtype; weights stay float32", "auto", "float32", "bfloat16")
+    precision: str = _field(
+        "auto", "compute dtype; weights stay float32. On CUDA, float32 is multiplied in TF32",
+        "auto", "float32", "bfloat16",
+    )  # fmt: skip
     activation_checkpointing: bool = _field(False, "recompute activations in backward to save memory")
     compile: bool = _field(False, "torch.compile the transformer blocks")
     async_save: bool = _field(False, "under torchrun: write the training state in the background")
@@ -177,23 +180,23 @@ class TrainConfig:
         }
 
 
-# What data sheets say of each GPU: FLOP/s of dense bfloat16 products with float32 sums, and of float32
-# products without TF32.
+# What data sheets say of each GPU: FLOP/s of dense bfloat16 products with float32 sums. TF32, in which
+# training multiplies float32, has half of that.
 PEAKS = {
-    "A10": (125e12, 31.2e12),
-    "A100": (312e12, 19.5e12),
-    "RTX A6000": (154.8e12, 38.7e12),
-    "L4": (121e12, 30.3e12),
-    "L40S": (362e12, 91.6e12),
-    "H100": (989.4e12, 66.9e12),
-    "H100 NVL": (835e12, 60e12),
-    "H100 PCIe": (756e12, 51.2e12),
-    "H200": (989.4e12, 66.9e12),
-    "GH200": (989.4e12, 66.9e12),
-    "B200": (2250e12, 75e12),
-    "RTX 3090": (71e12, 35.6e12),
-    "RTX 4090": (165.2e12, 82.6e12),
-    "RTX 5090": (209.5e12, 104.8e12),
+    "A10": 125e12,
+    "A100": 312e12,
+    "RTX A6000": 154.8e12,
+    "L4": 121e12,
+    "L40S": 362e12,
+    "H100": 989.4e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H200": 989.4e12,
+    "GH200": 989.4e12,
+    "B200": 2250e12,
+    "RTX 3090": 71e12,
+    "RTX 4090": 165.2e12,
+    "RTX 5090": 209.5e12,
 }
 
 

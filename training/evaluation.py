@@ -98,8 +98,8 @@ class Evaluation:
             return {}, []
         model, sharded = self.task.model, self.config.parallel == "fsdp" and self.ranks.together
         if sharded or self.dtype != model.dtype:
-            # Shards answer nothing, and float32 weights answer neither as fast as those in what training computes
-            # in nor as those that users load: each rank that has questions puts together a model of its own.
+            # Shards answer nothing, and float32 weights answer slower than what users load, and otherwise.
+            # Each rank that has questions puts together a model of its own, in what training computes in.
             tensors = whole_tensors(model, {}, self.ranks, everywhere=self.held_out.scored)
             if tensors:
                 model = plain_model(model, tensors, self.config).to(self.ranks.device, self.dtype)

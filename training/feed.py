@@ -38,8 +38,8 @@ class Feed:
         def copied(stream: torch.cuda.Stream) -> Inputs | None:
             if (following := next(waiting, None)) is None:
                 return None
-            # Memory that the host has let go of is written to again as soon as the GPU has done what it was used
-            # for. All of that is in `computing` by now.
+            # Memory that the host has let go of is written to again as soon as the GPU has done what it was
+            # used for. All of that is in `computing` by now.
             stream.wait_stream(computing)
             with torch.cuda.stream(stream):
                 return self._moved(following)

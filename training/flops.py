@@ -112,10 +112,10 @@ def what_learns(model: nn.Module) -> tuple[frozenset[str], int]:
 # --------------------------------------------------------------------------------------------- devices
 def known_peak(name: str, dtype: torch.dtype) -> float | None:
     """FLOP/s of a GPU by what it calls itself; None for one that is not in the table, or another dtype."""
-    column = {torch.bfloat16: 0, torch.float32: 1}.get(dtype)
+    share = {torch.bfloat16: 1.0, torch.float32: 0.5}.get(dtype)
     words = [known for known in PEAKS if re.search(rf"\b{known}\b", name, re.IGNORECASE)]
     # "NVIDIA H100 PCIe" is both H100 and H100 PCIe: the longer name says more.
-    return None if column is None or not words else PEAKS[max(words, key=len)][column]
+    return None if share is None or not words else share * PEAKS[max(words, key=len)]
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype) -> float:

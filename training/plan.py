@@ -211,9 +211,12 @@ def memory(
     # states of labelled positions with their gradient; see models/losses.py.
     chunk = min(labelled, chunk_positions(text.vocab_size, device.kind))
     logits = chunk * text.vocab_size * (4 + (2 * product if product < 4 else 0))
-    activations = activation_bytes(config, shape, row, micro, residual, product)
-    if device.kind == "cpu" and row.samples > 1:  # the mask between samples, T² for a row
+    activations = activation_bytes(config, shape, row, micro, residual, product, device.kind == "cuda")
+    if device.kind == "cpu" and row.samples > 1:
+        # The mask between samples, T² for a row.
         activations += micro * config.sequence_length**2 * product
+    # Numbers of the micro-batch that is computed with, and of the next, which is copied meanwhile.
+    pixels = 2 * 4 * micro * row.tiles * shape.vision.num_channels * shape.vision.image_size**2
     result = {
         "weights": weights,
         "master weights": 0 if full else master,
@@ -222,6 +225,7 @@ def memory(
         "optimizer state": (8 * (trained - muon) + 4 * muon) / shards,
         "weight average": 4 * trained / shards if config.ema else 0,
         "activations": activations,
+        "pixels": pixels if device.kind == "cuda" else 0,
         "logits of a chunk": logits + 2 * labelled * text.hidden_size * residual,
     }
     return {name: round(size) for name, size in result.items() if size or name in ("weights", "gradients")}
@@ -243,7 +247,13 @@ def _cast(parts: frozenset[str], shape: VLMConfig, parameters: dict[str, nn.Para
 
 
 def activation_bytes(
-    config: TrainConfig, shape: VLMConfig, row: AverageRow, micro: int, residual: int, product: int
+    config: TrainConfig,
+    shape: VLMConfig,
+    row: AverageRow,
+    micro: int,
+    residual: int,
+    product: int,
+    fused: bool,
 ) -> float:
     """What one micro-batch keeps for backward on one rank, without the head's share.
 
@@ -272,7 +282,8 @@ def activation_bytes(
     # Gradients pass the whole decoder, whatever learns: adapters sit in its first block.
     speaks, width = "language_model" in learns, text.hidden_size
     needs_inputs = speaks or config.lora_rank > 0
-    norm = width * (4 + (residual if speaks else 0))  # float32 input, and output before the weight
+    # A fused norm keeps its input; elsewhere a float32 one, and what comes out before the weight.
+    norm = width * residual + 4 if fused else width * (8 if speaks else 4)
     heads, keys = text.num_attention_heads * text.head_dim, text.num_key_value_heads * text.head_dim
     inputs = (5 if casts else 2) * width * product if needs_inputs else 0
     swiglu = (4 if needs_inputs else 3) * text.intermediate_size * product

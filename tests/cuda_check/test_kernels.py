@@ -147,7 +147,7 @@ def around(*edges: int) -> list[int]:
 EDGES = [0, *around(CHUNK, SHARE, SHARE + CHUNK, 2 * SHARE, 4 * SHARE), 1, 2, 3, 700, 511, 800, 100, 99]
 
 
-@pytest.mark.parametrize("programs", [3, 40, 160])
+@pytest.mark.parametrize("programs", [3, 160])
 @pytest.mark.parametrize("positions", [EDGES[:8], EDGES[8:16], EDGES[16:]], ids=str)
 def test_lengths_around_the_edges_of_chunks_and_shares(positions, programs):
     assert_same(make(layers=1), positions, 801, programs=programs)
@@ -158,7 +158,7 @@ def test_one_row_at_any_length(position):
     assert_same(make(layers=1), [position], position + 1, programs=40)
 
 
-@pytest.mark.parametrize("programs", [1, 2, 16, 1000])
+@pytest.mark.parametrize("programs", [1, 16, 1000])
 def test_any_number_of_programs(programs):
     assert_same(make(layers=1), [150, 90], 160, programs=programs)
 
@@ -309,12 +309,12 @@ def assert_chosen(model, runner, **how) -> None:
 
 
 @pytest.mark.parametrize("stops", [(), (5,), tuple(range(0, VOCAB, 2)), tuple(range(VOCAB))])
-@pytest.mark.parametrize("rows", [1, 2, 8])
+@pytest.mark.parametrize("rows", [1, 8])
 def test_the_choice_is_the_samplers(rows, stops):
     assert_chosen(make(layers=1), new_run(rows, stops))
     stopped = [row % 2 == 0 for row in range(rows)]
     state = {"stopped": stopped, "lengths": list(range(rows)), "num_drawn": 4, "num_finite": 4}
-    assert_chosen(make(layers=1), new_run(rows, stops, **state), programs=300)
+    assert_chosen(make(layers=1), new_run(rows, stops, **state), programs=70)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -394,8 +394,8 @@ def test_launches_of_a_token(monkeypatch):
             return _run(self, *arguments, **named)
 
         monkeypatch.setattr(kernel, "run", counted.__get__(kernel), raising=False)
-    model, runner = make(layers=3), new_run(1)
-    for persistent, expected in ((False, 3 + 5 * 3), (True, 2)):
+    model, runner = make(), new_run(1)
+    for persistent, expected in ((False, 3 + 5 * 2), (True, 2)):
         decoder = TritonDecoder(model, persistent, 1)
         launches.clear()
         decoder(runner.token, cache_of(model, 1, 16), runner.position)

@@ -10,6 +10,8 @@ import torch
 
 triton = pytest.importorskip("triton")
 
+from generation import kv_cache as kv  # noqa: E402
+from generation.decoding import eager_step  # noqa: E402
 from generation.fast.cuda import decoder as decoder_module  # noqa: E402
 from generation.fast.cuda import graph  # noqa: E402
 from generation.fast.cuda.decoder import MOST_ROWS  # noqa: E402
@@ -78,6 +80,30 @@ def test_int8_weights_are_read_as_they_are():
     step = GraphStep(vlm.language_model)
     assert_as_eager(vlm, step, batch(2), max_new_tokens=6, **NO_STOP)
     assert step.decoder(2) is not None
+
+
+def test_one_recording_serves_every_view_of_a_cache(vlm, monkeypatch):
+    """Slots of different lengths read a view of their cache, which becomes longer and narrower."""
+    made, get = [], graph.Graphs.get
+
+    def noted(self, key, shape, make, state):
+        return get(self, key, shape, lambda: made.append(key) or make(), state)
+
+    monkeypatch.setattr(graph.Graphs, "get", noted)
+    lm, step = vlm.language_model, GraphStep(vlm.language_model)
+    cache, expected_cache = (kv.allocate_for(lm.config, 3, 40, lm.norm.weight) for _ in range(2))
+    token = torch.tensor([[3], [5]])
+    for position, length in ((0, 8), (1, 8), (8, 16), (16, 32)):
+        positions = torch.tensor([position, position + 3])
+        got, expected = (
+            one(token, kv.view(whole, length, 1, 2), positions)
+            for one, whole in ((step, cache), (eager_step(lm), expected_cache))
+        )
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert len(made) == 1
+    for layer, expected_layer in zip(cache, expected_cache, strict=True):
+        for name, tensor in layer.items():  # row 0 is not theirs
+            torch.testing.assert_close(tensor, expected_layer[name], atol=1e-4, rtol=1e-4)
 
 
 def test_logits_that_are_not_finite_are_an_error():

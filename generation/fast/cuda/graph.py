@@ -46,7 +46,7 @@ BUCKET = 256  # cache positions: the shortest bucket
 LAG = 3  # steps launched before the tokens of one are read
 MAX_SIGNATURES = 32  # of runs that are remembered: batch width, sampling, stop ids
 MAX_GRAPHS = 48  # the least recently used is given up first
-STATIC_SHARE = 0.15  # size limit of the static cache, relative to the weights
+STATIC_SHARE = 0.15  # size limit of the static cache, relative to the weights in its type
 PERSISTENT = False  # whether a step is one kernel that stays, not one for each phase: not yet tried on a GPU
 
 
@@ -254,8 +254,8 @@ class GraphStep:
         self._addresses = addresses(model)
         self._device = model.norm.weight.device
         self.graphs = Graphs(self._device)
-        weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-        self.static = StaticCache(model.config, int(STATIC_SHARE * weights))
+        weights = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+        self.static = StaticCache(model.config, int(STATIC_SHARE * weights * model.cache_dtype.itemsize))
         self._triton: TritonDecoder | None = None
         self._reasons: dict[int, str | None] = {}  # of `no_triton`, by the number of rows
         self._runs: dict[tuple, list[_Run]] = {}  # those that are free, by rows and signature
@@ -304,19 +304,22 @@ class GraphStep:
             return first_line(error)
         return self.failure
 
-    def _decode(self, token: Tensor, cache: KVCache, position: Tensor, kv_len: int) -> Tensor:
-        """(B, 1) ids at (B,) positions -> (B, V) logits; `kv_len` positions of the cache are read."""
+    def _decode(self, token: Tensor, cache: KVCache, position: Tensor) -> Tensor:
+        """(B, 1) ids at (B,) positions -> (B, V) logits; the eager step reads all of the cache."""
         if (decoder := self.decoder(len(token))) is not None:
             return decoder(token, cache, position)
         # Flash attention takes no mask, and cuDNN plans its kernels anew for each length.
         kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
         with sdpa_kernel(kernels) if self._device.type == "cuda" else nullcontext():
-            return self._eager(token, kv.view(cache, kv_len), position)
+            return self._eager(token, cache, position)
 
-    def _read(self, rows: int, longest: int, kv_cache: KVCache) -> int:
-        """Positions of the cache that a recording for the `longest` of some rows reads at most."""
+    def _read(self, rows: int, kv_cache: KVCache, longest: int | None = None) -> int:
+        """Positions that a recording for some rows reads at most: the bucket of the `longest`, or all of a
+        view of fitting length; in Triton all of the buffer, so that it serves every view of that."""
+        if self.decoder(rows) is not None:
+            return kv_cache[0]["key"].stride(1) // kv_cache[0]["key"].stride(2)
         capacity = kv.capacity(kv_cache)
-        return min(bucket_of(longest), capacity) if self.decoder(rows) is None else capacity
+        return capacity if longest is None else min(bucket_of(longest), capacity)
 
     def _check_weights(self) -> None:
         """Start anew if any were replaced (`model.to`)."""
@@ -343,21 +346,42 @@ class GraphStep:
         token.copy_(token_ids)
         if isinstance(start_pos, int):
             position.fill_(start_pos)
-            kv_len = self._read(batch, start_pos + 1, kv_cache)
+            kv_len = self._read(batch, kv_cache, start_pos + 1)
         else:
             position.copy_(start_pos)
-            kv_len = kv.capacity(kv_cache)  # a view of fitting length, see CachePosition
+            kv_len = self._read(batch, kv_cache)
 
         def make() -> Callable[[], None]:
-            cache = fixed(kv_cache)
+            cache = fixed(kv_cache, kv_len)
 
             def step() -> None:
-                logits.copy_(self._decode(token, cache, position, kv_len))
+                logits.copy_(self._decode(token, cache, position))
 
             return step
 
         self.graphs.get((batch, places, kv_len), (batch, kv_len), make, [])()
         return logits.clone()
+
+    @torch.no_grad()
+    def recorded(
+        self,
+        token: Tensor,
+        kv_cache: KVCache,
+        positions: Tensor,
+        choose: Callable[[Tensor], None],
+        state: list[Tensor],
+        key: tuple,
+    ) -> Callable[[], None]:
+        """See `generation.steps.RecordingStep`."""
+        self._check_weights()
+        kv_len = self._read(len(token), kv_cache)
+
+        def make() -> Callable[[], None]:
+            cache = fixed(kv_cache, kv_len)
+            return lambda: choose(self._decode(token, cache, positions))
+
+        buffers = token.data_ptr(), positions.data_ptr(), buffer_addresses(kv_cache), len(token), kv_len
+        return self.graphs.get((key, buffers), (len(token), kv_len, key), make, state)
 
     def chunk(self, token_ids: Tensor, kv_cache: KVCache, start_pos: int | Tensor) -> Tensor:
         """(B, T) ids -> (B, T, V) logits of each position, by the eager step."""
@@ -410,7 +434,7 @@ class GraphStep:
                 kv_len = 0 if position.full else kv_len  # a grown cache lies somewhere else
                 position.reserve()
                 if position.longest > kv_len:
-                    kv_len = self._read(len(run.token), position.longest, position.kv_cache)
+                    kv_len = self._read(len(run.token), position.kv_cache, position.longest)
                     replay = self.graph(run, position.kv_cache, kv_len)
                 replay()
                 run.push(launched)
@@ -433,10 +457,10 @@ class GraphStep:
         plain = options.greedy and options.repetition_penalty == 1
 
         def make() -> Callable[[], None]:
-            cache = fixed(kv_cache)
+            cache = fixed(kv_cache, kv_len)
 
             def step() -> None:
-                logits = self._decode(run.token, cache, run.position, kv_len)
+                logits = self._decode(run.token, cache, run.position)
                 if decoder is not None and plain:
                     decoder.choose(run)
                     return
@@ -449,9 +473,16 @@ class GraphStep:
         return self.graphs.get((run, buffer_addresses(kv_cache), kv_len), shape, make, run.state)
 
 
-def fixed(kv_cache: KVCache) -> KVCache:
-    """Tensors of its own for a graph, because the caller may put others into the list later."""
-    return kv.view(kv_cache, kv.capacity(kv_cache))
+def fixed(kv_cache: KVCache, length: int) -> KVCache:
+    """Tensors of its own for a graph, because the caller may put others into the list later: `length`
+    positions of the buffers, even if the cache is a view of fewer."""
+    return [
+        {
+            name: tensor.as_strided((*tensor.shape[:2], length, tensor.shape[3]), tensor.stride())
+            for name, tensor in layer.items()
+        }
+        for layer in kv_cache
+    ]
 
 
 def addresses(language_model) -> list[int]:
