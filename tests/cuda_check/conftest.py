@@ -1,4 +1,4 @@
-"""What is collected here: without the stubbed driver no pretended device, without Triton no kernels. And Triton's
+"""What is collected: without the stubbed driver no pretended device, without Triton no kernels. And Triton's
 interpreter, made faster."""
 
 import ctypes

@@ -10,9 +10,9 @@
     seen.graphs      what was recorded; `kernels` of each counts those of one replay
 
 What it takes from a GPU: devices that do not mix, memory that is pinned or not, where the host waits, that
-nothing waits or reads the host's memory while a graph is recorded, that recording computes nothing, the choice
-of the attention kernel, the order in memory of its result. What it does not: time, rounding, memory's limits,
-streams that overlap, kernels that fail, inductor. Triton's kernels run in its interpreter.
+nothing waits or reads the host's memory while a graph is recorded, that recording computes nothing, the
+choice of the attention kernel, the order in memory of its result. What it does not: time, rounding, memory's
+limits, streams that overlap, kernels that fail, inductor. Triton's kernels run in its interpreter.
 
 It needs a CUDA build of torch with `driver_stub.c` preloaded: `make cuda-check`.
 """
@@ -307,8 +307,8 @@ class Mode(TorchDispatchMode):
 
 # ------------------------------------------------------------------------------------- torch.cuda
 class Graph:
-    """In place of torch.cuda.CUDAGraph. What is recorded is also computed, because further operations depend on
-    it; at the end everything that it has changed is as before."""
+    """In place of torch.cuda.CUDAGraph. What is recorded is also computed, because further operations depend
+    on it; at the end everything that it has changed is as before."""
 
     def __init__(self, *_, **__):
         self.operations: list[tuple[Callable[[], Any], Any]] = []
