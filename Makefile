@@ -48,15 +48,15 @@ tests-of-training: $(INSTALLED)
 other-tests: $(INSTALLED)
 	MAKEFLAGS= $(PY) -m pytest $(addprefix --ignore=,$(TRAINING))
 
-# Triton's kernels in its interpreter, then compiled for GPUs that need not be here; then everything on a device
-# that is pretended, for which the CUDA driver is a stub.
+# Triton's kernels in its interpreter; everything on a device that is pretended, for which the CUDA driver is a
+# stub; the kernels compiled for GPUs that need not be here.
 cuda-check: export OMP_NUM_THREADS := 1
 cuda-check: $(if $(filter $(CUDA_VENV)/%,$(CUDA_PY)),$(CUDA_INSTALLED))
-	TRITON_INTERPRET=1 $(CUDA_PY) -m pytest tests/cuda_check
-	$(CUDA_PY) -m tests.cuda_check.compile_kernels
+	TRITON_INTERPRET=1 $(CUDA_PY) -m pytest -W ignore:::triton tests/cuda_check
 	@stub=$$(mktemp -d) && trap 'rm -rf "$$stub"' EXIT && \
 	  $(CC) -shared -fPIC -O1 -Wl,-soname,libcuda.so.1 -o "$$stub/libcuda.so.1" tests/cuda_check/driver_stub.c && \
-	  LD_PRELOAD="$$stub/libcuda.so.1" TRITON_INTERPRET=1 $(CUDA_PY) -m pytest tests/cuda_check/test_pretended*.py
+	  LD_PRELOAD="$$stub/libcuda.so.1" TRITON_INTERPRET=1 $(CUDA_PY) -m pytest -W ignore:::triton tests/cuda_check/test_pretended*.py
+	$(CUDA_PY) -m tests.cuda_check.compile_kernels
 
 # The long versions of what `make test` does a little of: damaged inputs, kills, a page under load.
 soak: $(INSTALLED)

@@ -282,7 +282,7 @@ def test_every_section_of_the_gpu_run_is_parsed():
 
 
 def test_a_section_that_hangs_or_dies_takes_no_other_with_it(tmp_path, monkeypatch, capsys):
-    result = json.loads((common.RESULTS / "decode-cpu-zen3.json").read_text())
+    result = json.loads((common.RESULTS / "decode-cpu-zen4.json").read_text())
     (tmp_path / "decode.json").write_text(json.dumps(result | {"rows": [
         row | {"over_static": row["over_transformers"], "step": "a step"} for row in result["rows"]
     ]}))  # fmt: skip

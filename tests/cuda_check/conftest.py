@@ -1,5 +1,5 @@
-"""What is collected: without the stubbed driver no pretended device, without Triton no kernels. And Triton's
-interpreter, made faster."""
+"""What is collected here: without the stubbed driver no pretended device, without Triton no kernels. And
+Triton's interpreter, made faster."""
 
 import ctypes
 import os

@@ -129,7 +129,7 @@ def test_a_question_costs_few_waits():
 
 @pytest.mark.triton
 def test_tokens_and_kernels_of_triton():
-    """What runs in a token: five kernels a layer, the beginning, the end and the choice; none of torch's."""
+    """A token is five kernels a layer, the beginning, the end and the choice; nothing of torch's."""
     small = {"head_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     expected = tiny_vlm(**small).generate(**batch(1), max_new_tokens=4, **NO_STOP)
     with pretended() as seen:
