@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="auto (default: the best one on this machine), cpu, cuda or mps")
     add("--dtype", type=dtype, default="auto", choices=DTYPES,
         help="data type of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the "
-        "checkpoint's own; int8 works on a CPU only")
+        "checkpoint's own; int8 works on a CPU and on CUDA")
     add("--share", action=argparse.BooleanOptionalAction, default=False,
         help="make the page public for a week, through Gradio's servers")
     add("--browser", action=argparse.BooleanOptionalAction, default=None,
