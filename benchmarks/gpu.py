@@ -276,7 +276,7 @@ def table(results: list[dict]) -> str:
         "x transformers",
         "x torch.compile",
         "of the floor",
-        "launch",
+        "step",
     ]
     lines = [
         [
