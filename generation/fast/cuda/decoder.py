@@ -227,9 +227,11 @@ class TritonDecoder:
                 **warps,
             )
         (self._candidates,) = grid(config.vocab_size, S.BN_D)
+        # Else the assembler spills a few, for some sizes, to have more programs at once.
+        registers = {"maxnreg": 96} if S.ONE and S.INT8 else {}
         kernels.head[(self._candidates,)](
             *(x, *self._outputs(), self._logits, self._best, self._places, rows, eps, S, S.BN_D, S.BK_D),
-            **warps,
+            **(warps | registers),
         )
 
     def _whole(self, token: Tensor, kv_cache: KVCache, position: Tensor, rows: int) -> None:
