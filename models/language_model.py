@@ -14,7 +14,6 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from models.config import TextConfig
@@ -154,8 +153,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         as_it_is = q.device.type != "cuda" or torch.compiler.is_compiling()
         flex = flex_attention if as_it_is else _compiled_flex_attention()
         return flex(q, k, v, block_mask=mask, enable_gqa=grouped)
-    # A chunk on a cached prefix, whose mask is a name that flash attention knows; or padding or packed
-    # segments, written out.
+    # A chunk on a cached prefix, padding, or packed segments: the mask says all.
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
 
 
@@ -285,8 +283,8 @@ def attention_mask_for(
     length: int, kv_length: int, attention_mask: Tensor | BlockMask | None, slots: Tensor
 ) -> Tensor | BlockMask | None:
     """The one mask of T queries at `slots` (T,) or (B, T) over S keys: (B or 1, 1, T, S) bool, or None where
-    plain causal or full attention is right; a flex_attention mask stays what it is, and that of a chunk on a
-    prefix is named, not written out, because flash attention takes no mask.
+    plain causal or full attention is right; a flex_attention mask stays what it is, and on CUDA that of a
+    chunk on a prefix is named, not written out, because flash attention takes no mask.
 
     `attention_mask` is as in `LanguageModel.forward`.
     """
@@ -295,8 +293,12 @@ def attention_mask_for(
     if attention_mask is not None and attention_mask.dim() == 3:
         return attention_mask[:, None]
     shared = slots.dim() == 1
-    if attention_mask is None and shared:
-        return None if length in (1, kv_length) else causal_lower_right(length, kv_length)
+    if attention_mask is None and shared and length in (1, kv_length):
+        return None
+    if attention_mask is None and shared and slots.device.type == "cuda":
+        from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo: seconds
+
+        return causal_lower_right(length, kv_length)
     keys = torch.arange(kv_length, device=slots.device)
     mask = keys <= slots[..., None]  # (T, S) or (B, T, S)
     mask = mask[None] if shared else mask
