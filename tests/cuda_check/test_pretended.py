@@ -20,7 +20,8 @@ import train
 from data import packing
 from data.processor import Processor
 from generation.options import GenerationOptions
-from generation.scheduler import Request, Scheduler
+from generation.requests import Request
+from generation.scheduler import Scheduler
 from generation.session import Session
 from inference.checkpoint import fast_step
 from models.checkpoints import save
