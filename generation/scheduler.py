@@ -335,8 +335,8 @@ class Scheduler:
                 row.features += features.split(1)
                 encoded += new
             if first >= len(prompt.digests):
-                features = torch.cat(row.features) if row.features else None
-                row.embeds = embed_after(self.model, prompt, row.reused, features)
+                rest = torch.cat(row.features) if row.features else None
+                row.embeds = embed_after(self.model, prompt, row.reused, rest)
                 row.prompt, row.features = replace(prompt, tiles=None, masks=None), []
         self.stats.tiles_encoded += encoded
         return encoded
@@ -614,8 +614,8 @@ def sample_rows(rows: list[Sequence], logits: Tensor) -> Tensor:
     Each row draws with the seed that `model.generate` gives it alone.
     """
     alike: dict[SamplingParams, list[int]] = {}
-    for index, row in enumerate(rows):
-        alike.setdefault(row.params, []).append(index)
+    for number, row in enumerate(rows):
+        alike.setdefault(row.params, []).append(number)
     if len(alike) == 1:  # no copy of the logits
         return _sample_alike(rows, logits)
     token = torch.empty(len(rows), 1, dtype=torch.int64, device=logits.device)
