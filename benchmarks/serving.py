@@ -100,6 +100,10 @@ def write_shape(name: str, folder: Path) -> Path:
         json.dumps(json.loads(path.read_text()) | {"image_seq_len": SHAPES[name].tokens_per_tile})
     )
     model = build_ours(name, torch.float32, "cpu")
+    with torch.no_grad():  # answers of words, to their full length
+        head = model.language_model.lm_head.weight
+        head[len(small.tokenizer) :] = 0
+        head[small.tokenizer.all_special_ids] = 0
     stop = (small.tokenizer.eos_token_id,)
     model.config = replace(model.config, **ids, eos_token_ids=stop)
     return model.save_pretrained(folder / name, Processor.from_pretrained(processor))
