@@ -8,6 +8,7 @@
     torchrun --nproc-per-node 8 -m eval --tasks shapes --model runs/mine
     python -m eval compare runs/eval/a runs/eval/b              # the same questions, two models
     python -m eval card runs/mine runs/eval/a                   # results into the model's card
+    python -m eval doctor http://127.0.0.1:8000/v1 --model M    # whether a server answers as the reference
 
 Each run prints its prompt and its scoring and keeps them beside the score. Its folder holds results.json,
 samples.jsonl and report.html; the same command again resumes a run that was stopped. Tasks of lmms-eval
@@ -153,6 +154,12 @@ def main(arguments: list[str] | None = None) -> int:
         from eval.compare import main as command  # imports SciPy
     elif arguments[:1] == ["card"]:
         from eval.card import main as command
+    elif arguments[:1] == ["doctor"]:
+        from eval.doctor.command import run as examine  # imports Pillow and httpx
+
+        passed: list[bool] = []
+        status = guarded("python -m eval doctor", lambda: passed.append(examine(arguments[1:])))
+        return status or int(not all(passed))
     else:
         again = "; the same command resumes, except for tasks of lmms-eval, which begin anew"
         return guarded("python -m eval", partial(run, arguments), again)

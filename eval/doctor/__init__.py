@@ -1,0 +1,1 @@
+"""Whether a server of OpenAI's protocol answers as the reference does; see `eval.doctor.command`."""

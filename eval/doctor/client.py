@@ -1,0 +1,174 @@
+"""A client of OpenAI's protocol that takes nothing for granted."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from data.chat import Message
+from data.errors import one_line
+from inference.errors import RequestError
+
+
+class ServerError(RequestError):
+    """The server cannot be asked at all."""
+
+
+class CannotAnswer(Exception):
+    """Why the reference has no answer to a case."""
+
+
+@dataclass
+class Answer:
+    """What came back. `problem` says what is wrong with its form; with it, or unless `status` is 200, the
+    rest may be empty. Lists have an entry for each choice; of logprobs: (token's text, logprob)."""
+
+    status: int = 200
+    error: str = ""
+    problem: str = ""
+    texts: list[str] = field(default_factory=list)
+    finish: list[str | None] = field(default_factory=list)
+    logprobs: list[list[tuple[str, float]] | None] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+    @property
+    def refused(self) -> bool:
+        return 400 <= self.status < 500
+
+    @property
+    def text(self) -> str:
+        return self.texts[0] if self.texts else ""
+
+
+def to_json(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as the protocol has them, with images as data: addresses."""
+
+    def part(kind: str, value: Any) -> dict[str, Any]:
+        if kind == "text":
+            return {"type": "text", "text": value}
+        kinds = {b"\xff\xd8": "jpeg", b"GI": "gif", b"RI": "webp"}
+        name = kinds.get(value[:2], "png")
+        url = f"data:image/{name};base64,{base64.b64encode(value).decode()}"
+        return {"type": "image_url", "image_url": {"url": url}}
+
+    def content(message: Message) -> Any:
+        if any(kind == "image" for kind, _ in message.parts) or len(message.parts) != 1:
+            return [part(*one) for one in message.parts]
+        return message.text
+
+    return [{"role": message.role, "content": content(message)} for message in messages]
+
+
+class Client:
+    """Asks a server at `url` (with /v1) about `model`; a request may take `seconds`."""
+
+    def __init__(self, url: str, model: str, key: str | None = None, seconds: float = 600):
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.url, self.model = url.rstrip("/"), model
+        try:
+            httpx.URL(self.url).host  # noqa: B018
+            if not self.url.startswith(("http://", "https://")):
+                raise httpx.InvalidURL("expected http:// or https:// in front")
+        except httpx.InvalidURL as error:
+            raise ServerError(f"{url!r} is no address of a server: {one_line(error)}") from None
+        self._http = httpx.Client(headers=headers, timeout=seconds)
+
+    def models(self) -> list[str] | None:
+        """The ids that the server lists, None if it has no such list. A ServerError if nobody answers."""
+        try:
+            reply = self._http.get(self.url + "/models")
+        except httpx.HTTPError as error:
+            raise ServerError(
+                f"{self.url}: nobody answers ({one_line(error) or type(error).__name__})"
+            ) from None
+        if reply.status_code in (401, 403):
+            raise ServerError(f"{self.url}: the key is refused (status {reply.status_code}); see --api-key")
+        try:
+            return [str(one["id"]) for one in reply.json()["data"]]
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def ask(self, messages: Sequence[Message], **fields: Any) -> Answer:
+        """One answer, or `n`; with stream=True put together from its events."""
+        body = {"model": self.model, "messages": to_json(messages), "temperature": 0, **fields}
+        if body.get("stream"):
+            body["stream_options"] = {"include_usage": True}
+        return self.send(body)
+
+    def send(self, body: dict[str, Any]) -> Answer:
+        """What the server makes of a body, whatever that is."""
+        try:
+            with self._http.stream("POST", self.url + "/chat/completions", json=body) as reply:
+                lines = [*reply.iter_lines()] if body.get("stream") else []
+                text = "\n".join(lines) if body.get("stream") else reply.read().decode("utf-8", "replace")
+        except httpx.TimeoutException:
+            return Answer(status=0, problem="no answer in time")
+        except httpx.HTTPError as error:
+            said = one_line(error) or type(error).__name__
+            return Answer(status=0, problem=f"the connection broke: {said}")
+        if reply.status_code != 200:
+            return refusal(reply.status_code, text)
+        try:
+            return read_events(lines) if body.get("stream") else read_completion(json.loads(text))
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            return Answer(problem=f"not the protocol's form ({type(error).__name__}: {one_line(error, 100)})")
+
+
+def refusal(status: int, text: str) -> Answer:
+    try:
+        error = json.loads(text)
+        error = error.get("error", error.get("detail", error)) if isinstance(error, dict) else error
+        said = error.get("message", error) if isinstance(error, dict) else error
+        return Answer(status, error=one_line(str(said), 200))
+    except ValueError:
+        return Answer(status, error=one_line(text, 200), problem="the error is not JSON")
+
+
+def tokens_of(choice: dict[str, Any]) -> list[tuple[str, float]] | None:
+    found = (choice.get("logprobs") or {}).get("content")
+    return None if found is None else [(str(one["token"]), float(one["logprob"])) for one in found]
+
+
+def put_usage(answer: Answer, usage: dict[str, Any] | None) -> None:
+    if not usage:
+        return
+    answer.prompt_tokens, answer.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+    if usage.get("total_tokens", total := usage["prompt_tokens"] + usage["completion_tokens"]) != total:
+        answer.problem = f"usage: total_tokens is {usage['total_tokens']}, expected the sum {total}"
+
+
+def read_completion(value: dict[str, Any]) -> Answer:
+    answer = Answer()
+    for choice in sorted(value["choices"], key=lambda choice: choice["index"]):
+        answer.texts.append(choice["message"]["content"] or "")
+        answer.finish.append(choice["finish_reason"])
+        answer.logprobs.append(tokens_of(choice))
+    put_usage(answer, value.get("usage"))
+    return answer
+
+
+def read_events(lines: Sequence[str]) -> Answer:
+    """The answer that events of a stream are the pieces of."""
+    answer, texts, finish = Answer(), dict[int, str](), dict[int, str | None]()
+    data = [line[5:].strip() for line in lines if line.startswith("data:")]
+    for one in data:
+        if one == "[DONE]":
+            break
+        event = json.loads(one)
+        if "error" in event:
+            answer.problem = f"an error in the stream: {one_line(str(event['error']), 200)}"
+            return answer
+        for choice in event["choices"]:
+            index = choice["index"]
+            texts[index] = texts.get(index, "") + (choice["delta"].get("content") or "")
+            finish[index] = choice.get("finish_reason") or finish.get(index)
+        put_usage(answer, event.get("usage"))
+    answer.texts = [texts[index] for index in sorted(texts)]
+    answer.finish = [finish[index] for index in sorted(texts)]
+    return answer

@@ -1,0 +1,178 @@
+"""The reference: a checkpoint in float32 through the eager path, and how far an answer is from it.
+
+reference = Reference("checkpoints/ocelli-shapes", tolerance=0.02, tokens=8)
+difference = reference.compare(case.messages, answer)      # None where the answer is the reference's
+causes = reference.explain(case.messages, answer)          # mistakes that lead to just this answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from data.chat import Message
+from data.errors import ImageError, ProcessorError, PromptError, one_line
+from data.processor import EncodedConversation
+from eval.doctor.cases import MISTAKES, Mistake
+from eval.doctor.client import Answer, CannotAnswer
+from generation import kv_cache as kv
+from inference.answer import prompt_tokens
+from inference.checkpoint import RequestError, open_checkpoint
+
+LIKELIEST = 200  # tokens among which the server's is looked for
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where an answer leaves the reference: what is said of it. `rounding`: within the tolerance."""
+
+    said: str
+    rounding: bool = False
+
+
+class Reference:
+    """See the module.
+
+    Args:
+        source: folder or Hub repository of the weights that the server has.
+        tolerance: nats up to which a logprob, or the gap between the reference's token and the server's,
+            counts as rounding.
+        tokens: the most of an answer.
+    """
+
+    def __init__(self, source: str, tolerance: float, tokens: int):
+        self._checkpoint = open_checkpoint(source, device="cpu", dtype="float32")
+        self._tolerance, self._tokens = tolerance, tokens
+        self._stops = frozenset(self._checkpoint.stop_token_ids)
+
+    def compare(self, messages: Sequence[Message], answer: Answer) -> Difference | None:
+        """What is different, prompt tokens first. Raises CannotAnswer."""
+        return self._compare_row(self._encode(messages, None), answer)
+
+    def check(self, messages: Sequence[Message]) -> None:
+        """Raises CannotAnswer for a case that the reference refuses."""
+        self._encode(messages, None)
+
+    def explain(self, messages: tuple[Message, ...], answer: Answer) -> list[str]:
+        """Names of the mistakes with which the reference gives this answer."""
+        right, found = self._encode(messages, None), []
+        for mistake in MISTAKES:
+            try:
+                row = self._encode(messages, mistake)
+                if _same(row, right):
+                    continue
+                difference = self._compare_row(row, answer)
+                if difference is None or difference.rounding:
+                    found.append(mistake.name)
+            except (CannotAnswer, ValueError):
+                continue  # a prompt that the model cannot take is not what the server gave it
+        return found
+
+    def _encode(self, messages: Sequence[Message], mistake: Mistake | None) -> EncodedConversation:
+        """The prompt, with a mistake made in it."""
+        processor, read = self._checkpoint.processor, mistake and mistake.image
+        if mistake is not None and mistake.messages is not None:
+            messages = mistake.messages(tuple(messages))
+        try:
+            conversation = [
+                {
+                    "role": message.role,
+                    "content": [
+                        {"type": kind, kind: read(value) if read and kind == "image" else value}
+                        for kind, value in message.parts
+                    ],
+                }
+                for message in messages
+            ]
+            row = processor.encode_conversation(conversation, True)
+        except (ImageError, ProcessorError, PromptError, RequestError) as error:
+            raise CannotAnswer(one_line(error, 200)) from None
+        except Exception as error:
+            if mistake is None:
+                raise
+            raise CannotAnswer(one_line(error, 200)) from None  # Pillow meets what a mistake made of a file
+        if mistake is not None and mistake.ids is not None:
+            row = replace(row, input_ids=mistake.ids(row.input_ids, processor))
+        return row
+
+    def _compare_row(self, row: EncodedConversation, answer: Answer) -> Difference | None:
+        expected = prompt_tokens(self._checkpoint, row)
+        if answer.prompt_tokens is not None and answer.prompt_tokens != expected:
+            more = answer.prompt_tokens - expected
+            said = (
+                f"the prompt has {abs(more)} tokens {'more' if more > 0 else 'fewer'} ({expected} expected)"
+            )
+            return Difference(said)
+        return self._compare_text(row, answer)
+
+    @torch.inference_mode()
+    def _compare_text(self, row: EncodedConversation, answer: Answer) -> Difference | None:
+        """Follow the server's text token by token: each has to be the likeliest, within the tolerance."""
+        model, tokenizer = self._checkpoint.model, self._checkpoint.processor.tokenizer
+        language_model = model.language_model
+        x = model.embed(torch.tensor([row.input_ids]), row.tiles)
+        room, text = x.shape[1] + self._tokens, answer.text.strip()
+        if room > self._checkpoint.context:
+            raise CannotAnswer(f"the prompt has {x.shape[1]} tokens, more than the model's context holds")
+        cache = kv.allocate_for(language_model, 1, room)
+        hidden, _ = language_model(x, kv_cache=cache, start_pos=0)
+        own = (answer.logprobs[0] if answer.logprobs else None) or []
+        ids: list[int] = []
+        rounding = None
+        for number in range(self._tokens):
+            scores = language_model.logits(hidden[:, -1])[0].log_softmax(-1)
+            best = int(scores.argmax())
+            chosen = next(
+                (t for t in scores.topk(min(LIKELIEST, len(scores))).indices.tolist()
+                 if self._goes_on(ids, t, text)), None
+            )  # fmt: skip
+            shown = tokenizer.decode([best], skip_special_tokens=False)
+            if chosen is None:
+                rest = text[len(self._text(ids)) :]
+                return Difference(
+                    f"token {number + 1} is {shown!r} in the reference, the server has {rest!r}"
+                )
+            gap = float(scores[best] - scores[chosen])
+            if gap > 0:
+                theirs = tokenizer.decode([chosen], skip_special_tokens=False)
+                place = f"token {number + 1} is {theirs!r} in place of {shown!r}, logprob gap {gap:.3g}"
+                if gap > self._tolerance:
+                    return Difference(place)
+                rounding = rounding or Difference(place + ": rounding", rounding=True)
+            if number < len(own) and chosen not in self._stops:
+                difference = abs(own[number][1] - float(scores[chosen]))
+                if not difference <= self._tolerance:
+                    theirs = tokenizer.decode([chosen], skip_special_tokens=False)
+                    return Difference(
+                        f"the logprob of token {number + 1} {theirs!r} is {own[number][1]:.3f}, "
+                        f"{float(scores[chosen]):.3f} in the reference"
+                    )
+            ids.append(chosen)
+            if chosen in self._stops:
+                return rounding
+            next_x = language_model.embed_tokens(torch.tensor([[chosen]]))
+            hidden, _ = language_model(next_x, kv_cache=cache, start_pos=x.shape[1] + number)
+        if self._text(ids) != text and not self._text(ids).startswith("\ufffd"):
+            return Difference(f"after {self._tokens} tokens the server's answer goes on: {text!r}")
+        return rounding
+
+    def _text(self, ids: Sequence[int]) -> str:
+        decode = self._checkpoint.processor.tokenizer.decode
+        return decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
+
+    def _goes_on(self, ids: list[int], token: int, text: str) -> bool:
+        """Whether the server's text may have this token next: an end of it, or a piece that fits."""
+        if token in self._stops:
+            return self._text(ids).rstrip("\ufffd") == text
+        return text.startswith(self._text([*ids, token]).rstrip("\ufffd"))
+
+
+def _same(one: EncodedConversation, other: EncodedConversation) -> bool:
+    if one.input_ids != other.input_ids or (one.tiles is None) != (other.tiles is None):
+        return False
+    if one.tiles is None or other.tiles is None:
+        return True
+    mine, theirs = one.tiles.to("cpu"), other.tiles.to("cpu")
+    return mine.shape == theirs.shape and torch.equal(mine, theirs)
