@@ -28,7 +28,7 @@ class Case:
     messages: tuple[Message, ...]
 
 
-# -------------------------------------------------------------------------------------------------- the images
+# ---------------------------------------------------------------------------------------------- the images
 def scene(width: int = 96, height: int = 96, background: str = "white") -> Image.Image:
     """Shapes that are different at each side, so that a picture which is turned or mirrored is another."""
     image = Image.new("RGB", (width, height), background)
@@ -125,7 +125,7 @@ def images() -> dict[str, bytes]:
     return files | {f"EXIF orientation {n}": turned(n) for n in range(2, 9)}
 
 
-# --------------------------------------------------------------------------------------------- the conversations
+# ----------------------------------------------------------------------------------------- the conversations
 def user(*parts: str | bytes) -> Message:
     return Message("user", tuple(("text" if isinstance(part, str) else "image", part) for part in parts))
 
@@ -163,7 +163,7 @@ def cases() -> tuple[Case, ...]:
     return tuple(made)
 
 
-# ------------------------------------------------------------------------------------------------ the mistakes
+# -------------------------------------------------------------------------------------------- the mistakes
 @dataclass(frozen=True)
 class Mistake:
     """One way of reading a case wrong: an image's bytes as another image, other messages, or other token ids.

@@ -3,9 +3,9 @@
     python -m eval doctor http://127.0.0.1:8000/v1 --model ocelli-shapes --reference checkpoints/ocelli-shapes
     python -m eval doctor https://example.org/v1 --model M --json findings.json     # its form alone
 
-With --reference the same weights run here, in float32 through the eager path: prompt tokens, tokens and, where
-the server gives them, logprobs are compared; where they differ, known mistakes are tried and those that lead to
-the server's answer are named. Without it, what is checked is the protocol and the server's own consistency.
+With --reference the same weights run here, in float32 through the eager path: prompt tokens, tokens and,
+where the server gives them, logprobs are compared; where they differ, known mistakes are tried and those that
+lead to the server's answer are named. Without it, the protocol and the server's own consistency are checked.
 Exit status: 0 if every case passes, 1 if one does not, 2 with one sentence if the server cannot be asked.
 """
 

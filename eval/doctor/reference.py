@@ -116,7 +116,7 @@ class Reference:
         room, text = x.shape[1] + self._tokens, answer.text.strip()
         if room > self._checkpoint.context:
             raise CannotAnswer(f"the prompt has {x.shape[1]} tokens, more than the model's context holds")
-        cache = kv.allocate_for(language_model, 1, room)
+        cache = kv.allocate_for(model.config.text, 1, room, x)
         hidden, _ = language_model(x, kv_cache=cache, start_pos=0)
         own = (answer.logprobs[0] if answer.logprobs else None) or []
         ids: list[int] = []
