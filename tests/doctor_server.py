@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import torch
 from PIL import Image, ImageChops
 
@@ -33,13 +34,13 @@ def read_image(url: str, fault: str) -> bytes | Image.Image:
     if fault == "EXIF ignored":
         image.getexif().clear()
         image.info.pop("exif", None)
-        return load_image(Image.fromarray(__import__("numpy").asarray(load_pixels(image))))
+        return load_image(Image.fromarray(np.asarray(load_pixels(image))))
     if fault == "alpha on black" and image.has_transparency_data:
         image = image.convert("RGBA")
         alpha = Image.merge("RGB", [image.getchannel("A")] * 3)
         return ImageChops.multiply(image.convert("RGB"), alpha)
     if fault == "16 bits clipped" and image.mode == "I;16":
-        return image.point(lambda value: min(value, 255)).convert("I").convert("L").convert("RGB")
+        return image.convert("I").convert("L").convert("RGB")
     return data
 
 

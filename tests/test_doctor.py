@@ -1,4 +1,4 @@
-"""The doctor: a sound server passes without an alarm, each planted fault is found, and named where it can be."""
+"""The doctor: a sound server passes without an alarm, each planted fault is found, and most are named."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_planted_fault_is_found_and_named(fault, checkpoint, reference):
     with serving(checkpoint, fault) as url:
         found = findings(url, reference)
     assert shown <= {case for case, one in found.items() if one.kind == FAULT}
-    assert all(name in found[case].said for case in shown)
+    assert not {case: found[case].said for case in shown if name not in found[case].said}
 
 
 def test_the_names_of_mistakes_and_cases_are_their_own():

@@ -7,10 +7,11 @@ causes = reference.explain(case.messages, answer)          # mistakes that lead 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from PIL import Image
 
 from data.chat import Message
 from data.errors import ImageError, ProcessorError, PromptError, one_line
@@ -80,7 +81,7 @@ class Reference:
                 {
                     "role": message.role,
                     "content": [
-                        {"type": kind, kind: read(value) if read and kind == "image" else value}
+                        {"type": kind, kind: _as_read(value, read) if kind == "image" else value}
                         for kind, value in message.parts
                     ],
                 }
@@ -167,6 +168,15 @@ class Reference:
         if token in self._stops:
             return self._text(ids).rstrip("\ufffd") == text
         return text.startswith(self._text([*ids, token]).rstrip("\ufffd"))
+
+
+def _as_read(data: bytes, read: Callable[[bytes], Image.Image] | None) -> bytes | Image.Image:
+    """An image as a mistake reads it, without what it says about itself: it would be turned once more."""
+    if read is None:
+        return data
+    image = read(data)
+    image.info = {}
+    return image
 
 
 def _same(one: EncodedConversation, other: EncodedConversation) -> bool:
