@@ -37,6 +37,8 @@ RUN_ELSEWHERE = {
     "1108,8000 --tokens 24 --rounds 5": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.decode --systems ours-fast,llama.cpp --batch 1,8,16 "
     '--contexts "" --tokens 24 --rounds 5': "tests/test_benchmarks.py",
+    ".venv/bin/python -m eval doctor http://127.0.0.1:8000/v1 --model ocelli-shapes --reference "
+    "checkpoints/ocelli-shapes": "tests/test_doctor.py",
     ".venv/bin/python -m benchmarks.first_token": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.prefix": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.batching": "tests/test_benchmarks.py",

@@ -7,14 +7,18 @@ or of the token ids. Where a server leaves the reference, the reference is run w
 from __future__ import annotations
 
 import io
+import struct
+import unicodedata
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 
 from data.chat import Message
+from data.images import load_image
 
 Parts = tuple[tuple[str, str | bytes], ...]
 QUESTION = "What colour is the star, and how many shapes are there?"
@@ -54,11 +58,11 @@ def written(image: Image.Image, kind: str = "PNG", **options) -> bytes:
 
 
 def transparent() -> Image.Image:
-    """Half of it is transparent; what stands there is black, the rest is grey."""
+    """Half of it is transparent; what stands there, unseen, is orange, the rest is grey."""
     image = scene(background="grey").convert("RGBA")
     alpha = Image.fromarray((np.tri(96, dtype=np.uint8) * 255)[:, ::-1].copy())
     image.putalpha(alpha)
-    hidden = Image.new("RGBA", image.size, (0, 0, 0, 0))
+    hidden = Image.new("RGBA", image.size, (230, 120, 0, 0))
     return Image.composite(image, hidden, alpha)
 
 
@@ -70,7 +74,7 @@ def turned(orientation: int) -> bytes:
 
 def palette() -> bytes:
     image = scene().quantize(8)
-    corner = image.getpixel((0, 0))
+    corner = image.tobytes()[0]
     pixels = list(image.getpalette() or [])
     pixels[3 * corner : 3 * corner + 3] = [0, 80, 0]  # what stands where nothing is to be seen
     image.putpalette(pixels)
@@ -79,9 +83,6 @@ def palette() -> bytes:
 
 def interlaced() -> bytes:
     """Adam7, which Pillow reads but does not write."""
-    import struct
-    import zlib
-
     pixels = np.asarray(scene())
     steps = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
     rows = b""
@@ -168,11 +169,12 @@ def cases() -> tuple[Case, ...]:
 class Mistake:
     """One way of reading a case wrong: an image's bytes as another image, other messages, or other token ids.
 
-    `ids` takes the right ids and the processor. What it leaves unchanged, it does not explain.
+    `image` gives None for a file that it cannot happen to. `ids` takes the right ids and the processor. What
+    a mistake leaves unchanged, it does not explain.
     """
 
     name: str
-    image: Callable[[bytes], Image.Image] | None = None
+    image: Callable[[bytes], Image.Image | None] | None = None
     messages: Callable[[tuple[Message, ...]], tuple[Message, ...]] | None = None
     ids: Callable | None = None
 
@@ -181,50 +183,69 @@ def opened(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data))
 
 
-def upright(data: bytes) -> Image.Image:
-    from PIL import ImageOps
-
-    return ImageOps.exif_transpose(opened(data))
-
-
-def blended(data: bytes, colour: str) -> Image.Image:
-    image = upright(data).convert("RGBA")
-    below = Image.new("RGBA", image.size, colour)
-    return Image.alpha_composite(below, image).convert("RGB")
-
-
-def last_frame(data: bytes) -> Image.Image:
+def sideways(data: bytes) -> Image.Image | None:
     image = opened(data)
-    image.seek(getattr(image, "n_frames", 1) - 1)
+    return image.convert("RGB") if image.getexif().get(274, 1) != 1 else None
+
+
+def on_black(data: bytes) -> Image.Image | None:
+    image = opened(data)
+    if not image.has_transparency_data:
+        return None
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "black"), image).convert("RGB")
+
+
+def without_alpha(data: bytes) -> Image.Image | None:
+    image = opened(data)
+    return image.convert("RGBA").convert("RGB") if image.has_transparency_data else None
+
+
+def last_frame(data: bytes) -> Image.Image | None:
+    image = opened(data)
+    if (frames := getattr(image, "n_frames", 1)) == 1:
+        return None
+    image.seek(frames - 1)
     return image.convert("RGB")
 
 
-def low_byte(data: bytes) -> Image.Image:
-    image = opened(data)
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) & 255).astype(np.uint8))
-    return image.convert("RGB")
+def clipped(data: bytes) -> Image.Image | None:
+    return of_16_bits(data, lambda values: np.minimum(values, 255))
 
 
-def inverted(data: bytes) -> Image.Image:
+def low_byte(data: bytes) -> Image.Image | None:
+    return of_16_bits(data, lambda values: values & 255)
+
+
+def of_16_bits(data: bytes, change: Callable[[np.ndarray], np.ndarray]) -> Image.Image | None:
     image = opened(data)
-    if image.mode == "CMYK":
-        image = Image.fromarray(255 - np.asarray(image), "CMYK")
-    return image.convert("RGB")
+    if not image.mode.startswith("I"):
+        return None
+    return Image.fromarray(change(np.asarray(image)).astype(np.uint8)).convert("RGB")
+
+
+def inverted(data: bytes) -> Image.Image | None:
+    image = opened(data)
+    return ImageOps.invert(image.convert("RGB")) if image.mode == "CMYK" else None
 
 
 def padded(data: bytes) -> Image.Image:
-    image = blended(data, "white")
-    side = max(image.size)
-    square = Image.new("RGB", (side, side), "black")
-    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
-    return square
+    image = load_image(data)
+    return ImageOps.pad(image, (max(image.size),) * 2)
 
 
 def shrunk(data: bytes) -> Image.Image:
-    image = blended(data, "white")
+    image = load_image(data)
     image.thumbnail((512, 512))
     return image
+
+
+def grey(data: bytes) -> Image.Image:
+    return load_image(data).convert("L").convert("RGB")
+
+
+def swapped(data: bytes) -> Image.Image:
+    return Image.fromarray(np.asarray(load_image(data))[:, :, ::-1].copy())
 
 
 def each(change: Callable[[Message], Message]) -> Callable[[tuple[Message, ...]], tuple[Message, ...]]:
@@ -267,8 +288,6 @@ def of_texts(change: Callable[[str], str]) -> Callable[[tuple[Message, ...]], tu
 
 
 def normalised(text: str) -> str:
-    import unicodedata
-
     return unicodedata.normalize("NFKC", text)
 
 
@@ -313,15 +332,15 @@ def bos_missing(ids: list[int], processor) -> list[int]:
 
 
 MISTAKES = (
-    Mistake("EXIF orientation ignored", image=lambda data: opened(data).convert("RGB")),
-    Mistake("alpha blended on black", image=lambda data: blended(data, "black")),
-    Mistake("alpha dropped, hidden colours shown", image=lambda data: upright(data).convert("RGB")),
+    Mistake("EXIF orientation ignored", image=sideways),
+    Mistake("alpha blended on black", image=on_black),
+    Mistake("alpha dropped, hidden colours shown", image=without_alpha),
     Mistake("the last frame taken", image=last_frame),
-    Mistake("16 bits clipped to 8", image=lambda data: clipped(data)),
+    Mistake("16 bits clipped to 8", image=clipped),
     Mistake("16 bits cut to their low byte", image=low_byte),
     Mistake("CMYK inverted", image=inverted),
-    Mistake("image made grey", image=lambda data: blended(data, "white").convert("L").convert("RGB")),
-    Mistake("colours swapped (BGR)", image=lambda data: swapped(data)),
+    Mistake("image made grey", image=grey),
+    Mistake("colours swapped (BGR)", image=swapped),
     Mistake("image padded to a square", image=padded),
     Mistake("image shrunk to 512 pixels before", image=shrunk),
     Mistake("images in reverse order", messages=each(images_reversed)),
@@ -342,14 +361,3 @@ MISTAKES = (
     Mistake("BOS twice", ids=bos_twice),
     Mistake("BOS missing", ids=bos_missing),
 )
-
-
-def clipped(data: bytes) -> Image.Image:
-    image = opened(data)
-    if image.mode.startswith("I"):
-        image = Image.fromarray(np.minimum(np.asarray(image), 255).astype(np.uint8))
-    return image.convert("RGB")
-
-
-def swapped(data: bytes) -> Image.Image:
-    return Image.fromarray(np.asarray(blended(data, "white"))[:, :, ::-1].copy())

@@ -68,7 +68,7 @@ def limited(client: Client) -> str:
         return said
     if answer.completion_tokens is not None and answer.completion_tokens > 1:
         return f"max_tokens 1 gave {answer.completion_tokens} tokens"
-    if not whole.text.startswith(answer.text.strip()):
+    if not whole.text.strip().startswith(answer.text.strip()):
         return f"max_tokens 1 gave {answer.text!r}, which {whole.text!r} does not begin with"
     if (whole.completion_tokens or 0) > 2 and len(answer.text) >= len(whole.text):
         return f"max_tokens 1 gave the whole answer {answer.text!r}"

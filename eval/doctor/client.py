@@ -77,7 +77,9 @@ class Client:
                 raise httpx.InvalidURL("expected http:// or https:// in front")
         except httpx.InvalidURL as error:
             raise ServerError(f"{url!r} is no address of a server: {one_line(error)}") from None
-        self._http = httpx.Client(headers=headers, timeout=seconds)
+        # A connection for each request: some servers close one after an error without saying so.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._http = httpx.Client(headers=headers, timeout=seconds, limits=limits)
 
     def models(self) -> list[str] | None:
         """The ids that the server lists, None if it has no such list. A ServerError if nobody answers."""

@@ -73,7 +73,8 @@ class Reference:
 
     def _encode(self, messages: Sequence[Message], mistake: Mistake | None) -> EncodedConversation:
         """The prompt, with a mistake made in it."""
-        processor, read = self._checkpoint.processor, mistake and mistake.image
+        processor = self._checkpoint.processor
+        read = None if mistake is None else mistake.image
         if mistake is not None and mistake.messages is not None:
             messages = mistake.messages(tuple(messages))
         try:
@@ -170,11 +171,10 @@ class Reference:
         return text.startswith(self._text([*ids, token]).rstrip("\ufffd"))
 
 
-def _as_read(data: bytes, read: Callable[[bytes], Image.Image] | None) -> bytes | Image.Image:
+def _as_read(data: bytes, read: Callable[[bytes], Image.Image | None] | None) -> bytes | Image.Image:
     """An image as a mistake reads it, without what it says about itself: it would be turned once more."""
-    if read is None:
+    if read is None or (image := read(data)) is None:
         return data
-    image = read(data)
     image.info = {}
     return image
 
