@@ -76,11 +76,11 @@ def test_the_names_of_mistakes_and_cases_are_their_own():
     assert images().keys() <= {one.name for one in cases()}
 
 
-def test_the_command_without_a_reference(checkpoint, tmp_path, capsys):
+def test_the_command_with_a_reference_and_without(checkpoint, tmp_path, capsys):
     file = tmp_path / "findings.json"
     with serving(checkpoint) as url:
         assert main(["doctor", url, "--model", NAME, "--json", str(file)]) == 0
-        assert main(["doctor", url, "--model", NAME, "--tolerance", "0.1"]) == 0
+        assert main(["doctor", url, "--model", NAME, "--reference", str(DEFAULT_MODEL)]) == 0
     with serving(checkpoint, "stop ignored") as url:
         assert main(["doctor", url, "--model", NAME, "--json", str(file)]) == 1
     faults = [one["case"] for one in json.loads(file.read_text()) if one["kind"] == FAULT]
