@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from generation import kv_cache as kv
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
+from generation.kv_cache import bytes_per_position
 from generation.prefix import FeatureCache, read_prompt
 from generation.prefix_store import TEXT_BLOCK, PrefixStore, cut
+from generation.scheduler import Scheduler
 from generation.session import Session
 from tests.invariants import session_holds
 from tests.prompts import NO_STOP, PER_TILE, ImageBlock, inputs_of, length_of, record, tiny_vlm, words
+from tests.test_batching import assert_as_alone, request, uneven
 
 PLACEMENTS = ("placeholder", "prefix")
 LAYERS, HEADS, DIM = 2, 1, 2
@@ -77,6 +80,52 @@ def test_a_session_takes_from_a_store_only_what_it_lacks(monkeypatch):
     passes, images = record(monkeypatch, vlm)
     again = other.generate_detailed(**inputs_of([*prompt, 3]), max_new_tokens=2, **NO_STOP)
     assert again.reused == length_of(prompt) and not images and passes[0] == again.prefilled == 1
+
+
+# --- through a scheduler
+
+
+@pytest.mark.parametrize("slots, chunk", [(1, None), (1, 7), (3, None), (3, 64)])
+def test_every_request_as_alone_with_a_store(slots, chunk):
+    vlm, requests, encoded = tiny_vlm(), uneven(), []
+    store = PrefixStore(vlm)
+    for _ in range(2):
+        scheduler = Scheduler(vlm, slots, prefill_chunk=chunk, prefixes=store)
+        outputs = {output.key: output for output in scheduler.run(requests)}
+        assert_as_alone(vlm, requests, outputs)
+        encoded.append(scheduler.stats.tiles_encoded)
+    assert encoded[0] > encoded[1] == 0  # the second one begins with empty slots
+    few = PrefixStore(vlm, 3 * bytes_per_position(vlm.language_model) * TEXT_BLOCK)
+    scheduler = Scheduler(vlm, slots, prefill_chunk=chunk, prefixes=few)
+    for _ in range(2):
+        assert_as_alone(vlm, requests, {output.key: output for output in scheduler.run(requests)})
+
+
+def test_an_answer_and_a_prompt_that_was_given_up_are_kept():
+    vlm = tiny_vlm()
+    store, prompt = PrefixStore(vlm), words(1, 3 * TEXT_BLOCK)
+    scheduler = Scheduler(vlm, 1, prefill_chunk=TEXT_BLOCK + 1, prefixes=store)
+    scheduler.add(request(prompt, "given up"))
+    for _ in range(2):
+        scheduler.step()
+    assert scheduler.cancel("given up")
+    assert store.match(torch.tensor(prompt), []) == 2 * TEXT_BLOCK
+    (output,) = scheduler.run([request(prompt, "answered", max_new_tokens=TEXT_BLOCK + 1, **NO_STOP)])
+    history = [*prompt, *output.token_ids]
+    assert store.match(torch.tensor(history), []) == 4 * TEXT_BLOCK
+    again = Scheduler(vlm, 1, prefixes=store)
+    requests = [request([*history, 5], "next turn")]
+    outputs = {output.key: output for output in again.run(requests)}
+    assert_as_alone(vlm, requests, outputs)
+    assert outputs["next turn"].reused_tokens == 4 * TEXT_BLOCK
+
+
+def test_what_is_not_finite_is_never_kept(monkeypatch):
+    vlm = tiny_vlm()
+    store, logits = PrefixStore(vlm), vlm.language_model.logits
+    monkeypatch.setattr(vlm.language_model, "logits", lambda hidden: logits(hidden) * torch.nan)
+    (output,) = Scheduler(vlm, 1, prefixes=store).run([request(words(1, 2 * TEXT_BLOCK), 0)])
+    assert output.error is not None and len(store) == 0
 
 
 # --- names
