@@ -144,10 +144,11 @@ def first_tokens(model: VisionLanguageModel, options: dict, setup: dict) -> dict
         store.close()
         seconds["in memory"] = ask(1, store)
         seconds["in files"] = ask(1, in_files())
-        for path in Path(folder).iterdir():
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        seconds["on the disk"] = ask(1, in_files())
+        if sys.platform == "linux":
+            for path in Path(folder).iterdir():
+                with path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            seconds["on the disk"] = ask(1, in_files())
     return seconds
 
 

@@ -38,6 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data.files import expanded
 from generation.fast.native.build import NoCompiler, library_file
 from generation.fast.native.step import NativeStep
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
@@ -88,7 +89,7 @@ class PrefixFolder:
     """
 
     def __init__(self, folder: str | Path, max_bytes: int = FOLDER_BYTES):
-        self.path, self.max_bytes = Path(folder).expanduser().absolute(), max_bytes
+        self.path, self.max_bytes = Path(expanded(os.fspath(folder))).absolute(), max_bytes
         if self.path.exists() and not self.path.is_dir():
             raise RequestError(f"{self.path}: expected a folder for kept prefixes, got a file")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,10 +128,11 @@ class PrefixFolder:
             return None
         except OSError as error:
             return self._refuse(path, error.strerror)
+        info = os.fstat(opened)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+            os.close(opened)
+            return self._refuse(path, "not a file of this user")
         with open(opened, "rb", buffering=0) as file:
-            info = os.fstat(opened)
-            if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
-                return self._refuse(path, "not a file of this user")
             tensor = torch.empty(shape, dtype=dtype, pin_memory=pin)
             content = _bytes(tensor)
             expected = len(_header(name, tensor, b""))

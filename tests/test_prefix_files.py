@@ -165,8 +165,7 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path, caplog):
     middle = blocks_in(tmp_path)[1]
     content = middle.read_bytes()
     store, rng = store_in(tmp_path, memory=0), random.Random(0)
-    header = len(content) - TEXT_BLOCK * BYTES
-    for place in [*range(header), *range(header, len(content), 37), len(content) - 1]:
+    for place in range(len(content)):
         damaged = bytearray(content)
         damaged[place] ^= 1 << rng.randrange(8)
         middle.write_bytes(damaged)
@@ -264,6 +263,7 @@ def test_weights_that_were_replaced_are_read_again(tmp_path):
     times = path.stat()
     first = files.remembered(path)
     assert files.remembered(path) == first
+    time.sleep(0.05)  # more than the clock of the file system
     path.write_bytes(b"2" * 100)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as some tools copy
     assert files.remembered(path) != first
@@ -365,4 +365,4 @@ def test_a_second_start_computes_the_question_alone(tmp_path, capsys, monkeypatc
 def test_a_folder_that_cannot_be_one_is_refused_in_a_sentence(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert generate.main(["--prefix-cache", str(tmp_path / "file"), "--max-new-tokens", "1"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert "Traceback" not in capsys.readouterr().err
