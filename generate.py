@@ -75,12 +75,15 @@ def load(args: argparse.Namespace, answers: int, images: int):
 
     with cli.log_if_slow("generate.py", args.model):
         checkpoint = open_checkpoint(args.model, args.revision, args.device, args.dtype)
-    if args.compile == "off" or not args.cache:
-        return checkpoint
-    steps = None if args.compile == "on" else answers * args.max_new_tokens
-    checkpoint = checkpoint.compiled(steps, None if args.compile == "on" else images)
-    if checkpoint.eager_in_vain(steps):
-        log(f"decode step {checkpoint.decode_step_name}")
+    if args.compile != "off" and args.cache:
+        steps = None if args.compile == "on" else answers * args.max_new_tokens
+        checkpoint = checkpoint.compiled(steps, None if args.compile == "on" else images)
+        if checkpoint.eager_in_vain(steps):
+            log(f"decode step {checkpoint.decode_step_name}")
+    if args.prefix_cache is not None:
+        from inference.prefix_files import with_prefixes
+
+        checkpoint = with_prefixes(checkpoint, args.prefix_cache)
     return checkpoint
 
 

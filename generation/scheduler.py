@@ -57,6 +57,7 @@ from generation.prefix import (
     first_tile,
     read_prompt,
 )
+from generation.prefix_store import PrefixStore
 from generation.protocol import VisionLanguage
 from generation.requests import (
     LazyRequest,
@@ -106,6 +107,7 @@ class Scheduler:
         decode_step: replaces the eager one: (ids (B, 1), kv_cache, start_pos int or (B,)) -> logits (B, V),
             for every B up to `slots`.
         feature_cache: of this model, for images that come again after their slots have gone to others.
+        prefixes: of this model: what a row held is kept, for prompts that begin alike.
         prefill_chunk: positions of prompts that are computed between two decode steps at most, or one tile,
             so that a long prompt holds nobody up; None computes prompts at once.
 
@@ -119,6 +121,7 @@ class Scheduler:
         decode_step: DecodeStep | None = None,
         feature_cache: FeatureCache | None = None,
         prefill_chunk: int | None = None,
+        prefixes: PrefixStore | None = None,
     ):
         check_integer("slots", slots, low=1)
         if prefill_chunk is not None:
@@ -126,6 +129,7 @@ class Scheduler:
         self.model, self.slots, self._chunk = model, slots, prefill_chunk
         self._step = decode_step or eager_step(model.language_model)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
+        self._prefixes = prefixes
         self._limits = LIMITS.get(model.device.type, LIMITS["cpu"])
         self.lag = LAG if model.device.type == "cuda" else 0
         self.budget = CacheBudget.of(model.language_model, slots, available_bytes(model.device))
@@ -307,7 +311,9 @@ class Scheduler:
         ready = [min(shared, filled) for shared, filled in zip(common, self._cache.filled)]
         coming = max((common[other.slot] for other in self._waiting), default=0)
         if row.worth_sharing(max(ready), coming):
-            return False
+            held = self._prefixes.match(row.prompt.keys, row.prompt.digests) if self._prefixes else 0
+            if row.worth_sharing(held, coming):
+                return False
         source = max(range(self.slots), key=ready.__getitem__)
         free = [slot for slot, other in enumerate(self._rows) if other is None]
         slot = max(free, key=ready.__getitem__)
@@ -315,6 +321,8 @@ class Scheduler:
             source = slot
         row.reused = row.start = ready[source] if row.worth_sharing(0, ready[source]) else 0
         self._cache.assign(slot, row.prompt.keys, source, row.reused)
+        if self._prefixes is not None:
+            row.reused = row.start = self._prefixes.extend(self._cache, slot, row.prompt, row.reused)
         row.tile, _ = first_tile(self.model, row.prompt, row.reused)
         row.slot, self._rows[slot] = slot, row
         self._waiting.append(row)
@@ -570,6 +578,9 @@ class Scheduler:
         elif row.tokens and self._cache.filled[row.slot] == len(row.prompt):
             fed = len(row.tokens) - 1 if row.embeds is None else row.start - len(row.prompt)
             self._cache.append(row.slot, torch.tensor(row.tokens[:fed], dtype=torch.int64))
+        if kept and self._prefixes is not None:
+            keys = self._cache.keys(row.slot)
+            self._prefixes.save(keys, row.prompt.digests, self._cache.kv_cache, row.slot)
 
     def _failed(self, key: Any, error: Exception) -> RequestOutput:
         self.stats.failed += 1

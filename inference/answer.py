@@ -55,10 +55,9 @@ def ask_each(
     system: str | None = None,
 ) -> Iterator[Reply]:
     """`ask` several questions about the same images, each after the reply before it has ended."""
-    session = None
-    if len(questions) > 1:
-        images = [checkpoint.processor.tile(image) for image in images]
-        session = Session(checkpoint.model) if options.use_cache else None
+    images = [checkpoint.processor.tile(image) for image in images]
+    kept = options.use_cache and (len(questions) > 1 or checkpoint.prefixes is not None)
+    session = Session(checkpoint.model, prefixes=checkpoint.prefixes) if kept else None
     for question in questions:
         yield ask(checkpoint, images, question, options, system, session)
 

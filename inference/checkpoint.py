@@ -25,6 +25,7 @@ from generation.fast.native.step import NativeStep, is_compiled, unsupported
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower, break_even_tiles, fast_tower
 from generation.fast.tower import unsupported as unsupported_tower
+from generation.prefix_store import PrefixStore
 from generation.steps import DecodeStep
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
@@ -52,6 +53,7 @@ class Checkpoint:
     decode_step: DecodeStep | None = None  # None is the eager one
     decode_step_chosen: str = "eager"  # its name, or why it is the eager one
     vision_tower: str = "eager"  # likewise
+    prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.prefix_files`
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

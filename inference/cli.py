@@ -46,6 +46,7 @@ _ALONE = {
     "compile_on": {"no_cache"},
     "draft": {"no_cache", "num_answers"},
     "lookup_on": {"no_cache", "num_answers", "batch"},
+    "prefix_cache": {"no_cache", "batch"},
 }
 _BELONG = {"batch": {"out", "batch_size"}, "show_attention": {"method", "layers", "heads", "window"}}
 _ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
@@ -194,6 +195,8 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--seed", type=int, help="seed of sampling; answer N uses SEED + N - 1")
     slower = "keep keys and values; without, every token recomputes everything: same answer, slower"
     add("--cache", action=argparse.BooleanOptionalAction, default=True, help=slower)
+    kept = "folder that keeps what prompts left in the cache: a later start computes only what is new"
+    add("--prefix-cache", metavar="DIR", help=kept)
     sooner = "while an image's tiles are encoded, show in grey what the model says about it as a whole; the "
     sooner += "answer that takes its place is the same as without (default: off)"
     add("--draft", action=argparse.BooleanOptionalAction, default=False, help=sooner)
@@ -363,7 +366,7 @@ def log_unused(args: argparse.Namespace, log: Callable[[str], None]) -> None:
 def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
     """The size and speed of an answer, from the fields of `Reply.finish`: a line for each figure."""
     lengths = " + ".join(str(len(ids)) for ids in result["token_ids"])
-    reused = f", {result['reused_tokens']} kept from the last question" if result["reused_tokens"] else ""
+    reused = f", {result['reused_tokens']} kept from before" if result["reused_tokens"] else ""
     rows = {
         "model": f"{model}, {result['dtype']} on {result['device']}",
         "prompt": f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image{reused}",
