@@ -73,12 +73,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def start(settings: argparse.Namespace):
-    """The server, its first model open. Raises ValueError or OSError."""
+    """(the server with its first model open, the socket it listens on). Raises ValueError or OSError."""
     names = settings.models or [str(DEFAULT_MODEL)]
-    for name in names:  # a wrong name is refused before a model is loaded
+    for name in names:  # what is wrong is refused before a model is loaded
         check_model(name, None)
     if settings.allow_paths is not None and not settings.allow_paths.is_dir():
         raise ValueError(f"--allow-paths: expected a folder, got {str(settings.allow_paths)!r}")
+    listening = listen(settings.host, settings.port)
     from web import api, engine, guard, models
 
     known = models.Models(names, device=settings.device, dtype=settings.dtype)
@@ -96,7 +97,8 @@ def start(settings: argparse.Namespace):
     bounds = engine.EngineLimits(settings.slots, settings.queue, settings.prefill_chunk)
     hosts = guard.Hosts(settings.host, settings.allowed_host)
     answering = engine.Engine(known, bounds)
-    return api.Server(answering, hosts, limits, settings.api_key, settings.drain, settings.proxy)
+    server = api.Server(answering, hosts, limits, settings.api_key, settings.drain, settings.proxy)
+    return server, listening
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -104,8 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("ocelli.server").setLevel(logging.INFO)
     try:
-        listening = listen(settings.host, settings.port)
-        server = start(settings)
+        server, listening = start(settings)
         print(f"serve.py: {address(settings.host, settings.port)}v1 (press Ctrl-C to stop)", file=sys.stderr)
         server.run([listening])
     except KeyboardInterrupt:

@@ -55,6 +55,7 @@ log = logging.getLogger("ocelli.server")
 
 HEAD_SECONDS = 30  # for the head of a request to arrive
 BODY_SECONDS = 60  # for its body
+LINGER_SECONDS, LINGER_BYTES = 5, 2**25  # for what is still sent of a request that was refused
 FETCHES = 8  # images of the internet that are fetched at a time
 STREAM_HEADERS = [  # the last one is for nginx, which would collect events
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -208,6 +209,7 @@ class Images:
 class Record:
     """What the log says of a request."""
 
+    read: bool = False  # the whole body
     model: str = "-"
     images: int = 0
     ticket: Ticket | None = None
@@ -243,6 +245,7 @@ class ChatCompletions:
                     body = await read_body(receive, self.limits.max_body)
             except TimeoutError:
                 raise ApiError(408, "the body of this request took too long", code="timeout") from None
+            record.read = True
             began = time.monotonic()
             answering = asyncio.create_task(self._answer(body, scope, send, record))
             leaving = asyncio.create_task(_left(receive))
@@ -326,6 +329,16 @@ async def _left(receive: Receive) -> None:
     """Until the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _swallow(receive: Receive) -> None:
+    """What else comes of a request that was refused: a client that still sends would not read the refusal if
+    the connection were closed upon it."""
+    left = LINGER_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while left > 0 and (message := await receive()).get("more_body", False):
+                left -= len(message["body"])
 
 
 async def _never() -> Message:
@@ -475,6 +488,13 @@ class Door:
         async def heard(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
+            unread = status >= 400 and not record.read
+            if message["type"] == "http.response.start" and unread:
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            if message["type"] == "http.response.body" and unread and not message.get("more_body"):
+                await send({**message, "more_body": True})
+                await _swallow(receive)
+                message = {"type": "http.response.body", "body": b""}
             await send(message)
 
         try:
@@ -486,9 +506,12 @@ class Door:
             told = api_error(error)
             if told.status == 500:
                 log_fault(error)
-            if not status:
+            if isinstance(error, ClientDisconnect):
+                record.details.append("left")
+            elif not status:
                 await JSONResponse(told.body, told.status, told.headers)(scope, receive, heard)
         finally:
+            status = status or 499
             self.metrics.responses[status] += 1
             client, path = (scope.get("client") or ("-", 0))[0], printable(scope["path"], 80)
             line = f"{client} {scope['method']} {path} {status} {time.monotonic() - began:.3f}s {record}"
