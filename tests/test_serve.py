@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -210,6 +211,24 @@ def test_nothing_of_a_stop_string_is_shown(here, stream):
         (choice,) = answer.json()["choices"]
         text, reason = choice["message"]["content"], choice["finish_reason"]
     assert text == whole[: whole.index(stop)] and reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_of_the_tokens_that_came(here, stream):
+    answer = here.ask("Describe the picture.", logprobs=True, top_logprobs=4, max_tokens=9, stream=stream)
+    choices = [chunk["choices"][0] for chunk in events(answer)] if stream else answer.json()["choices"]
+    entries = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    texts = [choice["delta"].get("content", "") if stream else choice["message"]["content"] for choice in choices]
+    assert len(entries) == 9
+    assert "".join(entry["token"] for entry in entries).strip() == "".join(texts).strip()
+    for entry in entries:
+        top = [one["logprob"] for one in entry["top_logprobs"]]
+        assert len(top) == 4 and top == sorted(top, reverse=True) and sum(map(math.exp, top)) <= 1 + 1e-4
+        greedy = entry["top_logprobs"][0]
+        assert (entry["token"], entry["logprob"]) == (greedy["token"], greedy["logprob"])
+        assert bytes(entry["bytes"]).decode() == entry["token"]
+    plain = here.ask("Describe the picture.", logprobs=True, max_tokens=2).json()["choices"][0]["logprobs"]
+    assert [entry["top_logprobs"] for entry in plain["content"]] == [[], []]
 
 
 def test_the_models_are_listed(here):

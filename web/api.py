@@ -362,11 +362,12 @@ class Vocabulary:
             return None
         stops, tokenizer = set(checkpoint.stop_token_ids), checkpoint.processor.tokenizer
 
-        def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
             text = tokenizer.decode([token_id], skip_special_tokens=False)
             part = "\ufffd" in text  # of a character: its bytes are not known here
             shown = None if part else list(text.encode())
-            return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": shown}
+            sure = 0.0 if logprob is None else max(logprob, LEAST_LOGPROB)  # None: a schema left no choice
+            return {"token": text, "logprob": sure, "bytes": shown}
 
         content = [
             entry(token_id, own.logprob) | {"top_logprobs": [entry(*one) for one in own.top]}
@@ -596,3 +597,4 @@ class Server(uvicorn.Server):
 
     async def _end(self) -> None:
         await self._engine.drain(self._drain)
+        self._engine.close()
