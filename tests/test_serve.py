@@ -130,7 +130,7 @@ def events(response: httpx.Response) -> list[dict]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-# ------------------------------------------------------------------------------------------------ answers
+# ---------------------------------------------------------------------------------------------------- answers
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("question", "images", "system", "options"),
@@ -147,7 +147,11 @@ def test_tokens_are_those_of_generate_py(here, as_json, question, images, system
     asked = body(question, *images, **options)
     if system:
         asked["messages"].insert(0, {"role": "developer", "content": system})
-    flags = {"n": "--num-answers", "max_completion_tokens": "--max-new-tokens", "max_tokens": "--max-new-tokens"}
+    flags = {
+        "n": "--num-answers",
+        "max_completion_tokens": "--max-new-tokens",
+        "max_tokens": "--max-new-tokens",
+    }
     words = [str(word) for name, value in options.items()
              for word in (flags.get(name, f"--{name.replace('_', '-')}"), value)]  # fmt: skip
     words += ["--system", system] if system else []
@@ -218,7 +222,9 @@ def test_logprobs_are_of_the_tokens_that_came(here, stream):
     answer = here.ask("Describe the picture.", logprobs=True, top_logprobs=4, max_tokens=9, stream=stream)
     choices = [chunk["choices"][0] for chunk in events(answer)] if stream else answer.json()["choices"]
     entries = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
-    texts = [choice["delta"].get("content", "") if stream else choice["message"]["content"] for choice in choices]
+    texts = [
+        choice["delta"].get("content", "") if stream else choice["message"]["content"] for choice in choices
+    ]
     assert len(entries) == 9
     assert "".join(entry["token"] for entry in entries).strip() == "".join(texts).strip()
     for entry in entries:
@@ -272,7 +278,7 @@ def test_metrics_count(here):
     assert 0 < after["ocelli_first_token_seconds_sum"] <= after["ocelli_request_seconds_sum"]
 
 
-# ----------------------------------------------------------------------------------------- what is asked wrongly
+# -------------------------------------------------------------------------------------- what is asked wrongly
 def bomb() -> bytes:
     """A PNG whose header promises more pixels than it may have."""
     Image.new("1", (4000, 4000)).save(file := io.BytesIO(), "PNG")
@@ -316,7 +322,11 @@ def text_only(text: object) -> dict:
         ({"messages": [{"role": "user"}]}, 400, "messages[0]"),
         (text_only([{"type": "audio"}]), 400, "messages[0].content[0].type"),
         (text_only([{"type": "text"}]), 400, "messages[0].content[0]"),
-        (text_only([{"type": "image_url", "image_url": {"url": 5}}]), 400, "messages[0].content[0].image_url.url"),
+        (
+            text_only([{"type": "image_url", "image_url": {"url": 5}}]),
+            400,
+            "messages[0].content[0].image_url.url",
+        ),
         (text_only("Hm?"), 400, None),  # this model needs an image
         (text_only("   "), 400, None),
         ({"messages": [{"role": "assistant", "content": "x"}]}, 400, None),
@@ -399,13 +409,24 @@ def test_openais_harmless_fields_are_taken(here):
     assert here.send("POST", json=asked).status_code == 200
 
 
-# ------------------------------------------------------------------------------------------------ strangers
+# -------------------------------------------------------------------------------------------------- strangers
 def test_the_server_looks_nothing_up_and_reads_nothing(here, tmp_path, monkeypatch):
     looked_up, look_up = [], socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: (looked_up.append(host), look_up(host, *rest, **more))[1])
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *rest, **more: (looked_up.append(host), look_up(host, *rest, **more))[1],
+    )
     own = tmp_path / "own.png"
     own.write_bytes(EXAMPLE.read_bytes())
-    for url in ("http://example.org/x.png", "https://127.0.0.1/x", "ftp://example.org/x", str(own), f"file://{own}", "x" * 9999):
+    for url in (
+        "http://example.org/x.png",
+        "https://127.0.0.1/x",
+        "ftp://example.org/x",
+        str(own),
+        f"file://{own}",
+        "x" * 9999,
+    ):
         refused(here.send("POST", json=body("Hm?", url)), 400)
     assert set(looked_up) <= {"127.0.0.1"}
 
@@ -419,13 +440,20 @@ def test_files_are_read_below_one_folder_only(tmp_path):
     with running(allow_paths=folder) as served:
         answer = served.send("POST", json=body(STAR, "file:///in%20side.png"))
         assert answer.json()["choices"][0]["message"]["content"] == "blue"
-        for name in ("../outside.png", "%2e%2e/outside.png", "link.png", str(tmp_path / "outside.png"), "", "no.png"):
+        for name in (
+            "../outside.png",
+            "%2e%2e/outside.png",
+            "link.png",
+            str(tmp_path / "outside.png"),
+            "",
+            "no.png",
+        ):
             refused(served.send("POST", json=body(STAR, f"file:///{name}")), 400)
         refused(served.send("POST", json=body(STAR, "http://example.org/x.png")), 400)
 
 
 def test_addresses_are_fetched_if_allowed_but_never_private_ones(monkeypatch):
-    """Nor those that a public one leads to: `data.fetch`, which tests/test_fetch.py holds to that, does it."""
+    """Nor those that a public one leads to: tests/test_fetch.py holds `data.fetch` to that."""
     with running(allow_urls=True) as served, socket.create_server(("127.0.0.1", 0)) as private:
         private.settimeout(0.2)
         for host in ("127.0.0.1", "localhost", "0.0.0.0", "[::1]"):
@@ -437,9 +465,14 @@ def test_addresses_are_fetched_if_allowed_but_never_private_ones(monkeypatch):
 
 def test_only_who_has_the_key_asks():
     with running(api_key="sésame") as served:
-        for headers in ({}, {"authorization": "Bearer "}, {"authorization": "Bearer sesame"},
-                        {"authorization": b"Basic s\xc3\xa9same"}, {"authorization": b"Bearer s\xc3\xa9same2"}):  # fmt: skip
-            for method, path in (("POST", CHAT), ("GET", "v1/models"), ("GET", "metrics"), ("GET", "nothing")):
+        for sent in (None, b"Bearer ", b"Bearer sesame", b"Basic s\xc3\xa9same", b"Bearer s\xc3\xa9same2"):
+            headers = {} if sent is None else {"authorization": sent}
+            for method, path in (
+                ("POST", CHAT),
+                ("GET", "v1/models"),
+                ("GET", "metrics"),
+                ("GET", "nothing"),
+            ):
                 answer = served.send(method, path, headers=headers)
                 assert refused(answer, 401)["code"] == "invalid_api_key"
         assert served.send("GET", "health").status_code == 200  # for balancers
@@ -476,8 +509,15 @@ def test_a_body_without_an_end_is_cut_off_at_the_limit(here):
         assert b" 413 " in connection.recv(2**16)
 
 
-@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00\x01\x00", b"hello\r\n\r\n", b"GET / HTTP/9\r\n\r\n",
-                                     b"GET / HTTP/1.1\r\n" + b"a" * 99_999])  # fmt: skip
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"hello\r\n\r\n",
+        b"GET / HTTP/9\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a" * 99_999,
+    ],
+)
 def test_what_is_no_http_is_refused_in_json(here, garbage):
     with connect(here) as connection:
         connection.sendall(garbage)
@@ -494,7 +534,9 @@ def test_a_connection_that_asks_nothing_is_closed(here, monkeypatch):
 
 def test_a_body_that_does_not_come_is_not_waited_for(here, monkeypatch):
     monkeypatch.setattr(api, "BODY_SECONDS", 0.1)
-    head = f"POST /{CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
+    head = (
+        f"POST /{CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
+    )
     with connect(here) as connection:
         connection.sendall(f"{head}\r\n{{".encode())
         assert b" 408 " in connection.recv(2**16)
@@ -530,10 +572,10 @@ def test_a_fault_of_ours_says_nothing_and_the_server_goes_on(here, monkeypatch, 
     assert here.ask().status_code == 200
 
 
-# ------------------------------------------------------------------------------- those that wait, leave and end
+# ----------------------------------------------------------------------------- those that wait, leave and end
 def test_who_leaves_takes_the_request_along(babbling):
-    stream = babbling.client().chat.completions.create(model="model", messages=body()["messages"], stream=True,
-                                                       max_tokens=1000)  # fmt: skip
+    asked = body(model="model", max_tokens=1000, stream=True)
+    stream = babbling.client().chat.completions.create(**asked)
     next(iter(stream))
     assert babbling.engine.stats.running == 1
     stream.close()
@@ -571,7 +613,9 @@ def test_a_request_has_its_time(tmp_path):
     with running(SlowModels([str(folder)], device="cpu"), seconds=1) as served:
         assert refused(served.ask(model="model", max_tokens=1000), 504)["code"] == "timeout"
         with pytest.raises(openai.APIError, match="longer"):
-            for _ in served.client().chat.completions.create(**body(model="model", max_tokens=1000, stream=True)):
+            for _ in served.client().chat.completions.create(
+                **body(model="model", max_tokens=1000, stream=True)
+            ):
                 pass
         assert wait_for(lambda: served.engine.stats.running == 0)
 
@@ -581,11 +625,13 @@ def process(tmp_path):
     """Start serve.py as a user does: (the process, the address that it says)."""
     started = []
 
-    def start(*words: str, command: list[str] | None = None, folder: Path = ROOT) -> tuple[subprocess.Popen, str]:
+    def start(
+        *words: str, command: list[str] | None = None, folder: Path = ROOT
+    ) -> tuple[subprocess.Popen, str]:
         command = command or [sys.executable, "serve.py", "--port", str(free_port()), "--device", "cpu"]
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        one = subprocess.Popen([*command, *words], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True,
-                               start_new_session=True)  # fmt: skip
+        piped = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+        one = subprocess.Popen([*command, *words], cwd=folder, env=environment, **piped)
         started.append(one)
         said = next((line for line in one.stderr if "http://" in line or "error" in line), "nothing")
         assert "http://" in said, said
@@ -645,7 +691,7 @@ def test_a_start_that_fails_is_one_sentence(capsys, arguments, expected):
     assert printed.startswith("serve.py: error: ") and expected in printed and printed.count("\n") == 1
 
 
-# ------------------------------------------------------------------------------------------------- docs/serve.md
+# ---------------------------------------------------------------------------------------------- docs/serve.md
 SERVE_PAGE = ROOT / "docs/serve.md"
 
 
@@ -660,10 +706,12 @@ def localised(text: str, served: Running) -> str:
     return text.replace("http://localhost:8000", served.url.rstrip("/"))
 
 
-@pytest.mark.parametrize("block", [b for b in blocks(SERVE_PAGE) if "curl " in b.text], ids=lambda b: b.text[:40])
+@pytest.mark.parametrize(
+    "block", [b for b in blocks(SERVE_PAGE) if "curl " in b.text], ids=lambda b: b.text[:40]
+)
 def test_a_curl_command_of_the_page(as_documented, block):
-    done = subprocess.run(["bash", "-ec", localised(block.text, as_documented)], cwd=ROOT, capture_output=True,
-                          text=True, timeout=PATIENCE)  # fmt: skip
+    command = ["bash", "-ec", localised(block.text, as_documented)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert block.output is None or re.sub(r"\s+", "", done.stdout) == re.sub(r"\s+", "", block.output)
     assert '"error"' not in done.stdout
@@ -695,7 +743,7 @@ def test_what_the_container_holds_is_all_that_the_server_needs(process, tmp_path
     user, entry = (next(line for line in lines if line.startswith(word)) for word in ("USER ", "ENTRYPOINT "))
     assert user != "USER root" and lines.index(user) < lines.index(entry)
     command = [sys.executable, *json.loads(entry.removeprefix("ENTRYPOINT "))[1:], "--port", str(free_port())]
-    server, url = process(command=command, folder=tmp_path)
+    _, url = process(command=command, folder=tmp_path)
     url = url.replace("0.0.0.0", "127.0.0.1")
     answer = httpx.post(f"{url}/chat/completions", json=body(), timeout=PATIENCE, trust_env=False)
     assert answer.json()["choices"][0]["message"]["content"] == "blue"

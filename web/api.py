@@ -391,7 +391,8 @@ class Answer:
 
     async def whole(self) -> dict[str, Any]:
         texts = [""] * self.asked.n
-        logprobs: list[Any] = [self.asked.logprobs and {"content": [], "refusal": None} or None for _ in texts]
+        empty = [{"content": [], "refusal": None} if self.asked.logprobs else None for _ in texts]
+        logprobs: list[Any] = empty
         async for piece in self.ticket:
             texts[piece.answer] += piece.text
             if (own := self._vocabulary.logprobs(piece)) is not None:

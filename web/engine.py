@@ -144,8 +144,10 @@ class Engine:
             question = ticket.question
             checkpoint = self.models.open(question.model)
             limits = ImageLimits(allow_urls=False, allow_paths=False)
-            shown = {"text": lambda text: {"type": "text", "text": text},
-                     "image": lambda raw: {"type": "image", "image": load_image(raw, limits)}}  # fmt: skip
+            shown = {
+                "text": lambda text: {"type": "text", "text": text},
+                "image": lambda raw: {"type": "image", "image": load_image(raw, limits)},
+            }
             row = checkpoint.processor.encode_conversation(
                 [{"role": one.role, "content": [shown[kind](value) for kind, value in one.parts]}
                  for one in question.messages], True)  # fmt: skip
@@ -171,7 +173,9 @@ class Engine:
         while not self._closed:
             self._wake.wait(0.05)
             self._wake.clear()
-            while not self._closed and (self._admit() or any(not s.idle for s, _ in self._schedulers.values())):
+            while not self._closed and (
+                self._admit() or any(not s.idle for s, _ in self._schedulers.values())
+            ):
                 for scheduler, tickets in self._schedulers.values():
                     for key, ticket in [(key, one) for key, one in tickets.items() if one.cancelled]:
                         scheduler.cancel(key)
