@@ -109,8 +109,8 @@ class _Text:
         self.stopped = bool(ends)
         sure = min(ends) if ends else len(self._held)
         if not ends and not last:
-            sure -= max((n for stop in self._stop for n in range(1, len(stop)) if self._held.endswith(stop[:n])),
-                        default=0)  # fmt: skip
+            begun = (n for stop in self._stop for n in range(1, len(stop)) if self._held.endswith(stop[:n]))
+            sure -= max(begun, default=0)
         shown, self._held = self._held[:sure], self._held[sure:]
         return shown
 
