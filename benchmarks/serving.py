@@ -20,6 +20,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -38,7 +39,6 @@ from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from inference.cli import positive
 from shapes import render, sample_scene
-from tests.waiting import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 EMBEDDED = ROOT / "checkpoints/ocelli-shapes"
@@ -114,7 +114,8 @@ def start_server(
     system: str, model: Path, settings: argparse.Namespace, log: Path
 ) -> tuple[subprocess.Popen, str]:
     """(process, address of its /v1), once it is healthy."""
-    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     command = {
         "ocelli": [sys.executable, ROOT / "serve.py", "--model", model, "--queue", "1000"],
         "transformers": [Path(sys.executable).with_name("transformers"), "serve", model],
