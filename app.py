@@ -76,12 +76,12 @@ def start(settings: argparse.Namespace, host: str, port: int):
     from web import guard, models, page, service
 
     largest = settings.largest_model * 10**9
-    known = models.Models(names, settings.any_model, settings.device, settings.dtype, largest)
-    with log_if_slow("app.py", known.default):
-        first = known.open(known.default)
+    opened = models.Models(names, settings.any_model, settings.device, settings.dtype, largest)
+    with log_if_slow("app.py", opened.default):
+        first = opened.open(opened.default)
     space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name
     hosts = guard.Hosts(host, [*settings.allowed_host, *([space] if space else [])])
-    server = page.Server(service.Service(known), hosts, remember=not first.single_turn)
+    server = page.Server(service.Service(opened), hosts, remember=not first.single_turn)
     if not settings.share:
         return server, address(host, port)
     from gradio.networking import setup_tunnel

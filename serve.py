@@ -82,9 +82,9 @@ def start(settings: argparse.Namespace):
     listening = listen(settings.host, settings.port)
     from web import api, engine, guard, models
 
-    known = models.Models(names, device=settings.device, dtype=settings.dtype)
-    with log_if_slow("serve.py", known.default):
-        known.open(known.default)
+    opened = models.Models(names, device=settings.device, dtype=settings.dtype)
+    with log_if_slow("serve.py", opened.default):
+        opened.open(opened.default)
     limits = api.ApiLimits(
         max_body=settings.max_body,
         max_images=settings.max_images,
@@ -96,7 +96,7 @@ def start(settings: argparse.Namespace):
     )
     bounds = engine.EngineLimits(settings.slots, settings.queue, settings.prefill_chunk)
     hosts = guard.Hosts(settings.host, settings.allowed_host)
-    answering = engine.Engine(known, bounds)
+    answering = engine.Engine(opened, bounds)
     server = api.Server(answering, hosts, limits, settings.api_key, settings.drain, settings.proxy)
     return server, listening
 
