@@ -504,7 +504,7 @@ class Scheduler:
     def _push(self, rows: list[Sequence], ids: Tensor, logprobs: dict[int, tuple[Tensor, Tensor]]) -> None:
         """Send the chosen ids (k,) to the host; `_collect` reads them there."""
         ids, copied = self._to_host(ids), None
-        if ids.is_pinned():
+        if self.model.device.type == "cuda":
             copied = torch.cuda.Event()
             copied.record(torch.cuda.current_stream(self.model.device))
         self._launched.append(_Chosen(rows, ids, logprobs, copied))
