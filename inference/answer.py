@@ -36,9 +36,7 @@ def ask(
     session: Session | None = None,
 ) -> Reply:
     """Ask a question about images (any number, anything that `load_image` takes); what cannot be answered is
-    refused before anything is computed. What a prompt shares with the session's last one is not computed
-    again.
-    """
+    refused before anything is computed. What the session holds of a prompt is not computed again."""
     began = time.perf_counter()
     checkpoint.check_images(len(images))
     row = encode(checkpoint, images, question, system)

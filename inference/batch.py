@@ -58,7 +58,9 @@ def run_batch(
     """
     try:
         features = FeatureCache(checkpoint.model)
-        scheduler = Scheduler(checkpoint.model, batch_size, checkpoint.decode_step, features)
+        scheduler = Scheduler(
+            checkpoint.model, batch_size, checkpoint.decode_step, features, prefixes=checkpoint.prefixes
+        )
     except ValueError as error:
         raise RequestError(f"{error} (--batch-size)") from None
     log(str(scheduler.budget))

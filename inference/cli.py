@@ -48,7 +48,7 @@ _ALONE = {
     "compile_on": {"no_cache"},
     "draft": {"no_cache", "num_answers"},
     "lookup_on": {"no_cache", "num_answers", "batch"},
-    "prefix_cache": {"no_cache", "batch"},
+    "prefix_cache": {"no_cache"},
 }
 _BELONG = {"batch": {"out", "batch_size"}, "show_attention": {"method", "layers", "heads", "window"}}
 _ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
