@@ -57,11 +57,13 @@ class TokenLogprobs(NamedTuple):
 
 class NewTokens(NamedTuple):
     """What a step adds to an answer, its stop token included: one token, or several that were forced.
-    `logprobs` has an entry for each if they were asked for, and is None if not."""
+    `logprobs` has an entry for each if they were asked for, and is None if not. `reused_tokens` as in
+    `RequestOutput`."""
 
     key: Any
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
+    reused_tokens: int
 
 
 @dataclass(frozen=True)

@@ -553,7 +553,7 @@ class Scheduler:
             own, *top = logprobs[0].tolist()
             reports = [TokenLogprobs(own, list(zip(logprobs[1].tolist(), top)))]
             reports += [TokenLogprobs(None, [])] * (len(new_ids) - 1)
-        self._events.append(NewTokens(row.key, new_ids, reports))
+        self._events.append(NewTokens(row.key, new_ids, reports, row.reused))
         stopped = new_ids[-1] in row.stop_ids
         if stopped or len(row.tokens) >= row.options.max_new_tokens:
             self._leave(row)
