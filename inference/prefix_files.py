@@ -3,15 +3,15 @@
     checkpoint = with_prefixes(checkpoint.compiled(), "~/.cache/ocelli/prefixes")
     session = Session(checkpoint.model, prefixes=checkpoint.prefixes)
     ...
-    checkpoint.prefixes.close()                    # waits for what is not written yet; so does the end of Python
+    checkpoint.prefixes.close()               # waits for what is not written yet; so does the end of Python
 
 A block is a safetensors file, named after the block and read only as a whole: its header, which says the
 SHA-256 of its numbers, must be the very bytes that would be written for it. So a file that was cut short, has
 a flipped bit, or is somebody else's is not used; it is removed, and the prompt computed as without it.
 
 Everything is written by one thread in the background, under another name first: whenever a process is killed,
-the folder holds whole files, and at most one that no one reads, which goes with the next cleaning. There is no
-index: a file's time is when it was used last, and what a folder holds is what lies in it. So processes that
+the folder holds whole files, and at most one that no one reads, which goes with a later cleaning. There is
+no index: a file's time is when it was used last, and what a folder holds is what lies in it. So processes that
 share one need not know of each other. Files of others are never touched.
 """
 
@@ -95,8 +95,8 @@ class PrefixFolder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.path.stat().st_mode & stat.S_IWOTH:
             raise RequestError(
-                f"{self.path}: expected a folder that only you can write to, because answers are computed from "
-                f"what lies in it: chmod o-w {self.path}"
+                f"{self.path}: expected a folder that only you can write to, because answers are computed "
+                f"from what lies in it: chmod o-w {self.path}"
             )
         self._readers = ThreadPoolExecutor(READERS, "prefix-reader")
         self._chains: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
