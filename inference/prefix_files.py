@@ -11,8 +11,8 @@ a flipped bit, or is somebody else's is not used; it is removed, and the prompt 
 
 Everything is written by one thread in the background, under another name first: whenever a process is killed,
 the folder holds whole files, and at most one that no one reads, which goes with a later cleaning. There is
-no index: a file's time is when it was used last, and what a folder holds is what lies in it. So processes that
-share one need not know of each other. Files of others are never touched.
+no index: a file's time is when it was used last, and what a folder holds is what lies in it. So processes
+that share one need not know of each other. Files of others are never touched.
 """
 
 from __future__ import annotations
@@ -235,7 +235,8 @@ class PrefixFolder:
                 file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
-            os.utime(draft, ns=times)
+            if times is not None:
+                os.utime(draft, ns=times)
             draft.replace(path)
         finally:
             with suppress(OSError):
