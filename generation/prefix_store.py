@@ -76,7 +76,7 @@ def cut(keys: Tensor, tiles: Sequence[bytes], tile_positions: int, root: bytes) 
         tiles: digests of the prompt's tiles, each of which takes `tile_positions` positions.
         root: what the first block follows.
     """
-    raw = memoryview(keys.contiguous().view(torch.uint8).numpy())  # 8 bytes a key
+    raw = keys.contiguous().view(torch.uint8).numpy().data  # 8 bytes a key
     blocks: list[Block] = []
     name, start, text, image, seen = root, 0, 0, 0, 0  # seen: positions of tiles before the block
     for end, key in enumerate(keys.tolist(), 1):

@@ -122,37 +122,14 @@ class PrefixFolder:
     def _read(self, name: bytes, shape: tuple[int, ...], dtype: torch.dtype, pin: bool) -> Tensor | None:
         path = self._path(name)
         try:
-            # Neither a link, nor a pipe that nobody writes to.
-            opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            return _read_block(path, name, torch.empty(shape, dtype=dtype, pin_memory=pin))
         except FileNotFoundError:
             return None
-        except OSError as error:
-            return self._refuse(path, error.strerror)
-        info = os.fstat(opened)
-        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
-            os.close(opened)
-            return self._refuse(path, "not a file of this user")
-        with open(opened, "rb", buffering=0) as file:
-            tensor = torch.empty(shape, dtype=dtype, pin_memory=pin)
-            content = _bytes(tensor)
-            expected = len(_header(name, tensor, b""))
-            if info.st_size != expected + len(content):
-                return self._refuse(path, f"expected {expected + len(content)} bytes, got {info.st_size}")
-            try:
-                header, done = file.read(expected), 0
-                while done < len(content) and (count := file.readinto(content[done:])):
-                    done += count
-            except OSError as error:
-                return self._refuse(path, error.strerror)
-        if header != _header(name, tensor, hashlib.sha256(content).digest()):
-            return self._refuse(path, "its bytes are not those that were written")
-        return tensor
-
-    def _refuse(self, path: Path, why: str | None) -> None:
-        """Remove a file that cannot be used; the first one is logged."""
-        self._warn(f"{path}: a kept prefix cannot be used and is removed: {why}")
-        with suppress(OSError):
-            path.unlink()
+        except (OSError, ValueError) as error:
+            self._warn(f"{path}: a kept prefix cannot be used and is removed: {error}")
+            with suppress(OSError):
+                path.unlink()
+            return None
 
     def _warn(self, text: str) -> None:
         if not self._warned:
@@ -315,6 +292,26 @@ def identity(checkpoint: Checkpoint, files: PrefixFolder) -> bytes:
     return json.dumps(parts, sort_keys=True).encode()
 
 
+def _read_block(path: Path, name: bytes, out: Tensor) -> Tensor:
+    """Fill a tensor with a block's numbers. Raises OSError, and ValueError if they are not those written."""
+    # Neither a link, nor a pipe that nobody writes to.
+    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    info = os.fstat(opened)
+    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+        os.close(opened)
+        raise ValueError("it is not a file of this user")
+    content, length = _bytes(out), len(_header(name, out, b""))
+    with open(opened, "rb", buffering=0) as file:
+        if info.st_size != length + len(content):
+            raise ValueError(f"expected {length + len(content)} bytes, got {info.st_size}")
+        header, done = file.read(length), 0
+        while done < len(content) and (count := file.readinto(content[done:])):
+            done += count
+    if header != _header(name, out, hashlib.sha256(content).digest()):
+        raise ValueError("its bytes are not those that were written")
+    return out
+
+
 def _header(name: bytes, tensor: Tensor, digest: bytes) -> bytes:
     """The first bytes of a safetensors file of one block whose numbers have this SHA-256. Its length does not
     depend on the digest."""
@@ -331,4 +328,4 @@ def _header(name: bytes, tensor: Tensor, digest: bytes) -> bytes:
 
 def _bytes(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor of any dtype."""
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    return tensor.view(-1).view(torch.uint8).numpy().data
