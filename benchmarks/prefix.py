@@ -128,10 +128,10 @@ def first_tokens(model: VisionLanguageModel, options: dict, setup: dict) -> dict
     values = torch.linspace(-1, 1, 256).repeat(3, 1)
 
     def ask(question: int, prefixes: PrefixStore | None) -> float:
-        inputs = prompt(setup["shape"], setup["tiles"], question, device)
-        inputs["pixel_values"] = Tiles.of(codes, values)  # whose digests nobody has taken
+        ids = prompt(setup["shape"], setup["tiles"], question, device)["input_ids"]
+        tiles = Tiles.of(codes, values)  # whose digests nobody has taken
         start = now(device)
-        Session(model, prefixes=prefixes).generate_detailed(**inputs, **options)
+        Session(model, prefixes=prefixes).generate_detailed(ids, tiles, **options)
         return now(device) - start
 
     def in_files() -> PrefixStore:

@@ -76,7 +76,7 @@ def cut(keys: Tensor, tiles: Sequence[bytes], tile_positions: int, root: bytes) 
         tiles: digests of the prompt's tiles, each of which takes `tile_positions` positions.
         root: what the first block follows.
     """
-    raw = memoryview(keys.contiguous().view(torch.uint8).numpy())  # 8 bytes a key
+    raw = keys.contiguous().view(torch.uint8).numpy().data  # 8 bytes a key
     blocks: list[Block] = []
     name, start, text, image, seen = root, 0, 0, 0, 0  # seen: positions of tiles before the block
     for end, key in enumerate(keys.tolist(), 1):
@@ -99,7 +99,7 @@ class PrefixStore:
         model: whose keys and values these are. Call `clear` when its weights change.
         max_bytes: of blocks in memory.
         files: blocks outlive the process there.
-        identity: all that the numbers depend on besides the prompt; needed with files, which others write too.
+        identity: all that the numbers depend on besides the prompt; needed with files, as others write there.
     """
 
     def __init__(
@@ -189,8 +189,8 @@ class PrefixStore:
             self._files.keep([(block.name, new.get(block.name)) for block in chain], ready)
 
     def extend(self, slots: SlotCache, slot: int, prompt: KeyedPrompt, shared: int) -> int:
-        """Load what is held of a prompt beyond the `shared` positions that its slot was assigned with. Returns
-        how many the slot has then; never all, because the last position's logits are not kept."""
+        """Load what is held of a prompt beyond the `shared` positions that its slot was assigned with.
+        Returns how many the slot has then; never all, because the last position's logits are not kept."""
         held = min(self.match(prompt.keys, prompt.digests), len(prompt) - 1)
         if held > shared:
             shared = self.load(prompt.keys, prompt.digests, slots.kv_cache, slot, shared, held)

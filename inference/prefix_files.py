@@ -3,16 +3,16 @@
     checkpoint = with_prefixes(checkpoint.compiled(), "~/.cache/ocelli/prefixes")
     session = Session(checkpoint.model, prefixes=checkpoint.prefixes)
     ...
-    checkpoint.prefixes.close()                    # waits for what is not written yet; so does the end of Python
+    checkpoint.prefixes.close()               # waits for what is not written yet; so does the end of Python
 
 A block is a safetensors file, named after the block and read only as a whole: its header, which says the
 SHA-256 of its numbers, must be the very bytes that would be written for it. So a file that was cut short, has
 a flipped bit, or is somebody else's is not used; it is removed, and the prompt computed as without it.
 
 Everything is written by one thread in the background, under another name first: whenever a process is killed,
-the folder holds whole files, and at most one that no one reads, which goes with the next cleaning. There is no
-index: a file's time is when it was used last, and what a folder holds is what lies in it. So processes that
-share one need not know of each other. Files of others are never touched.
+the folder holds whole files, and at most one that no one reads, which goes with a later cleaning. There is
+no index: a file's time is when it was used last, and what a folder holds is what lies in it. So processes
+that share one need not know of each other. Files of others are never touched.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class PrefixFolder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.path.stat().st_mode & stat.S_IWOTH:
             raise RequestError(
-                f"{self.path}: expected a folder that only you can write to, because answers are computed from "
-                f"what lies in it: chmod o-w {self.path}"
+                f"{self.path}: expected a folder that only you can write to, because answers are computed "
+                f"from what lies in it: chmod o-w {self.path}"
             )
         self._readers = ThreadPoolExecutor(READERS, "prefix-reader")
         self._chains: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
@@ -122,37 +122,14 @@ class PrefixFolder:
     def _read(self, name: bytes, shape: tuple[int, ...], dtype: torch.dtype, pin: bool) -> Tensor | None:
         path = self._path(name)
         try:
-            # Neither a link, nor a pipe that nobody writes to.
-            opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            return _read_block(path, name, torch.empty(shape, dtype=dtype, pin_memory=pin))
         except FileNotFoundError:
             return None
-        except OSError as error:
-            return self._refuse(path, error.strerror)
-        info = os.fstat(opened)
-        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
-            os.close(opened)
-            return self._refuse(path, "not a file of this user")
-        with open(opened, "rb", buffering=0) as file:
-            tensor = torch.empty(shape, dtype=dtype, pin_memory=pin)
-            content = _bytes(tensor)
-            expected = len(_header(name, tensor, b""))
-            if info.st_size != expected + len(content):
-                return self._refuse(path, f"expected {expected + len(content)} bytes, got {info.st_size}")
-            try:
-                header, done = file.read(expected), 0
-                while done < len(content) and (count := file.readinto(content[done:])):
-                    done += count
-            except OSError as error:
-                return self._refuse(path, error.strerror)
-        if header != _header(name, tensor, hashlib.sha256(content).digest()):
-            return self._refuse(path, "its bytes are not those that were written")
-        return tensor
-
-    def _refuse(self, path: Path, why: str | None) -> None:
-        """Remove a file that cannot be used; the first one is logged."""
-        self._warn(f"{path}: a kept prefix cannot be used and is removed: {why}")
-        with suppress(OSError):
-            path.unlink()
+        except (OSError, ValueError) as error:
+            self._warn(f"{path}: a kept prefix cannot be used and is removed: {error}")
+            with suppress(OSError):
+                path.unlink()
+            return None
 
     def _warn(self, text: str) -> None:
         if not self._warned:
@@ -235,7 +212,8 @@ class PrefixFolder:
                 file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
-            os.utime(draft, ns=times)
+            if times is not None:
+                os.utime(draft, ns=times)
             draft.replace(path)
         finally:
             with suppress(OSError):
@@ -314,6 +292,26 @@ def identity(checkpoint: Checkpoint, files: PrefixFolder) -> bytes:
     return json.dumps(parts, sort_keys=True).encode()
 
 
+def _read_block(path: Path, name: bytes, out: Tensor) -> Tensor:
+    """Fill a tensor with a block's numbers. Raises OSError, and ValueError if they are not those written."""
+    # Neither a link, nor a pipe that nobody writes to.
+    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    info = os.fstat(opened)
+    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+        os.close(opened)
+        raise ValueError("it is not a file of this user")
+    content, length = _bytes(out), len(_header(name, out, b""))
+    with open(opened, "rb", buffering=0) as file:
+        if info.st_size != length + len(content):
+            raise ValueError(f"expected {length + len(content)} bytes, got {info.st_size}")
+        header, done = file.read(length), 0
+        while done < len(content) and (count := file.readinto(content[done:])):
+            done += count
+    if header != _header(name, out, hashlib.sha256(content).digest()):
+        raise ValueError("its bytes are not those that were written")
+    return out
+
+
 def _header(name: bytes, tensor: Tensor, digest: bytes) -> bytes:
     """The first bytes of a safetensors file of one block whose numbers have this SHA-256. Its length does not
     depend on the digest."""
@@ -330,4 +328,4 @@ def _header(name: bytes, tensor: Tensor, digest: bytes) -> bytes:
 
 def _bytes(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor of any dtype."""
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    return tensor.view(-1).view(torch.uint8).numpy().data

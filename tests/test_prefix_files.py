@@ -18,9 +18,9 @@ import generate
 from generation import kv_cache as kv
 from generation.prefix_store import TEXT_BLOCK, PrefixStore
 from generation.session import Session
+from inference import prefix_files
 from inference.checkpoint import open_checkpoint
 from inference.errors import RequestError
-from inference import prefix_files
 from inference.prefix_files import PrefixFolder, identity, with_prefixes
 from tests.evaluations import FORK
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
@@ -290,7 +290,7 @@ def write_until_killed(folder: Path, seed: int) -> None:
 
 
 def check_sound(folder: Path, chains: int, seed: int) -> int:
-    """Whatever can be found in a folder loads, and holds the numbers that were computed. Returns positions."""
+    """What can be found in a folder loads, and holds the numbers that were computed: so many positions."""
     store, rng, found = store_in(folder, 12 * BLOCK, memory=0), random.Random(seed), 0
     for _ in range(chains):
         keys = torch.tensor([rng.randrange(3) for _ in range(6)]).repeat_interleave(TEXT_BLOCK)
@@ -322,10 +322,18 @@ def test_killed_a_hundred_times_while_it_writes(tmp_path, caplog):
 
 def work_for(folder: Path, seed: int, seconds: float) -> None:
     torch.set_num_threads(1)
-    store, rng, until = store_in(folder, 12 * BLOCK, memory=0), random.Random(seed), time.monotonic() + seconds
+    store, rng, until = (
+        store_in(folder, 12 * BLOCK, memory=0),
+        random.Random(seed),
+        time.monotonic() + seconds,
+    )
     while time.monotonic() < until:
-        keys = torch.tensor([rng.randrange(3) for _ in range(rng.randint(1, 6))]).repeat_interleave(TEXT_BLOCK)
-        check_loaded(store, keys, [])  # another process may have removed what was matched: never wrong numbers
+        keys = torch.tensor([rng.randrange(3) for _ in range(rng.randint(1, 6))]).repeat_interleave(
+            TEXT_BLOCK
+        )
+        check_loaded(
+            store, keys, []
+        )  # another process may have removed what was matched: never wrong numbers
         save(store, keys)
         store._files.flush()
     assert not store._files._warned
