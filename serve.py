@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 
 from data.errors import one_line
@@ -81,7 +80,6 @@ def start(settings: argparse.Namespace):
     if settings.allow_paths is not None and not settings.allow_paths.is_dir():
         raise ValueError(f"--allow-paths: expected a folder, got {str(settings.allow_paths)!r}")
     listening = listen(settings.host, settings.port)
-    from inference import prefix_files
     from web import api, engine, guard, models
 
     opened = models.Models(names, device=settings.device, dtype=settings.dtype)
@@ -96,11 +94,15 @@ def start(settings: argparse.Namespace):
         allow_urls=settings.allow_urls,
         allow_paths=settings.allow_paths,
     )
-    bounds = engine.EngineLimits(settings.slots, settings.queue, settings.prefill_chunk)
+    bounds = engine.EngineLimits(
+        settings.slots,
+        settings.queue,
+        settings.prefill_chunk,
+        settings.prefix_bytes,
+        settings.prefix_cache,
+    )
     hosts = guard.Hosts(settings.host, settings.allowed_host)
-    kept = {"folder": settings.prefix_cache, "max_bytes": settings.prefix_bytes}
-    keep = partial(prefix_files.with_prefixes, **kept, folder_bytes=settings.prefix_bytes)
-    answering = engine.Engine(opened, bounds, keep)
+    answering = engine.Engine(opened, bounds)
     server = api.Server(answering, hosts, limits, settings.api_key, settings.drain, settings.proxy)
     return server, listening
 

@@ -37,6 +37,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import OutOfMemoryError
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -391,8 +392,9 @@ class Answer:
 
     async def whole(self) -> dict[str, Any]:
         texts = [""] * self.asked.n
-        empty = [{"content": [], "refusal": None} if self.asked.logprobs else None for _ in texts]
-        logprobs: list[Any] = empty
+        logprobs: list[Any] = [
+            {"content": [], "refusal": None} if self.asked.logprobs else None for _ in texts
+        ]
         async for piece in self.ticket:
             texts[piece.answer] += piece.text
             if (own := self._vocabulary.logprobs(piece)) is not None:
@@ -438,7 +440,7 @@ def make_app(engine: Engine, limits: ApiLimits, metrics: Metrics) -> FastAPI:
         own: {"id": own, "object": "model", "created": created, "owned_by": "ocelli"}
         for own in completions.names
     }
-    app.add_route("/v1/chat/completions", completions, methods=["POST"])
+    app.router.routes.append(Route("/v1/chat/completions", completions, methods=["POST"]))
 
     @app.get("/v1/models")
     async def models() -> Response:

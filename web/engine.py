@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import OutOfMemoryError
@@ -33,7 +34,7 @@ from data.images import ImageLimits, load_image
 from data.processor import EncodedConversation
 from generation.decoding import GenerationOptions
 from generation.prefix import FeatureCache
-from generation.prefix_store import PrefixStore
+from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
 from generation.scheduler import Scheduler
 from inference.answer import AnswerText, prompt_tokens, requests_for
@@ -63,11 +64,15 @@ class Interrupted(RuntimeError):
 class EngineLimits:
     """slots: answers that a model makes at the same time. max_queue: requests that wait. prefill_chunk:
     positions of a prompt, or one tile, between two tokens of the others; None computes prompts at once.
+    prefix_bytes: of prefixes that a model keeps in memory, and prefix_folder, where as many outlive the
+    process; None is no folder.
     """
 
     slots: int = 8
     max_queue: int = 64
     prefill_chunk: int | None = 256
+    prefix_bytes: int = PREFIX_BYTES
+    prefix_folder: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,20 +221,10 @@ class _Queue:
 
 
 class Engine:
-    """See the module's docstring. `submit` is called in an event loop, `close` anywhere.
+    """See the module's docstring. `submit` is called in an event loop, `close` anywhere."""
 
-    Args:
-        keep: adds a store of kept prefixes to an opened checkpoint; by default one in memory.
-    """
-
-    def __init__(
-        self,
-        models: Models,
-        limits: EngineLimits | None = None,
-        keep: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: with_prefixes(checkpoint, None),
-    ):
+    def __init__(self, models: Models, limits: EngineLimits | None = None):
         self.models, self.limits, self.stats = models, limits or EngineLimits(), EngineStats()
-        self._keep = keep
         self._lock = threading.Lock()  # of all that follows, but the schedulers
         self._queue, self._opening = _Queue(), 0
         self._ready: deque[Ticket] = deque()
@@ -399,7 +394,10 @@ class Engine:
     def _scheduler(self, checkpoint: Checkpoint) -> Scheduler:
         model = checkpoint.model
         if id(model) not in self._schedulers:
-            store = self._keep(checkpoint).prefixes
+            limits = self.limits
+            store = with_prefixes(
+                checkpoint, limits.prefix_folder, limits.prefix_bytes, limits.prefix_bytes
+            ).prefixes
             scheduler = Scheduler(
                 model,
                 self.limits.slots,

@@ -162,6 +162,8 @@ class ChatRequest(Strict):
     def _go_together(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: expected with logprobs only")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise ValueError("response_format: this server answers in text only; leave it out")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: expected with stream only")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
