@@ -163,8 +163,8 @@ def answer_batch(args: argparse.Namespace) -> int:
     # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
     names = ("revision", "system", "max_new_tokens", "num_answers", "temperature", "top_k", "top_p", "min_p",
              "repetition_penalty", "seed")  # fmt: skip
-    names = (*names, "grammar") if args.grammar else names
-    files = BatchFiles(args.batch, args.out, args.model, {name: vars(args)[name] for name in names})
+    settings = {name: vars(args)[name] for name in [*names, *(["grammar"] if args.grammar else [])]}
+    files = BatchFiles(args.batch, args.out, args.model, settings)
     cli.log_unused(args, log)
     from inference.batch import Summary, run_batch
 

@@ -4,7 +4,8 @@
     answers.jsonl     {"line": 1, "id": 7, "images": ["boats.jpg"], ..., "answers": ["three"], ...}
 
 A question may have "images", a list, in place of "image"; "system"; and a "schema" or "choices". Paths are
-relative to the questions' file. A line that cannot be answered gets {"line": n, "error": ...}. Other keys are kept under "other".
+relative to the questions' file. A line that cannot be answered gets {"line": n, "error": ...}. Other keys are
+kept under "other".
 """
 
 from __future__ import annotations

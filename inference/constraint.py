@@ -42,17 +42,18 @@ class Constraint:
     def mask(self, scores: Tensor) -> None:
         """Scores (V,), in place. Raises ConstraintError where the grammar has become too large to go on."""
         if self._ended or self._forced:
-            allowed = self._stop_ids if self._ended else self._forced[:1]
-            kept = scores[allowed]
+            only = self._stop_ids if self._ended else self._forced[:1]
+            kept = scores[only]
             scores.fill_(-torch.inf)
-            scores[allowed] = kept
+            scores[only] = kept
             return
-        allowed = bytearray(self._matcher.compute_logit_bias())  # 0 where a token is not allowed
+        bias = bytearray(self._matcher.compute_logit_bias())  # 0 where a token is not allowed
         if self._matcher.is_error():
             raise ConstraintError(refusal(self._matcher.get_error()))
-        bits = torch.frombuffer(allowed, dtype=torch.uint8)
-        bits[self._stop_ids] = bits[self._stop_ids[0]].clone()  # the one that llguidance knows stands for all
-        scores.masked_fill_(to_device(bits[: len(scores)] == 0, scores.device), -torch.inf)
+        for stop_id in self._stop_ids[1:]:  # the first is the one that llguidance knows
+            bias[stop_id] = bias[self._stop_ids[0]]
+        banned = torch.frombuffer(bias, dtype=torch.uint8)[: len(scores)] == 0
+        scores.masked_fill_(to_device(banned, scores.device), -torch.inf)
 
     def accept(self, token_id: int) -> None:
         if self._ended or token_id in self._stop_ids:

@@ -29,7 +29,7 @@ MOST_BYTES = 65_536  # of a schema, all choices, or a pattern
 MOST_CHOICES = 1000
 MOST_MULTIPLES = 20_000  # all values of multipleOf together: each costs as many states as it is large
 # Of llguidance's limits: 20 MB of states, a fifth of a second to compile.
-LIMITS = {"initial_lexer_fuel": 500_000, "max_grammar_size": 100_000, "max_lexer_states": 20_000}
+LIMITS: dict[str, Any] = {"initial_lexer_fuel": 500_000, "max_grammar_size": 100_000, "max_lexer_states": 20_000}
 # A schema may not change these, which "x-guidance" in it could do.
 _JSON = {
     "whitespace_flexible": False,
@@ -51,12 +51,10 @@ def json_grammar(schema: Mapping[str, Any] | str | bytes) -> str:
         value = json.loads(text)
         if not isinstance(value, dict):
             raise RequestError(f"schema: expected a JSON object, got {one_line(repr(value), 80)}")
-        multiples = sum(map(_numerator, _values_of("multipleOf", value)))
+        multiples = sum(_numerator(one.get("multipleOf")) for one in _objects(value))
         if multiples > MOST_MULTIPLES:
             raise RequestError(f"schema: expected values of multipleOf up to {MOST_MULTIPLES} in all")
-        if not any(
-            True for _ in _values_of("allOf", value)
-        ):  # which may put open parts of an object together
+        if not any(map(_puts_together, _objects(value))):
             value = _closed(value)
         return f"{_START}%json {json.dumps(value | {'x-guidance': _JSON})}"
     except RequestError:
@@ -141,25 +139,30 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _values_of(key: str, value: Any) -> Iterator[Any]:
-    """Values under a key, anywhere in a JSON value."""
+def _objects(value: Any) -> Iterator[dict]:
+    """All objects in a JSON value."""
     if isinstance(value, dict):
-        yield from (inner for name, inner in value.items() if name == key)
+        yield value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _values_of(key, inner)
+        yield from _objects(inner)
 
 
 _ONE = ("items", "additionalProperties")  # keywords whose value is a schema
 _SEVERAL = ("anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
-_OPEN = {
-    "additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties", "$ref", "anyOf",
-    "oneOf",
-}  # fmt: skip
+_ELSEWHERE = {"$ref", "anyOf", "oneOf"}  # keywords that lead to other schemas for the same value
+_OF_OBJECTS = {"properties", "required", "additionalProperties", "patternProperties", "minProperties"}
+
+
+def _puts_together(schema: dict) -> bool:
+    """Whether what one part of a schema says of an object may add to what another says."""
+    elsewhere = len(_ELSEWHERE & schema.keys())
+    return "allOf" in schema or elsewhere > 1 or (elsewhere == 1 and bool(_OF_OBJECTS & schema.keys()))
 
 
 def _closed(schema: Any) -> Any:
-    """The schema with no other properties in objects than it names, where it does not speak of others."""
+    """A schema that puts nothing together, with no other properties in objects than it names, where it does
+    not speak of others."""
     if not isinstance(schema, dict):
         return schema
     closed = dict(schema)
@@ -171,9 +174,9 @@ def _closed(schema: Any) -> Any:
         elif key in _NAMED and isinstance(value, dict):
             closed[key] = {name: _closed(one) for name, one in value.items()}
     named, required = schema.get("properties"), schema.get("required", [])
-    if isinstance(named, dict) and isinstance(required, list) and not _OPEN & schema.keys():
-        if all(isinstance(name, str) and name in named for name in required):
-            closed["additionalProperties"] = False
+    known = isinstance(named, dict) and isinstance(required, list) and set(map(str, required)) <= set(named)
+    if known and not (_OF_OBJECTS - {"properties", "required"}) & schema.keys():
+        closed["additionalProperties"] = False
     return closed
 
 
