@@ -113,10 +113,12 @@ class Constraints:
     def _compile(self, grammar: str) -> Any:
         limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
-        first = matcher.deep_copy()
-        first.compute_logit_bias()  # some grammars are too large for their first token
-        if first.is_error():
-            raise RequestError(refusal(first.get_error()))
+        for before in (b"", b" "):  # some grammars are too large for their first token, or allow none
+            first = matcher.deep_copy()
+            first.consume_tokens(self._tokenizer.tokenize_bytes(before))
+            first.compute_logit_bias()
+            if first.is_error():
+                raise RequestError(refusal(first.get_error()))
         return matcher
 
 

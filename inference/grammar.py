@@ -29,7 +29,11 @@ MOST_BYTES = 65_536  # of a schema, all choices, or a pattern
 MOST_CHOICES = 1000
 MOST_MULTIPLES = 20_000  # all values of multipleOf together: each costs as many states as it is large
 # Of llguidance's limits: 20 MB of states, a fifth of a second to compile.
-LIMITS: dict[str, Any] = {"initial_lexer_fuel": 500_000, "max_grammar_size": 100_000, "max_lexer_states": 20_000}
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 500_000,
+    "max_grammar_size": 100_000,
+    "max_lexer_states": 20_000,
+}
 # A schema may not change these, which "x-guidance" in it could do.
 _JSON = {
     "whitespace_flexible": False,
@@ -125,6 +129,8 @@ def refusal(message: str) -> str:
     """A sentence of llguidance's error message, without the grammar that it quotes."""
     said = message.strip().split("\n")[0]
     said = re.sub(r"^at \d+\(\d+\): ", "", said).removeprefix("failed to compile JSON schema: ")
+    said = "nothing fits it" if said.startswith("NoExtension") else said
+    said = "nothing fits it" if said.startswith("NoExtension") else said
     return f"the schema, choices or pattern cannot be used: {one_line(said, 300)}"
 
 

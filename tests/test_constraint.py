@@ -151,9 +151,20 @@ def test_objects_are_closed_only_where_that_forbids_nothing_required(constraints
         "required": ["a", "b"],
         "anyOf": [{"properties": {"b": {"const": 2}}}],
     }
-    assert '{"a": 1, "b": 2}' in texts_of(constraints(json_grammar(parts)), tokenizer, 200)
+    assert can_say(constraints(json_grammar(parts)), tokenizer, '{"a": 1, "b": 2}')
     closed = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
     assert texts_of(constraints(json_grammar(closed)), tokenizer, 200) == {'{"a": 1}'}
+
+
+def can_say(constraint, tokenizer, text: str) -> bool:
+    own = constraint()
+    for token_id in [*tokenizer(text)["input_ids"], STOPS[0]]:
+        scores = torch.zeros(VOCAB)
+        own.mask(scores)
+        if not scores[token_id].isfinite():
+            return False
+        own.accept(token_id)
+    return True
 
 
 def texts_of(constraint, tokenizer, most: int) -> set[str]:
@@ -177,8 +188,16 @@ def texts_of(constraint, tokenizer, most: int) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("choices", [["yes"], ["yes", "no"], ["yes", "yes please", "yesterday"], ['"', "\\", "/{}|"],
-                                     ["größe", "日本", "a\nb"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ["yes"],
+        ["yes", "no"],
+        ["yes", "yes please", "yesterday"],
+        ['"', "\\", "/{}|"],
+        ["größe", "日本", "a\nb"],
+    ],
+)
 def test_choices_are_all_that_can_be_said(constraints, tokenizer, choices):
     assert texts_of(constraints(choice_grammar(choices)), tokenizer, 3000) == set(choices)
 
@@ -296,16 +315,17 @@ def nested(depth: int) -> dict:
 
 MULTIPLES = {"type": "array", "prefixItems": [{"type": "integer", "multipleOf": 10_007}] * 3}
 HUGE = {"type": "integer", "multipleOf": 1e30}
-PROPERTIES = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2200)}}
 
 
 @pytest.mark.parametrize(
     "schema",
     ["", "{", "[]", "3", "true", b"\xff", '{"a": 1} x', "[" * 50_000, '{"type": "strin"}', '{"items": 3}',
      {"type": "array", "uniqueItems": True}, {"$ref": "http://127.0.0.1:9/x"}, {"$ref": "#/$defs/missing"},
-     {"not": {"type": "string"}, "x-guidance": {"lenient": True}}, {"type": "string", "pattern": "("},
+     {"not": {"type": "string"}, "x-guidance": {"lenient": True}},
+     {"items": {"not": {"type": "string"}, "x-guidance": {"lenient": True}}},
+     {"type": "string", "pattern": "("},
      {"type": "string", "pattern": "(?=a)b"}, {"oneOf": [{"type": "integer"}, {"type": "number"}]},
-     {"anyOf": []}, {"$ref": "#"}, nested(90), nested(5000), MULTIPLES, HUGE, PROPERTIES,
+     {"anyOf": []}, {"$ref": "#"}, nested(5000), MULTIPLES, HUGE,
      " " * (MOST_BYTES + 1), {"enum": ["x" * MOST_BYTES]}, {"a": object()}],
 )  # fmt: skip
 def test_schemas_that_are_refused(constraints, schema):
@@ -396,8 +416,9 @@ def test_the_command_line(as_json, complaint, tmp_path, photo):
     choices = ["--choices", '["yes, please", "no"]', "--max-new-tokens", "40"]
     (result,) = as_json(photo, "is it?", *choices)
     assert result["answers"][0] in ("yes, please", "no")
-    for wrong in (["--schema", tmp_path / "none"], ["--choices", "a,,b"], ["--schema", path, "--choices", "a"],
-                  ["--schema", path, "--lookup", "on"], ["--choices", '["a"']):  # fmt: skip
+    both, lookup = ["--schema", path, "--choices", "a"], ["--schema", path, "--lookup", "on"]
+    missing, empty, half = ["--schema", tmp_path / "none"], ["--choices", "a,,b"], ["--choices", '["a"']
+    for wrong in (missing, empty, half, both, lookup):
         assert complaint(photo, "what?", *wrong)
     path.write_text('{"type": "strin"}')
     assert "strin" in complaint(photo, "what?", "--schema", path)
