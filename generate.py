@@ -5,6 +5,7 @@
     python generate.py photo.jpg -q "What is this?" -q "Where is it?" --json
     python generate.py a.png b.png -q "What differs?" --model HuggingFaceTB/SmolVLM-256M-Instruct
     python generate.py photo.jpg --num-answers 3 --temperature 0.8 --stats
+    python generate.py photo.jpg "Is it raining?" --choices yes,no
     python generate.py photo.jpg -q "What is it?" --show-attention where.png --method occlusion
     python generate.py --chat photo.jpg
     curl -s https://example.org/photo.jpg | python generate.py - "What is this?"
@@ -94,6 +95,7 @@ def answer_questions(args: argparse.Namespace) -> None:
 
     questions = questions or [DEFAULT_QUESTION]
     checkpoint = load(args, len(questions), len(images))
+    options = cli.constrained(options, args.grammar, checkpoint)
     if args.show_attention is not None:
         from inference.attribution import attention, draw
 
@@ -147,6 +149,7 @@ def chat(args: argparse.Namespace) -> int:
     from inference.chat import Chat
 
     checkpoint = load(args, CHAT_ANSWERS, CHAT_ANSWERS)
+    options = cli.constrained(options, args.grammar, checkpoint)
     cli.log_unused(args, log)
     if names != args.images:
         log(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
@@ -163,13 +166,15 @@ def answer_batch(args: argparse.Namespace) -> int:
     # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
     names = ("revision", "system", "max_new_tokens", "num_answers", "temperature", "top_k", "top_p", "min_p",
              "repetition_penalty", "seed")  # fmt: skip
-    files = BatchFiles(args.batch, args.out, args.model, {name: vars(args)[name] for name in names})
+    settings = {name: vars(args)[name] for name in [*names, *(["grammar"] if args.grammar else [])]}
+    files = BatchFiles(args.batch, args.out, args.model, settings)
     cli.log_unused(args, log)
     from inference.batch import Summary, run_batch
 
     summary, step = Summary(skipped=files.total), ""
     if files.missing:
         checkpoint = load(args, -(-len(files.missing) * args.num_answers // batch_size), len(files.missing))
+        options = cli.constrained(options, args.grammar, checkpoint)
         summary = run_batch(files, checkpoint, options, args.system, batch_size, log=log)
         step = f"; decode step: {checkpoint.decode_step_name}"
     log(f"{summary}: {args.out}")

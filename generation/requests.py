@@ -103,6 +103,7 @@ class Sequence:
     launched: tokens that were chosen, though not all of them may have been read: see `tokens`.
     seed: set with the first random number.
     seen: (V,) bool, the tokens so far, for a repetition penalty.
+    error: why its constraint allows no token.
     """
 
     key: Any
@@ -122,6 +123,7 @@ class Sequence:
     ended: bool = False
     seed: int | None = None
     seen: Tensor | None = None
+    error: Exception | None = None
 
     @property
     def position(self) -> int:

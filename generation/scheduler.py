@@ -28,6 +28,7 @@ stops is computed once more in vain, inside its own slot.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -44,6 +45,7 @@ from generation.decoding import prefill
 from generation.kv_cache import Prompt, seen_tokens
 from generation.memory import available_bytes
 from generation.options import (
+    ConstraintError,
     NotFiniteError,
     SamplingParams,
     check_integer,
@@ -484,7 +486,11 @@ class Scheduler:
         }
         for index, row in enumerate(rows):
             if row.constraint is not None:
-                row.constraint.mask(logits[index])
+                try:
+                    row.constraint.mask(logits[index])
+                except ConstraintError as error:  # of this row alone
+                    row.error = error
+                    logits[index] = math.nan
         token = sample_rows(rows, logits)  # (k, 1)
         slots = [row.slot for row in rows]
         if slots == list(range(len(rows))):
@@ -536,7 +542,8 @@ class Scheduler:
         """Note a row's next token, and what a constraint forces after it."""
         if token_id == _BAD:
             self._leave(row, kept=False)
-            self._events.append(self._failed(row.key, NotFiniteError(len(row.tokens) + 1)))
+            error = row.error or NotFiniteError(len(row.tokens) + 1)
+            self._events.append(self._failed(row.key, error))
             return
         new_ids, limit = [token_id], row.options.max_new_tokens - len(row.tokens)
         if row.constraint is not None:
@@ -565,6 +572,8 @@ class Scheduler:
             row.start = row.position
             row.launched += len(new_ids) - 1
             ids = kv.to_device(torch.tensor([new_ids]), self.model.device)
+            if row.seen is not None:
+                row.seen[ids[0]] = True
             row.embeds = self.model.language_model.embed_tokens(ids)
             self._waiting.append(row)
 

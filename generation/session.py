@@ -38,8 +38,7 @@ from generation.options import GenerationOptions, with_overrides
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
 from generation.prefix_store import PrefixStore
 from generation.protocol import Pixels, VisionLanguage
-from generation.sampling import Sampler
-from generation.steps import Proposer, prompt_lookup
+from generation.steps import Proposer, prompt_lookup, sampler_for
 
 
 @dataclass(frozen=True)
@@ -231,7 +230,7 @@ class Session:
         watch.lap("prefill")
         self.reuse = reuse
 
-        sampler = Sampler(options, 1, pad_id(model, options), model.device, seen)
+        sampler = sampler_for(options, 1, pad_id(model, options), model.device, seen)
         position = CachePosition(kv_cache, (length,), model.device, limit)
         step = options.decode_step or eager_step(model.language_model)
         count = options.max_new_tokens

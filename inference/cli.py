@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import re
 import secrets
@@ -17,14 +18,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data.errors import ImageError, did_you_mean, printable
+from data.errors import ImageError, did_you_mean, one_line, printable
 from data.files import nearest_file
 from generation.options import GenerationOptions
 from inference.attribution import METHODS, MIN_WINDOW, WINDOW, is_sheet
 from inference.errors import RequestError, check_text_only
+from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_grammar
 from models import __version__
 from models.checkpoints.hub import check_has_config, describe
 from models.config import check_device
@@ -47,7 +50,7 @@ _ALONE = {
     "no_image": {"images"},
     "compile_on": {"no_cache"},
     "draft": {"no_cache", "num_answers"},
-    "lookup_on": {"no_cache", "num_answers", "batch"},
+    "lookup_on": {"no_cache", "num_answers", "batch", "grammar"},
     "prefix_cache": {"no_cache"},
 }
 _BELONG = {"batch": {"out", "batch_size"}, "show_attention": {"method", "layers", "heads", "window"}}
@@ -90,6 +93,24 @@ def indices(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers such as 0,3, got {text!r}") from None
+
+
+def schema(name: str) -> str:
+    """The grammar of the JSON schema in a file."""
+    try:
+        with open(name, "rb") as file:
+            return check_grammar(json_grammar(file.read(MOST_BYTES + 1)))
+    except (OSError, RequestError) as error:
+        raise argparse.ArgumentTypeError(one_line(error)) from None
+
+
+def choices(text: str) -> str:
+    """The grammar of texts that are separated by commas, or in a JSON list."""
+    try:
+        values = json.loads(text) if text.lstrip().startswith("[") else [*map(str.strip, text.split(","))]
+        return check_grammar(choice_grammar(values))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(one_line(error)) from None
 
 
 def dtype(text: str) -> str:
@@ -190,7 +211,8 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
         "already compiled, or if the run is long enough to benefit",
     )
 
-    add = parser.add_argument_group("answer").add_argument
+    add_group = parser.add_argument_group("answer")
+    add = add_group.add_argument
     add(
         "--max-new-tokens",
         type=positive,
@@ -217,6 +239,11 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     )
     add("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1 repeats less; 1 is off")
     add("--seed", type=int, help="seed of sampling; answer N uses SEED + N - 1")
+    form = add_group.add_mutually_exclusive_group().add_argument
+    held = "answer with JSON that fits the JSON schema in this file"
+    form("--schema", type=schema, dest="grammar", metavar="FILE", help=held)
+    held = "answer with one of these texts; a JSON list may hold commas"
+    form("--choices", type=choices, dest="grammar", metavar="A,B,...", help=held)
     slower = "keep keys and values; without, every token recomputes everything: same answer, slower"
     add("--cache", action=argparse.BooleanOptionalAction, default=True, help=slower)
     kept = "folder that keeps what prompts left in the cache: a later start computes only what is new"
@@ -315,7 +342,7 @@ def _dashed(name: str) -> str:
 def _listed(names: set[str]) -> str:
     own = {
         "images": "IMAGE", "questions": "-q", "second_question": "a second -q",
-        "compile_on": "--compile on", "lookup_on": "--lookup on",
+        "compile_on": "--compile on", "lookup_on": "--lookup on", "grammar": "--schema or --choices",
     }  # fmt: skip
     return ", ".join(own.get(name, f"--{_dashed(name)}") for name in sorted(names))
 
@@ -377,6 +404,11 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
         )
     except ValueError as error:
         raise RequestError(str(error)) from error
+
+
+def constrained(options: GenerationOptions, grammar: str | None, checkpoint) -> GenerationOptions:
+    """The options with what --schema or --choices asks for."""
+    return options if grammar is None else replace(options, constraint=checkpoint.constraint(grammar))
 
 
 def log_unused(args: argparse.Namespace, log: Callable[[str], None]) -> None:

@@ -27,6 +27,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -195,7 +196,7 @@ class _Run:
     """Buffers of one answer at a time: rows that are sampled in one way and stop at the same ids."""
 
     def __init__(self, sampler: Sampler):
-        self.sampler = sampler.clone()
+        self.sampler = clone(sampler)
         rows, device = len(sampler.stopped), sampler.stopped.device
         self.token = torch.zeros(rows, 1, dtype=torch.int64, device=device)
         self.position = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -395,7 +396,7 @@ class GraphStep:
         self._check_weights()
         filled, given = position.longest, 0
         self.static.adopt(position.kv_cache, filled, filled + max_new_tokens - 1)
-        free = self._runs.setdefault((len(sampler.stopped), sampler.signature), [])
+        free = self._runs.setdefault((len(sampler.stopped), signature(sampler)), [])
         if len(self._runs) > MAX_SIGNATURES:
             self._runs.pop(next(iter(self._runs)))
         run = free.pop() if free else _Run(sampler)
@@ -469,8 +470,23 @@ class GraphStep:
 
             return step
 
-        shape = len(run.token), kv_len, run.sampler.signature
+        shape = len(run.token), kv_len, signature(run.sampler)
         return self.graphs.get((run, buffer_addresses(kv_cache), kv_len), shape, make, run.state)
+
+
+def signature(sampler: Sampler) -> tuple:
+    """Equal for samplers that differ in their state only."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop_token_ids")
+    return sampler.pad_id, *(getattr(sampler.options, name) for name in names)
+
+
+def clone(sampler: Sampler) -> Sampler:
+    """One of the same signature with tensors of its own."""
+    other = copy(sampler)
+    for name, value in vars(sampler).items():
+        if isinstance(value, Tensor):
+            setattr(other, name, value.clone())
+    return other
 
 
 def fixed(kv_cache: KVCache, length: int) -> KVCache:
