@@ -68,6 +68,7 @@ soak: $(INSTALLED)
 	$(PY) -m tests.soak.kills
 	$(PY) -m tests.soak.load
 	$(PY) -m tests.soak.drafts
+	$(PY) -m tests.soak.schemas
 
 train: $(INSTALLED)
 	$(PY) train.py

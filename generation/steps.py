@@ -206,7 +206,8 @@ def decode_proposed(
 
 
 class ConstrainedSampler(Sampler):
-    """A `Sampler` each of whose rows has a constraint of its own. It reads every token from the device."""
+    """A `Sampler` each of whose rows has a constraint of its own. It changes the logits, and
+    reads every token from the device."""
 
     def __init__(self, options: GenerationOptions, *args):
         super().__init__(options, *args)
@@ -214,11 +215,10 @@ class ConstrainedSampler(Sampler):
         self.constraints = [options.constraint() for _ in self.stopped]
 
     def sample(self, logits: Tensor) -> Tensor:
-        logits = logits.clone()  # a caller's own, or a part of a larger one
         for scores, constraint in zip(logits, self.constraints, strict=True):
             constraint.mask(scores)
         token = super().sample(logits)
-        for token_id, constraint in zip(token[:, 0].tolist(), self.constraints, strict=True):
+        for (token_id,), constraint in zip(token.tolist(), self.constraints, strict=True):
             constraint.accept(token_id)
         return token
 

@@ -28,14 +28,18 @@ from generation.options import ConstraintError
 from inference.errors import RequestError
 from inference.grammar import LIMITS, refusal
 
+_IS_ZERO = bytes([1] + 255 * [0])
 MOST_COMPILED = 64  # grammars that are kept for the next answers
 
 
 class Constraint:
     """What may come next in one answer: a `generation.protocol.Constraint`."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, stop_ids: Sequence[int]):
+    def __init__(self, matcher: llguidance.LLMatcher, stop_ids: Sequence[int], ids: int, vocab_size: int):
         self._matcher, self._stop_ids = matcher, list(stop_ids)
+        # One tensor that stays, on these bytes: a token of a small model takes no longer than a few tensors.
+        self._bytes = bytearray(ids)
+        self._banned = torch.frombuffer(self._bytes, dtype=torch.bool)[:vocab_size]
         self._ended = False
         self._forced = self._find_forced()
 
@@ -47,13 +51,14 @@ class Constraint:
             scores.fill_(-torch.inf)
             scores[only] = kept
             return
-        bias = bytearray(self._matcher.compute_logit_bias())  # 0 where a token is not allowed
+        bias = self._matcher.compute_logit_bias()  # 0 where a token is not allowed
         if self._matcher.is_error():
             raise ConstraintError(refusal(self._matcher.get_error()))
+        self._bytes[:] = bias.translate(_IS_ZERO)
         for stop_id in self._stop_ids[1:]:  # the first is the one that llguidance knows
-            bias[stop_id] = bias[self._stop_ids[0]]
-        banned = torch.frombuffer(bias, dtype=torch.uint8)[: len(scores)] == 0
-        scores.masked_fill_(to_device(banned, scores.device), -torch.inf)
+            self._bytes[stop_id] = self._bytes[self._stop_ids[0]]
+        on_cpu = scores.device.type == "cpu"
+        scores.masked_fill_(self._banned if on_cpu else to_device(self._banned, scores.device), -torch.inf)
 
     def accept(self, token_id: int) -> None:
         if self._ended or token_id in self._stop_ids:
@@ -102,13 +107,14 @@ class Constraints:
             raise RequestError(
                 f"this model's tokenizer cannot be held to a grammar ({one_line(error, 200)})"
             ) from None
-        self._stop_ids = tuple(stop_token_ids)
+        self._stop_ids, self._vocab_size = tuple(stop_token_ids), vocab_size
         self._compiled = lru_cache(MOST_COMPILED)(self._compile)
 
     def __call__(self, grammar: str) -> Callable[[], Constraint]:
         """What makes a constraint for each answer; RequestError for a grammar that cannot be used."""
         compiled = self._compiled(grammar)
-        return lambda: Constraint(compiled.deep_copy(), self._stop_ids)
+        ids = self._tokenizer.vocab_size
+        return lambda: Constraint(compiled.deep_copy(), self._stop_ids, ids, self._vocab_size)
 
     def _compile(self, grammar: str) -> Any:
         limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)

@@ -25,6 +25,7 @@ import os
 import platform
 import queue
 import re
+import secrets
 import stat
 import threading
 import time
@@ -53,7 +54,7 @@ CLEAN_EVERY = 64  # files written, before the folder is looked at again: others 
 CLEAN_TO = 15 / 16  # of the bytes that a folder may hold, once it is full
 ABANDONED = 600.0  # seconds after which an unfinished file is nobody's
 _BLOCK = re.compile(r"[0-9a-f]{64}\.safetensors")
-_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9]+-[0-9]+\.tmp")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
 _DTYPES = {dtype: name for name, dtype in FLOATS.items()}
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class PrefixFolder:
         self._changed = threading.Condition()
         self._waiting, self._waiting_bytes = 0, 0  # chains that are not written yet, and their bytes
         self._size, self._written = max_bytes, CLEAN_EVERY  # unknown: the first file looks at the folder
-        self._number, self._warned, self._closed = 0, False, False
+        self._warned, self._closed = False, False
 
     # ------------------------------------------------------------------------------------------- reading
 
@@ -164,7 +165,6 @@ class PrefixFolder:
         with self._changed:
             self._closed = True
         self._chains.put(None)
-        self._readers.shutdown(wait=False)
 
     def _write_chains(self) -> None:
         while (chain := self._chains.get()) is not None:
@@ -204,8 +204,7 @@ class PrefixFolder:
 
     def _replace(self, path: Path, times: tuple[int, int] | None, *parts: bytes | memoryview) -> None:
         """Write a file under another name, and then give it its own."""
-        self._number += 1
-        draft = path.with_name(f".{path.stem}.{os.getpid()}-{self._number}.tmp")
+        draft = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.tmp")  # two containers may share a pid
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(draft, flags, 0o600), "wb") as file:

@@ -133,7 +133,7 @@ def test_only_blocks_are_ever_removed(tmp_path):
     kept = [tmp_path / name for name in ("notes.txt", "model.safetensors", f".{'a' * 64}.tmp", "ab.digest")]
     for path in kept:
         path.write_text("mine")
-    (old := tmp_path / f".{'b' * 64}.12-3.tmp").write_text("of a process that was killed")
+    (old := tmp_path / f".{'b' * 64}.0123456789abcdef.tmp").write_text("of a process that was killed")
     store = store_in(tmp_path, 2 * BLOCK)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: 2**40)
