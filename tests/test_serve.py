@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import jsonschema
 import openai
 import pytest
 from hypothesis import given, settings
@@ -461,6 +462,38 @@ def test_addresses_are_fetched_if_allowed_but_never_private_ones(monkeypatch):
             refused(served.send("POST", json=body("Hm?", url)), 400)
         with pytest.raises(TimeoutError):
             private.accept()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_fit_a_schema(here, stream):
+    """Beside others that are free, several answers to one question, whole and streamed."""
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}, "sure": {"type": "boolean"}},
+        "required": ["colour", "sure"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "star", "schema": schema}}
+    asked = body(response_format=form, n=3, temperature=1.0, seed=1, stream=stream)
+    made = here.client().chat.completions.create(**asked)
+    texts = [""] * 3
+    if stream:
+        for chunk in made:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+    else:
+        texts = [choice.message.content for choice in made.choices]
+    for text in texts:
+        jsonschema.validate(json.loads(text), schema)
+    assert here.ask().json()["choices"][0]["message"]["content"] == "blue"
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "nothing"}, {"$ref": "#/nowhere"}, {"type": "string", "x": "a" * 10**6}]
+)
+def test_a_schema_that_cannot_be_used_is_refused(here, schema):
+    form = {"type": "json_schema", "json_schema": {"name": "bad", "schema": schema}}
+    refused(here.ask(response_format=form), 400 if len(str(schema)) < 10**6 else 413)
 
 
 def test_only_who_has_the_key_asks():

@@ -273,13 +273,15 @@ class ChatCompletions:
             message = f"there is no model {asked.model[:100]!r} here: expected one of {known}"
             raise ApiError(404, message, "model", "model_not_found")
         record.model = asked.model
-        options = asked.options(self.limits.max_new_tokens, self.limits.max_answers)
+        options, grammar = asked.options(self.limits.max_new_tokens, self.limits.max_answers), asked.grammar
         started = False
         try:
             async with asyncio.timeout(self.limits.seconds):
                 messages = await self._messages(asked, record)
                 client = (scope.get("client") or ("", 0))[0]
-                question = EngineRequest(name, messages, options, tuple(asked.stop), asked.top, client)
+                question = EngineRequest(
+                    name, messages, options, tuple(asked.stop), asked.top, client, grammar
+                )
                 record.ticket = ticket = self.engine.submit(question)
                 head = Head(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), asked.model)
                 answer = Answer(ticket, asked, head, Vocabulary(self.engine, name))

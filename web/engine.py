@@ -82,6 +82,7 @@ class EngineRequest:
     messages: a conversation whose last turn is the user's, or what makes the prompt of a checkpoint, in a
         worker thread. Images are bytes, files or `PIL.Image`s.
     options: `num_return_sequences` is the number of answers.
+    grammar: what answers are held to (see `inference.grammar`); None for anything.
     stop: texts before which an answer ends; they are not shown.
     logprobs: see `generation.requests.Request`.
     client: who takes turns with the others.
@@ -93,6 +94,7 @@ class EngineRequest:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     client: str = ""
+    grammar: str | None = None
 
 
 @dataclass
@@ -306,13 +308,14 @@ class Engine:
         made = request.messages
         row = made(checkpoint) if callable(made) else encode_messages(checkpoint, made)
         checkpoint.check_images(row.image_tokens)
+        options = request.options
+        if request.grammar is not None:
+            options = replace(options, constraint=checkpoint.constraint(request.grammar))
         ticket.checkpoint = checkpoint
         ticket.prompt_tokens = prompt_tokens(checkpoint, row)
         ticket.requests = [
             replace(one, key=(ticket, number), logprobs=request.logprobs)
-            for number, one in enumerate(
-                requests_for(checkpoint, row, request.options.max_new_tokens, request.options)
-            )
+            for number, one in enumerate(requests_for(checkpoint, row, options.max_new_tokens, options))
         ]
         ticket.texts = {number: _Text(checkpoint, request.stop) for number in range(len(ticket.requests))}
 

@@ -18,8 +18,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import from_json
 
 from data.chat import LONGEST_TEXT
-from data.errors import did_you_mean, printable
+from data.errors import did_you_mean, one_line, printable
 from generation.options import MAX_SEED, GenerationOptions
+from inference.errors import RequestError
+from inference.grammar import response_grammar
 
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
 # OpenAI's fields that change no answer here.
@@ -162,8 +164,6 @@ class ChatRequest(Strict):
     def _go_together(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: expected with logprobs only")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise ValueError("response_format: this server answers in text only; leave it out")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: expected with stream only")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -178,6 +178,16 @@ class ChatRequest(Strict):
     def top(self) -> int | None:
         """How many likeliest tokens stand beside each token's logprob; None for no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def grammar(self) -> str | None:
+        """What the answers are held to. Raises ApiError."""
+        if self.response_format is None:
+            return None
+        try:
+            return response_grammar(self.response_format.model_dump(by_alias=True))
+        except RequestError as error:
+            raise ApiError(400, one_line(error), "response_format", "invalid_value") from None
 
     def options(self, most_tokens: int, most_answers: int) -> GenerationOptions:
         """How the answers are made. Raises ApiError for more than the server allows."""

@@ -57,13 +57,19 @@ def bucket_of(length: int) -> int:
     return kv.round_up(length, step)
 
 
+def triton_module() -> Any:
+    """`generation.fast.cuda.decoder`; None where Triton is not installed, as in a CPU build of PyTorch."""
+    try:
+        from generation.fast.cuda import decoder
+    except ImportError:
+        return None
+    return decoder
+
+
 def no_triton(language_model, rows: int = 1) -> str | None:
     """Why the Triton kernels cannot run this model, or that many rows of it; None where they can."""
-    try:
-        from generation.fast.cuda.decoder import unsupported
-    except ImportError:  # a CPU build of PyTorch comes without it
-        return "Triton is not installed"
-    return unsupported(language_model, rows)
+    module = triton_module()
+    return "Triton is not installed" if module is None else module.unsupported(language_model, rows)
 
 
 # ---------------------------------------------------------------------------------------- the graphs
@@ -270,9 +276,7 @@ class GraphStep:
         if self._reasons[rows] is not None:
             return None
         if self._triton is None:
-            from generation.fast.cuda.decoder import TritonDecoder
-
-            self._triton = TritonDecoder(self._model, self._persistent)
+            self._triton = triton_module().TritonDecoder(self._model, self._persistent)
         return self._triton
 
     @property
