@@ -30,7 +30,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 Size: TypeAlias = tuple[int, int]  # width, height
@@ -75,6 +75,7 @@ class _Bad(ValueError):
     """Why something is no box or point."""
 
 
+@dataclass(frozen=True)
 class CoordinateForm(ABC):
     """One way to write boxes and points.
 
@@ -169,9 +170,6 @@ class _Json(CoordinateForm):
     canvas: the image's size -> the width and height that its numbers are out of.
     """
 
-    name: str
-    detect: str
-    point: str
     keys: Mapping[str, tuple[int, ...]]
     canvas: Callable[[Size], Size]
 
@@ -298,8 +296,6 @@ class _Tokens(CoordinateForm):
     tagged: a label stands between tags, whose name is the label of a box without one.
     """
 
-    name: str
-    detect: str
     steps: int
     most: int
     vertical_first: bool
@@ -307,7 +303,6 @@ class _Tokens(CoordinateForm):
     token: re.Pattern[str]
     separator: str
     tagged: bool
-    point: str = ""
 
     def write(self, things: Sequence[Box | Point], size: Size) -> str:
         self.check(things, size)
@@ -359,8 +354,6 @@ _ATTRIBUTE = re.compile(r"([a-z]+?)(\d*)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
 
 class _Molmo(CoordinateForm):
     """Percent of width and height in the attributes of a tag."""
-
-    name, detect, point = "molmo", "", "Point to {thing}."
 
     def write(self, things: Sequence[Box | Point], size: Size) -> str:
         """Neighbours of one label stand in one tag."""
@@ -415,6 +408,7 @@ def _decimal(text: str) -> float:
 
 # --------------------------------------------------------------------------------------------- by name
 # The prompts are those of the models' own documentation.
+_SAID = ("form", "detect", "point")
 _KEYS = {"bbox_2d": (4,), "point_2d": (2,)}
 COORDINATES: dict[str, CoordinateForm] = {
     form.name: form
@@ -437,6 +431,7 @@ COORDINATES: dict[str, CoordinateForm] = {
         _Tokens(
             "paligemma",
             "detect {thing}",
+            "",
             1024,
             1023,
             True,
@@ -446,10 +441,10 @@ COORDINATES: dict[str, CoordinateForm] = {
             False,
         ),
         _Tokens(
-            *("doctags", "Find all '{thing}' elements on the page.", 500, 499, False),
+            *("doctags", "Find all '{thing}' elements on the page.", "", 500, 499, False),
             *("<loc_", re.compile(r"<loc_([0-9]{1,4})>"), "\n", True),
         ),
-        _Molmo(),
+        _Molmo("molmo", "", "Point to {thing}."),
         _Moondream(
             "moondream",
             "\n\nDetect: {thing}\n\n",
@@ -459,3 +454,25 @@ COORDINATES: dict[str, CoordinateForm] = {
         ),
     )
 }
+
+
+def form_of(generation_config: Mapping[str, Any], name: str | None = None) -> CoordinateForm | None:
+    """The form called `name`, else the one that a checkpoint's generation_config.json names, else None.
+
+    That file may say {"coordinates": {"form": "qwen3-vl", "detect": "Where is the {thing}?", "point": ...}},
+    or the name alone; its prompts replace the form's own. Raises ValueError for what is none of these.
+    """
+    said = generation_config.get("coordinates") or {}
+    said = {"form": said} if isinstance(said, str) else said
+    if not isinstance(said, Mapping) or not all(isinstance(said.get(key, ""), str) for key in _SAID):
+        raise ValueError(f"generation_config.json: coordinates: expected {', '.join(_SAID)} as texts")
+    wanted = name or said.get("form")
+    if wanted is None:
+        return None
+    if wanted not in COORDINATES:
+        raise ValueError(f"unknown form of coordinates {wanted!r}; expected {', '.join(COORDINATES)}")
+    form = COORDINATES[wanted]
+    if wanted != said.get("form"):
+        return form
+    own = {key: said[key] for key in ("detect", "point") if getattr(form, key) and said.get(key)}
+    return replace(form, **own)
