@@ -94,7 +94,7 @@ def answer_questions(args: argparse.Namespace) -> None:
     if args.json or args.detect or args.point or args.show_boxes:
         from inference.boxes import Locator
 
-        locator = Locator(args, images, questions)
+        locator = Locator(args, images, questions, log)
         questions = locator.questions
     questions = questions or [DEFAULT_QUESTION]
     checkpoint = load(args, len(questions), len(images))
@@ -106,9 +106,7 @@ def answer_questions(args: argparse.Namespace) -> None:
     replies = ask_each(checkpoint, images, questions, options, args.system)
     for number, (question, reply) in enumerate(zip(questions, replies, strict=True)):
         if number == 0:
-            cli.log_unused(args, log)
-            if not args.json:
-                cli.log_defaults(args, questions[0], str(EXAMPLE_IMAGE.relative_to(ROOT)), log)
+            cli.log_defaults(args, question, str(EXAMPLE_IMAGE.relative_to(ROOT)), log)
         if len(questions) > 1 and not args.json:
             print(f"> {question}", flush=True)
         about = {"model": args.model, "images": names, "question": question, "seed": options.seed}
@@ -118,8 +116,6 @@ def answer_questions(args: argparse.Namespace) -> None:
         if args.show_attention is not None:
             draw.write_attribution(checkpoint, images, question, result["token_ids"][0], args)
             log(f"{args.show_attention}: where it looked, word by word")
-    if args.show_boxes is not None:
-        log(locator.draw(args))
 
 
 def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dict[str, Any]:

@@ -7,7 +7,7 @@ save_signed(draw_things(image, found.boxes, found.points), Path("boxes.png"))
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from PIL import Image, ImageDraw
@@ -42,8 +42,9 @@ def draw_things(image: Image.Image, boxes: Sequence[Box], points: Sequence[Point
     width, height = image.size
     line = max(2, round(min(image.size) / 200))
     letters = max(11, round(min(image.size) / 32))
-    labels = list(dict.fromkeys(thing.label for thing in (*boxes, *points)))
-    for thing in (*boxes, *points):
+    things: list[Box | Point] = [*boxes, *points]
+    labels = list(dict.fromkeys(thing.label for thing in things))
+    for thing in things:
         colour = COLOURS[labels.index(thing.label) % len(COLOURS)]
         if isinstance(thing, Box):
             x1, y1, x2, y2 = (round(one) for one in thing.box)
@@ -77,7 +78,14 @@ class Locator:
     asked: the number of such a question -> the thing.
     """
 
-    def __init__(self, args: argparse.Namespace, images: Sequence[Image.Image], own: Sequence[str]):
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        images: Sequence[Image.Image],
+        own: Sequence[str],
+        log: Callable[[str], None],
+    ):
+        self.drawing, self.log = args.show_boxes, log
         needed = bool(args.detect or args.point or args.show_boxes)
         self.image = images[0] if len(images) == 1 and args.num_answers == 1 else None
         self.questions = list(own)
@@ -99,10 +107,16 @@ class Locator:
 
     def locate(self, answer: str) -> dict[str, Any]:
         """The fields `boxes`, `points` and `malformed` of the next question's answer; {} where a model's form
-        is not known, and where several images or answers leave open which of them is meant."""
+    XX
         if self.form is None or self.image is None:
             return {}
-        self.found.append(self.form.read(answer, self.image.size, self.asked.get(len(self.found), "")))
+        asked = self.asked.get(len(self.found), "")
+        self.found.append(self.form.read(answer, self.image.size, asked))
+        if self.drawing is not None and len(self.found) == max(1, len(self.questions)):
+            boxes = [box for one in self.found for box in one.boxes]
+            points = [point for one in self.found for point in one.points]
+            save_signed(draw_things(self.image, boxes, points), self.drawing)
+            self.log(f"{self.drawing}: {len(boxes)} boxes, {len(points)} points")
         return located_fields(self.found[-1])
 
     def text(self, answer: str) -> str:
@@ -113,14 +127,6 @@ class Locator:
         lines += [f"malformed: {one.reason}: {one.text}" for one in found.malformed]
         nothing = f"{thing or 'boxes'}: none" if answer.strip() in ("", "[]") else answer
         return "\n".join(lines) or nothing
-
-    def draw(self, args: argparse.Namespace) -> str:
-        """Write the image with all that was found; returns what was written, in words."""
-        boxes = [box for one in self.found for box in one.boxes]
-        points = [point for one in self.found for point in one.points]
-        assert self.image is not None, "refused when it was made"
-        save_signed(draw_things(self.image, boxes, points), args.show_boxes)
-        return f"{args.show_boxes}: {len(boxes)} boxes, {len(points)} points"
 
 
 def _listed(numbers: Sequence[float]) -> str:

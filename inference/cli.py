@@ -376,10 +376,12 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
 
 
 def log_defaults(args: argparse.Namespace, question: str, image: str, log: Callable[[str], None]) -> None:
-    """Log what was used in place of a missing image or question; `image` is the example's name."""
-    if not args.questions or not (args.images or args.no_image):
+    """Log what was used in place of a missing image or question, and what is without effect; `image` is the
+    example's name."""
+    log_unused(args, log)
+    if not args.json and not (args.questions and (args.images or args.no_image)):
         log(f"{', '.join(args.images) or ('no image' if args.no_image else image)}: {question}")
-    if args.num_answers > 1 and args.temperature == 0:
+    if not args.json and args.num_answers > 1 and args.temperature == 0:
         log("all answers are the same, the most likely one: give a --temperature to get different ones")
 
 
