@@ -107,8 +107,8 @@ class Locator:
 
     def locate(self, answer: str) -> dict[str, Any]:
         """The fields `boxes`, `points` and `malformed` of the next question's answer; {} where a model's form
-            is not known, and where several images or answers leave open which of them is meant. With the last one
-        the drawing is written."""
+        is not known, and where several images or answers leave open which is meant. With the last answer the
+        drawing is written."""
         if self.form is None or self.image is None:
             return {}
         asked = self.asked.get(len(self.found), "")
