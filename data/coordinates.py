@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 Size: TypeAlias = tuple[int, int]  # width, height
+ABSENT = "There is none."  # in place of nothing at all
 MAX_TEXT = 200_000  # letters that are read of an answer
 _SHOWN = 80  # letters of what is malformed
 
@@ -96,7 +97,8 @@ class CoordinateForm(ABC):
 
     @abstractmethod
     def write(self, things: Sequence[Box | Point], size: Size) -> str:
-        """Boxes or points of an image of `size` as text. ValueError where the form cannot say them."""
+        """Boxes or points of an image of `size` as text, `ABSENT` for none. ValueError where the form cannot
+        say them."""
 
     def read(self, text: str, size: Size, label: str = "") -> Located:
         """What a text locates in an image of `size`; `label` for what has none."""
@@ -113,12 +115,13 @@ class CoordinateForm(ABC):
     @abstractmethod
     def _found(self, text: str, size: Size) -> Iterator[Box | Point | Malformed]: ...
 
-    def check(self, things: Sequence[Box | Point], size: Size) -> None:
-        """Raise ValueError for what does not lie in the image or has no place in this form."""
+    def _sayable(self, things: Sequence[Box | Point], size: Size) -> bool:
+        """Whether there is anything to say; ValueError for what is not in the image or not in this form."""
         for thing in things:
             kind, numbers = ("detect", thing.box) if isinstance(thing, Box) else ("point", thing.point)
             self.question(kind, "")
             _checked(numbers, len(numbers), *size)
+        return bool(things)
 
 
 def _checked(numbers: Any, count: int, width: float, height: float) -> list[float]:
@@ -174,7 +177,8 @@ class _Json(CoordinateForm):
     canvas: Callable[[Size], Size]
 
     def write(self, things: Sequence[Box | Point], size: Size) -> str:
-        self.check(things, size)
+        if not self._sayable(things, size):
+            return ABSENT
         of_count = {count: key for key, counts in self.keys.items() for count in counts}
         objects = [
             {of_count[len(numbers)]: self._from_pixels(numbers, size), "label": thing.label}
@@ -305,7 +309,8 @@ class _Tokens(CoordinateForm):
     tagged: bool
 
     def write(self, things: Sequence[Box | Point], size: Size) -> str:
-        self.check(things, size)
+        if not self._sayable(things, size):
+            return ABSENT
         written = []
         for thing in things:
             label = html.escape(thing.label, quote=False) if self.tagged else thing.label
@@ -357,7 +362,8 @@ class _Molmo(CoordinateForm):
 
     def write(self, things: Sequence[Box | Point], size: Size) -> str:
         """Neighbours of one label stand in one tag."""
-        self.check(things, size)
+        if not self._sayable(things, size):
+            return ABSENT
         groups: dict[str, list[str]] = {}
         for thing in things:
             x, y = (f"{one:.1f}" for one in _scaled(_numbers(thing), 100 / size[0], 100 / size[1]))
