@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data.augmentation import augmented
-from data.coordinates import COORDINATES, Box, Point
+from data.coordinates import COORDINATES, Box, CoordinateForm, Point
 from data.errors import BadRow, ImageError
 from data.images import image_size, load_image
 
@@ -31,18 +31,26 @@ class BoxRows:
     form: a name in `data.coordinates.COORDINATES`.
     corners: boxes are x1, y1, x2, y2.
     augment: images are flipped, cut and shrunk, with their boxes, where what they are asked for stays true.
+    detect, point: what is asked, with {thing} in it; "" are the form's own words.
     """
 
     form: str = "qwen3-vl"
     corners: bool = False
     augment: bool = False
+    detect: str = ""
+    point: str = ""
+
+    @property
+    def coordinates(self) -> CoordinateForm:
+        form = COORDINATES[self.form]
+        return form.asking({"detect": self.detect, "point": self.point})
 
     def turns(
         self, row: Mapping[str, Any], image: Any, draw: Sequence[int]
     ) -> tuple[list[dict[str, Any]], Any]:
         """A user's and an assistant's message for each thing that a row (with our column names) is about, and
         the image to show. `draw` seeds the augmentation. Raises BadRow."""
-        size, form = self.size(image), COORDINATES[self.form]
+        size, form = self.size(image), self.coordinates
         groups = self.groups(row, size)
         if self.augment:
             try:

@@ -95,6 +95,11 @@ class CoordinateForm(ABC):
             raise ValueError(f"the form {self.name} has {other} only")
         return prompt.replace("{thing}", thing)
 
+    def asking(self, prompts: Mapping[str, str]) -> CoordinateForm:
+        """This form with other prompts for what it can say; "" keeps its own."""
+        own = {key: prompts[key] for key in ("detect", "point") if getattr(self, key) and prompts.get(key)}
+        return replace(self, **own)
+
     @abstractmethod
     def write(self, things: Sequence[Box | Point], size: Size) -> str:
         """Boxes or points of an image of `size` as text, `ABSENT` for none. ValueError where the form cannot
@@ -477,8 +482,4 @@ def form_of(generation_config: Mapping[str, Any], name: str | None = None) -> Co
         return None
     if wanted not in COORDINATES:
         raise ValueError(f"unknown form of coordinates {wanted!r}; expected {', '.join(COORDINATES)}")
-    form = COORDINATES[wanted]
-    if wanted != said.get("form"):
-        return form
-    own = {key: said[key] for key in ("detect", "point") if getattr(form, key) and said.get(key)}
-    return replace(form, **own)
+    return COORDINATES[wanted].asking(said if wanted == said.get("form") else {})

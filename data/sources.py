@@ -396,7 +396,7 @@ class DatasetConfig:
         for key, kind in get_type_hints(type(self)).items():
             if not isinstance(value := getattr(self, key), kind):
                 raise DatasetError(f"dataset: {key}: got {value!r}, which is of another kind than it takes")
-        kinds = {"form": str, "corners": bool, "augment": bool}
+        kinds = {"form": str, "corners": bool, "augment": bool, "detect": str, "point": str}
         if not all(key in kinds and isinstance(value, kinds[key]) for key, value in self.boxes.items()):
             raise DatasetError(f"dataset: boxes: expected {', '.join(kinds)}, got {dict(self.boxes)}")
         if (form := self.boxes.get("form", "qwen3-vl")) not in COORDINATES:
