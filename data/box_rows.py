@@ -47,7 +47,7 @@ class BoxRows:
 
     def turns(
         self, row: Mapping[str, Any], image: Any, draw: Sequence[int]
-    ) -> tuple[list[dict[str, Any]], Any]:
+    ) -> tuple[list[Mapping[str, Any]], Any]:
         """A user's and an assistant's message for each thing that a row (with our column names) is about, and
         the image to show. `draw` seeds the augmentation. Raises BadRow."""
         size, form = self.size(image), self.coordinates
@@ -60,7 +60,7 @@ class BoxRows:
             image, groups = augmented(opened, groups, draw)
             size = image.size
         kind = "detect" if form.detect else "point"
-        messages = []
+        messages: list[Mapping[str, Any]] = []
         for name, boxes in groups.items():
             things = boxes if kind == "detect" else [centre(box) for box in boxes]
             messages += [

@@ -30,8 +30,10 @@ BROKEN_IMAGE, EMPTY_TEXT, BAD_CONVERSATION = "broken image", "empty text", "bad 
 PLACEHOLDERS, TOO_MANY_TILES, TOO_LONG = "images and placeholders differ", "too many tiles", "too long"
 BAD_RATING, OUTSIDE = "bad rating", "image outside of the dataset's folder"
 
-COLUMNS = ("messages", "prompt", "completion", "texts", "question", "answer", "images", "image")
-COLUMNS += ("ref", "bbox", "objects")
+COLUMNS = (
+    *("messages", "prompt", "completion", "texts", "question", "answer", "images", "image"),
+    *("ref", "bbox", "objects"),
+)
 _OF_BOXES = (("ref", "bbox"), ("objects",))
 _TEXT_COLUMNS = (
     *(("messages",), ("prompt", "completion"), ("texts",), _OF_BOXES[0], ("question", "answer")),
@@ -71,13 +73,13 @@ class RowSchema:
         if (kept := self._turns_kept(row)) is None:
             return None
         images = self.column_images(row)
+        turns: list[Mapping[str, Any]] = []
         if self.text_columns in _OF_BOXES:
             if len(images) != 1:
                 raise BadRow(PLACEHOLDERS, f"expected one image with its boxes, got {len(images)}")
             own = {name: self._get(row, name) for name in self.text_columns}
-            given, images[0] = self.boxes.turns(own, images[0], draw)
-        else:
-            given = self._given(row, kept)
+            turns, images[0] = self.boxes.turns(own, images[0], draw)
+        given = turns if self.text_columns in _OF_BOXES else self._given(row, kept)
         unplaced = iter(images)
         messages = [
             {"role": message.get("role"), "content": list(self._parts(message.get("content"), unplaced))}

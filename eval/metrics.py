@@ -392,8 +392,8 @@ def boxes(form: str = "qwen3-vl", points: bool = False, corners: bool = False) -
     kind = "its first point lies in the box" if points else "its first box has an IoU of 0.5 or more"
     return Metric(
         "boxes",
-        f"Boxes in the form {form}{', given as corners' if corners else ''}: 1 where {kind}, F1 of one-to-one "
-        "hits where several are asked for, and 1 for a thing that is not there where the answer has no "
+        f"Boxes in the form {form}{', given as corners' if corners else ''}: 1 where {kind}, F1 of "
+        "one-to-one hits where several are asked for, and 1 for a thing that is not there where the answer has no "
         "coordinates (Yu et al. 2016; Lin et al. 2014).",
         lambda answer, targets, fields: score_of(asked(answer, fields), points),
         summarise,

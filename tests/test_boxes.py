@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from data.coordinates import COORDINATES, Box, Point, form_of
 from inference import answer, cli
 from inference.attribution import is_sheet
 from inference.boxes import draw_things
+from web.boxes import overlay
+from web.service import AskRequest, Exchange
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "checkpoints" / "ocelli-shapes"
@@ -151,3 +155,25 @@ def test_the_form_that_a_checkpoint_names():
     for wrong in ("qwen9", 3, {"form": 3}, {"form": "molmo", "point": 3}, ["molmo"]):
         with pytest.raises(ValueError):
             form_of({"coordinates": wrong})
+
+
+def test_the_page_shows_what_an_answer_locates():
+    asked = AskRequest((str(IMAGE),), "Where?", "")
+    broken = '{"bbox_2d": [9, 1, 2, 3], "label": "<b>"}'
+    hostile = Box("<script>alert(1)</script>", RED.box)
+    models = SimpleNamespace(default="m", held=lambda name: SimpleNamespace(model=model))
+    model = SimpleNamespace(generation_config={"coordinates": "qwen3-vl"})
+
+    def shown(answer: str, **changes) -> str:
+        return overlay([Exchange(replace(asked, **changes), (), [answer], ["stop"])], models)
+
+    html = shown(QWEN.write([RED, hostile], SIZE) + broken)
+    assert html.count("<rect") == 2 and "<script" not in html and "<b>" not in html and "notice" in html
+    assert f'viewBox="0 0 {SIZE[0]} {SIZE[1]}"' in html and "<circle" in shown(QWEN.write([STAR], SIZE))
+    assert not shown("2") and not shown("[]") and not overlay([], models)
+    assert not shown(QWEN.write([RED], SIZE), images=(str(IMAGE), str(IMAGE)))
+    assert not shown(QWEN.write([RED], SIZE), images=("gone.png",))
+    running = Exchange(asked, (), [QWEN.write([RED], SIZE)], [])
+    assert not overlay([running], models)
+    model.generation_config = {}
+    assert not shown(QWEN.write([RED], SIZE))
