@@ -393,8 +393,8 @@ def boxes(form: str = "qwen3-vl", points: bool = False, corners: bool = False) -
     return Metric(
         "boxes",
         f"Boxes in the form {form}{', given as corners' if corners else ''}: 1 where {kind}, F1 of "
-        "one-to-one hits where several are asked for, and 1 for a thing that is not there where the answer has no "
-        "coordinates (Yu et al. 2016; Lin et al. 2014).",
+        "one-to-one hits where several are asked for, and 1 for a thing that is not there where the answer "
+        "has no coordinates (Yu et al. 2016; Lin et al. 2014).",
         lambda answer, targets, fields: score_of(asked(answer, fields), points),
         summarise,
     )

@@ -7,13 +7,16 @@ import io
 import json
 import random
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from data.coordinates import Box, Located, Malformed, Point
+from data.coordinates import COORDINATES, Box, Located, Malformed, Point
 from eval import __main__ as command
 from eval.boxes import Asked, figures, iou, mean_average_precision, most_pairs, score_of
+from eval.lmms_boxes import asks_for_box, in_our_form, in_their_form
 from eval.metrics import MetricError, find_metric
+from inference.attribution.agreement import agreement
 
 ONE, FAR = (0.0, 0.0, 10.0, 10.0), (50.0, 50.0, 60.0, 60.0)
 
@@ -173,3 +176,35 @@ def test_rows_without_good_boxes_are_refused(row, tmp_path, capsys):
         ["--data", str(tmp_path / "rows.jsonl"), "--metric", "boxes", "--output", str(tmp_path / "x")]
     )
     assert status == 2 and len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+# ------------------------------------------------------------------------ lmms-eval, and where it looked
+def test_tasks_of_refcoco_are_asked_and_answered_in_their_own_words():
+    form, image = COORDINATES["qwen3-vl"], Image.new("RGB", (200, 100))
+    document = {"answer": "the cat", "image": image}
+    assert asks_for_box("refcoco_bbox_rec_val", document, form)
+    assert not asks_for_box("refcoco_bbox_val", document, form)  # it wants words
+    assert not asks_for_box("refcoco_bbox_rec_val", document, COORDINATES["molmo"])
+    asked = [
+        {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "[0, 1]?"}]}
+    ]
+    (message,) = in_our_form(asked, document, form)
+    assert message["content"][0] is asked[0]["content"][0] and "the cat" in message["content"][1]["text"]
+    said = in_their_form(form.write([Box("cat", (20, 10, 100, 90))], image.size), document, form)
+    assert json.loads(said) == pytest.approx([0.1, 0.1, 0.5, 0.9], abs=0.001)
+    assert in_their_form("There is none.", document, form) == "There is none."
+
+
+def test_agreement_of_a_map_with_a_box():
+    heat = np.zeros((4, 8))
+    heat[1, 2] = 3.0  # pixels 20 to 30, 10 to 20
+    heat[3, 7] = 1.0
+    got = agreement(heat, (20, 10, 30, 20), (80, 40))
+    assert got == pytest.approx({"energy": 0.75, "chance": 1 / 32, "pointing": 1})
+    half = agreement(heat, (20, 10, 25, 20), (80, 40))
+    assert half["energy"] == pytest.approx(0.375)
+    assert agreement(heat, (60, 20, 80, 40), (80, 40))["pointing"] == 0
+    even = agreement(np.ones((3, 5)), (7, 3, 50, 31), (80, 40))
+    assert even["energy"] == pytest.approx(even["chance"])
+    assert agreement(np.zeros((2, 2)), (0, 0, 80, 40), (80, 40))["pointing"] == 0
+    assert agreement(-heat, (0, 0, 80, 40), (80, 40))["energy"] == 0

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from html import escape
 
-from data.coordinates import Box, Located, form_of
+from data.coordinates import Box, Located, Point, form_of
 from data.errors import ImageError
 from data.images import load_image
 from inference.boxes import COLOURS
@@ -33,7 +33,7 @@ def overlay(log: Sequence[Exchange], models: Models) -> str:
         return ""
     width, height = image.size
     found = form.read(last.answers[0], (width, height))
-    things = [*found.boxes, *found.points]
+    things: list[Box | Point] = [*found.boxes, *found.points]
     broken = "".join(
         f'<p class="notice failed">Malformed: {escape(one.reason)}: <code>{escape(one.text)}</code></p>'
         for one in found.malformed

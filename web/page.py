@@ -92,7 +92,6 @@ class AskTab:
                 )
                 self.message = message_box(service, "message")
                 self.notice = gr.HTML("", elem_id="notice")
-                self.located = gr.HTML("", elem_id="located")
                 with gr.Row():
                     self.undo = gr.Button("Undo", size="sm", min_width=80, elem_id="undo")
                     self.clear = gr.Button("Clear", size="sm", min_width=80, elem_id="clear")
@@ -137,7 +136,7 @@ class AskTab:
             ]  # fmt: skip
 
     def _connect(self) -> None:
-        shown = [self.chat, self.stats, self.notice, self.located, self.message]
+        shown = [self.chat, self.stats, self.notice, self.message]
         settings = [self.model, *self.settings]
         more: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": None}
         gr.on([self.message.submit], self._ask, [self.message, *settings], shown, api_name="ask", **more)
@@ -213,8 +212,8 @@ class AskTab:
         return {
             self.chat: _messages(now.log),
             self.stats: _stats(now.log[-1].stats if now.log else {}),
-            self.notice: notice(now.notice, now.failed),
-            self.located: "" if now.busy else overlay(now.log, self.service.models),
+            self.notice: notice(now.notice, now.failed)
+            + ("" if now.busy else overlay(now.log, self.service.models)),
             self.message: gr.update(submit_btn=not now.busy, stop_btn=now.busy),
         }
 
