@@ -32,6 +32,8 @@ from models import __version__
 from models.checkpoints.hub import check_has_config, describe
 from models.config import check_device
 
+# The names in data.coordinates, whose import takes as long as all of this file.
+BOX_FORMATS = ("qwen3-vl", "qwen2.5-vl", "paligemma", "doctags", "molmo", "moondream")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 STDIN = "-"  # the image that is read from stdin
 _DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
@@ -43,9 +45,12 @@ _SUFFIX = re.compile(
     r"\.(jpe?g|png|webp|gif|bmp|tiff?|p[bgpn]m|avif|hei[cf]|jp2|jxl|svg|pdf|mp4)", re.IGNORECASE
 )
 # Options of generate.py, what they cannot be combined with, and what needs them.
+_LOCATING = {"detect", "point", "show_boxes"}
 _ALONE = {
-    "batch": {"images", "questions", "no_image", "json", "no_cache", "chat", "show_attention", "draft"},
-    "chat": {"json", "num_answers", "no_cache", "show_attention"},
+    "batch": {"images", "questions", "no_image", "json", "no_cache", "chat", "show_attention", "draft"}
+    | {*_LOCATING, "box_format"},
+    "chat": {"json", "num_answers", "no_cache", "show_attention", *_LOCATING, "box_format"},
+    **{name: {"no_image", "num_answers", "draft"} for name in sorted(_LOCATING)},
     "show_attention": {"no_image", "num_answers", "second_question"},
     "no_image": {"images"},
     "compile_on": {"no_cache"},
@@ -277,6 +282,15 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     window = f"side of occlusion's grey window, a share of the image's longer side (default {WINDOW:g})"
     add("--window", type=float, metavar="SHARE", help=window)
 
+    add = parser.add_argument_group("boxes and points, in pixels").add_argument
+    things = "put a box around each THING; may be repeated"
+    add("--detect", action="append", metavar="THING", default=[], help=things)
+    add("--point", action="append", metavar="THING", default=[], help="point to each THING; may be repeated")
+    drawn = "write the image with all boxes and points of the answers"
+    add("--show-boxes", type=Path, metavar="OUT.png", help=drawn)
+    written = "form of the model's coordinates (default: the one that its generation_config.json names): "
+    add("--box-format", choices=BOX_FORMATS, metavar="NAME", help=written + ", ".join(BOX_FORMATS))
+
     add = parser.add_argument_group("many questions").add_argument
     add("--batch", type=Path, metavar="FILE.jsonl", help='file of lines {"image": ..., "question": ...}')
     add("--out", type=Path, metavar="FILE.jsonl", help="file for the results, one line each")
@@ -316,6 +330,8 @@ def validate_args(args: argparse.Namespace) -> str | None:
             return f"{_listed(others & given)}: expected with --{_dashed(name)}"
     if not all(map(str.strip, args.questions)):
         return "-q: expected a question, got an empty one"
+    if not all(map(str.strip, args.detect + args.point)):
+        return "--detect, --point: expected the name of a thing, got an empty one"
     if args.batch and not args.out:
         return "--batch needs --out FILE.jsonl for its results"
     if args.images.count(STDIN) > (0 if args.chat else 1):
@@ -325,13 +341,20 @@ def validate_args(args: argparse.Namespace) -> str | None:
         return f"{_listed(foreign)} is not an option of this --method"
     if args.window is not None and not MIN_WINDOW <= args.window <= 1:
         return f"--window: expected a share from {MIN_WINDOW:g} to 1, got {args.window}"
-    sheet = args.show_attention
-    if sheet and sheet.suffix.lower() != ".png":
-        return f"--show-attention: expected a name that ends in .png, got {str(sheet)!r}"
-    if sheet and os.path.lexists(sheet) and not is_sheet(sheet):
-        return f"--show-attention: {str(sheet)!r} exists and is none of these maps: choose another name"
-    if sheet and not os.access(sheet.parent, os.W_OK | os.X_OK):
-        return f"--show-attention: expected a folder that can be written to, got {str(sheet.parent)!r}"
+    for name in ("show_attention", "show_boxes"):
+        if (sheet := values[name]) and (wrong := _wrong_sheet(sheet)):
+            return f"--{_dashed(name)}: {wrong}"
+    return None
+
+
+def _wrong_sheet(sheet: Path) -> str | None:
+    """Why an image of ours cannot be written there, or None."""
+    if sheet.suffix.lower() != ".png":
+        return f"expected a name that ends in .png, got {str(sheet)!r}"
+    if os.path.lexists(sheet) and not is_sheet(sheet):
+        return f"{str(sheet)!r} exists and is not one that this program drew: choose another name"
+    if not os.access(sheet.parent, os.W_OK | os.X_OK):
+        return f"expected a folder that can be written to, got {str(sheet.parent)!r}"
     return None
 
 
@@ -409,6 +432,16 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
 def constrained(options: GenerationOptions, grammar: str | None, checkpoint) -> GenerationOptions:
     """The options with what --schema or --choices asks for."""
     return options if grammar is None else replace(options, constraint=checkpoint.constraint(grammar))
+
+
+def log_defaults(args: argparse.Namespace, question: str, image: str, log: Callable[[str], None]) -> None:
+    """Log what was used in place of a missing image or question, and what is without effect; `image` is the
+    example's name."""
+    log_unused(args, log)
+    if not args.json and not (args.questions and (args.images or args.no_image)):
+        log(f"{', '.join(args.images) or ('no image' if args.no_image else image)}: {question}")
+    if not args.json and args.num_answers > 1 and args.temperature == 0:
+        log("all answers are the same, the most likely one: give a --temperature to get different ones")
 
 
 def log_unused(args: argparse.Namespace, log: Callable[[str], None]) -> None:
