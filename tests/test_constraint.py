@@ -34,7 +34,7 @@ from inference.grammar import (
 )
 from tests.invariants import fast_step, run_all
 from tests.prompts import ImageBlock, inputs_of, tiny_vlm, words
-from tests.schemas import GROWING, SCHEMAS, assert_fits
+from tests.schemas import GROWING, SCHEMAS, assert_fits, record
 
 ROOT = Path(__file__).resolve().parent.parent
 STOPS = (3, 1)
@@ -256,6 +256,29 @@ def test_rows_know_nothing_of_one_another(vlm, constraints, step, chunk, samplin
         alone = vlm.generate_detailed(**inputs, options=replace(own, decode_step=step))
         assert outputs[one.key].token_ids == alone.rows()[0], names[one.key]
         assert outputs[one.key].stop_reason == alone.stop_reasons[0]
+
+
+def test_forced_tokens_count_as_seen(vlm, constraints):
+    """A factor below 1 all but repeats what was seen: here, the letters of forced names."""
+    schema = record(circles=SCHEMAS["word"], triangles=SCHEMAS["word"], stars=SCHEMAS["word"])
+    constraint = constraints(json_grammar(schema))
+    requests = [request(number, constraint, repetition_penalty=1e-3) for number in range(3)]
+    outputs, _ = run_all(vlm, requests)
+    for one in requests:
+        alone = vlm.generate_detailed(**inputs_of(prompt_of(one.key)), options=one.options)
+        assert outputs[one.key].token_ids == alone.rows()[0]
+
+
+def test_several_answers_one_schema_after_another(vlm, constraints, tokenizer, step):
+    """A step that keeps its buffers between answers keeps no constraint in them."""
+    for name in ("word", "const", "array"):
+        options = options_of(constraints(json_grammar(SCHEMAS[name])), num_return_sequences=3, **SAMPLED)
+        rows = vlm.generate_detailed(
+            **inputs_of(prompt_of(1)), options=replace(options, decode_step=step)
+        ).rows()
+        assert rows == vlm.generate_detailed(**inputs_of(prompt_of(1)), options=options).rows()
+        for ids in rows:
+            assert_fits(text_of(tokenizer, ids), SCHEMAS[name])
 
 
 def test_without_a_cache_and_in_a_batch(vlm, constraints):

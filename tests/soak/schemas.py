@@ -5,8 +5,8 @@
 
 Schemas of all kinds and free questions share the slots of one scheduler, greedy and sampled, in C where there
 is a compiler. Some of the answers are asked for again alone: they must be the same tokens. Prints how many
-there were and the time that a constrained and a free token took; the exit status is 1 if an answer does not
-fit or differs, or if too many were cut at their limit.
+there were of each kind; the exit status is 1 if an answer does not fit or differs, or if too many were cut at
+their limit.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+
+from jsonschema import ValidationError
 
 from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
@@ -69,7 +71,7 @@ def wrong_with(output: RequestOutput, checkpoint: Checkpoint) -> str | None:
     if output.key % 10 and output.stop_reason == "stop":
         try:
             assert_fits(answer_text(checkpoint, output.token_ids), SCHEMAS[schema_of(output.key)])
-        except ValueError as error:  # no JSON, or jsonschema's own
+        except (ValueError, ValidationError) as error:  # no JSON, or another value
             return f"{schema_of(output.key)}: {error}"
     if output.key % 50 == 1:
         image, question, options = asked(output.key, checkpoint)
