@@ -1,6 +1,6 @@
 """Compile every kernel of the decode step for GPUs that need not be here, and fail if one spills registers.
 
-    python -m tests.cuda_check.compile_kernels    # sm_80, sm_90 and sm_100: a quarter of an hour
+    python -m tests.cuda_check.compile_kernels    # sm_80, sm_90 and sm_100: some minutes on two cores
     python -m tests.cuda_check.compile_kernels --target 90 --shape SmolVLM-256M --rows 1
 
 Needs Triton and the assembler that comes with it. What is compiled is what `TritonDecoder` launches for
@@ -120,7 +120,7 @@ def resources(kernel, arguments, options: dict, target: GPUTarget) -> dict[str, 
 def compile_case(
     target: int, shape: str, dtype: torch.dtype, int8: bool, rows: int
 ) -> list[tuple[str, bool]]:
-    """A line for each kernel that a model of this kind launches, and whether it spills and should not."""
+    """A line for each kernel that a model of this kind launches, and whether it spills."""
     model, found, lines = make(SHAPES[shape], dtype, int8), {}, []
     for persistent in (False, True):
         found |= launches(model, rows, persistent, PROGRAMS[target])
@@ -128,11 +128,8 @@ def compile_case(
         usage = resources(*launch, GPUTarget("cuda", target, 32))
         kind = "int8" if int8 else str(dtype).removeprefix("torch.")
         line = f"sm_{target} {shape} {kind} rows {rows} {name}"
-        # Several rows of float32 in one kernel want a few registers more than there are: that is slower, not
-        # wrong, and not the default.
-        expected = (dtype, rows > 1, name) == (torch.float32, True, "whole_step")
         text = "  ".join([line, *(f"{key} {value}" for key, value in usage.items())])
-        lines.append((text, bool(usage["spilled"]) and not expected))
+        lines.append((text, bool(usage["spilled"])))
     return lines
 
 
