@@ -274,6 +274,9 @@ def test_graphs_of_replaced_weights_are_not_replayed():
     assert_as_eager(model, step, inputs, **options)
     model.float().load_state_dict({name: tensor * 0.9 for name, tensor in other.items()}, assign=True)
     assert_as_eager(model, step, inputs, **options)
+    frequencies, model.language_model._inv_freq = model.language_model._inv_freq, None
+    frequencies.fill_(7)  # as whoever gets the freed memory may do
+    assert_as_eager(model, step, inputs, **options)
 
 
 def test_proposed_tokens_are_verified(vlm, monkeypatch):

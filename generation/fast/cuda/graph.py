@@ -493,8 +493,10 @@ def fixed(kv_cache: KVCache, length: int) -> KVCache:
 
 
 def addresses(language_model) -> list[int]:
-    """Where each of its weights lies."""
-    return [tensor.data_ptr() for tensor in (*language_model.parameters(), *language_model.buffers())]
+    """Where each of its weights lies, and the frequencies, which are made anew after the model was elsewhere."""
+    frequencies = language_model.inv_freq(language_model.norm.weight.device)
+    read = (*language_model.parameters(), *language_model.buffers(), frequencies)
+    return [tensor.data_ptr() for tensor in read]
 
 
 def first_line(error: Exception) -> str:
