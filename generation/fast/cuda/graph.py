@@ -493,7 +493,7 @@ def fixed(kv_cache: KVCache, length: int) -> KVCache:
 
 
 def addresses(language_model) -> list[int]:
-    """Where each of its weights lies, and the frequencies, which are made anew after the model was elsewhere."""
+    """Where each of its weights lies, and the frequencies, which a stay on another device makes anew."""
     frequencies = language_model.inv_freq(language_model.norm.weight.device)
     read = (*language_model.parameters(), *language_model.buffers(), frequencies)
     return [tensor.data_ptr() for tensor in read]
