@@ -250,7 +250,7 @@ class TritonDecoder:
             *(like.shape[2], like.stride(0), like.stride(1), self.model.config.rms_norm_eps),
             *(1 / math.sqrt(self._width), S, TYPES[like.dtype], len(self._layers), self._splits(rows)),
             *(self._group, self._lines, triton.next_power_of_2(S.D), S.HD // 2),
-            num_warps=8 if rows == 1 or S.DT.is_fp32() else 4,  # so that no registers spill
+            num_warps=8 if rows == 1 or S.DT.is_fp32() else 4,  # float32 would spill registers
             launch_cooperative_grid=True,
         )
 
