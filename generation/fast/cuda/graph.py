@@ -114,7 +114,11 @@ class Graphs:
 
             try:
                 replay = self._record(function, shape, restore)
-            except RuntimeError as error:  # of the driver, the allocator, a kernel's compiler
+            except torch.OutOfMemoryError:  # there may be room the next time
+                restore()
+                self._pool = None  # the allocator may not take up again what it holds no graph for
+                return function
+            except RuntimeError as error:  # of the driver, the allocator's bookkeeping, a kernel's compiler
                 self.capture, self.failure = False, first_line(error)
                 restore()
         self._replays[key] = replay
@@ -185,7 +189,10 @@ class StaticCache:
             return
         if self.cache is None or kv.rows(self.cache) != rows or self.cache[0]["key"].dtype != like.dtype:
             self.cache = None  # the old memory is freed before the new one is taken
-            self.cache = kv.allocate_for(config, rows, positions, like=like)
+            try:
+                self.cache = kv.allocate_for(config, rows, positions, like=like)
+            except torch.OutOfMemoryError:  # the user's own cache serves as well
+                return
         # Tensors of their own, which live as long as the user's cache.
         for layer, target in zip(kv_cache, kv.view(self.cache, positions), strict=True):
             for name, tensor in target.items():
@@ -506,8 +513,10 @@ def fixed(kv_cache: KVCache, length: int) -> KVCache:
 
 
 def addresses(language_model) -> list[int]:
-    """Where each of its weights lies."""
-    return [tensor.data_ptr() for tensor in (*language_model.parameters(), *language_model.buffers())]
+    """Where each of its weights lies, and the frequencies, which a stay on another device makes anew."""
+    frequencies = language_model.inv_freq(language_model.norm.weight.device)
+    read = (*language_model.parameters(), *language_model.buffers(), frequencies)
+    return [tensor.data_ptr() for tensor in read]
 
 
 def first_line(error: Exception) -> str:
