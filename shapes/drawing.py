@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from functools import cache, lru_cache
+from itertools import pairwise
 from operator import attrgetter
 
 import numpy as np
@@ -66,20 +67,22 @@ def letter_edges(text, font=""):
 
 
 _STROKES = {  # each digit as lines through points, in a box of 1 by 1.4
-    "0": [[(0.5, 0), (0.1, 0.3), (0, 0.8), (0.2, 1.3), (0.5, 1.4), (0.85, 1.2), (1, 0.7), (0.85, 0.2), (0.5, 0)]],
+    "0": [[(0.5, 0), (0.1, 0.3), (0, 0.8), (0.2, 1.3), (0.5, 1.4), (0.85, 1.2), (1, 0.7), (0.85, 0.2),
+         (0.5, 0)]],
     "1": [[(0.2, 0.35), (0.6, 0), (0.6, 1.4)]],
     "2": [[(0.05, 0.35), (0.3, 0.03), (0.7, 0.03), (0.95, 0.35), (0.8, 0.7), (0, 1.4), (1, 1.4)]],
-    "3": [[(0.05, 0.15), (0.45, 0), (0.9, 0.2), (0.85, 0.5), (0.4, 0.68), (0.95, 0.9), (0.95, 1.2), (0.5, 1.4),
-           (0, 1.25)]],
+    "3": [[(0.05, 0.15), (0.45, 0), (0.9, 0.2), (0.85, 0.5), (0.4, 0.68), (0.95, 0.9), (0.95, 1.2), (0.5,
+         1.4), (0, 1.25)]],
     "4": [[(0.65, 0), (0, 0.9), (1, 0.9)], [(0.7, 0.4), (0.7, 1.4)]],
-    "5": [[(0.95, 0), (0.15, 0), (0.1, 0.6), (0.6, 0.55), (0.95, 0.85), (0.9, 1.2), (0.5, 1.4), (0, 1.25)]],
-    "6": [[(0.8, 0), (0.3, 0.35), (0.03, 0.9), (0.2, 1.3), (0.6, 1.4), (0.95, 1.1), (0.8, 0.75), (0.4, 0.7),
-           (0.06, 1.0)]],
+    "5": [[(0.95, 0), (0.15, 0), (0.1, 0.6), (0.6, 0.55), (0.95, 0.85), (0.9, 1.2), (0.5, 1.4), (0,
+         1.25)]],
+    "6": [[(0.8, 0), (0.3, 0.35), (0.03, 0.9), (0.2, 1.3), (0.6, 1.4), (0.95, 1.1), (0.8, 0.75), (0.4,
+         0.7), (0.06, 1.0)]],
     "7": [[(0, 0), (1, 0), (0.35, 1.4)]],
-    "8": [[(0.5, 0.65), (0.12, 0.35), (0.3, 0.03), (0.7, 0.03), (0.88, 0.35), (0.5, 0.65), (0.05, 1.0), (0.3, 1.38),
-           (0.7, 1.38), (0.95, 1.0), (0.5, 0.65)]],
-    "9": [[(0.92, 0.4), (0.6, 0.7), (0.2, 0.65), (0.05, 0.35), (0.3, 0.03), (0.75, 0.05), (0.95, 0.35), (0.9, 0.8),
-           (0.55, 1.4)]],
+    "8": [[(0.5, 0.65), (0.12, 0.35), (0.3, 0.03), (0.7, 0.03), (0.88, 0.35), (0.5, 0.65), (0.05, 1.0),
+         (0.3, 1.38), (0.7, 1.38), (0.95, 1.0), (0.5, 0.65)]],
+    "9": [[(0.92, 0.4), (0.6, 0.7), (0.2, 0.65), (0.05, 0.35), (0.3, 0.03), (0.75, 0.05), (0.95, 0.35),
+         (0.9, 0.8), (0.55, 1.4)]],
 }  # fmt: skip
 
 
@@ -102,7 +105,7 @@ def _rounded(points):
     """A line with each corner cut twice (Chaikin), its ends in place."""
     for _ in range(2):
         cut = [points[0]]
-        for (x1, y1), (x2, y2) in zip(points, points[1:]):
+        for (x1, y1), (x2, y2) in pairwise(points):
             cut += [
                 (0.75 * x1 + 0.25 * x2, 0.75 * y1 + 0.25 * y2),
                 (0.25 * x1 + 0.75 * x2, 0.25 * y1 + 0.75 * y2),
@@ -186,8 +189,8 @@ def outline(name, form=0.0):
 
 
 def _scales(size):
-    """What a fraction of the width, of the height, of the shorter side is in pixels, where an image is drawn as
-    it looks."""
+    """What a fraction of the width, of the height, of the shorter side (across and down) is in pixels, where
+    an image is drawn as it looks."""
     return (*size, min(size), min(size))
 
 
@@ -263,8 +266,8 @@ def render(scene, size=256):
 
 
 def object_map(scene, columns, rows=0):
-    """uint8 (rows, columns), by default a square: 0 for background, else 1 + the index of the topmost thing. The
-    image is squashed into it."""
+    """uint8 (rows, columns), by default a square: 0 for background, else 1 + the index of the topmost thing.
+    The image is squashed into it."""
     rows = rows or columns
     x_scale, y_scale = _to_fractions(scene.aspect)[2:]
     scales = (columns, rows, columns * x_scale, rows * y_scale)
@@ -302,9 +305,9 @@ def dense_map(scene, columns, rows, tile=0):
     (-1 background), dx and dy from the patch's centre to the thing's in patches,
     log(size), 1 on the patch that holds the thing's centre; on a shape's patches how many
     shapes of the scene share its name, its colour, both (0 elsewhere); the distances from the patch's centre
-    to the left, upper, right and lower edge of the thing's box, in patches, negative to the left and above, cut
-    at the edges of the patch's own square of `tile` by `tile` patches (0: the whole grid); and which letter of the
-    alphabet stands there (-1: none, or too small to tell).
+    to the left, upper, right and lower edge of the thing's box, in patches, negative to the left and above,
+    cut at the edges of the patch's own square of `tile` by `tile` patches (0: the whole grid); and which
+    letter of the alphabet stands there (-1: none, or too small to tell).
     """
     n, cell = len(scene.things), max(1, round(64 / max(columns, rows)))
     ids = object_map(scene, columns * cell, rows * cell)

@@ -1,4 +1,4 @@
-"""Drawings as strangers make them: the scenes of `sampling`, in any colours, fonts, strokes, sizes and shapes."""
+"""Drawings as strangers make them: scenes in any colours, fonts, strokes, sizes and shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is outside of the world: photographs, screenshots, charts, textures, noise, blank images, and questions.
+"""What is outside of the world: photographs, screenshots, charts, textures, noise, blanks, and questions.
 
 Photographs are cuts of those that packages carry, of others for each split. Everything else is drawn; `split`
 decides its fonts.
@@ -27,8 +27,8 @@ _PHOTOGRAPHS = {
     ),
     looks.HELDOUT: (
         "sklearn/datasets/images/flower.jpg", "skimage/data/chelsea.png", "skimage/data/rocket.jpg",
-        "skimage/data/gravel.png", "skimage/data/brick.png", "matplotlib/mpl-data/sample_data/grace_hopper.jpg",
-        "skimage/data/text.png", "skimage/data/cell.png",
+        "skimage/data/gravel.png", "skimage/data/brick.png", "skimage/data/text.png",
+        "matplotlib/mpl-data/sample_data/grace_hopper.jpg", "skimage/data/cell.png",
     ),
 }  # fmt: skip
 QUESTIONS = {

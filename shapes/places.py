@@ -18,8 +18,8 @@ DETECT = (
     "Report bbox coordinates in JSON format."
 )
 POINT = 'Locate every instance of "{t}" with points. Report point coordinates in JSON format.'
-_DETECT = (DETECT, DETECT, "Where is the {t}?", "Detect {t}.", "Detect the {t}.", "Find the {t}.", "Locate the {t}.",
-           "Draw a box around the {t}.", "Give the bounding box of the {t}.")  # fmt: skip
+_DETECT = (DETECT, DETECT, "Where is the {t}?", "Detect {t}.", "Detect the {t}.", "Find the {t}.",
+           "Locate the {t}.", "Draw a box around the {t}.", "Give the bounding box of the {t}.")  # fmt: skip
 _POINT = (POINT, POINT, "Point at the {t}.", "Point to the {t}.", "Show me the {t} with a point.")
 _MANY = (DETECT, DETECT, "Detect {t}.", "Find all {t}.", "Locate the {t}.", "Where are the {t}?")
 _MANY_POINT = (POINT, "Point at the {t}.", "Point to all {t}.")
@@ -110,7 +110,7 @@ def ask_absent(scene: Scene, rng: random.Random) -> QA | None:
 
 
 def follow_up(scene: Scene, rng: random.Random) -> list[QA]:
-    """Two turns of which the second means the thing of the first by "it"; [] where no thing is known alone."""
+    """Two turns of which the second means the first one's thing by "it"; [] where no thing is known alone."""
     known = [(t, phrases) for t, phrases in unique_phrases(scene) if t.kind == "shape"]
     if not known:
         return []
@@ -122,7 +122,8 @@ def follow_up(scene: Scene, rng: random.Random) -> list[QA]:
         article = "an" if phrase[0] in "aeiou" else "a"
         first = QA("exists", rng.choice(TEMPLATES["exists"]).format(t=f"{article} {phrase}"), "yes")
     return [first, rng.choice((
-        QA("colour", rng.choice(("What colour is it?", "And its colour?", "Which color is it?")), thing.colour),
+        QA("colour", rng.choice(("What colour is it?", "And its colour?", "Which color is it?")),
+           thing.colour),
         QA("shape", rng.choice(("What shape is it?", "And its shape?")), thing.name),
         QA("place", rng.choice(("Where is it?", "Give its box.")), boxes(scene, [thing], phrase)),
         QA("place", rng.choice(("Point at it.", "Point to it.")), points(scene, [thing], phrase)),

@@ -28,7 +28,7 @@ from shapes.world import (
 def sample_scene(rng, split="train", difficulty=1.0, makers=None):
     """A random scene. difficulty 0..1 goes from 1-3 large things far apart to the full world.
 
-    makers: of a word and of a digit, in place of the plain ones: (rng, things in all, split, shrink) -> Thing.
+    makers: of a word and of a digit, in place of plain ones: (rng, things in all, split, shrink) -> Thing.
     """
     if not 0.0 <= difficulty <= 1.0:
         raise ValueError(f"expected difficulty in 0..1, got {difficulty}")

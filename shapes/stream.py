@@ -162,8 +162,8 @@ class ShapesStream(IterableDataset):
         return most if rng.random() < 0.65 else rng.randint(1, most)
 
     def drawing_row(self, index: int, across: int, wide: bool) -> dict[str, np.ndarray]:
-        """Drawing number `index`, `across` tiles high if `wide`, else wide: its tiles with their dense targets,
-        and its packed questions. Of those for the tower alone, one part and the whole."""
+        """Drawing number `index`, `across` tiles high if `wide`, else wide: its tiles with their dense
+        targets, and its packed questions. Of those for the tower alone, one part and the whole."""
         config, images = self.config, self.images
         assert images is not None
         rng = random.Random(f"{config.split}:{config.seed}:{index}")

@@ -185,8 +185,8 @@ class DenseHead(nn.Module):
 
 
 def dense_counts(targets: Tensor) -> Tensor:
-    """How many patches there are, with a colour, with an object, how many counts, how many patches with a letter:
-    (5,). The sums in `dense_loss` are divided by these; `targets` (N, P, DENSE) are described in
+    """How many patches there are, with a colour, with an object, how many counts, and how many patches with a
+    letter: (5,). The sums in `dense_loss` are divided by these; `targets` (N, P, DENSE) are described in
     `drawing.dense_map`."""
     kind, colour, shared, letter = targets[..., 0], targets[..., 1], targets[..., 6:9], targets[..., 13]
     counts = [
