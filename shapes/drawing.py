@@ -188,14 +188,14 @@ def outline(name, form=0.0):
     )  # fmt: skip
 
 
-def _scales(size):
+def scales_of(size):
     """What a fraction of the width, of the height, of the shorter side (across and down) is in pixels, where
     an image is drawn as it looks."""
     return (*size, min(size), min(size))
 
 
-def _corners(thing, scales):
-    """Corners of a shape in pixels, not of a circle; `scales` as `_scales` has them."""
+def corners(thing, scales):
+    """Corners of a shape in pixels, not of a circle; `scales` as `scales_of` has them."""
     across, down, sx, sy = scales
     turn = math.radians(thing.angle)
     c, s, x, y = thing.size * math.cos(turn), thing.size * math.sin(turn), thing.x * across, thing.y * down
@@ -206,7 +206,7 @@ def _bounds(thing, scales):
     """(x1, y1, x2, y2) around a thing in pixels."""
     across, down, sx, sy = scales
     if thing.kind == "shape" and thing.name != "circle":
-        xs, ys = zip(*_corners(thing, scales))
+        xs, ys = zip(*corners(thing, scales))
         return min(xs), min(ys), max(xs), max(ys)
     width, height = (thing.size, thing.size) if thing.kind == "shape" else (thing.width, thing.height)
     x, y, w, h = thing.x * across, thing.y * down, width * sx / 2, height * sy / 2
@@ -227,7 +227,7 @@ def _draw_shape(draw, thing, scales, fill, line=0, colour=None):
     if thing.name == "circle":
         draw.ellipse(_bounds(thing, scales), fill=fill, outline=colour, width=line)
     else:
-        draw.polygon(_corners(thing, scales), fill=fill, outline=colour, width=line)
+        draw.polygon(corners(thing, scales), fill=fill, outline=colour, width=line)
 
 
 def _paint_shape(draw, thing, scales):
@@ -254,7 +254,7 @@ def _draw_ink(canvas, thing, scales, split):
 def render(scene, size=256):
     """The image in RGB with `size` pixels on its shorter side, drawn larger and reduced (`Scene.pen`)."""
     wide, high = (round(size * max(1.0, a)) for a in (scene.aspect, 1 / scene.aspect))
-    scales = _scales((wide * scene.pen, high * scene.pen))
+    scales = scales_of((wide * scene.pen, high * scene.pen))
     canvas = paint_background(scene.background, scales[:2])
     draw = ImageDraw.Draw(canvas)
     for thing in scene.things:

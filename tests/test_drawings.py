@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,12 +10,12 @@ import torch
 
 from data.packing import dense_mask
 from data.processor import make_processor
-from shapes import looks, object_map, outside, places, render
+from shapes import heldout, looks, object_map, outside, places, render, renderers
 from shapes.drawing import DENSE, box_of, dense_map
 from shapes.drawings import paint, random_aspect, sample_drawing, sample_words
 from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask
 from shapes.training import chat_pieces
-from shapes.world import ABSENT, NO_IMAGE, REFUSAL
+from shapes.world import ABSENT, NO_IMAGE, QA, REFUSAL, Background
 from tests.runs import shapes_processor
 
 
@@ -111,6 +112,55 @@ def phrases():
     nouns = ("circle", "square", "triangle", "diamond", "star", "cross", "shape")
     pairs = [f"{colour} {noun}" for colour in looks.COLOURS for noun in nouns]
     return [*pairs, *nouns[:-1], "word", "digit"]
+
+
+# ----------------------------------------------------------------------------------------------- held out
+def test_held_out_questions():
+    """Families in turn, the same for a seed; each right answer scores 1, and another answer less."""
+    asked = heldout.drawing_questions(2 * len(heldout.DRAWING_FAMILIES))
+    again = heldout.drawing_questions(3)
+    assert [one.qa for one in asked[:3]] == [one.qa for one in again]
+    assert asked[0].image().tobytes() == again[0].image().tobytes()
+    assert asked[0].qa != heldout.drawing_questions(1, seed=1)[0].qa
+    for one in asked:
+        assert heldout.score_drawing(one.family, one.qa, one.qa.answer) == 1.0
+        assert heldout.score_drawing(one.family, one.qa, "nonsense") == 0.0
+
+
+def test_scores_of_boxes_by_hand():
+    def said(*boxes):
+        return json.dumps([{"bbox_2d": box, "label": "star"} for box in boxes])
+
+    qa = QA("place", "", said([0, 0, 100, 100]))
+    half = said([0, 0, 100, 50])
+    assert heldout.score_drawing("box", qa, half) == 0.5
+    assert heldout.score_drawing("box at 0.5", qa, half) == 1.0
+    assert heldout.score_drawing("box at 0.5", qa, said([0, 0, 100, 49])) == 0.0
+    assert heldout.score_drawing("box", qa, said([0, 0, 100, 100], [0, 0, 9, 9])) == 0.5  # one too many
+    for malformed in ("[", "[1]", '[{"bbox_2d": [1, 2]}]', '{"bbox_2d": 3}', '[{"label": "star"}]'):
+        assert heldout.score_drawing("box", qa, malformed) == 0.0
+    point = QA("place", "", '[{"point_2d": [100, 100], "label": "star"}]')
+    near, far = (json.dumps([{"point_2d": [x, 110], "label": "star"}]) for x in (125, 126))
+    assert [heldout.score_drawing("point", point, one) for one in (near, far)] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("draw", [renderers.render_svg, renderers.render_matplotlib])
+def test_other_programs_draw_the_same_scene(draw):
+    """What is drawn differs little from Pillow's drawing."""
+    seen = 0
+    for scene, _ in drawings(40):
+        if not renderers.drawable(scene):
+            continue
+        flat = Background("plain", scene.background.first, scene.background.first)
+        filled = [replace(t, hollow=0.0, border=None) for t in scene.things]  # lines are put differently
+        scene = replace(scene, things=tuple(filled), background=flat)
+        image = draw(scene, 120)
+        own = render(scene, 120)
+        assert image.size == own.size
+        difference = np.abs(np.asarray(image, float) - np.asarray(own, float)).max(-1)
+        assert (difference > 60).mean() < 0.03
+        seen += 1
+    assert seen > 8
 
 
 # ----------------------------------------------------------------------------------------------- streams
