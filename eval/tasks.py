@@ -177,7 +177,8 @@ def drawings_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
     metric = Metric(
         "drawings",
         'Exact match after lower-casing and dropping a final dot; "describe": F1 over the things named; '
-        '"box": mean IoU; "box at 0.5": all boxes at IoU 0.5 and no others; "point": all within 25 thousandths.',
+        '"box": mean IoU; "box at 0.5": all boxes at IoU 0.5 and no others; "point": all within 25 '
+        "thousandths.",
         lambda answer, targets, fields: score_drawing(fields["family"], asked[fields["number"]].qa, answer),
     )
     samples = [

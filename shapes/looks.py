@@ -138,7 +138,7 @@ def contrast(a, b) -> float:
 
 def background(rng: random.Random, inks: list[tuple]) -> Background:
     """Of any colour from which all of the inks stand out: often white, flat oftener than not."""
-    first = (255, 255, 255)
+    first: tuple[int, ...] = (255, 255, 255)
     for _ in range(40):
         which = rng.random()
         if which < 0.35:

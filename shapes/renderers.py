@@ -7,6 +7,13 @@ from __future__ import annotations
 
 import io
 
+import resvg_py
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import Circle, PathPatch, Polygon
+from matplotlib.textpath import TextPath
+from matplotlib.transforms import Affine2D
 from PIL import Image
 
 from shapes.drawing import corners, scales_of
@@ -20,9 +27,6 @@ def drawable(scene: Scene) -> bool:
 
 def render_matplotlib(scene: Scene, size: int = 256) -> Image.Image:
     """The scene on a flat ground by matplotlib's Agg, `size` pixels on the shorter side."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Circle, PathPatch, Polygon
 
     width, height, scales = _canvas(scene, size)
     figure = Figure((width / 100, height / 100), dpi=100)
@@ -70,8 +74,6 @@ def svg(scene: Scene, size: int = 256) -> str:
 
 def render_svg(scene: Scene, size: int = 256) -> Image.Image:
     """`svg` by resvg."""
-    import resvg_py
-
     return Image.open(io.BytesIO(bytes(resvg_py.svg_to_bytes(svg_string=svg(scene, size))))).convert("RGB")
 
 
@@ -89,9 +91,6 @@ def _line(thing: Thing, side: float):
 
 def _text_path(thing: Thing, scales):
     """The outlines of a word or digit, put into its box."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
-    from matplotlib.transforms import Affine2D
 
     text = thing.name.upper() if thing.upper else thing.name
     path = TextPath((0, 0), text, size=100, prop=FontProperties(fname=thing.font))
@@ -108,8 +107,9 @@ def _svg_path(path) -> str:
     return " ".join(said)
 
 
-def _share(rgb) -> tuple[float, ...]:
-    return tuple(one / 255 for one in rgb)
+def _share(rgb) -> tuple[float, float, float]:
+    red, green, blue = rgb
+    return red / 255, green / 255, blue / 255
 
 
 def _hex(rgb) -> str:

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 from data.loader import outliving_signals
 from data.packing import Batch
 from data.processor import Processor, make_processor
+from data.smolvlm import IdeficsImages
 from data.tokenizer import build_tokenizer
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
@@ -154,6 +155,11 @@ def stream_config(config: TrainConfig) -> ShapesStreamConfig:
         vision_steps=vision_steps(config),
         vision_batch_size=config.vision_batch_size,
     )
+
+
+def images_of(processor: Processor) -> IdeficsImages | None:
+    """How a processor cuts images, if it is of the kind that `build_processor` makes."""
+    return processor.images if isinstance(processor.images, IdeficsImages) else None
 
 
 def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
@@ -355,7 +361,7 @@ class ShapesTask(Task):
                 f"--sequence-length: expected more than the {len(pieces.prefix)} positions of an image, "
                 f"got {config.sequence_length}"
             )
-        tokenizer, images = self.processor.tokenizer, self.processor.images
+        tokenizer, images = self.processor.tokenizer, images_of(self.processor)
         self.stream = ShapesStream(stream, tokenizer, pieces, ranks.rank, ranks.world_size, images)
         self.heldout = ShapesStream(heldout, tokenizer, pieces, images=images)
 
@@ -442,7 +448,7 @@ def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
     else:
         shape = model_config(config, processor.tokenizer)
     pieces = chat_pieces(processor.tokenizer, shape.tokens_per_tile)
-    stream = ShapesStream(stream_config(config), processor.tokenizer, pieces, images=processor.images)
+    stream = ShapesStream(stream_config(config), processor.tokenizer, pieces, images=images_of(processor))
     alone = vision_steps(config)
     drawn = amounts_of(stream.batch(alone))
     row = AverageRow(
