@@ -91,18 +91,15 @@ def start(settings: argparse.Namespace, host: str, port: int):
     for name in names:  # a wrong name is refused before a model is loaded
         check_model(name, None)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-    from web.guard import Hosts
-    from web.models import Models
-    from web.page import Server
-    from web.service import Service
+    from web import guard, models, page, service
 
     largest = settings.largest_model * 10**9
-    models = Models(names, settings.any_model, settings.device, settings.dtype, largest)
-    with log_if_slow("app.py", models.default):
-        first = models.open(models.default)
+    opened = models.Models(names, settings.any_model, settings.device, settings.dtype, largest)
+    with log_if_slow("app.py", opened.default):
+        first = opened.open(opened.default)
     space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name
-    hosts = Hosts(host, [*settings.allowed_host, *([space] if space else [])])
-    server = Server(Service(models), hosts, remember=not first.single_turn)
+    hosts = guard.Hosts(host, [*settings.allowed_host, *([space] if space else [])])
+    server = page.Server(service.Service(opened), hosts, remember=not first.single_turn)
     if not settings.share:
         return server, f"http://{f'[{host}]' if ':' in host else host}:{port}/"
     from gradio.networking import setup_tunnel

@@ -36,7 +36,8 @@ from benchmarks.common import (
 from benchmarks.peers import build_transformers
 from benchmarks.shapes import DTYPES, SHAPES, build_checkpoint, fill, image_tokens, words
 from generation.decoding import GenerationOptions
-from generation.scheduler import Request, Scheduler
+from generation.requests import Request
+from generation.scheduler import Scheduler
 from inference.cli import positive
 from models.checkpoints.idefics3 import stored_name
 

@@ -6,8 +6,8 @@
 
 Each section runs in a process of its own, ended at its time limit or the whole run's, so that one that
 crashes or hangs takes no other with it. Most are the other benchmarks. Each adds a line to OUTPUT/gpu.jsonl,
-its log lies beside it. What was measured becomes OUTPUT/gpu.md, the table for the pages, and the last line of
-stdout.
+its log lies beside it. What was measured becomes OUTPUT/gpu.md, after a whole run on a GPU also the table in
+docs/speed.md, and the last line of stdout.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ TOTAL, LEAST = 530, 15  # seconds of a whole run, and those without which no sec
 SLOWER = 4  # times that a CPU takes, most of them to import what a section needs
 PARITY_TOKENS, PARITY_CONTEXT = 24, 300
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # in bfloat16, dense, as their maker says
+PAGE, MARKS = ROOT / "docs/speed.md", ("<!-- gpu:", "<!-- /gpu -->")
 RECIPES = {"nanoVLM-222M": "nanovlm-222m", "nanoVLM-460M": "nanovlm-460m"}
 
 
@@ -310,6 +311,14 @@ def table(results: list[dict]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def write_page(text: str, found: dict) -> None:
+    """The table into docs/speed.md, under the name of the machine."""
+    machine = f"On one {found['gpu']}, torch {found['torch']}, transformers {found['transformers']}:"
+    begin, rest = PAGE.read_text().split(MARKS[0], 1)
+    head, rest = rest.split("\n", 1)  # what the mark says about itself
+    PAGE.write_text(f"{begin}{MARKS[0]}{head}\n{machine}\n\n{text}{MARKS[1]}{rest.split(MARKS[1], 1)[1]}")
+
+
 def main(arguments: list[str] | None = None) -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
@@ -329,6 +338,8 @@ def main(arguments: list[str] | None = None) -> int:
     results = run_all(options.device, names, options.output)
     (options.output / "gpu.md").write_text(table(results))
     print(table(results))
+    if options.device == "cuda" and not options.only and "gpu" in results[0]:
+        write_page(table(results), results[0])
     print(json.dumps({"benchmark": "gpu", "sections": results}), flush=True)
     return int(any("status" in result for result in results))
 

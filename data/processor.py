@@ -143,7 +143,8 @@ class Processor:
         """transformers' processor, for saving, made when first asked for; None for nanoVLM checkpoints."""
         if not isinstance(self.images, IdeficsImages):
             return None
-        from transformers import Idefics3ImageProcessorPil, Idefics3Processor  # takes seconds
+        from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+        from transformers.models.idefics3.processing_idefics3 import Idefics3Processor  # takes seconds
 
         tokenizer = self.tokenizer
         return Idefics3Processor(

@@ -23,7 +23,8 @@ from data.images import TiledImage, image_size
 from eval.tasks import EvalSample, EvalTask
 from generation.decoding import GenerationOptions
 from generation.prefix import FeatureCache
-from generation.scheduler import LazyRequest, Request, Scheduler, Stats
+from generation.requests import LazyRequest, Request, Stats
+from generation.scheduler import Scheduler
 from inference.answer import answer_text, encode
 from inference.checkpoint import Checkpoint, RequestError
 

@@ -40,7 +40,7 @@ from eval.lmms_results import (
     write_result,
 )
 from generation.decoding import GenerationOptions
-from generation.scheduler import LazyRequest, Request
+from generation.requests import LazyRequest, Request
 from inference.answer import answer_text, prompt_tokens, requests_for
 from inference.checkpoint import Checkpoint, RequestError
 

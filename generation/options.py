@@ -73,6 +73,7 @@ class GenerationOptions(SamplingParams):
     lookup: tokens that are looked up in prompt and answer and verified together (`generation.steps`):
         "auto" where that gives the same bits and as long as it pays, "on" always, "off" never. A single
         answer to a single prompt has them, and only by a step that can verify them.
+    constraint: makes a `generation.protocol.Constraint`, anew for each answer; None allows all tokens.
     """
 
     max_new_tokens: int = 128
@@ -81,6 +82,7 @@ class GenerationOptions(SamplingParams):
     use_cache: bool = True
     decode_step: Callable | None = None
     lookup: str = "auto"
+    constraint: Callable | None = None
 
     def __post_init__(self):
         super().__post_init__()

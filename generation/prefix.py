@@ -213,21 +213,32 @@ def read_prompt(
     return KeyedPrompt(ids, tiles, masks, known, keys)
 
 
+def first_tile(model: VisionLanguage, prompt: KeyedPrompt, reused: int) -> tuple[int, int]:
+    """The number of the first tile of which the first `reused` positions do not hold everything, and how many
+    of its features they hold."""
+    return divmod(int((prompt.keys[:reused] < 0).sum()), model.config.tokens_per_tile)
+
+
+def embed_after(model: VisionLanguage, prompt: KeyedPrompt, reused: int, features: Tensor | None) -> Tensor:
+    """Embeddings (1, L - reused, D) of the positions after the first `reused`; features (n, S, D) are of
+    the `first_tile` and all after it, or None."""
+    if features is not None:
+        place = first_tile(model, prompt, reused)[1]
+        features = features.flatten(0, 1)[place:][None]  # (n, S, D) -> (1, n · S - place, D)
+    front = len(prompt) - len(prompt.input_ids)
+    ids = kv.to_device(prompt.input_ids[None, max(0, reused - front) :], model.device)
+    return model.place_features(ids, model.language_model.embed_tokens(ids), features)
+
+
 def embed_rest(
     model: VisionLanguage, feature_cache: FeatureCache, prompt: KeyedPrompt, reused: int
 ) -> tuple[Tensor, int]:
-    """Embeddings (1, L - reused, D) of the positions after the first `reused`, and how many tiles were
-    encoded for them."""
-    features, encoded = None, 0
-    # A tile that was cut off in the middle is encoded, and its first `place` features left out.
-    tile, place = divmod(int((prompt.keys[:reused] < 0).sum()), model.config.tokens_per_tile)
+    """`embed_after` with all tiles that it needs, and how many had to be encoded for it."""
+    features, encoded, (tile, _) = None, 0, first_tile(model, prompt, reused)
     if prompt.tiles is not None and tile < len(prompt.digests):
         masks = None if prompt.masks is None else prompt.masks[tile:]
         features, encoded = feature_cache.encode(prompt.tiles[tile:], masks, prompt.digests[tile:])
-        features = features.flatten(0, 1)[place:][None]  # (N, S, D) -> (1, N · S - place, D)
-    front = len(prompt) - len(prompt.input_ids)
-    ids = kv.to_device(prompt.input_ids[None, max(0, reused - front) :], model.device)
-    return model.place_features(ids, model.language_model.embed_tokens(ids), features), encoded
+    return embed_after(model, prompt, reused, features), encoded
 
 
 @dataclass(frozen=True)

@@ -69,3 +69,16 @@ class VisionLanguage(Protocol):
     ) -> Tensor: ...
     def encode_images(self, pixel_values: Pixels, pixel_attention_mask: Tensor | None) -> Tensor: ...
     def place_features(self, input_ids: Tensor, x: Tensor, features: Tensor | None) -> Tensor: ...
+
+
+class Constraint(Protocol):
+    """What may stand in one answer, token by token."""
+
+    def mask(self, scores: Tensor) -> None:
+        """Set scores (V,), of the next token, to -inf where a token is not allowed."""
+
+    def accept(self, token_id: int) -> None:
+        """The next token is this one."""
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, none or several."""

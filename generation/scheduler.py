@@ -6,23 +6,34 @@
     for output in scheduler.run(requests):             # as they finish, not in order
         print(output.key, output.token_ids, output.stop_reason, output.error)
 
-A row that has finished leaves its slot to the next request at once. Prompts share what they have in common
-with another slot's prompt from the front, an image above all: it is encoded and prefilled once, and copied.
-Where requests run out, the rows that are left move together and the batch becomes narrower. Each request gets
-the tokens that `model.generate` gives it alone, in any order and with any number of slots (in float32; in
-16 bits rounding differs between batch sizes, as everywhere).
+or, where requests come and go at any time, as at a server:
 
-Requests are taken from their iterable only when a slot is free, so images may be loaded while iterating. A
+    scheduler.add(request)                             # while scheduler.free
+    for event in scheduler.step():                     # until scheduler.idle: NewTokens or RequestOutput
+        ...
+    scheduler.cancel(request.key)
+
+A row that has finished leaves its slot to the next request at once. Prompts share what they have in common
+with another slot's prompt or answer from the front, an image above all: it is encoded and prefilled once, and
+copied. The rows that decode stand in the first slots, so that a batch is as narrow as what there is to do.
+Each request gets the tokens that `model.generate` gives it alone, in any order and with any number of slots
+(in float32; in 16 bits rounding differs between batch sizes, as everywhere).
+
+The loop does not wait for a GPU: the tokens of a step are read while the next one runs (`LAG`). So a row that
+stops is computed once more in vain, inside its own slot.
+
+`run` takes requests from their iterable only when a slot is free, so images may be loaded while iterating. A
 `LazyRequest` may fail, and fails alone.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,131 +44,61 @@ from generation.decoding import prefill
 from generation.kv_cache import Prompt, seen_tokens
 from generation.memory import available_bytes
 from generation.options import (
-    MAX_SEED,
-    GenerationOptions,
     NotFiniteError,
     SamplingParams,
     check_integer,
     with_overrides,
 )
-from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
-from generation.protocol import Pixels, VisionLanguage
-from generation.sampling import make_seeds, sample, uniforms
-from generation.steps import DecodeStep, PromptStep, eager_step
+from generation.prefix import (
+    CacheBudget,
+    FeatureCache,
+    SlotCache,
+    embed_after,
+    first_tile,
+    read_prompt,
+)
+from generation.protocol import VisionLanguage
+from generation.requests import (
+    LazyRequest,
+    NewTokens,
+    Request,
+    RequestOutput,
+    Sequence,
+    Stats,
+    TokenLogprobs,
+)
+from generation.sampling import sample, uniforms
+from generation.steps import DecodeStep, PromptStep, RecordingStep, eager_step
 
 REQUEST_ERRORS = (ValueError, OSError)  # what may be wrong with one request; anything else ends the run
-SHARE_FROM = 32  # positions of text that are worth sharing; an image always is
 PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no more than this ...
-SMALL_PREFILL = 64  # ... or all of them are so few positions that reading the weights costs more
-LARGE_PREFILL = 2048  # positions that several prompts may have together: activations take memory
+LAG = 1  # steps of a GPU that are launched before the tokens of one are read
 _BAD = -1  # in place of a token id, where logits are not finite
 
 
-@dataclass(frozen=True, eq=False)
-class Request:
-    """One prompt and the options for its answer.
+class _Limits(NamedTuple):
+    """small: ... or all of them are so few positions that reading the weights costs more. large: positions
+    that several prompts may have together, because activations take memory."""
 
-    input_ids: (T,) int64, without padding.
-    pixel_values: (n, 3, H, W), still as bytes or not, or (1, n, 3, H, W) as processors pad them, or None.
-    pixel_attention_mask: (n, H, W) or (1, n, H, W), or None.
-    options: of one answer; for several, make a request for each with a seed of its own (`each_answer`).
-    key: comes back with the output.
-    """
-
-    input_ids: Tensor
-    pixel_values: Pixels | None = None
-    pixel_attention_mask: Tensor | None = None
-    options: GenerationOptions = field(default_factory=GenerationOptions)
-    key: Any = None
+    small: int
+    large: int
 
 
-@dataclass(frozen=True, eq=False)
-class LazyRequest:
-    """A request that is prepared when a slot is free for it. `prepare` may raise ValueError or OSError."""
-
-    key: Any
-    prepare: Callable[[], Request]
+# A GPU's are estimated: its arithmetic is ahead of its memory by about 200 positions, a CPU's by 64.
+LIMITS = {"cpu": _Limits(64, 2048), "cuda": _Limits(256, 16_384)}
 
 
-@dataclass(frozen=True)
-class RequestOutput:
-    """The answer to a request.
+class _Chosen(NamedTuple):
+    """Tokens on their way to the host: ids (k,) of k rows, and what `_logprobs` found."""
 
-    token_ids: with the stop token; empty after an error.
-    stop_reason: "stop", "length" or "error".
-    prompt_tokens: positions of the prompt, images included; 0 after an error.
-    reused_tokens: how many of them were copied from another prompt.
-    error: what was wrong with this request, or None.
-    """
-
-    key: Any
-    token_ids: list[int]
-    stop_reason: str
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    error: Exception | None = None
-
-
-def each_answer(options: GenerationOptions) -> list[GenerationOptions]:
-    """Options of `num_return_sequences` requests that get what `model.generate` gives with these options."""
-    count, seed = options.num_return_sequences, options.seed
-    seeds = [None if seed is None else (seed + answer) % MAX_SEED for answer in range(count)]
-    return [replace(options, num_return_sequences=1, decode_step=None, seed=own) for own in seeds]
-
-
-@dataclass(eq=False)
-class Sequence:
-    """A request that is being answered in a slot. `reused` positions of its prompt were copied from another.
-
-    params: what `sample` goes by; rows with equal ones are sampled together.
-    prefill_embeds: (1, L - reused, D), until the prompt is prefilled.
-    seed: set with the first random number.
-    seen: (V,) bool, the tokens so far, for a repetition penalty.
-    """
-
-    key: Any
-    options: GenerationOptions
-    params: SamplingParams
-    prompt: KeyedPrompt
-    slot: int = -1
-    reused: int = 0
-    prefill_embeds: Tensor | None = None
-    tokens: list[int] = field(default_factory=list)
-    seed: int | None = None
-    seen: Tensor | None = None
-
-    @property
-    def position(self) -> int:
-        """Where the last sampled token goes."""
-        return len(self.prompt) + len(self.tokens) - 1
-
-    def worth_sharing(self, start: int, end: int) -> bool:
-        """Whether getting positions start … end - 1 for free is worth an arrangement."""
-        return end - start >= SHARE_FROM or bool((self.prompt.keys[start:end] < 0).any())
-
-
-@dataclass
-class Stats:
-    """What a scheduler has done so far.
-
-    On a GPU `seconds` counts work where a result is read, images as part of the prefill: the device is not
-    waited for to take the time.
-    """
-
-    completed: int = 0
-    failed: int = 0
-    new_tokens: int = 0
-    prefilled: int = 0
-    reused: int = 0
-    tiles_encoded: int = 0
-    decode_steps: int = 0
-    seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("prepare", "vision", "prefill", "decode"), 0.0)
-    )
+    rows: list[Sequence]
+    ids: Tensor
+    logprobs: dict[int, tuple[Tensor, Tensor]]
+    copied: torch.cuda.Event | None
 
 
 class Scheduler:
-    """See the module's docstring. One run at a time.
+    """See the module's docstring.
 
     Args:
         model: a `VisionLanguageModel` in eval mode, whose weights do not change during a run.
@@ -165,6 +106,8 @@ class Scheduler:
         decode_step: replaces the eager one: (ids (B, 1), kv_cache, start_pos int or (B,)) -> logits (B, V),
             for every B up to `slots`.
         feature_cache: of this model, for images that come again after their slots have gone to others.
+        prefill_chunk: positions of prompts that are computed between two decode steps at most, or one tile,
+            so that a long prompt holds nobody up; None computes prompts at once.
 
     Raises CacheMemoryError (a ValueError) if the cache does not fit into memory.
     """
@@ -175,32 +118,56 @@ class Scheduler:
         slots: int = 8,
         decode_step: DecodeStep | None = None,
         feature_cache: FeatureCache | None = None,
+        prefill_chunk: int | None = None,
     ):
         check_integer("slots", slots, low=1)
-        self.model, self.slots = model, slots
+        if prefill_chunk is not None:
+            check_integer("prefill_chunk", prefill_chunk, low=1)
+        self.model, self.slots, self._chunk = model, slots, prefill_chunk
         self._step = decode_step or eager_step(model.language_model)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
+        self._limits = LIMITS.get(model.device.type, LIMITS["cpu"])
+        self.lag = LAG if model.device.type == "cuda" else 0
         self.budget = CacheBudget.of(model.language_model, slots, available_bytes(model.device))
         self.budget.check(self.budget.positions)
         self._cache = SlotCache(model.language_model, self.budget)
+        # Of each slot: the token to be fed; its position, the row's seed, how many numbers it has drawn, and
+        # the token that a recorded step has chosen, or _BAD.
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
+        self._counters = torch.zeros(4, slots, dtype=torch.int64, device=model.device)
+        self._records = isinstance(self._step, RecordingStep)
         self._running = False
         self.stats = Stats()
-        self._start()
+        self.reset()
 
     @property
     def kv_cache_bytes(self) -> int:
         """Bytes of the cache as it is now."""
         return kv.size_in_bytes(self._cache.kv_cache)
 
-    def _start(self) -> None:
-        self._cache.forget()  # the weights may change between runs
+    @property
+    def free(self) -> int:
+        """How many requests `add` takes now."""
+        return self._rows.count(None) - len(self._entered)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to do."""
+        return not (self._entered or self._launched or self._events) and self._rows == [None] * self.slots
+
+    def reset(self) -> None:
+        """Give up all requests and forget what the slots hold, as after an error or for other weights."""
+        self._cache.forget()
+        self._entered: deque[Sequence] = deque()  # without a slot yet
+        self._waiting: deque[Sequence] = deque()  # in their slots, with positions to compute; the next first
         self._rows: list[Sequence | None] = [None] * self.slots
-        self._waiting: list[Sequence] = []  # in their slots, but not prefilled
-        self._fresh: list[tuple[list[Sequence], Tensor]] = []  # prefilled, with logits (k, V), not sampled
-        self._drained = False
+        self._launched: deque[_Chosen] = deque()
+        self._events: list[NewTokens | RequestOutput] = []
         self._view: tuple[tuple[int, int, int], kv.KVCache] | None = None
-        self._start_pos: Tensor | None = None  # (B,), while the rows stay the same
+        self._replay: tuple[kv.KVCache, SamplingParams, Callable[[], None]] | None = None
+        self._counted: list[tuple[Sequence, int]] = []  # rows and positions that the counters stand at
+
+    # --------------------------------------------------------------------------------------- the loop
 
     @torch.no_grad()
     def run(self, requests: Iterable[Request | LazyRequest]) -> Iterator[RequestOutput]:
@@ -208,52 +175,72 @@ class Scheduler:
 
         Raises ValueError while another run of this scheduler goes on, and whatever the iterable raises.
         """
-        if self._running:
+        if self._running or not self.idle:
             raise ValueError("this scheduler is running already: make another one")
         self._running = True
+        self.reset()  # the weights may have changed since the last run
         try:
-            queue = iter(requests)
-            while True:
-                yield from self._admit(queue)
-                self._compact()
-                if self._rows[0] is None:
-                    return
-                yield from self._decode()
+            queue, drained = iter(requests), False
+            while not (drained and self.idle):
+                while self.free and not drained:
+                    request = next(queue, None)
+                    if request is None:
+                        drained = True
+                    else:
+                        try:
+                            self.add(request)
+                        except REQUEST_ERRORS as error:
+                            self._events.append(self._failed(request.key, error))
+                self._compute_prompts()
+                if drained or not self.free:
+                    self._decode()
+                for event in self._take_events():
+                    if isinstance(event, RequestOutput):
+                        yield event
         finally:
-            self._start()
+            self.reset()
             self._running = False
 
+    def add(self, request: Request | LazyRequest) -> None:
+        """Take a request in; one of the next steps begins with its prompt.
+
+        Raises ValueError or OSError for one that cannot be answered, and ValueError if no slot is `free`.
+        """
+        if not self.free:
+            raise ValueError(f"all {self.slots} slots are taken")
+        with self._timed("prepare"):
+            ready = request.prepare() if isinstance(request, LazyRequest) else request
+            row = self._read(ready, request.key)
+        self._view = self._replay = None  # they would keep the old buffers beside the grown ones
+        self._cache.reserve(len(row.prompt) + row.options.max_new_tokens - 1)
+        self._entered.append(row)
+
+    @torch.no_grad()
+    def step(self) -> list[NewTokens | RequestOutput]:
+        """Compute prompts, all that wait or one chunk, then a token for each row that decodes."""
+        self._compute_prompts()
+        self._decode()
+        return self._take_events()
+
+    def cancel(self, key: Any) -> bool:
+        """Give up the request with this key; nothing more comes of it. False if it has ended."""
+        self._collect(0)  # what is under way for its slot must not meet the next request there
+        for row in [*self._entered, *self._rows]:
+            if row is not None and row.key == key:
+                if row in self._entered:
+                    self._entered.remove(row)
+                else:
+                    self._leave(row)
+                self._events = [event for event in self._events if event.key != key]
+                self.stats.cancelled += 1
+                return True
+        return False
+
+    def _take_events(self) -> list[NewTokens | RequestOutput]:
+        events, self._events = self._events, []
+        return events
+
     # ------------------------------------------------------------------------------------------ prompts
-
-    def _admit(self, queue: Iterator[Request | LazyRequest]) -> Iterator[RequestOutput]:
-        """Give free slots to the next requests, until each is taken by one that goes on, or none are left."""
-        while not self._drained and None in self._rows:
-            while not self._drained and None in self._rows:
-                request = next(queue, None)
-                if request is None:
-                    self._drained = True
-                elif failed := self._enter(request):
-                    yield failed
-            self._prefill_waiting()
-            fresh, self._fresh = self._fresh, []
-            if fresh:
-                rows = [row for group, _ in fresh for row in group]
-                with self._timed("prefill"):
-                    ended = self._sample(rows, torch.cat([logits for _, logits in fresh]))
-                yield from ended
-
-    def _enter(self, request: Request | LazyRequest) -> RequestOutput | None:
-        """Put a request into a free slot, or return why it cannot be answered."""
-        try:
-            with self._timed("prepare"):
-                ready = request.prepare() if isinstance(request, LazyRequest) else request
-                row = self._read(ready, request.key)
-            self._view = None  # it would keep the old buffers beside the grown ones
-            self._cache.reserve(len(row.prompt) + row.options.max_new_tokens - 1)
-        except REQUEST_ERRORS as error:
-            return self._failed(request.key, error)
-        self._place(row)
-        return None
 
     def _read(self, request: Request, key: Any) -> Sequence:
         options = request.options
@@ -262,6 +249,8 @@ class Scheduler:
                 "a request cannot have num_return_sequences, use_cache or decode_step: "
                 "make one for each answer, and give the scheduler the decode step"
             )
+        if request.logprobs is not None:
+            check_integer("logprobs", request.logprobs, low=0, high=self.model.config.text.vocab_size)
         options = with_overrides(options, {}, self.model.config.eos_token_ids)
         prompt = read_prompt(
             self.model,
@@ -274,151 +263,330 @@ class Scheduler:
         if not options.greedy:
             values = {one.name: getattr(options, one.name) for one in fields(SamplingParams)}
             params = SamplingParams(**values | {"seed": None})
-        return Sequence(key, options, params, prompt)
+        constraint = None if options.constraint is None else options.constraint()
+        return Sequence(key, options, params, prompt, request.logprobs, constraint)
 
-    def _place(self, row: Sequence) -> None:
-        """Choose a slot for a prompt, encode its images, and copy there what it shares with another slot."""
+    def _compute_prompts(self) -> None:
+        """All prompts, or one chunk or tile of one, each in turn; rows whose prompt is complete get their
+        first token."""
+        fresh: list[tuple[list[Sequence], Tensor]] = []
+        while self._entered or self._waiting:
+            while self._entered and None in self._rows and self._place(self._entered[0]):
+                self._entered.popleft()
+            if not self._waiting:  # what has entered waits for the tokens of rows at their limit
+                break
+            if self._chunk is None:
+                for row in self._waiting:
+                    self._encode(row, None)
+                passes = [(rows, [row.missing for row in rows]) for rows in self._groups()]
+            else:
+                head = self._waiting[0]
+                self._waiting.rotate(-1)
+                passes = [] if self._encode(head, 1) else [self._chunk_of(head)]
+            for rows, lengths in passes:
+                with self._timed("prefill"):
+                    logits = self._prefill(rows, lengths)
+                complete = [index for index, row in enumerate(rows) if row.embeds is None]
+                for index in complete:
+                    self._waiting.remove(rows[index])
+                if complete:
+                    own = logits if len(complete) == len(rows) else logits[complete]
+                    fresh.append(([rows[index] for index in complete], own))
+            if self._chunk is not None:
+                break
+        if fresh:
+            with self._timed("prefill"):
+                self._launch([row for rows, _ in fresh for row in rows], torch.cat([own for _, own in fresh]))
+                self._collect(self.lag)
+
+    def _place(self, row: Sequence) -> bool:
+        """Choose a free slot for a prompt and copy there what it shares with another one; False if it waits
+        to share what is still to be computed."""
         last = len(row.prompt) - 1  # always computed, because its logits are not kept
         common = [min(shared, last) for shared in self._cache.in_common(row.prompt.keys)]
         ready = [min(shared, filled) for shared, filled in zip(common, self._cache.filled)]
-        if row.worth_sharing(max(ready), max(common)):  # with a prompt that waits: prefill that first
-            self._prefill_waiting()
-            ready = common
+        coming = max((common[other.slot] for other in self._waiting), default=0)
+        if row.worth_sharing(max(ready), coming):
+            return False
         source = max(range(self.slots), key=ready.__getitem__)
         free = [slot for slot, other in enumerate(self._rows) if other is None]
         slot = max(free, key=ready.__getitem__)
         if not row.worth_sharing(ready[slot], ready[source]):
             source = slot
-        row.reused = ready[source] if row.worth_sharing(0, ready[source]) else 0
-        with self._timed("vision"):
-            row.prefill_embeds, encoded = embed_rest(self.model, self._features, row.prompt, row.reused)
-        row.prompt = replace(row.prompt, tiles=None, masks=None)
-        self.stats.tiles_encoded += encoded
+        row.reused = row.start = ready[source] if row.worth_sharing(0, ready[source]) else 0
         self._cache.assign(slot, row.prompt.keys, source, row.reused)
+        row.tile, _ = first_tile(self.model, row.prompt, row.reused)
         row.slot, self._rows[slot] = slot, row
         self._waiting.append(row)
+        return True
 
-    def _prefill_waiting(self) -> None:
-        """Prefill the rows that wait, neighbours of similar length together."""
-        waiting, self._waiting = sorted(self._waiting, key=lambda row: row.slot), []
+    def _encode(self, row: Sequence, most: int | None) -> int:
+        """Encode up to `most` more tiles of a prompt, and make its embeddings once it has all of them.
+        Returns how many were encoded; equal ones cost nothing."""
+        prompt, encoded = row.prompt, 0
+        if row.embeds is not None:
+            return 0
+        with self._timed("vision"):
+            while (first := row.tile + len(row.features)) < len(prompt.digests) and encoded != most:
+                assert prompt.tiles is not None, "a prompt with digests has tiles"
+                some = slice(first, None if most is None else first + 1)
+                masks = None if prompt.masks is None else prompt.masks[some]
+                features, new = self._features.encode(prompt.tiles[some], masks, prompt.digests[some])
+                row.features += features.split(1)
+                encoded += new
+            if first >= len(prompt.digests):
+                rest = torch.cat(row.features) if row.features else None
+                row.embeds = embed_after(self.model, prompt, row.reused, rest)
+                row.prompt, row.features = replace(prompt, tiles=None, masks=None), []
+        self.stats.tiles_encoded += encoded
+        return encoded
+
+    def _groups(self) -> list[list[Sequence]]:
+        """The prompts that wait and are encoded, neighbours of similar length together."""
         groups: list[list[Sequence]] = []
-        for row in waiting:
+        ready = [row for row in self._waiting if row.embeds is not None]
+        for row in sorted(ready, key=lambda row: row.slot):
             if groups and groups[-1][-1].slot == row.slot - 1 and self._together([*groups[-1], row]):
                 groups[-1].append(row)
             else:
                 groups.append([row])
-        for rows in groups:
-            with self._timed("prefill"):
-                self._fresh.append((rows, self._prefill(rows)))
+        return groups
+
+    def _chunk_of(self, head: Sequence) -> tuple[list[Sequence], list[int]]:
+        """What is computed next of a prompt, or all of several short ones with it."""
+        assert self._chunk is not None
+        rows = next(rows for rows in self._groups() if head in rows)
+        return rows, [min(row.missing, self._chunk) for row in rows]
 
     def _together(self, rows: list[Sequence]) -> bool:
         """Whether one pass over these prompts, padded to the longest, is better than several."""
-        lengths = [len(row.prompt) - row.reused for row in rows]
+        lengths = [row.missing for row in rows]
+        large = self._limits.large if self._chunk is None else min(self._chunk, self._limits.large)
         if isinstance(self._step, PromptStep):  # without padding, and with the bits of prompts alone
-            return sum(lengths) <= LARGE_PREFILL
-        padded, end = len(rows) * max(lengths), max(row.reused for row in rows) + max(lengths)
-        if padded > LARGE_PREFILL or end > self._cache.capacity:
+            return sum(lengths) <= large
+        padded, end = len(rows) * max(lengths), max(row.start for row in rows) + max(lengths)
+        if padded > large or end > self._cache.capacity:
             return False
-        return padded <= SMALL_PREFILL or padded <= PADDED_AT_MOST * sum(lengths)
+        return padded <= self._limits.small or padded <= PADDED_AT_MOST * sum(lengths)
 
-    def _prefill(self, rows: list[Sequence]) -> Tensor:
-        """One pass over prompts in neighbouring slots: logits (k, V) of their last positions."""
-        lengths = tuple(len(row.prompt) - row.reused for row in rows)
-        longest, starts = max(lengths), [row.reused for row in rows]
-        embeds = [row.prefill_embeds for row in rows if row.prefill_embeds is not None]
+    def _prefill(self, rows: list[Sequence], lengths: list[int]) -> Tensor:
+        """One pass over the next `lengths` positions of rows in neighbouring slots: logits (k, V) of the last
+        of each."""
+        longest, starts = max(lengths), [row.start for row in rows]
+        embeds = [
+            row.embeds[:, :length]
+            for row, length in zip(rows, lengths, strict=True)
+            if row.embeds is not None
+        ]
         x = torch.cat([F.pad(own, (0, 0, 0, longest - own.shape[1])) for own in embeds])
-        start_pos = starts[0] if len(set(starts)) == 1 else torch.tensor(starts, device=x.device)
+        start_pos = starts[0] if len(set(starts)) == 1 else kv.to_device(torch.tensor(starts), x.device)
         end = min(max(starts) + longest, self._cache.capacity)  # no more than that is real
         cache = kv.view(self._cache.kv_cache, end, rows[0].slot, len(rows))
-        logits = prefill(self.model.language_model, Prompt(x, lengths), cache, start_pos, self._step)
-        for row, length in zip(rows, lengths):
-            row.prefill_embeds = None
-            self._cache.filled[row.slot] = len(row.prompt)
+        logits = prefill(self.model.language_model, Prompt(x, tuple(lengths)), cache, start_pos, self._step)
+        for row, length in zip(rows, lengths, strict=True):
+            assert row.embeds is not None
+            row.embeds = row.embeds[:, length:] if length < row.embeds.shape[1] else None
+            row.start += length
+            self._cache.filled[row.slot] = max(self._cache.filled[row.slot], min(row.start, len(row.prompt)))
             self.stats.prefilled += length
-            self.stats.reused += row.reused
+            self.stats.reused += row.reused if row.start == len(row.prompt) else 0
         return logits
 
     # ------------------------------------------------------------------------------------------- tokens
 
-    def _decode(self) -> Iterator[RequestOutput]:
-        """One step for all rows, which are in the first slots; yields the outputs that end with it."""
+    def _decode(self) -> None:
+        """One step for all rows that decode; without any, what is under way is read."""
+        self._compact()
+        rows = [row for row in self._rows if row is not None and row.decodes]
+        if not rows:
+            self._collect(0)
+            return
         with self._timed("decode"):
-            rows = [row for row in self._rows if row is not None]
-            cache, start_pos = self._positions(rows)
-            logits = self._step(self._tokens[: len(rows)], cache, start_pos)
+            span = [row for row in self._rows[: 1 + rows[-1].slot] if row is not None]
+            positions = [self._place_of(row) for row in span]
+            params, count = rows[0].params, len(span)
+            record = self._records and all(row.params == params and row.plain for row in rows)
+            if not record and min(positions) == max(positions):
+                start_pos: int | Tensor = positions[0]
+                self._counted = []
+            else:
+                self._count(span, positions)
+                start_pos = self._counters[0, :count]
+            cache = self._view_of(count, None if isinstance(start_pos, int) else max(positions) + 1)
+            tokens = self._tokens[:count]
             self.stats.decode_steps += 1
-            ended = self._sample(rows, logits)
-        yield from ended
+            if record:
+                assert isinstance(start_pos, Tensor)
+                self._recorded(count, cache, params)()
+                ids = self._counters[3, :count]
+                idle = len(rows) < count
+                self._push(rows, ids[self._index([row.slot for row in rows])] if idle else ids.clone(), {})
+            else:
+                logits = self._step(tokens, cache, start_pos)
+                if not isinstance(start_pos, int):
+                    self._counters[::2, :count] += 1
+                if len(rows) < count:
+                    logits = logits[self._index([row.slot for row in rows])]
+                self._launch(rows, logits)
+            self._collect(0 if any(row.constraint for row in rows) else self.lag)
 
-    def _positions(self, rows: list[Sequence]) -> tuple[kv.KVCache, int | Tensor]:
-        """What a decode step reads and where it writes; see `CachePosition.advance`."""
-        positions = [row.position for row in rows]
-        shared, longest = min(positions) == max(positions), max(positions) + 1
-        length = self._cache.capacity if shared else kv.view_length(longest, self._cache.kv_cache)
-        wanted = (len(rows), length, self._cache.capacity)
+    def _place_of(self, row: Sequence) -> int:
+        """Where a step writes in a row's slot. One that does not decode, between others that do, gets a token
+        for nothing, in a place that holds nothing yet."""
+        if row.decodes:
+            return row.position
+        place = row.position if row.launched and row.embeds is None else row.start
+        place = min(place, self._cache.capacity - 1)
+        self._cache.filled[row.slot] = min(self._cache.filled[row.slot], place)
+        return place
+
+    def _count(self, span: list[Sequence], positions: list[int]) -> None:
+        """Have the counters of these rows on the device, which counts on by itself while rows stay."""
+        if self._counted != list(zip(span, positions)):
+            seeds = [0 if row.params.greedy else row.first_seed() for row in span]
+            counters = torch.tensor([positions, seeds, [row.launched for row in span]])
+            self._counters[:3, : len(span)] = kv.to_device(counters, self.model.device)
+        self._counted = [(row, position + 1) for row, position in zip(span, positions)]
+
+    def _view_of(self, count: int, longest: int | None) -> kv.KVCache:
+        """The cache of the first `count` slots as a step reads it: as far as the longest, or all of it."""
+        capacity = self._cache.capacity
+        length = capacity if longest is None else kv.view_length(longest, self._cache.kv_cache)
+        wanted = (count, length, capacity)
         if self._view is None or self._view[0] != wanted:
-            self._view = (wanted, kv.view(self._cache.kv_cache, length, 0, len(rows)))
-        if shared:
-            self._start_pos = None
-            return self._view[1], positions[0]
-        if self._start_pos is None:
-            self._start_pos = torch.tensor(positions, device=self.model.device)
-        else:
-            self._start_pos = self._start_pos + 1
-        return self._view[1], self._start_pos
+            self._view = (wanted, kv.view(self._cache.kv_cache, length, 0, count))
+        return self._view[1]
 
-    def _sample(self, rows: list[Sequence], logits: Tensor) -> list[RequestOutput]:
-        """The next token of each row, logits (k, V); the rows that end with it leave their slots."""
+    def _recorded(self, count: int, cache: kv.KVCache, params: SamplingParams) -> Callable[[], None]:
+        """A step of the first `count` slots with its choice, recorded; asked for anew where those change."""
+        if self._replay is None or self._replay[0] is not cache or self._replay[1] != params:
+            assert isinstance(self._step, RecordingStep)
+            tokens, counters = self._tokens[:count], self._counters[:, :count]
+            choose, state = _chooser(tokens, counters, params), [self._tokens, self._counters]
+            replay = self._step.recorded(tokens, cache, counters[0], choose, state, (count, params))
+            self._replay = cache, params, replay
+        return self._replay[2]
+
+    def _launch(self, rows: list[Sequence], logits: Tensor) -> None:
+        """Choose the next token of each row, logits (k, V), without waiting for it."""
+        logprobs = {
+            index: logits[index].float().log_softmax(-1)
+            for index, row in enumerate(rows)
+            if row.logprobs is not None
+        }
+        for index, row in enumerate(rows):
+            if row.constraint is not None:
+                row.constraint.mask(logits[index])
         token = sample_rows(rows, logits)  # (k, 1)
         slots = [row.slot for row in rows]
         if slots == list(range(len(rows))):
             self._tokens[: len(rows)] = token
         else:
-            self._tokens[torch.tensor(slots, device=token.device)] = token
-        # The maximum is NaN or +inf if any logit is. This is the step's one read from the device:
-        finite = logits.amax(-1).isfinite()
-        ended = []
-        for row, token_id in zip(rows, token[:, 0].masked_fill(~finite, _BAD).tolist(), strict=True):
-            if completed := self._take(row, token_id):
-                self._rows[row.slot] = None
-                ended.append(completed)
-        if ended:
-            self._start_pos = None
-        return ended
+            self._tokens[self._index(slots)] = token
+        found = {}
+        for index, own in logprobs.items():
+            top = own.topk(rows[index].logprobs or 0)
+            found[index] = (
+                self._to_host(torch.cat((own[token[index]], top.values))),
+                self._to_host(top.indices),
+            )
+        finite = logits.amax(-1).isfinite()  # the maximum is NaN or +inf if any logit is
+        self._push(rows, token[:, 0].masked_fill(~finite, _BAD), found)
+
+    def _push(self, rows: list[Sequence], ids: Tensor, logprobs: dict[int, tuple[Tensor, Tensor]]) -> None:
+        """Send the chosen ids (k,) to the host; `_collect` reads them there."""
+        ids, copied = self._to_host(ids), None
+        if self.model.device.type == "cuda":
+            copied = torch.cuda.Event()
+            copied.record(torch.cuda.current_stream(self.model.device))
+        self._launched.append(_Chosen(rows, ids, logprobs, copied))
+        for row in rows:
+            row.launched += 1
+
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        """A copy that has arrived once what was launched so far has run; on a CPU the tensor itself."""
+        if self.model.device.type != "cuda":
+            return tensor.cpu()
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+    def _index(self, numbers: list[int]) -> Tensor:
+        return kv.to_device(torch.tensor(numbers), self.model.device)
 
     # --------------------------------------------------------------------------------------------- ends
 
-    def _take(self, row: Sequence, token_id: int) -> RequestOutput | None:
-        """Note a row's next token; its output if it ends there."""
+    def _collect(self, lag: int) -> None:
+        """Read the tokens of all steps but the last `lag`: the loop's one read from the device."""
+        while len(self._launched) > lag:
+            rows, ids, logprobs, copied = self._launched.popleft()
+            if copied is not None:
+                copied.synchronize()
+            for index, (row, token_id) in enumerate(zip(rows, ids.tolist(), strict=True)):
+                if not row.ended:
+                    self._take(row, token_id, logprobs.get(index))
+
+    def _take(self, row: Sequence, token_id: int, logprobs: tuple[Tensor, Tensor] | None) -> None:
+        """Note a row's next token, and what a constraint forces after it."""
         if token_id == _BAD:
+            self._leave(row, kept=False)
+            self._events.append(self._failed(row.key, NotFiniteError(len(row.tokens) + 1)))
+            return
+        new_ids, limit = [token_id], row.options.max_new_tokens - len(row.tokens)
+        if row.constraint is not None:
+            row.constraint.accept(token_id)
+            if token_id not in row.stop_ids:
+                new_ids += row.constraint.forced()
+                ends = [number for number, one in enumerate(new_ids, 1) if one in row.stop_ids]
+                del new_ids[min([limit, *ends]) :]
+                for forced in new_ids[1:]:
+                    row.constraint.accept(forced)
+        row.tokens += new_ids
+        reports = None
+        if logprobs is not None:
+            own, *top = logprobs[0].tolist()
+            reports = [TokenLogprobs(own, list(zip(logprobs[1].tolist(), top)))]
+            reports += [TokenLogprobs(None, [])] * (len(new_ids) - 1)
+        self._events.append(NewTokens(row.key, new_ids, reports))
+        stopped = new_ids[-1] in row.stop_ids
+        if stopped or len(row.tokens) >= row.options.max_new_tokens:
+            self._leave(row)
+            self.stats.completed += 1
+            self.stats.new_tokens += len(row.tokens)
+            reason = "stop" if stopped else "length"
+            self._events.append(RequestOutput(row.key, row.tokens, reason, len(row.prompt), row.reused))
+        elif len(new_ids) > 1:  # they are computed like a prompt
+            row.start = row.position
+            row.launched += len(new_ids) - 1
+            ids = kv.to_device(torch.tensor([new_ids]), self.model.device)
+            row.embeds = self.model.language_model.embed_tokens(ids)
+            self._waiting.append(row)
+
+    def _leave(self, row: Sequence, kept: bool = True) -> None:
+        """Give a row's slot to others, with what was computed for it."""
+        self._rows[row.slot], row.ended = None, True
+        if row in self._waiting:
+            self._waiting.remove(row)
+        if not kept:
             self._cache.clear(row.slot)
-            return self._failed(row.key, NotFiniteError(len(row.tokens) + 1))
-        row.tokens.append(token_id)
-        stopped = token_id in (row.options.stop_token_ids or ())
-        if not stopped and len(row.tokens) < row.options.max_new_tokens:
-            return None
-        self.stats.completed += 1
-        self.stats.new_tokens += len(row.tokens)
-        reason = "stop" if stopped else "length"
-        return RequestOutput(row.key, row.tokens, reason, len(row.prompt), row.reused)
+        elif row.tokens and self._cache.filled[row.slot] == len(row.prompt):
+            fed = len(row.tokens) - 1 if row.embeds is None else row.start - len(row.prompt)
+            self._cache.append(row.slot, torch.tensor(row.tokens[:fed], dtype=torch.int64))
 
     def _failed(self, key: Any, error: Exception) -> RequestOutput:
         self.stats.failed += 1
         return RequestOutput(key, [], "error", error=error)
 
     def _compact(self) -> None:
-        """Once requests have run out, move rows from the last slots into free ones before them."""
-        count = sum(row is not None for row in self._rows)
-        free = (slot for slot in range(count) if self._rows[slot] is None)
-        for source in range(count, self.slots):
+        """Move rows that decode from the last slots into free ones before them."""
+        for source in reversed(range(self.slots)):
             row = self._rows[source]
-            if row is None:
+            if row is None or not row.decodes:
                 continue
-            target = next(free)
+            if None not in self._rows[:source]:
+                return
+            target = self._rows.index(None)
             self._cache.move(source, target, row.position)
             self._tokens[target] = self._tokens[source]
             row.slot, self._rows[target], self._rows[source] = target, row, None
-            self._start_pos = None
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -427,35 +595,46 @@ class Scheduler:
         self.stats.seconds[name] += time.perf_counter() - began
 
 
+def _chooser(tokens: Tensor, counters: Tensor, params: SamplingParams) -> Callable[[Tensor], None]:
+    """What a recorded step does with its logits (B, V): the next tokens (B, 1), and the counters (4, B)."""
+    _, seeds, drawn, chosen = counters
+
+    def choose(logits: Tensor) -> None:
+        token = sample(logits, params, None if params.greedy else uniforms(seeds, drawn))
+        tokens.copy_(token)
+        chosen.copy_(token[:, 0].masked_fill(~logits.amax(-1).isfinite(), _BAD))
+        counters[::2] += 1  # positions and drawn
+
+    return choose
+
+
 def sample_rows(rows: list[Sequence], logits: Tensor) -> Tensor:
     """One token for each row, which may want different things: logits (k, V) -> (k, 1), on the device.
 
     Each row draws with the seed that `model.generate` gives it alone.
     """
     alike: dict[SamplingParams, list[int]] = {}
-    for index, row in enumerate(rows):
-        alike.setdefault(row.params, []).append(index)
+    for number, row in enumerate(rows):
+        alike.setdefault(row.params, []).append(number)
     if len(alike) == 1:  # no copy of the logits
         return _sample_alike(rows, logits)
     token = torch.empty(len(rows), 1, dtype=torch.int64, device=logits.device)
     for members in alike.values():
-        token[members] = _sample_alike([rows[index] for index in members], logits[members])
+        index = kv.to_device(torch.tensor(members), logits.device)
+        token[index] = _sample_alike([rows[member] for member in members], logits[index])
     return token
 
 
 def _sample_alike(rows: list[Sequence], logits: Tensor) -> Tensor:
     """`sample` for rows with equal parameters."""
-    params, uniform, seen = rows[0].params, None, None
+    params, uniform, seen, device = rows[0].params, None, None, logits.device
     if not params.greedy:
-        for row in rows:
-            if row.seed is None:
-                (row.seed,) = make_seeds(row.options.seed, 1, 1)
-        seeds, drawn = torch.tensor([[row.seed, len(row.tokens)] for row in rows]).T
-        uniform = uniforms(seeds, drawn).to(logits.device)
+        counts = torch.tensor([[row.first_seed(), row.launched] for row in rows]).T
+        uniform = uniforms(*kv.to_device(counts, device))
     if params.repetition_penalty != 1:
         for row in rows:
             if row.seen is None:
-                ids = row.prompt.input_ids[None].to(logits.device)
+                ids = kv.to_device(row.prompt.input_ids[None], device)
                 (row.seen,) = seen_tokens(ids, None, logits.shape[1], 1)
         seen = torch.stack([row.seen for row in rows if row.seen is not None])  # (k, V)
     token = sample(logits, params, uniform, seen)

@@ -20,7 +20,7 @@ import torch
 from data.processor import EncodedConversation
 from generation.decoding import TokenStream
 from generation.options import CacheMemoryError, GenerationOptions
-from generation.scheduler import Request, each_answer
+from generation.requests import Request, each_answer
 from generation.session import Session, SessionOutput
 from inference.checkpoint import Checkpoint, RequestError
 

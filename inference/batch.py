@@ -22,7 +22,8 @@ from data.images import TiledImage
 from data.processor import EncodedConversation
 from generation.decoding import GenerationOptions
 from generation.prefix import FeatureCache
-from generation.scheduler import LazyRequest, Request, Scheduler
+from generation.requests import LazyRequest, Request
+from generation.scheduler import Scheduler
 from inference.answer import answers_of, encode, requests_for
 from inference.batch_files import BatchFiles, Line, passed_on, read_object, read_question
 from inference.checkpoint import Checkpoint, RequestError

@@ -20,7 +20,8 @@ from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
 from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
-from generation.scheduler import Request, Scheduler, each_answer
+from generation.requests import Request, each_answer
+from generation.scheduler import Scheduler
 from generation.session import Session
 from models.config import RopeScaling
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, some_rows, tiny_vlm, words

@@ -11,7 +11,8 @@ import torch
 from generation.decoding import eager_step
 from generation.fast.quantized import pack
 from generation.options import CacheMemoryError, GenerationOptions, NotFiniteError
-from generation.scheduler import LazyRequest, Request, Scheduler
+from generation.requests import LazyRequest, Request
+from generation.scheduler import Scheduler
 from tests.invariants import run_all as run
 from tests.prompts import (
     NO_STOP,

@@ -23,7 +23,7 @@ from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
 from generation.options import GenerationOptions
 from generation.prefix import FeatureCache
-from generation.scheduler import Request
+from generation.requests import Request
 from generation.session import Session
 from tests.invariants import TOLERANCE, run_all, session_holds
 from tests.prompts import NO_STOP, TILE_BYTES, ImageBlock, inputs_of, length_of, tiny_vlm, words

@@ -20,7 +20,7 @@ from eval.run import evaluate
 from eval.statistics import score_interval
 from eval.tasks import DEFAULT_MODEL, TaskError, shapes_task
 from generation.decoding import GenerationOptions
-from generation.scheduler import Stats
+from generation.requests import Stats
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
 from shapes import heldout_questions, majority_answers

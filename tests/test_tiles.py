@@ -15,7 +15,8 @@ from PIL import Image
 from data.tiles import Tiles
 from generation.options import GenerationOptions
 from generation.prefix import FeatureCache, encode_once, first_alike
-from generation.scheduler import Request, Scheduler
+from generation.requests import Request
+from generation.scheduler import Scheduler
 from generation.session import Session
 from tests.processors import KINDS, draw_image, processor
 from tests.prompts import NO_STOP, SIDE, ImageBlock, inputs_of, record, tiny_vlm, words

@@ -116,6 +116,7 @@ def test_logits_that_are_not_finite_are_an_error():
 def test_kernels_of_a_greedy_token(vlm, monkeypatch):
     """Besides the launches of the decoder and of the choice, no operation is in the recording."""
     recorded: list = []
+    replayed: list = []
 
     class Counting(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), named=None):
@@ -128,6 +129,7 @@ def test_kernels_of_a_greedy_token(vlm, monkeypatch):
         replay = get(self, key, shape, make, state)
 
         def run():
+            replayed.append(key)
             with Counting():
                 replay()
 
@@ -139,4 +141,5 @@ def test_kernels_of_a_greedy_token(vlm, monkeypatch):
     step = GraphStep(vlm.language_model)
     list(vlm.generate_stream(**batch(1), decode_step=step, max_new_tokens=4, **NO_STOP))
     views = {torch.ops.aten.slice.Tensor, torch.ops.aten.view.default, torch.ops.aten.detach.default}
+    assert len(replayed) == 3, "a token comes from the prompt, and the others from a recording each"
     assert not set(recorded) - views

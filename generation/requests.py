@@ -1,0 +1,177 @@
+"""What a scheduler takes and gives: requests, the tokens of a step, outputs; and a request on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from generation.options import MAX_SEED, GenerationOptions, SamplingParams
+from generation.prefix import KeyedPrompt
+from generation.protocol import Constraint, Pixels
+from generation.sampling import make_seeds
+
+SHARE_FROM = 32  # positions of text that are worth sharing; an image always is
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One prompt and the options for its answer.
+
+    input_ids: (T,) int64, without padding.
+    pixel_values: (n, 3, H, W), still as bytes or not, or (1, n, 3, H, W) as processors pad them, or None.
+    pixel_attention_mask: (n, H, W) or (1, n, H, W), or None.
+    options: of one answer; for several, make a request for each with a seed of its own (`each_answer`).
+    key: comes back with the output.
+    logprobs: how many of the likeliest tokens to report with each token; None reports nothing.
+    """
+
+    input_ids: Tensor
+    pixel_values: Pixels | None = None
+    pixel_attention_mask: Tensor | None = None
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    key: Any = None
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LazyRequest:
+    """A request that is prepared when a slot is free for it. `prepare` may raise ValueError or OSError."""
+
+    key: Any
+    prepare: Callable[[], Request]
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of probabilities that the model itself gives, before temperature and filters.
+
+    logprob: of the token; None for one that a constraint forced, about which the model was not asked.
+    top: (token id, logarithm) of the likeliest tokens, the likeliest first.
+    """
+
+    logprob: float | None
+    top: list[tuple[int, float]]
+
+
+class NewTokens(NamedTuple):
+    """What a step adds to an answer, its stop token included: one token, or several that were forced.
+    `logprobs` has an entry for each if they were asked for, and is None if not."""
+
+    key: Any
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The answer to a request.
+
+    token_ids: with the stop token; empty after an error.
+    stop_reason: "stop", "length" or "error".
+    prompt_tokens: positions of the prompt, images included; 0 after an error.
+    reused_tokens: how many of them were copied from another prompt.
+    error: what was wrong with this request, or None.
+    """
+
+    key: Any
+    token_ids: list[int]
+    stop_reason: str
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    error: Exception | None = None
+
+
+def each_answer(options: GenerationOptions) -> list[GenerationOptions]:
+    """Options of `num_return_sequences` requests that get what `model.generate` gives with these options."""
+    count, seed = options.num_return_sequences, options.seed
+    seeds = [None if seed is None else (seed + answer) % MAX_SEED for answer in range(count)]
+    return [replace(options, num_return_sequences=1, decode_step=None, seed=own) for own in seeds]
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request on its way: entered, then placed in a slot and waiting, then decoding.
+
+    params: what `sample` goes by; rows with equal ones are sampled together.
+    reused: positions of its prompt that were copied from another.
+    features: of its tiles from `tile` on, as far as they are encoded; (1, S, D) each.
+    embeds: (1, n, D) of positions that wait to be computed, from `start` on.
+    launched: tokens that were chosen, though not all of them may have been read: see `tokens`.
+    seed: set with the first random number.
+    seen: (V,) bool, the tokens so far, for a repetition penalty.
+    """
+
+    key: Any
+    options: GenerationOptions
+    params: SamplingParams
+    prompt: KeyedPrompt
+    logprobs: int | None = None
+    constraint: Constraint | None = None
+    slot: int = -1
+    reused: int = 0
+    tile: int = 0
+    features: list[Tensor] = field(default_factory=list)
+    embeds: Tensor | None = None
+    start: int = 0
+    tokens: list[int] = field(default_factory=list)
+    launched: int = 0
+    ended: bool = False
+    seed: int | None = None
+    seen: Tensor | None = None
+
+    @property
+    def position(self) -> int:
+        """Where the last chosen token goes."""
+        return len(self.prompt) + self.launched - 1
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the next step chooses a token for it."""
+        return 0 < self.launched < self.options.max_new_tokens and self.embeds is None and not self.ended
+
+    def worth_sharing(self, start: int, end: int) -> bool:
+        """Whether getting positions start … end - 1 for free is worth an arrangement."""
+        return end - start >= SHARE_FROM or bool((self.prompt.keys[start:end] < 0).any())
+
+    @property
+    def missing(self) -> int:
+        """Positions that wait to be computed; their tiles are encoded."""
+        return 0 if self.embeds is None else self.embeds.shape[1]
+
+    @property
+    def plain(self) -> bool:
+        """Whether its tokens can be chosen by `sample` alone."""
+        return self.constraint is None and self.logprobs is None and self.params.repetition_penalty == 1
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return self.options.stop_token_ids or ()
+
+    def first_seed(self) -> int:
+        """The seed that `model.generate` would draw with."""
+        if self.seed is None:
+            (self.seed,) = make_seeds(self.options.seed, 1, 1)
+        return self.seed
+
+
+@dataclass
+class Stats:
+    """What a scheduler has done so far.
+
+    On a GPU `seconds` counts work where a result is read, images as part of the prefill: the device is not
+    waited for to take the time.
+    """
+
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    new_tokens: int = 0
+    prefilled: int = 0
+    reused: int = 0
+    tiles_encoded: int = 0
+    decode_steps: int = 0
+    seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("prepare", "vision", "prefill", "decode"), 0.0)
+    )

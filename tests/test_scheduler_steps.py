@@ -1,0 +1,274 @@
+"""`Scheduler.add`, `step` and `cancel`: requests that come and go at any time, prompts in chunks, tokens read
+late, constraints and probabilities."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from generation.fast.cuda.graph import GraphStep
+from generation.fast.native.step import NativeStep
+from generation.options import NotFiniteError
+from generation.requests import SHARE_FROM, NewTokens, Request, RequestOutput
+from generation.scheduler import Scheduler
+from tests.invariants import fast_step
+from tests.prompts import NO_STOP, PER_TILE, ImageBlock, tiny_vlm, words
+from tests.test_batching import assert_as_alone, request, uneven
+from tests.tiny import VOCAB
+
+
+@pytest.fixture(scope="module")
+def vlm():
+    return tiny_vlm()
+
+
+def serve(scheduler: Scheduler, requests: list[Request], arrivals: list[int] | None = None) -> dict:
+    """Outputs by key; request number n comes before step `arrivals[n]` (None: 0) or when a slot is free. What
+    steps report together is what the outputs hold."""
+    queue = sorted(zip(arrivals or [0] * len(requests), range(len(requests))))
+    tokens: dict = {one.key: [] for one in requests}
+    outputs: dict = {}
+    number = 0
+    while queue or not scheduler.idle:
+        while queue and queue[0][0] <= number and scheduler.free:
+            scheduler.add(requests[queue.pop(0)[1]])
+        for event in scheduler.step():
+            if isinstance(event, NewTokens):
+                assert event.key not in outputs
+                tokens[event.key] += event.token_ids
+            else:
+                outputs[event.key] = event
+        number += 1
+        assert number < 3000, "it never ends"
+    assert {key: output.token_ids for key, output in outputs.items()} == tokens
+    return outputs
+
+
+@pytest.mark.parametrize("kind", [None, NativeStep, GraphStep])
+@pytest.mark.parametrize("chunk", [None, 1, 7, 64])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_every_request_as_alone_whenever_it_comes(vlm, chunk, lag, kind):
+    step = None if kind is None else fast_step(vlm, kind)
+    rng = random.Random(chunk)
+    for sampled in (False, True):
+        requests = uneven()
+        if sampled:
+            more = {"temperature": 1.1, "top_p": 0.9}
+            requests = [
+                Request(
+                    one.input_ids,
+                    one.pixel_values,
+                    options=type(one.options)(**vars(one.options) | more | {"seed": number}),
+                    key=one.key,
+                )
+                for number, one in enumerate(requests)
+            ]
+        scheduler = Scheduler(vlm, 3, decode_step=step, prefill_chunk=chunk)
+        scheduler.lag = lag
+        outputs = serve(scheduler, requests, [rng.randrange(20) for _ in requests])
+        assert_as_alone(vlm, requests, outputs)
+        assert scheduler.stats.reused > 0
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_run_with_tokens_read_late(vlm, lag):
+    """Penalties and different samplers side by side, and more slots than requests."""
+    requests = [
+        request(words(key, 9), key, temperature=key % 3 / 2, seed=key, repetition_penalty=1 + key % 2 / 5)
+        for key in range(7)
+    ]
+    scheduler = Scheduler(vlm, 4)
+    scheduler.lag = lag
+    assert_as_alone(vlm, requests, {done.key: done for done in scheduler.run(requests)})
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 16])
+def test_a_long_prompt_holds_nobody_up(vlm, chunk):
+    """Between two tokens of a row at most one tile is encoded or one chunk computed, whoever comes."""
+    scheduler = Scheduler(vlm, 3, prefill_chunk=chunk)
+    scheduler.add(request(words(1, 3), "first", max_new_tokens=60, **NO_STOP))
+    while not scheduler.step():
+        pass
+    long = [ImageBlock(1), ImageBlock(2), *words(2, 150), ImageBlock(3)]
+    scheduler.add(request(long, "long", max_new_tokens=3))
+    scheduler.add(request(words(3, 40), "other", max_new_tokens=3))
+    before = scheduler.stats.prefilled, scheduler.stats.tiles_encoded
+    steps = 0
+    while not scheduler.idle:
+        events = scheduler.step()
+        now = scheduler.stats.prefilled, scheduler.stats.tiles_encoded
+        positions, tiles = now[0] - before[0], now[1] - before[1]
+        assert (positions <= chunk and not tiles) or (tiles == 1 and not positions)
+        if steps < 50:
+            assert [event for event in events if event.key == "first"]
+        before, steps = now, steps + 1
+
+
+def test_a_short_prompt_does_not_wait_for_all_of_a_long_one(vlm):
+    scheduler = Scheduler(vlm, 2, prefill_chunk=10)
+    scheduler.add(request(words(1, 300), "long", max_new_tokens=2))
+    scheduler.add(request(words(2, 5), "short", max_new_tokens=2))
+    order = []
+    while not scheduler.idle:
+        order += [event.key for event in scheduler.step() if isinstance(event, RequestOutput)]
+    assert order == ["short", "long"]
+
+
+def test_what_is_still_computed_is_waited_for_and_shared(vlm):
+    head = [ImageBlock(1), ImageBlock(2), *words(1, 60)]
+    requests = [request([*head, *words(2 + key, 3)], key) for key in range(3)]
+    scheduler = Scheduler(vlm, 3, prefill_chunk=8)
+    outputs = serve(scheduler, requests)
+    assert scheduler.stats.tiles_encoded == 2
+    worth = 2 * PER_TILE + 60 - SHARE_FROM  # nobody waits for less
+    assert [outputs[key].reused_tokens > worth for key in range(3)] == [False, True, True]
+    assert_as_alone(vlm, requests, outputs)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("chunk", [None, 6])
+def test_cancelled_at_any_step_the_others_go_on(vlm, chunk, lag):
+    requests = uneven()
+    for when in range(0, 24, 3):
+        scheduler = Scheduler(vlm, 3, prefill_chunk=chunk)
+        scheduler.lag = lag
+        queue, outputs, number, gone = list(requests), {}, 0, None
+        while queue or not scheduler.idle:
+            while queue and scheduler.free:
+                scheduler.add(queue.pop(0))
+            if number == when and gone is None:
+                running = [row.key for row in (*scheduler._entered, *scheduler._rows) if row is not None]
+                candidate, free = running[when % len(running)], scheduler.free
+                if scheduler.cancel(candidate):  # its last token may have been on its way
+                    gone = candidate
+                    assert scheduler.free > free
+                assert not scheduler.cancel(candidate) and not scheduler.cancel("unknown")
+            for event in scheduler.step():
+                assert gone is None or event.key != gone
+                if isinstance(event, RequestOutput):
+                    outputs[event.key] = event
+            number += 1
+        assert lag or gone is not None or number <= when
+        assert_as_alone(vlm, [one for one in requests if one.key != gone], outputs)
+
+
+def test_the_answer_is_part_of_what_the_next_question_finds(vlm):
+    """A conversation: prompt, answer and a new question begin with what a slot holds already."""
+    scheduler = Scheduler(vlm, 2)
+    prompt = [ImageBlock(1), *words(1, 40)]
+    first = serve(scheduler, [request(prompt, 0, max_new_tokens=30, **NO_STOP)])[0]
+    second = request([*prompt, *first.token_ids, *words(2, 5)], 1)
+    outputs = serve(scheduler, [second])
+    assert outputs[1].reused_tokens == PER_TILE + 40 + 29
+    assert_as_alone(vlm, [second], outputs)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_logits_that_are_not_finite_fail_alone(lag):
+    model, poison = tiny_vlm(), 77
+    with torch.no_grad():
+        model.language_model.embed_tokens.weight[poison] = float("nan")
+        model.language_model.lm_head.weight[poison] = 0  # no answer holds it
+    good = [request([word % poison for word in words(key, 4 + key)], key) for key in range(6)]
+    bad = request([1, 2, poison, *range(3, 40)], "bad", max_new_tokens=50)
+    scheduler = Scheduler(model, 3, prefill_chunk=9)
+    scheduler.lag = lag
+    outputs = {}
+    queue = [good[0], bad, *good[1:]]
+    while queue or not scheduler.idle:
+        while queue and scheduler.free:
+            scheduler.add(queue.pop(0))
+        outputs |= {event.key: event for event in scheduler.step() if isinstance(event, RequestOutput)}
+    assert isinstance(outputs.pop("bad").error, NotFiniteError)
+    assert_as_alone(model, good, outputs)
+
+
+def test_more_than_there_are_slots_for_is_refused(vlm):
+    scheduler = Scheduler(vlm, 2)
+    scheduler.add(request(words(1, 3), 0))
+    scheduler.add(request(words(2, 3), 1))
+    assert scheduler.free == 0
+    with pytest.raises(ValueError, match="slots"):
+        scheduler.add(request(words(3, 3), 2))
+    with pytest.raises(ValueError, match="running"):
+        next(scheduler.run([]))
+    scheduler.reset()
+    assert scheduler.idle and scheduler.free == 2 and scheduler.step() == []
+
+
+# --------------------------------------------------------------------------------- probabilities, constraints
+
+
+@pytest.mark.parametrize("top", [0, 3])
+def test_probabilities_are_the_model_s_own(vlm, top):
+    """Whatever the sampler filters out, and whoever answers beside it."""
+    plain = request(words(1, 9), 0, temperature=1.5, top_k=5, seed=1, **NO_STOP)
+    asked = Request(plain.input_ids, options=plain.options, key=1, logprobs=top)
+    scheduler = Scheduler(vlm, 3)
+    for one in (plain, asked, request(words(2, 20), 2)):
+        scheduler.add(one)
+    ids, reports = [], []
+    while not scheduler.idle:
+        for event in scheduler.step():
+            if isinstance(event, NewTokens):
+                assert (event.logprobs is None) == (event.key != 1)
+                if event.key == 1:
+                    ids += event.token_ids
+                    reports += event.logprobs
+    whole = torch.cat((plain.input_ids, torch.tensor(ids)))[None]
+    with torch.no_grad():
+        hidden, _ = vlm.language_model(vlm.language_model.embed_tokens(whole[:, :-1]))
+        expected = vlm.language_model.logits(hidden)[0, len(plain.input_ids) - 1 :].log_softmax(-1)
+    assert len(reports) == len(ids) == 12
+    for token_id, report, row in zip(ids, reports, expected):
+        assert report.logprob == pytest.approx(row[token_id].item(), abs=1e-4)
+        likeliest = row.topk(top)
+        assert [one for one, _ in report.top] == likeliest.indices.tolist()
+        assert [value for _, value in report.top] == pytest.approx(likeliest.values.tolist(), abs=1e-4)
+
+
+class Pattern:
+    """Even and odd ids by turns; after every fifth token, three that are forced."""
+
+    FORCED = (8, 9, 10)
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def mask(self, scores: torch.Tensor) -> None:
+        scores[(len(self.taken) + 1) % 2 :: 2] = -torch.inf
+
+    def accept(self, token_id: int) -> None:
+        self.taken.append(token_id)
+
+    def forced(self) -> list[int]:
+        return list(self.FORCED) if len(self.taken) % 8 == 5 else []
+
+
+@pytest.mark.parametrize("kind", [None, NativeStep, GraphStep])
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_a_constraint_holds_for_its_own_row(vlm, chunk, kind):
+    step = None if kind is None else fast_step(vlm, kind)
+    free = [request(words(key, 5 + key), key, max_new_tokens=20, **NO_STOP) for key in range(3)]
+    bound = request(words(9, 7), "bound", max_new_tokens=21, constraint=Pattern, **NO_STOP)
+    scheduler = Scheduler(vlm, 3, decode_step=step, prefill_chunk=chunk)
+    outputs = serve(scheduler, [free[0], bound, *free[1:]])
+    ids = outputs.pop("bound").token_ids
+    assert_as_alone(vlm, free, outputs)
+    assert len(ids) == 21
+    whole = bound.input_ids.tolist()
+    for number, token_id in enumerate(ids):  # what the uncached model takes among what is allowed
+        if number % 8 >= 5:
+            expected = Pattern.FORCED[number % 8 - 5]
+        else:
+            with torch.no_grad():
+                hidden, _ = vlm.language_model(vlm.language_model.embed_tokens(torch.tensor([whole])))
+                scores = vlm.language_model.logits(hidden)[0, -1]
+            pattern = Pattern()
+            pattern.taken = ids[:number]
+            pattern.mask(scores)
+            expected = int(scores.argmax())
+        assert token_id == expected < VOCAB, number
+        whole.append(token_id)
