@@ -38,7 +38,7 @@ from eval.results import (
     write_json,
 )
 from eval.rows import BOX_TOKENS, MAX_NEW_TOKENS, DataConfig, data_task
-from eval.tasks import OWN, SHAPES_QUESTIONS, EvalTask, TaskError, is_user_error, shapes_task
+from eval.tasks import OWN, SHAPES_QUESTIONS, EvalTask, TaskError, drawings_task, is_user_error, shapes_task
 from inference.checkpoint import Checkpoint, RequestError, open_checkpoint, pick_device
 from inference.cli import log_if_slow
 from inference.locks import only_writer
@@ -180,8 +180,9 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
     tasks = []
     if settings.data:
         tasks.append(_data_task(settings))
-    elif settings.tasks != official:
-        tasks.append(shapes_task(settings.limit or SHAPES_QUESTIONS, settings.seed or 0))
+    for name, make in (("shapes", shapes_task), ("drawings", drawings_task)):
+        if name in settings.tasks:
+            tasks.append(make(settings.limit or SHAPES_QUESTIONS, settings.seed or 0))
     for task in tasks:
         task.check()
     if official:
@@ -195,7 +196,7 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
     model = _as_folder(settings.model)
     for task in tasks:
         output = settings.output or Path("runs/eval") / f"{_as_folder(task.name)}-{model}"
-        if settings.output and official:
+        if settings.output and len(settings.tasks) > 1:
             output = settings.output / _as_folder(task.name)
         _run_own(task, checkpoint, settings, ranks, output)
     output = settings.output or Path("runs/eval") / model
