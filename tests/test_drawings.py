@@ -15,7 +15,7 @@ from shapes.drawing import DENSE, box_of, dense_map
 from shapes.drawings import paint, random_aspect, sample_drawing, sample_words
 from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask
 from shapes.training import chat_pieces
-from shapes.world import ABSENT, NO_IMAGE, QA, REFUSAL, Background
+from shapes.world import ABSENT, COLOURS, NO_IMAGE, QA, REFUSAL, Background
 from tests.runs import shapes_processor
 
 
@@ -110,7 +110,7 @@ def test_what_is_absent_is_absent():
 def phrases():
     """Everything that may be asked for, the longest first."""
     nouns = ("circle", "square", "triangle", "diamond", "star", "cross", "shape")
-    pairs = [f"{colour} {noun}" for colour in looks.COLOURS for noun in nouns]
+    pairs = [f"{colour} {noun}" for colour in COLOURS for noun in nouns]
     return [*pairs, *nouns[:-1], "word", "digit"]
 
 
