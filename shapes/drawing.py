@@ -14,7 +14,7 @@ from operator import attrgetter
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from shapes.world import COLOURS, DIGITS
+from shapes.world import COLOURS
 
 
 @cache
@@ -360,6 +360,3 @@ def _mark_letters(dense, word, box, patches, columns):
     at = np.searchsorted(letter_edges(text, word.font), (patches % columns + 0.5 - box[0]) / width)
     inside = at < len(text)
     dense[patches[inside], 13] = [ord(word.name[i]) - ord("a") for i in at[inside]]
-
-
-assert set(_STROKES) == set(DIGITS)
