@@ -11,11 +11,11 @@ import torch
 from data.packing import dense_mask
 from data.processor import make_processor
 from shapes import heldout, looks, object_map, outside, places, render, renderers
-from shapes.drawing import DENSE, box_of, dense_map
+from shapes.drawing import DENSE, box_of, dense_map, stroke_mask
 from shapes.drawings import paint, random_aspect, sample_drawing, sample_words
 from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask
 from shapes.training import chat_pieces
-from shapes.world import ABSENT, COLOURS, NO_IMAGE, QA, REFUSAL, Background
+from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, Background
 from tests.runs import shapes_processor
 
 
@@ -36,6 +36,13 @@ def test_what_is_held_out_is_not_trained_on():
             seen |= {t.strokes % 2 for t in scene.things if t.strokes >= 0}
             assert {t.font for t in scene.things if t.font} <= set(looks.fonts(split))
     assert strokes == {"train": {0}, "heldout": {1}}
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_every_colour_and_digit_can_be_drawn(split):
+    rng = random.Random(0)
+    assert all(len(looks.colour(rng, name, split)) == 3 for name in COLOURS)
+    assert all(stroke_mask(digit, 1).getbbox() for digit in DIGITS)
 
 
 def test_the_same_seed_draws_the_same():
