@@ -10,13 +10,16 @@ import torch
 
 from data.packing import dense_mask
 from data.processor import make_processor
-from shapes import heldout, looks, object_map, outside, places, render, renderers
-from shapes.drawing import DENSE, box_of, dense_map, stroke_mask
-from shapes.drawings import paint, random_aspect, sample_drawing, sample_words
-from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask
-from shapes.training import chat_pieces
-from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, Background
 from tests.runs import shapes_processor
+
+LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
+
+from shapes import heldout, looks, object_map, outside, places, render, renderers  # noqa: E402
+from shapes.drawing import DENSE, box_of, dense_map, stroke_mask  # noqa: E402
+from shapes.drawings import paint, random_aspect, sample_drawing, sample_words  # noqa: E402
+from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask  # noqa: E402
+from shapes.training import chat_pieces  # noqa: E402
+from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, Background  # noqa: E402
 
 
 def drawings(count, split="train"):
