@@ -3,6 +3,7 @@
 #   make answer                                          # the embedded model on the example picture
 #   make answer IMAGE=photo.jpg QUESTION="How many?"
 #   make demo                                            # ask in the browser
+#   make serve                                           # answer programs, in OpenAI's protocol
 #   make test
 #   make cuda-check                                      # what can be known about CUDA without a GPU: installs 5 GB
 #   make soak                                            # damaged inputs, kills and load, for an hour
@@ -20,7 +21,7 @@ CUDA_INSTALLED := $(CUDA_VENV)/requirements.installed
 
 export IMAGE QUESTION
 
-.PHONY: answer demo test types tests-of-training other-tests cuda-check soak train clean
+.PHONY: answer demo serve test types tests-of-training other-tests cuda-check soak train clean
 
 answer: $(INSTALLED)
 	@$(PY) generate.py $${IMAGE:+"$$IMAGE"} $${QUESTION:+-q "$$QUESTION"} </dev/null
@@ -28,11 +29,14 @@ answer: $(INSTALLED)
 demo: $(INSTALLED)
 	@$(PY) app.py
 
+serve: $(INSTALLED)
+	@$(PY) serve.py
+
 # Two at a time, of about the same length: what trains, evaluates and serves with the commands of the docs,
 # and everything else.
 TRAINING := $(sort $(wildcard tests/test_train*.py tests/test_eval*.py)) tests/test_docs_commands.py \
     tests/test_finetune.py tests/test_launch.py tests/test_loader.py tests/test_locks.py \
-    tests/test_page_guard.py tests/test_page_models.py tests/test_served.py
+    tests/test_page_guard.py tests/test_page_models.py tests/test_serve.py tests/test_served.py
 
 test: $(INSTALLED)
 	$(PY) -m ruff check .
@@ -64,6 +68,7 @@ soak: $(INSTALLED)
 	$(PY) -m tests.soak.kills
 	$(PY) -m tests.soak.load
 	$(PY) -m tests.soak.drafts
+	$(PY) -m tests.soak.schemas
 
 train: $(INSTALLED)
 	$(PY) train.py

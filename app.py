@@ -12,11 +12,9 @@ sentence if it cannot start. It also runs as a Hugging Face Space: see the READM
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import secrets
 import signal
-import socket
 import sys
 import webbrowser
 from pathlib import Path
@@ -24,7 +22,7 @@ from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 from data.errors import one_line
-from inference.cli import DTYPES, Parser, check_model, device, dtype, log_if_slow, positive
+from inference.cli import DTYPES, Parser, address, check_model, device, dtype, listen, log_if_slow, positive
 
 # What imports torch or gradio is imported inside functions: --help and a wrong argument answer at once.
 
@@ -64,22 +62,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def listen(host: str, port: int | None) -> socket.socket:
-    """A socket on `port`, or else on the first free one. Raises OSError or ValueError without one."""
-    if port is not None and not 0 < port < 2**16:
-        raise ValueError(f"--port: expected 1 to 65535, got {port}")
-    last = port or FIRST_PORT + PORTS - 1
-    for number in range(port or FIRST_PORT, last + 1):
-        try:
-            family, *_, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
-            return socket.create_server(address[:2], family=family)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise OSError(f"cannot listen on {host}, port {number}: {error}") from None
-    taken = f"port {port} is" if port else f"ports {FIRST_PORT} to {last} are"
-    raise OSError(f"{taken} in use on {host}: give another --port")
-
-
 def has_screen() -> bool:
     screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     return screen and sys.stdout.isatty()
@@ -101,7 +83,7 @@ def start(settings: argparse.Namespace, host: str, port: int):
     hosts = guard.Hosts(host, [*settings.allowed_host, *([space] if space else [])])
     server = page.Server(service.Service(opened), hosts, remember=not first.single_turn)
     if not settings.share:
-        return server, f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        return server, address(host, port)
     from gradio.networking import setup_tunnel
 
     url = setup_tunnel(host, port, secrets.token_urlsafe(32), None, None)
@@ -114,7 +96,8 @@ def run(settings: argparse.Namespace) -> int:
     with TemporaryDirectory(prefix="ocelli-page-", ignore_cleanup_errors=True) as uploads:
         os.environ["GRADIO_TEMP_DIR"] = uploads
         try:
-            listening = listen(settings.host, settings.port)
+            ports = (FIRST_PORT, FIRST_PORT + PORTS - 1) if settings.port is None else (settings.port,)
+            listening = listen(settings.host, *ports)
             server, url = start(settings, settings.host, listening.getsockname()[1])
         except (ValueError, OSError) as error:  # what users get wrong are all ValueErrors
             note(f"error: {one_line(error)}")

@@ -5,7 +5,9 @@
     python generate.py photo.jpg -q "What is this?" -q "Where is it?" --json
     python generate.py a.png b.png -q "What differs?" --model HuggingFaceTB/SmolVLM-256M-Instruct
     python generate.py photo.jpg --num-answers 3 --temperature 0.8 --stats
+    python generate.py photo.jpg "Is it raining?" --choices yes,no
     python generate.py photo.jpg -q "What is it?" --show-attention where.png --method occlusion
+    python generate.py photo.jpg --detect "red circle" --point "the star" --show-boxes boxes.png
     python generate.py --chat photo.jpg
     curl -s https://example.org/photo.jpg | python generate.py - "What is this?"
     echo "What is this?" | python generate.py photo.jpg
@@ -64,7 +66,7 @@ def read_request(args: argparse.Namespace) -> tuple[GenerationOptions, list[str]
     piped = cli.read_stdin_image(ImageLimits().max_bytes) if cli.STDIN in names else b""
     images = [load_image(piped, name=name) if name == cli.STDIN else load_image(name) for name in names]
     questions = args.questions
-    if not (questions or args.chat or piped):
+    if not (questions or args.chat or piped or args.detect or args.point):
         questions = cli.read_stdin_questions()
     return options, names, images, questions
 
@@ -75,12 +77,15 @@ def load(args: argparse.Namespace, answers: int, images: int):
 
     with cli.log_if_slow("generate.py", args.model):
         checkpoint = open_checkpoint(args.model, args.revision, args.device, args.dtype)
-    if args.compile == "off" or not args.cache:
-        return checkpoint
-    steps = None if args.compile == "on" else answers * args.max_new_tokens
-    checkpoint = checkpoint.compiled(steps, None if args.compile == "on" else images)
-    if checkpoint.eager_in_vain(steps):
-        log(f"decode step {checkpoint.decode_step_name}")
+    if args.compile != "off" and args.cache:
+        steps = None if args.compile == "on" else answers * args.max_new_tokens
+        checkpoint = checkpoint.compiled(steps, None if args.compile == "on" else images)
+        if checkpoint.eager_in_vain(steps):
+            log(f"decode step {checkpoint.decode_step_name}")
+    if args.prefix_cache is not None:
+        from inference.prefix_files import with_prefixes
+
+        checkpoint = with_prefixes(checkpoint, args.prefix_cache)
     return checkpoint
 
 
@@ -89,8 +94,15 @@ def answer_questions(args: argparse.Namespace) -> None:
     options, names, images, questions = read_request(args)
     from inference import answer, draft
 
+    locator = None
+    if args.json or args.detect or args.point or args.show_boxes:
+        from inference.boxes import Locator
+
+        locator = Locator(args, images, questions, log)
+        questions = locator.questions
     questions = questions or [DEFAULT_QUESTION]
     checkpoint = load(args, len(questions), len(images))
+    options = cli.constrained(options, args.grammar, checkpoint)
     if args.show_attention is not None:
         from inference.attribution import attention, draw
 
@@ -99,13 +111,11 @@ def answer_questions(args: argparse.Namespace) -> None:
     replies = ask_each(checkpoint, images, questions, options, args.system)
     for number, (question, reply) in enumerate(zip(questions, replies, strict=True)):
         if number == 0:
-            cli.log_unused(args, log)
-            if not args.json:
-                log_defaults(args, questions[0])
+            cli.log_defaults(args, question, str(EXAMPLE_IMAGE.relative_to(ROOT)), log)
         if len(questions) > 1 and not args.json:
             print(f"> {question}", flush=True)
         about = {"model": args.model, "images": names, "question": question, "seed": options.seed}
-        result = show(reply, about, args)
+        result = show(reply, about, args, locator)
         if args.stats:
             print(cli.stats_table(result, args.model), file=sys.stderr)
         if args.show_attention is not None:
@@ -113,29 +123,24 @@ def answer_questions(args: argparse.Namespace) -> None:
             log(f"{args.show_attention}: where it looked, word by word")
 
 
-def show(reply, about: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dict[str, Any]:
     """Print the answers of a reply, a single one while it is made. Returns the result, without `about`."""
     pieces = reply.after_draft(not args.json, args.json or args.stats) if args.draft else reply
-    if args.num_answers == 1 and not args.json:
+    if args.num_answers == 1 and locator is None:
         for _, piece in pieces:
             print(piece, end="", flush=True)
         print(flush=True)
     result = reply.finish()
+    if locator is not None:
+        result |= locator.locate(result["answers"][0])
     if args.json:
         print(to_json(about | result), flush=True)
+    elif locator is not None:
+        print(locator.text(result["answers"][0]), flush=True)
     elif args.num_answers > 1:
         for number, answer in enumerate(result["answers"], 1):
             print(f"{number}. {answer}", flush=True)
     return result
-
-
-def log_defaults(args: argparse.Namespace, question: str) -> None:
-    """Log what was used in place of a missing image or question."""
-    if not args.questions or not (args.images or args.no_image):
-        images = args.images or ["no image" if args.no_image else EXAMPLE_IMAGE.relative_to(ROOT)]
-        log(f"{', '.join(map(str, images))}: {question}")
-    if args.num_answers > 1 and args.temperature == 0:
-        log("all answers are the same, the most likely one: give a --temperature to get different ones")
 
 
 def chat(args: argparse.Namespace) -> int:
@@ -144,6 +149,7 @@ def chat(args: argparse.Namespace) -> int:
     from inference.chat import Chat
 
     checkpoint = load(args, CHAT_ANSWERS, CHAT_ANSWERS)
+    options = cli.constrained(options, args.grammar, checkpoint)
     cli.log_unused(args, log)
     if names != args.images:
         log(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
@@ -160,13 +166,15 @@ def answer_batch(args: argparse.Namespace) -> int:
     # What answers depend on besides model, images and question; a seed that was drawn is not part of it.
     names = ("revision", "system", "max_new_tokens", "num_answers", "temperature", "top_k", "top_p", "min_p",
              "repetition_penalty", "seed")  # fmt: skip
-    files = BatchFiles(args.batch, args.out, args.model, {name: vars(args)[name] for name in names})
+    settings = {name: vars(args)[name] for name in [*names, *(["grammar"] if args.grammar else [])]}
+    files = BatchFiles(args.batch, args.out, args.model, settings)
     cli.log_unused(args, log)
     from inference.batch import Summary, run_batch
 
     summary, step = Summary(skipped=files.total), ""
     if files.missing:
         checkpoint = load(args, -(-len(files.missing) * args.num_answers // batch_size), len(files.missing))
+        options = cli.constrained(options, args.grammar, checkpoint)
         summary = run_batch(files, checkpoint, options, args.system, batch_size, log=log)
         step = f"; decode step: {checkpoint.decode_step_name}"
     log(f"{summary}: {args.out}")

@@ -2,19 +2,25 @@
 
     python -m benchmarks.prefix                                  # 16 answers; 20 questions; 17 tiles
     python -m benchmarks.prefix --precision bfloat16 --peer-calls 4
+    python -m benchmarks.prefix --precision int8 --folder /tmp/prefixes  # on the disk to be measured
     python -m benchmarks.prefix --quick
 
 Measured: the cost of the prompt with 16 answers against that with one; 20 short questions about one image
 through a `Session`, against our model without one and against as many calls of transformers' generate. The
 session gives the same answers (in float32; with fewer bits a prefill in two pieces rounds differently). Calls
 that cost the same may be measured in part (--peer-calls) and are scaled up; the table says how many were
-made. Each system runs in a process of its own, all in turn; the last line is JSON.
+made. Then the first token of another question about an image, from the bytes of its tiles on: computed, with
+what was kept in memory, and, as after a restart, from files, which the system has in memory or reads from the
+disk. Each system runs in a process of its own, all in turn; the last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 
@@ -30,8 +36,12 @@ from benchmarks.common import (
 )
 from benchmarks.peers import build_transformers
 from benchmarks.shapes import DTYPES, build_checkpoint, prompt, prompt_tokens
+from data.tiles import Tiles
+from generation.prefix_store import PrefixStore
 from generation.session import Session
 from inference.cli import positive
+from inference.prefix_files import PrefixFolder
+from models.vision_language_model import VisionLanguageModel
 
 COLUMNS = {
     "what": "what",
@@ -40,7 +50,7 @@ COLUMNS = {
     "prompt_tokens": "prompt:,",
     "measured_calls": "calls",
     "seconds": "seconds:.3f",
-    "ratio": "ratio:.2f",
+    "ratio": "ratio:.4f",
     "equal_answers": "equal",
 }
 
@@ -52,6 +62,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--answers", type=positive, default=16, metavar="N", help="answers to one prompt (default 16)")
     add("--questions", type=positive, default=20, metavar="N", help="questions about one image (default 20)")
     add("--tokens", type=positive, default=8, metavar="N", help="tokens of each answer (default 8)")
+    add("--folder", metavar="DIR", help="where prefixes are kept (default: the folder for temporary files)")
     add("--peer-calls", type=positive, metavar="N", help="calls that are measured (default: all questions)")
     settings = parser.parse_args(arguments)
     if settings.quick:
@@ -65,7 +76,8 @@ def make_jobs(settings: argparse.Namespace, setup: dict) -> list[dict]:
     if setup["system"] == "transformers":
         return [alone]
     session = {"what": "session", "questions": settings.questions}
-    return [alone, session, *({"what": "answers", "answers": count} for count in (1, settings.answers))]
+    answers = [{"what": "answers", "answers": count} for count in (1, settings.answers)]
+    return [alone, session, *answers, {"what": "restart"}]
 
 
 def make_handler(setup: dict) -> Handler:
@@ -97,6 +109,8 @@ def make_handler(setup: dict) -> Handler:
             sampled = {"num_return_sequences": job["answers"], "temperature": 1.0, "seed": 0}
             generated = model.generate_detailed(**prompts(1)[0], **options, **sampled)
             return {"seconds": generated.seconds["vision"] + generated.seconds["prefill"]}
+        if job["what"] == "restart":
+            return first_tokens(model, options | {"max_new_tokens": 1}, setup)
         all_inputs, start = prompts(job["questions"]), now(device)
         system = model if job["what"] == "alone" else Session(model)
         answers = [system.generate_detailed(**inputs, **options) for inputs in all_inputs]
@@ -106,9 +120,42 @@ def make_handler(setup: dict) -> Handler:
     return handle
 
 
+def first_tokens(model: VisionLanguageModel, options: dict, setup: dict) -> dict[str, float]:
+    """Seconds until a question about an image has its first token; the files are on the disk of `folder`."""
+    device, size = setup["device"], model.config.vision.image_size
+    shape = (setup["tiles"], 3, size, size)
+    codes = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    values = torch.linspace(-1, 1, 256).repeat(3, 1)
+
+    def ask(question: int, prefixes: PrefixStore | None) -> float:
+        ids = prompt(setup["shape"], setup["tiles"], question, device)["input_ids"]
+        tiles = Tiles.of(codes, values)  # whose digests nobody has taken
+        start = now(device)
+        Session(model, prefixes=prefixes).generate_detailed(ids, tiles, **options)
+        return now(device) - start
+
+    def in_files() -> PrefixStore:
+        return PrefixStore(model, files=PrefixFolder(folder), identity=b"random weights")
+
+    seconds = {"computed": ask(0, None)}
+    with tempfile.TemporaryDirectory(dir=setup["folder"]) as folder:
+        store = in_files()
+        ask(0, store)
+        store.close()
+        seconds["in memory"] = ask(1, store)
+        seconds["in files"] = ask(1, in_files())
+        if sys.platform == "linux":
+            for path in Path(folder).iterdir():
+                with path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            seconds["on the disk"] = ask(1, in_files())
+    return seconds
+
+
 def make_rows(settings: argparse.Namespace, ours: list[list[dict]], theirs: list[dict]) -> list[dict]:
     """Args: the replies of our model, as `make_jobs` orders them, and of transformers'."""
-    alone, session, one, many = (median(reply["seconds"] for reply in job) for job in ours)
+    alone, session, one, many = (median(reply["seconds"] for reply in job) for job in ours[:4])
+    first = {name: median(reply[name] for reply in ours[4]) for name in ours[4][0]}
     equal = [a == b for a, b in zip(ours[0][0]["token_ids"], ours[1][0]["token_ids"])]
     scale, questions = settings.questions / settings.peer_calls, f"{settings.questions} questions"
     lines = [
@@ -120,6 +167,8 @@ def make_rows(settings: argparse.Namespace, ours: list[list[dict]], theirs: list
     if theirs:
         seconds = scale * median(reply["seconds"] for reply in theirs)
         lines.append((questions, "transformers", seconds, session, settings.peer_calls))
+    computed = first["computed"]
+    lines += [("first token", f"ours, {name}", value, computed, 1) for name, value in first.items()]
     shared = {key: getattr(settings, key) for key in ("precision", "device", "shape", "tiles")}
     shared |= {"prompt_tokens": prompt_tokens(settings.shape, settings.tiles)}
     rows = []
@@ -133,7 +182,7 @@ def make_rows(settings: argparse.Namespace, ours: list[list[dict]], theirs: list
 def main(arguments: list[str] | None = None) -> int:
     settings = parse_arguments(arguments)
     systems = ["ours", "transformers"] if settings.precision in DTYPES else ["ours"]
-    shared = shared_setup(settings, "precision", "tiles", "tokens")
+    shared = shared_setup(settings, "precision", "tiles", "tokens", "folder")
     setups = [{"system": system, **shared} for system in systems]
     replies, failed = take_turns(
         make_handler, setups, lambda setup: make_jobs(settings, setup), settings.rounds, together=True

@@ -136,6 +136,13 @@ def start_server(
         time.sleep(0.2)
 
 
+def model_name(system: str, address: str, model: Path) -> str:
+    """What requests call the model: ours lists it, transformers takes the folder that it was started with."""
+    if system == "transformers":
+        return str(model)
+    return httpx.get(address + "/models", trust_env=False).json()["data"][0]["id"]
+
+
 @dataclass
 class Asked:
     """What came of one request: seconds to its first word, and the text."""
@@ -210,16 +217,20 @@ def main(arguments: list[str] | None = None) -> int:
         model = EMBEDDED if embedded else write_shape(settings.model, Path(folder))
         expected = expected_texts(model, images, settings)
         servers: dict[str, tuple[subprocess.Popen, str]] = {}
+        names: dict[str, str] = {}
         found: dict[str, list[tuple[float, list[Asked]]]] = {system: [] for system in settings.systems}
         try:
             for system in settings.systems:
                 servers[system] = start_server(system, model, settings, Path(folder) / f"{system}.log")
+                names[system] = model_name(system, servers[system][1], model)
                 warm_up = argparse.Namespace(**vars(settings) | {"clients": 1, "questions": 1})
-                asyncio.run(measure(servers[system][1], str(model), urls, warm_up))
+                asyncio.run(measure(servers[system][1], names[system], urls, warm_up))
             for number in range(settings.rounds):
                 for system in settings.systems:
                     print(f"round {number + 1}/{settings.rounds}: {system}", file=sys.stderr)
-                    found[system].append(asyncio.run(measure(servers[system][1], str(model), urls, settings)))
+                    found[system].append(
+                        asyncio.run(measure(servers[system][1], names[system], urls, settings))
+                    )
         finally:
             for process, _ in servers.values():
                 process.terminate()

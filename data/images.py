@@ -152,7 +152,8 @@ def describe(source: Any) -> str:
 
 
 # -------------------------------------------------------------------------------------------- to bytes
-def _read(source: Any, limits: ImageLimits, name: str) -> bytes:
+def read_bytes(source: Any, limits: ImageLimits, name: str) -> bytes:
+    """The bytes of what `load_image` takes, except images and arrays, within `max_bytes`."""
     if isinstance(source, str) and source[:5].lower() == "data:":
         data: Any = _read_data_url(source, limits, name)
     elif isinstance(source, str) and source[:8].lower().startswith(("http://", "https://")):
@@ -287,7 +288,7 @@ def _open(source: Any, limits: ImageLimits, name: str) -> tuple[Image.Image, int
     if isinstance(source, Image.Image):
         check_size(source.width, source.height, limits, name)
         return source, 1 if source.format == "TIFF" else _orientation(source, b"")
-    data = _read(source, limits, name)
+    data = read_bytes(source, limits, name)
     formats = _formats(data, name)
     try:
         with warnings.catch_warnings():  # of large images and broken tags: what counts is said here

@@ -5,6 +5,7 @@
 | `messages`, `images` | TRL; {"type": "image"} parts take `images` in order |
 | `prompt` and `completion`, `images` | TRL; messages as above, or the user's and the assistant's text |
 | `texts` of {"user", "assistant"}, `images`, rating columns | the_cauldron, FineVision |
+| `ref` and `bbox`, or `objects`, with an image | RefCOCO, COCO, LVIS; see `data.box_rows` |
 | `question`, `answer`, `image` or `images` | everything else |
 
 Rows may lack images, but if none of the first rows has one, the recipe must say so (`find_images`). Numbers
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data.box_rows import BoxRows
 from data.errors import BadRow, DatasetError
 
 # Why a row was left out. States of runs hold these words.
@@ -28,8 +30,15 @@ BROKEN_IMAGE, EMPTY_TEXT, BAD_CONVERSATION = "broken image", "empty text", "bad 
 PLACEHOLDERS, TOO_MANY_TILES, TOO_LONG = "images and placeholders differ", "too many tiles", "too long"
 BAD_RATING, OUTSIDE = "bad rating", "image outside of the dataset's folder"
 
-COLUMNS = ("messages", "prompt", "completion", "texts", "question", "answer", "images", "image")
-_TEXT_COLUMNS = (("messages",), ("prompt", "completion"), ("texts",), ("question", "answer"))
+COLUMNS = (
+    *("messages", "prompt", "completion", "texts", "question", "answer", "images", "image"),
+    *("ref", "bbox", "objects"),
+)
+_OF_BOXES = (("ref", "bbox"), ("objects",))
+_TEXT_COLUMNS = (
+    *(("messages",), ("prompt", "completion"), ("texts",), _OF_BOXES[0], ("question", "answer")),
+    _OF_BOXES[1],
+)
 _ROLES = {"prompt": "user", "completion": "assistant"}  # of a column that holds text instead of messages
 
 
@@ -45,6 +54,7 @@ class RowSchema:
         folder: where relative image paths start; None refuses paths.
         allow_urls: images may be fetched from the network.
         allow_outside: paths may leave `folder`.
+        boxes: how rows with boxes are read.
     """
 
     text_columns: tuple[str, ...]
@@ -53,15 +63,23 @@ class RowSchema:
     folder: Path | None = None
     allow_urls: bool = False
     allow_outside: bool = False
+    boxes: BoxRows = field(default_factory=BoxRows)
 
-    def conversation(self, row: Any) -> list[dict[str, Any]] | None:
-        """A row's messages, each with a list of parts; None if its ratings are too low. Raises BadRow."""
+    def conversation(self, row: Any, draw: Sequence[int] = ()) -> list[dict[str, Any]] | None:
+        """A row's messages, each with a list of parts; None if its ratings are too low. Raises BadRow. `draw`
+        seeds the augmentation of rows with boxes."""
         if not isinstance(row, Mapping):  # a line that could not be read
             raise BadRow(BAD_CONVERSATION, f"expected an object with columns, got {str(row)[:200]}")
         if (kept := self._turns_kept(row)) is None:
             return None
         images = self.column_images(row)
-        given = self._given(row, kept)
+        turns: list[Mapping[str, Any]] = []
+        if self.text_columns in _OF_BOXES:
+            if len(images) != 1:
+                raise BadRow(PLACEHOLDERS, f"expected one image with its boxes, got {len(images)}")
+            own = {name: self._get(row, name) for name in self.text_columns}
+            turns, images[0] = self.boxes.turns(own, images[0], draw)
+        given = turns if self.text_columns in _OF_BOXES else self._given(row, kept)
         unplaced = iter(images)
         messages = [
             {"role": message.get("role"), "content": list(self._parts(message.get("content"), unplaced))}

@@ -26,6 +26,8 @@ from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 import numpy as np
 
+from data.box_rows import BoxRows
+from data.coordinates import COORDINATES
 from data.errors import DatasetError, one_line
 from data.files import check_rows_path
 from data.row_schemas import RowSchema, find_images, find_schema, no_images
@@ -372,6 +374,8 @@ class DatasetConfig:
         allow_outside: rows may name images outside of the dataset's folder.
         allow_text_only: the first rows need not have an image.
         revision: branch, tag or commit on the Hub.
+        boxes: how rows with boxes are read, e.g. {form: qwen3-vl, corners: true, augment: true}; see
+            `data.box_rows.BoxRows`.
     """
 
     path: str
@@ -386,11 +390,17 @@ class DatasetConfig:
     allow_outside: bool = False
     allow_text_only: bool = False
     revision: str | None = None
+    boxes: Mapping = field(default_factory=dict)
 
     def __post_init__(self):
         for key, kind in get_type_hints(type(self)).items():
             if not isinstance(value := getattr(self, key), kind):
                 raise DatasetError(f"dataset: {key}: got {value!r}, which is of another kind than it takes")
+        kinds = {"form": str, "corners": bool, "augment": bool, "detect": str, "point": str}
+        if not all(key in kinds and isinstance(value, kinds[key]) for key, value in self.boxes.items()):
+            raise DatasetError(f"dataset: boxes: expected {', '.join(kinds)}, got {dict(self.boxes)}")
+        if (form := self.boxes.get("form", "qwen3-vl")) not in COORDINATES:
+            raise DatasetError(f"dataset: boxes: form: expected {', '.join(COORDINATES)}, got {form!r}")
         if not self.path:
             raise DatasetError("dataset: expected a path or Hub id, got none")
         if self.weight is not None and not 0 < self.weight < math.inf:
@@ -482,6 +492,7 @@ def open_source(rows: Any, config: DatasetConfig, folder: Path | None = None) ->
         folder=folder,
         allow_urls=config.allow_urls,
         allow_outside=config.allow_outside,
+        boxes=BoxRows(**config.boxes),
     )
     if absent := sorted(set(config.min_ratings) - set(columns)):
         has = ", ".join(columns)

@@ -2,6 +2,7 @@
 
     python -m eval --tasks shapes --controls                    # the embedded model, held-out questions
     python -m eval --tasks shapes --model runs/shapes --limit 500
+    python -m eval --tasks drawings --model runs/world          # in any look; requirements-shapes.txt
     python -m eval --data rows.jsonl --metric relaxed_accuracy --model HuggingFaceTB/SmolVLM-256M-Instruct
     python -m eval --data my/dataset --split test --columns question=query --metric anls
     python -m eval --tasks mmstar,docvqa_val --model runs/mine  # needs requirements-eval.txt
@@ -44,12 +45,17 @@ OF_DATA = (
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m eval", description=__doc__)
     add = parser.add_argument_group("what to ask").add_argument
-    add("--tasks", type=names, metavar="NAMES", help="shapes, or tasks of lmms-eval, separated by commas")
+    add("--tasks", type=names, metavar="NAMES", help="shapes, drawings, or tasks of lmms-eval, by commas")
     add("--data", metavar="PATH", help="rows of your own: a Hub id, a folder, JSON lines or Parquet")
-    add("--limit", type=positive, metavar="N", help="maximum number of questions (shapes: default 2000)")
+    add(
+        "--limit",
+        type=positive,
+        metavar="N",
+        help="maximum number of questions (shapes, drawings: default 2000)",
+    )
     controls = "also score answers to blanked images, and the most common answer; not for lmms-eval's tasks"
     add("--controls", action="store_true", help=controls)
-    add("--seed", type=int, help="seed of the held-out shapes questions (default 0)")
+    add("--seed", type=int, help="seed of the held-out questions of shapes and drawings (default 0)")
 
     add = parser.add_argument_group("rows of your own").add_argument
     add("--metric", metavar="NAME", help="exact_match (default), vqa_accuracy, anls, relaxed_accuracy, ...")
@@ -119,8 +125,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     if settings.tasks and of_data:
         parser.error(f"{', '.join(of_data)}: belong to --data, a task has its own")
     settings.tasks = settings.tasks or []
-    if settings.seed is not None and "shapes" not in settings.tasks:
-        parser.error("--seed: belongs to --tasks shapes")
+    if settings.seed is not None and not set(OWN) & set(settings.tasks):
+        parser.error(f"--seed: belongs to --tasks {' and '.join(OWN)}")
     return settings
 
 

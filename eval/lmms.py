@@ -27,8 +27,10 @@ from lmms_eval.protocol import ChatMessages
 from lmms_eval.tasks import TaskManager
 from tqdm import tqdm
 
+from data.coordinates import form_of
 from data.errors import one_line
 from eval.answering import open_scheduler
+from eval.lmms_boxes import asks_for_box, in_our_form, in_their_form
 from eval.lmms_results import (
     Error,
     LmmsError,
@@ -60,6 +62,7 @@ class Ocelli(lmms):
         super().__init__()
         self.checkpoint, self.batch_size = checkpoint, batch_size
         self.errors: list[Error] = []
+        self.form = form_of(checkpoint.model.generation_config)
 
     @property
     def device(self) -> torch.device:
@@ -75,6 +78,10 @@ class Ocelli(lmms):
             for done in scheduler.run(self._deferred(requests, [options for options, _ in read])):
                 if done.error is None:
                     text = cut(answer_text(self.checkpoint, done.token_ids), read[done.key][1])
+                    _, _, _, document, task, split = requests[done.key].args
+                    held = self.task_dict[task][split][document]
+                    if self.form is not None and asks_for_box(task, held, self.form):
+                        text = in_their_form(text, held, self.form)
                     results[done.key] = GenerationResult(text, TokenCounts(output_tokens=len(done.token_ids)))
                 else:
                     _, _, _, document, task, _ = requests[done.key].args
@@ -94,9 +101,12 @@ class Ocelli(lmms):
 
     def _request(self, request: Instance, options: GenerationOptions) -> Request:
         _, doc_to_messages, settings, document, task, split = request.args
-        messages = ChatMessages(messages=doc_to_messages(self.task_dict[task][split][document]))
+        held = self.task_dict[task][split][document]
+        messages = ChatMessages(messages=doc_to_messages(held)).to_hf_messages()
+        if self.form is not None and asks_for_box(task, held, self.form):
+            messages = in_our_form(messages, held, self.form)
         row = self.checkpoint.processor.encode_conversation(
-            messages.to_hf_messages(), True, label=f"{task}, document {document}"
+            messages, True, label=f"{task}, document {document}"
         )
         limit = options.max_new_tokens
         if settings.get("max_new_tokens") is None:  # the limit is ours, so whatever there is room for will do

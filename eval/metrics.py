@@ -12,6 +12,7 @@
 | `multiple_choice` | MMStar in lmms-eval, MMMU's own scorer, ScienceQA in LLaVA's evaluation |
 | `pope` | Li et al., "Evaluating Object Hallucination in Large Vision-Language Models" (2023), section 5 |
 | `rouge_l` | Lin (2004), by Google's rouge-score |
+| `boxes` | Acc@0.5 of RefCOCO (Yu et al. 2016), COCO's mean average precision (Lin et al. 2014) |
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+
+from data.coordinates import COORDINATES
+from eval.boxes import Asked, figures, score_of
 
 Fields = Mapping[str, Any]
 
@@ -68,6 +72,7 @@ class Metric:
 
 # What differs between scorers of one name, which matters more than most models' differences.
 STYLES: dict[str, Any] = {
+    "boxes": COORDINATES,
     "vqa_accuracy": ("vqav2", "textvqa"),  # textvqa, as MMF and EvalAI: first treats commas, ? and 's
     "multiple_choice": {
         "mmstar": "the most certain form of a letter in the answer, the last of that form; none is wrong "
@@ -368,10 +373,37 @@ def rouge_l(stem: bool = False) -> Metric:
     )
 
 
+# ------------------------------------------------------------------------------------------------- boxes
+BOX_FIELDS = ("thing", "boxes", "size")  # of a row: the name, corners of each box, (width, height)
+
+
+def boxes(form: str = "qwen3-vl", points: bool = False, corners: bool = False) -> Metric:
+    """`corners` is how rows give boxes; see `data.box_rows`."""
+
+    def asked(answer: str, fields: Fields) -> Asked:
+        if any(name not in fields for name in BOX_FIELDS):
+            raise MetricError("boxes: expected rows with ref and bbox, or objects, and an image")
+        found = COORDINATES[form].read(answer, tuple(fields["size"]), fields["thing"])
+        return Asked(fields["thing"], tuple(map(tuple, fields["boxes"])), found)
+
+    def summarise(samples: Sequence[Scored]) -> dict[str, float]:
+        return mean_score(samples) | figures([asked(one.answer, one.fields) for one in samples], points)
+
+    kind = "its first point lies in the box" if points else "its first box has an IoU of 0.5 or more"
+    return Metric(
+        "boxes",
+        f"Boxes in the form {form}{', given as corners' if corners else ''}: 1 where {kind}, F1 of "
+        "one-to-one hits where several are asked for, and 1 for a thing that is not there where the answer "
+        "has no coordinates (Yu et al. 2016; Lin et al. 2014).",
+        lambda answer, targets, fields: score_of(asked(answer, fields), points),
+        summarise,
+    )
+
+
 # ----------------------------------------------------------------------------------------------- by name
 METRICS: dict[str, Callable[..., Metric]] = {
     metric.__name__: metric
-    for metric in (exact_match, vqa_accuracy, anls, relaxed_accuracy, multiple_choice, pope, rouge_l)
+    for metric in (exact_match, vqa_accuracy, anls, relaxed_accuracy, multiple_choice, pope, rouge_l, boxes)
 }
 
 

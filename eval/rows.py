@@ -11,7 +11,9 @@
 | `family`, `id` | a kind to report separately; a name that does not depend on the row's place |
 
 Rows of conversations (`messages`; `texts` of user and assistant) work, too: each turn is a question, and what
-the assistant says is its answer. All other columns go to the metric, and to the prompt by their names.
+the assistant says is its answer. With the metric `boxes`, rows have `ref` and `bbox`, or `objects`, and an
+image (see `data.box_rows`): each thing is a question in the words of the model's form. All other columns go
+to the metric, and to the prompt by their names.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from pathlib import Path
 from string import Formatter, ascii_uppercase
 from typing import Any
 
+from data.box_rows import BoxRows, centre
 from data.errors import BadRow, DatasetError
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import RowSchema, find_images, find_schema, no_images
@@ -34,8 +37,10 @@ from eval.metrics import Metric
 from eval.tasks import EvalSample, EvalTask
 
 MAX_NEW_TOKENS = 32
+BOX_TOKENS = 512  # a dozen boxes as JSON
 CHOICES_PROMPT = "{question}\n{choices}\nAnswer with the option's letter from the given choices directly."
 COLUMNS = ("question", "answer", "answers", "image", "images", "choices", "family", "id")
+BOX_COLUMNS = ("ref", "bbox", "objects")
 
 _bad = partial(BadRow, "bad row")
 
@@ -49,6 +54,7 @@ class DataConfig:
     columns: our column names -> the data's, where they differ.
     prompt: a template with columns in braces; "" is the question with its choices.
     limit: the first so many questions; None is all.
+    boxes: rows are read as boxes, which are asked for, or with `points` a point in each of them.
     """
 
     path: str
@@ -63,6 +69,8 @@ class DataConfig:
     allow_urls: bool = False
     allow_outside: bool = False
     allow_text_only: bool = False
+    boxes: BoxRows | None = None
+    points: bool = False
 
 
 def data_task(config: DataConfig, metric: Metric) -> EvalTask:
@@ -117,11 +125,20 @@ class _Reader:
         have = {name for name in COLUMNS if self.names[name] in columns}
         if "file_name" in columns and not {"image", "images"} & have:
             self.names["image"] = "file_name"  # metadata of an image folder
+        if (
+            config.boxes is not None
+            and "bbox" not in {*columns, *renamed}
+            and "objects" not in {*columns, *renamed}
+        ):
+            raise DatasetError(f"{path}: no column bbox or objects; {has}")
         self.answers = [self.names[name] for name in ("answers", "answer") if name in have]
-        self.is_plain = "question" in have and bool(self.answers)
+        self.is_plain = config.boxes is None and "question" in have and bool(self.answers)
         kind: tuple[str, ...] = ("question", "answer")
         schema_columns = {key: self.names[key] for key in ("image", "images")}
-        if not self.is_plain:
+        if config.boxes is not None:
+            self.box_names = {name: renamed.get(name, name) for name in BOX_COLUMNS}
+            schema_columns |= {key: value for key, value in renamed.items() if key in SCHEMA_COLUMNS}
+        elif not self.is_plain:
             if not {"messages", "texts", "completion"} & {*columns, *renamed}:
                 missing = "answer or answers" if "question" in have else "question"
                 raise DatasetError(
@@ -143,7 +160,8 @@ class _Reader:
             )
         self.in_prompt = named
         if not config.allow_text_only:
-            images_of = schema.column_images if self.is_plain else schema.images
+            by_column = self.is_plain or config.boxes is not None
+            images_of = schema.column_images if by_column else schema.images
             how = "--columns image=COLUMN, or --allow-text-only"
             if not find_images(first_rows(rows), images_of, schema, path, how):
                 raise no_images(path, columns, how)
@@ -165,7 +183,7 @@ class _Reader:
                 id=name,
                 question=question,
                 prompt=self.prompt.format(**prompted),
-                targets=_targets(answer, choices),
+                targets=_targets(answer, choices) if self.config.boxes is None else (answer,),
                 images=images,
                 group=" ".join(shows) or f"row {number + 1}",
                 max_new_tokens=self.config.max_new_tokens,
@@ -177,6 +195,9 @@ class _Reader:
 
     def _asked(self, number: int, row: Mapping[str, Any]) -> Iterator[tuple]:
         """(id, fields, answer, () -> images, images as the row holds them) of each question of a row."""
+        if self.config.boxes is not None:
+            yield from self._located(number, row, self.config.boxes)
+            return
         if not self.is_plain:
             for turn, (question, answer, images) in enumerate(self._turns(row)):
                 opened = partial(self._images_of_turn, number, turn)
@@ -194,6 +215,25 @@ class _Reader:
         of_row = partial(self._images_of_row, number)
         shown = [row.get(column) for column in held]
         yield str(number + 1 if name is None else name), fields, (given or [None])[0], of_row, shown
+
+    def _located(self, number: int, row: Mapping[str, Any], rows: BoxRows) -> Iterator[tuple]:
+        """As `_asked`, one question for each thing in a row's boxes."""
+        images = self.schema.column_images(row)
+        if len(images) != 1:
+            raise _bad(f"expected one image with its boxes, got {len(images)}")
+        size, form = rows.size(images[0]), rows.coordinates
+        own = {name: row[column] for name, column in self.box_names.items() if column in row}
+        kind = "point" if self.config.points else "detect"
+        given = row.get(self.names["id"])
+        name = str(number + 1 if given is None else given)
+        held = [row.get(self.names[key]) for key in ("images", "image")]
+        groups = rows.groups(own, size)
+        for place, (thing, boxes) in enumerate(groups.items(), 1):
+            fields = {"question": form.question(kind, thing), "thing": thing, "size": size}
+            fields["boxes"] = [box.box for box in boxes]
+            things = [centre(box) for box in boxes] if self.config.points else boxes
+            full = f"{name}.{place}" if len(groups) > 1 else name
+            yield full, fields, form.write(things, size), partial(self._images_of_row, number), held
 
     def _images_of_row(self, number: int) -> list[Any]:
         return self.schema.column_images(self.rows[number])

@@ -18,6 +18,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from data.box_rows import BoxRows
+from data.coordinates import COORDINATES, form_of
 from eval.answering import answers, by_image, record_of, share
 from eval.environment import describe_model, environment
 from eval.metrics import find_metric
@@ -35,11 +37,12 @@ from eval.results import (
     table_text,
     write_json,
 )
-from eval.rows import MAX_NEW_TOKENS, DataConfig, data_task
-from eval.tasks import OWN, SHAPES_QUESTIONS, EvalTask, TaskError, is_user_error, shapes_task
+from eval.rows import BOX_TOKENS, MAX_NEW_TOKENS, DataConfig, data_task
+from eval.tasks import OWN, SHAPES_QUESTIONS, EvalTask, TaskError, drawings_task, is_user_error, shapes_task
 from inference.checkpoint import Checkpoint, RequestError, open_checkpoint, pick_device
 from inference.cli import log_if_slow
 from inference.locks import only_writer
+from models.checkpoints.hub import describe
 from training.distributed import Ranks
 
 
@@ -177,8 +180,9 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
     tasks = []
     if settings.data:
         tasks.append(_data_task(settings))
-    elif settings.tasks != official:
-        tasks.append(shapes_task(settings.limit or SHAPES_QUESTIONS, settings.seed or 0))
+    for name, make in (("shapes", shapes_task), ("drawings", drawings_task)):
+        if name in settings.tasks:
+            tasks.append(make(settings.limit or SHAPES_QUESTIONS, settings.seed or 0))
     for task in tasks:
         task.check()
     if official:
@@ -192,7 +196,7 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
     model = _as_folder(settings.model)
     for task in tasks:
         output = settings.output or Path("runs/eval") / f"{_as_folder(task.name)}-{model}"
-        if settings.output and official:
+        if settings.output and len(settings.tasks) > 1:
             output = settings.output / _as_folder(task.name)
         _run_own(task, checkpoint, settings, ranks, output)
     output = settings.output or Path("runs/eval") / model
@@ -213,14 +217,22 @@ def _data_task(settings: argparse.Namespace) -> EvalTask:
         "allow_outside",
         "allow_text_only",
     )
+    options, boxes = dict(settings.metric_option), None
+    if settings.metric == "boxes":
+        said = describe(settings.model, settings.revision).generation_config
+        form = form_of(said, options.get("form")) or COORDINATES["qwen3-vl"]
+        options["form"] = form.name
+        boxes = BoxRows(form.name, bool(options.get("corners")), False, form.detect, form.point)
     config = DataConfig(
         settings.data,
         revision=settings.data_revision,
         prompt=settings.prompt.replace("\\n", "\n"),
-        max_new_tokens=settings.max_new_tokens or MAX_NEW_TOKENS,
+        max_new_tokens=settings.max_new_tokens or (BOX_TOKENS if boxes else MAX_NEW_TOKENS),
+        boxes=boxes,
+        points=bool(options.get("points", False)),
         **{name: getattr(settings, name) for name in names},
     )
-    return data_task(config, find_metric(settings.metric or "exact_match", **dict(settings.metric_option)))
+    return data_task(config, find_metric(settings.metric or "exact_match", **options))
 
 
 def _run_own(

@@ -168,8 +168,41 @@ def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
     return EvalTask("shapes", samples, metric, "{question}", data)
 
 
+def drawings_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
+    """Held-out questions about drawings in looks that training never sees, by other programs as well; about
+    places, about what is not there and about what is no drawing. Needs requirements-shapes.txt."""
+    from shapes.heldout import drawing_questions, score_drawing
+
+    asked = drawing_questions(questions, seed)
+    metric = Metric(
+        "drawings",
+        'Exact match after lower-casing and dropping a final dot; "describe": F1 over the things named; '
+        '"box": mean IoU; "box at 0.5": all boxes at IoU 0.5 and no others; "point": all within 25 '
+        "thousandths.",
+        lambda answer, targets, fields: score_drawing(fields["family"], asked[fields["number"]].qa, answer),
+    )
+    samples = [
+        EvalSample(
+            id=str(number),
+            question=one.qa.question,
+            prompt=one.qa.question,
+            targets=(one.qa.answer, *one.qa.accept),
+            images=partial(lambda one: [one.image()], one),
+            group=f"drawing {number}",
+            shows=(f"drawing {number}",),
+            max_new_tokens=DESCRIBE_TOKENS
+            if one.family in ("describe", "box", "box at 0.5", "point")
+            else 24,
+            family=one.family,
+            fields={"family": one.family, "number": number},
+        )
+        for number, one in enumerate(asked)
+    ]
+    return EvalTask("drawings", samples, metric, "{question}", {"name": "drawings, held out", "seed": seed})
+
+
 # ------------------------------------------------------------------------------------ official tasks
-OWN = ("shapes",)
+OWN = ("shapes", "drawings")
 # Tasks of lmms-eval whose definitions, prompts and scorers are tested here. Its other tasks that generate
 # answers about images may work as well.
 TRIED = (

@@ -30,13 +30,16 @@ from generation.protocol import Decoder, Pixels, VisionLanguage
 from generation.sampling import Sampler
 from generation.steps import (
     ChunkStep,
+    ConstrainedSampler,
     DecodeLoop,
     DecodeStep,
     PromptStep,
     Proposer,
     decode_proposed,
     eager_step,
+    forced_tokens,
     prompt_lookup,
+    sampler_for,
     uncached_step,
 )
 
@@ -122,7 +125,7 @@ def decode(
     if proposer is not None and len(sampler.stopped) == 1 and isinstance(step, ChunkStep):
         yield from decode_proposed(step, logits, sampler, position, max_new_tokens, proposer)
         return
-    if isinstance(step, DecodeLoop):
+    if isinstance(step, DecodeLoop) and not isinstance(sampler, ConstrainedSampler):
         yield from step.decode(logits, sampler, position, max_new_tokens)
         return
     for remaining in range(max_new_tokens - 1, -1, -1):
@@ -202,7 +205,7 @@ def _generate(
         del embed_prompt
     watch.lap("prefill")
 
-    sampler = Sampler(options, len(lengths), pad_id(model, options), model.device, seen)
+    sampler = sampler_for(options, len(lengths), pad_id(model, options), model.device, seen)
     row_lengths = tuple(length for length in lengths for _ in range(answers))
     position = CachePosition(kv_cache, row_lengths, model.device, longest + options.max_new_tokens - 1)
     count = options.max_new_tokens
@@ -228,7 +231,7 @@ def run_decode(
 ) -> Generator[Tensor, None, GenerationOutput]:
     """`decode` as a generator that yields (B · N,) ids and returns the output, to which `prompt_tokens`, the
     positions of each prompt, and the laps of `watch` belong."""
-    tokens = []
+    tokens, proposer = [], proposer or forced_tokens(sampler)
     for token in decode(step, logits, sampler, position, max_new_tokens, proposer):
         tokens.append(token)
         yield token[:, 0]

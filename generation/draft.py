@@ -34,9 +34,9 @@ from generation.decoding import Stopwatch, TokenStream, decode, pad_id, prefill
 from generation.kv_cache import CachePosition, Prompt, seen_tokens
 from generation.options import GenerationOptions, NotFiniteError, with_overrides
 from generation.prefix import KeyedPrompt, embed_rest, read_prompt
-from generation.sampling import Sampler, make_seeds
+from generation.sampling import make_seeds
 from generation.session import Session
-from generation.steps import ChunkStep, DecodeLoop, Proposer, eager_step, prompt_lookup
+from generation.steps import ChunkStep, DecodeLoop, Proposer, eager_step, prompt_lookup, sampler_for
 
 CHUNK = 16  # drafted tokens that are verified in one pass
 
@@ -229,7 +229,7 @@ def _draft_steps(
     if options.repetition_penalty != 1:
         seen = seen_tokens(short.input_ids[None].to(device), None, model.config.text.vocab_size, 1)
     del embeddings, like, short
-    sampler = Sampler(options, 1, pad_id(model, options), device, seen)
+    sampler = sampler_for(options, 1, pad_id(model, options), device, seen)
     position = CachePosition(kv_cache, (length,), device)
     step = options.decode_step
     if step is None or isinstance(step, DecodeLoop):  # recording a graph takes longer than a draft

@@ -22,7 +22,7 @@ _INSTEAD = {
     "eos_token_id": "use stop_token_ids",
     "streamer": "iterate over generate_stream",
     "stopping_criteria": "iterate over generate_stream and break",
-    "logits_processor": "pass a decode_step that changes the logits",
+    "logits_processor": "pass a constraint, or a decode_step that changes the logits",
     "past_key_values": "use generation.session.Session, which keeps its cache",
 }
 
@@ -73,7 +73,8 @@ class GenerationOptions(SamplingParams):
     lookup: tokens that are looked up in prompt and answer and verified together (`generation.steps`):
         "auto" where that gives the same bits and as long as it pays, "on" always, "off" never. A single
         answer to a single prompt has them, and only by a step that can verify them.
-    constraint: makes a `generation.protocol.Constraint`, anew for each answer; None allows all tokens.
+    constraint: makes a `generation.protocol.Constraint`, anew for each answer; None allows all tokens. What
+        it forces is computed together, in place of looked-up tokens.
     """
 
     max_new_tokens: int = 128
@@ -124,6 +125,10 @@ def _what_instead(name: str, known: list[str]) -> str:
 
 class CacheMemoryError(ValueError):
     """More rows or positions than there is memory for."""
+
+
+class ConstraintError(ValueError):
+    """A constraint that cannot say what may come next in an answer."""
 
 
 class NotFiniteError(ValueError):

@@ -285,7 +285,7 @@ class SlotCache:
 
     A slot remembers the keys of its positions, also after its request has ended. A new prompt is compared
     with all of them: what it shares with one from the front is copied from there, or stays where it is when
-    the prompt gets that slot. So there is no second store of prefixes, and nothing to evict.
+    the prompt gets that slot. What slots no longer hold, a `prefix_store.PrefixStore` may keep.
 
     An interrupt (Ctrl-C, out of memory) may come between any two lines: `filled` never counts more positions
     than hold what `keys` says, so what is claimed is true at every moment.
@@ -318,6 +318,10 @@ class SlotCache:
                 like, dtype = model.norm.weight, model.cache_dtype
                 self.kv_cache = kv.allocate_for(model.config, budget.slots, wanted, like, dtype)
         self._keys = F.pad(self._keys, (0, self.capacity - self._keys.shape[1]), value=NO_KEY)
+
+    def keys(self, slot: int) -> Tensor:
+        """Of the positions of a slot that are computed: (filled,)."""
+        return self._keys[slot, : self.filled[slot]]
 
     def in_common(self, keys: Tensor) -> list[int]:
         """How many positions of keys (L,) each slot holds or is about to hold, from the front."""

@@ -72,10 +72,12 @@ class VisionLanguage(Protocol):
 
 
 class Constraint(Protocol):
-    """What may stand in one answer, token by token."""
+    """What may stand in one answer, token by token. Where something is forced, `mask` allows its first token
+    alone: so an answer is the same whether forced tokens are taken one at a time or together."""
 
     def mask(self, scores: Tensor) -> None:
-        """Set scores (V,), of the next token, to -inf where a token is not allowed."""
+        """Set scores (V,), of the next token, to -inf where a token is not allowed. A ConstraintError says
+        why nothing can be."""
 
     def accept(self, token_id: int) -> None:
         """The next token is this one."""

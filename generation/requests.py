@@ -57,11 +57,13 @@ class TokenLogprobs(NamedTuple):
 
 class NewTokens(NamedTuple):
     """What a step adds to an answer, its stop token included: one token, or several that were forced.
-    `logprobs` has an entry for each if they were asked for, and is None if not."""
+    `logprobs` has an entry for each if they were asked for, and is None if not. `reused_tokens` as in
+    `RequestOutput`."""
 
     key: Any
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
+    reused_tokens: int
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Sequence:
     launched: tokens that were chosen, though not all of them may have been read: see `tokens`.
     seed: set with the first random number.
     seen: (V,) bool, the tokens so far, for a repetition penalty.
+    error: why its constraint allows no token.
     """
 
     key: Any
@@ -120,6 +123,7 @@ class Sequence:
     ended: bool = False
     seed: int | None = None
     seen: Tensor | None = None
+    error: Exception | None = None
 
     @property
     def position(self) -> int:

@@ -9,7 +9,6 @@ in any batch, without a generator's state, and all rows in one call. So they can
 from __future__ import annotations
 
 import math
-from copy import copy
 
 import torch
 import torch.nn.functional as F
@@ -147,19 +146,6 @@ class Sampler:
     def state(self) -> list[Tensor]:
         """All of its tensors, which `load` fills."""
         return [value for value in vars(self).values() if isinstance(value, Tensor)]
-
-    @property
-    def signature(self) -> tuple:
-        """Equal for samplers that differ in their state only."""
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop_token_ids")
-        return self.pad_id, *(getattr(self.options, name) for name in names)
-
-    def clone(self) -> Sampler:
-        other = copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(other, name, value.clone())
-        return other
 
     def load(self, other: Sampler) -> None:
         """Copy the state of a sampler with the same signature and number of rows."""

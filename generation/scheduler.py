@@ -28,6 +28,7 @@ stops is computed once more in vain, inside its own slot.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -44,6 +45,7 @@ from generation.decoding import prefill
 from generation.kv_cache import Prompt, seen_tokens
 from generation.memory import available_bytes
 from generation.options import (
+    ConstraintError,
     NotFiniteError,
     SamplingParams,
     check_integer,
@@ -57,6 +59,7 @@ from generation.prefix import (
     first_tile,
     read_prompt,
 )
+from generation.prefix_store import PrefixStore
 from generation.protocol import VisionLanguage
 from generation.requests import (
     LazyRequest,
@@ -106,6 +109,7 @@ class Scheduler:
         decode_step: replaces the eager one: (ids (B, 1), kv_cache, start_pos int or (B,)) -> logits (B, V),
             for every B up to `slots`.
         feature_cache: of this model, for images that come again after their slots have gone to others.
+        prefixes: of this model: what a row held is kept, for prompts that begin alike.
         prefill_chunk: positions of prompts that are computed between two decode steps at most, or one tile,
             so that a long prompt holds nobody up; None computes prompts at once.
 
@@ -119,6 +123,7 @@ class Scheduler:
         decode_step: DecodeStep | None = None,
         feature_cache: FeatureCache | None = None,
         prefill_chunk: int | None = None,
+        prefixes: PrefixStore | None = None,
     ):
         check_integer("slots", slots, low=1)
         if prefill_chunk is not None:
@@ -126,6 +131,7 @@ class Scheduler:
         self.model, self.slots, self._chunk = model, slots, prefill_chunk
         self._step = decode_step or eager_step(model.language_model)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
+        self._prefixes = prefixes
         self._limits = LIMITS.get(model.device.type, LIMITS["cpu"])
         self.lag = LAG if model.device.type == "cuda" else 0
         self.budget = CacheBudget.of(model.language_model, slots, available_bytes(model.device))
@@ -307,7 +313,9 @@ class Scheduler:
         ready = [min(shared, filled) for shared, filled in zip(common, self._cache.filled)]
         coming = max((common[other.slot] for other in self._waiting), default=0)
         if row.worth_sharing(max(ready), coming):
-            return False
+            held = self._prefixes.match(row.prompt.keys, row.prompt.digests) if self._prefixes else 0
+            if row.worth_sharing(held, coming):
+                return False
         source = max(range(self.slots), key=ready.__getitem__)
         free = [slot for slot, other in enumerate(self._rows) if other is None]
         slot = max(free, key=ready.__getitem__)
@@ -315,6 +323,8 @@ class Scheduler:
             source = slot
         row.reused = row.start = ready[source] if row.worth_sharing(0, ready[source]) else 0
         self._cache.assign(slot, row.prompt.keys, source, row.reused)
+        if self._prefixes is not None:
+            row.reused = row.start = self._prefixes.extend(self._cache, slot, row.prompt, row.reused)
         row.tile, _ = first_tile(self.model, row.prompt, row.reused)
         row.slot, self._rows[slot] = slot, row
         self._waiting.append(row)
@@ -476,7 +486,11 @@ class Scheduler:
         }
         for index, row in enumerate(rows):
             if row.constraint is not None:
-                row.constraint.mask(logits[index])
+                try:
+                    row.constraint.mask(logits[index])
+                except ConstraintError as error:  # of this row alone
+                    row.error = error
+                    logits[index] = math.nan
         token = sample_rows(rows, logits)  # (k, 1)
         slots = [row.slot for row in rows]
         if slots == list(range(len(rows))):
@@ -528,7 +542,8 @@ class Scheduler:
         """Note a row's next token, and what a constraint forces after it."""
         if token_id == _BAD:
             self._leave(row, kept=False)
-            self._events.append(self._failed(row.key, NotFiniteError(len(row.tokens) + 1)))
+            error = row.error or NotFiniteError(len(row.tokens) + 1)
+            self._events.append(self._failed(row.key, error))
             return
         new_ids, limit = [token_id], row.options.max_new_tokens - len(row.tokens)
         if row.constraint is not None:
@@ -545,7 +560,7 @@ class Scheduler:
             own, *top = logprobs[0].tolist()
             reports = [TokenLogprobs(own, list(zip(logprobs[1].tolist(), top)))]
             reports += [TokenLogprobs(None, [])] * (len(new_ids) - 1)
-        self._events.append(NewTokens(row.key, new_ids, reports))
+        self._events.append(NewTokens(row.key, new_ids, reports, row.reused))
         stopped = new_ids[-1] in row.stop_ids
         if stopped or len(row.tokens) >= row.options.max_new_tokens:
             self._leave(row)
@@ -557,6 +572,8 @@ class Scheduler:
             row.start = row.position
             row.launched += len(new_ids) - 1
             ids = kv.to_device(torch.tensor([new_ids]), self.model.device)
+            if row.seen is not None:
+                row.seen[ids[0]] = True
             row.embeds = self.model.language_model.embed_tokens(ids)
             self._waiting.append(row)
 
@@ -570,6 +587,9 @@ class Scheduler:
         elif row.tokens and self._cache.filled[row.slot] == len(row.prompt):
             fed = len(row.tokens) - 1 if row.embeds is None else row.start - len(row.prompt)
             self._cache.append(row.slot, torch.tensor(row.tokens[:fed], dtype=torch.int64))
+        if kept and self._prefixes is not None:
+            keys = self._cache.keys(row.slot)
+            self._prefixes.save(keys, row.prompt.digests, self._cache.kv_cache, row.slot)
 
     def _failed(self, key: Any, error: Exception) -> RequestOutput:
         self.stats.failed += 1

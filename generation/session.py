@@ -36,9 +36,9 @@ from generation.kv_cache import CachePosition, Prompt, seen_tokens
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions, with_overrides
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
+from generation.prefix_store import PrefixStore
 from generation.protocol import Pixels, VisionLanguage
-from generation.sampling import Sampler
-from generation.steps import Proposer, prompt_lookup
+from generation.steps import Proposer, prompt_lookup, sampler_for
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,22 @@ class Session:
     Args:
         model: a `VisionLanguageModel` in eval mode.
         feature_cache: of this model, possibly shared with other sessions; None keeps no features.
+        prefixes: of this model, possibly shared: prompts of other sessions and earlier processes.
 
     `reuse` is about the last prompt, from its first token on.
     """
 
-    def __init__(self, model: VisionLanguage, feature_cache: FeatureCache | None = None):
+    def __init__(
+        self,
+        model: VisionLanguage,
+        feature_cache: FeatureCache | None = None,
+        prefixes: PrefixStore | None = None,
+    ):
         if feature_cache is not None and feature_cache.model is not model:
             raise ValueError("feature_cache: expected one of the session's own model, got another model's")
         self.model = model
         self.feature_cache = FeatureCache(model, 0) if feature_cache is None else feature_cache
+        self._prefixes = prefixes
         self._context = model.config.text.max_position_embeddings
         self._lock = RLock()  # held while anything here changes
         self._steps: Generator[Tensor, None, GenerationOutput] | None = None  # of the last answer
@@ -194,6 +201,10 @@ class Session:
         watch = Stopwatch(model.device)
         with torch.no_grad():  # a decorator would keep the arguments, and with them the pixels, to the end
             reused = self.reusable(prompt)
+            if self._prefixes is not None:
+                slots.reserve(length)
+                slots.assign(0, prompt.keys, source=0, shared=reused)
+                reused = self._prefixes.extend(slots, 0, prompt, reused)
             embeddings, encoded = embed_rest(model, self.feature_cache, prompt, reused)
             watch.lap("vision")
             slots.reserve(length)
@@ -201,6 +212,8 @@ class Session:
             rest = Prompt(embeddings, (length - reused,))
             logits = prefill(model.language_model, rest, slots.kv_cache, reused, options.decode_step)
             slots.filled[0] = length
+            if self._prefixes is not None:
+                self._prefixes.save(prompt.keys, prompt.digests, slots.kv_cache, 0)
         reuse = PrefixReuse(reused, length - reused, encoded, len(prompt.digests) - encoded)
         seen = None
         if options.repetition_penalty != 1:
@@ -217,7 +230,7 @@ class Session:
         watch.lap("prefill")
         self.reuse = reuse
 
-        sampler = Sampler(options, 1, pad_id(model, options), model.device, seen)
+        sampler = sampler_for(options, 1, pad_id(model, options), model.device, seen)
         position = CachePosition(kv_cache, (length,), model.device, limit)
         step = options.decode_step or eager_step(model.language_model)
         count = options.max_new_tokens

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from generation.kv_cache import CachePosition, KVCache, Prompt
 from generation.options import GenerationOptions
-from generation.protocol import Decoder
+from generation.protocol import Constraint, Decoder
 from generation.sampling import Sampler
 
 MOST = 8  # ids proposed at a time
@@ -205,6 +205,45 @@ def decode_proposed(
         proposer.proposed += len(proposed)
 
 
+class ConstrainedSampler(Sampler):
+    """A `Sampler` each of whose rows has a constraint of its own. It changes the logits, and
+    reads every token from the device."""
+
+    def __init__(self, options: GenerationOptions, *args):
+        super().__init__(options, *args)
+        assert options.constraint is not None, "without a constraint a Sampler does"
+        self.constraints = [options.constraint() for _ in self.stopped]
+
+    def sample(self, logits: Tensor) -> Tensor:
+        for scores, constraint in zip(logits, self.constraints, strict=True):
+            constraint.mask(scores)
+        token = super().sample(logits)
+        for (token_id,), constraint in zip(token.tolist(), self.constraints, strict=True):
+            constraint.accept(token_id)
+        return token
+
+
+def sampler_for(options: GenerationOptions, *args) -> Sampler:
+    """What chooses the tokens of these answers: a `Sampler(options, *args)`, with its constraints."""
+    return Sampler(options, *args) if options.constraint is None else ConstrainedSampler(options, *args)
+
+
+class ForcedTokens(Proposer):
+    """Proposes what a constraint forces, which is always right."""
+
+    def __init__(self, constraint: Constraint):
+        self._constraint = constraint
+
+    def propose(self, new_ids: list[int]) -> list[int]:
+        return self._constraint.forced()
+
+
+def forced_tokens(sampler: Sampler) -> Proposer | None:
+    """What proposes the forced tokens of a single row; None where there are no constraints."""
+    constraints = sampler.constraints if isinstance(sampler, ConstrainedSampler) else ()
+    return ForcedTokens(constraints[0]) if len(constraints) == 1 else None
+
+
 class PromptLookup(Proposer):
     """Proposes what followed the last time that the answer's last tokens stood in the prompt or the answer.
 
@@ -309,8 +348,9 @@ def prompt_lookup(
     options: GenerationOptions, input_ids: Tensor, image_token_id: int | None
 ) -> Proposer | None:
     """What proposes tokens of the answer to a prompt (B, T), as `options.lookup` says; None for nobody, and
-    for several rows."""
-    if options.lookup == "off" or len(input_ids) * options.num_return_sequences != 1:
+    for several rows and where a constraint proposes."""
+    several = len(input_ids) * options.num_return_sequences != 1
+    if options.lookup == "off" or options.constraint is not None or several:
         return None
     lookup = PromptLookup(input_ids[0], image_token_id)
     if options.lookup == "on":

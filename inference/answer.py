@@ -36,9 +36,7 @@ def ask(
     session: Session | None = None,
 ) -> Reply:
     """Ask a question about images (any number, anything that `load_image` takes); what cannot be answered is
-    refused before anything is computed. What a prompt shares with the session's last one is not computed
-    again.
-    """
+    refused before anything is computed. What the session holds of a prompt is not computed again."""
     began = time.perf_counter()
     checkpoint.check_images(len(images))
     row = encode(checkpoint, images, question, system)
@@ -55,10 +53,9 @@ def ask_each(
     system: str | None = None,
 ) -> Iterator[Reply]:
     """`ask` several questions about the same images, each after the reply before it has ended."""
-    session = None
-    if len(questions) > 1:
-        images = [checkpoint.processor.tile(image) for image in images]
-        session = Session(checkpoint.model) if options.use_cache else None
+    images = [checkpoint.processor.tile(image) for image in images]
+    kept = options.use_cache and (len(questions) > 1 or checkpoint.prefixes is not None)
+    session = Session(checkpoint.model, prefixes=checkpoint.prefixes) if kept else None
     for question in questions:
         yield ask(checkpoint, images, question, options, system, session)
 

@@ -27,6 +27,7 @@ from generation.scheduler import Scheduler
 from inference.answer import answers_of, encode, requests_for
 from inference.batch_files import BatchFiles, Line, passed_on, read_object, read_question
 from inference.checkpoint import Checkpoint, RequestError
+from inference.grammar import grammar_of
 
 
 @dataclass
@@ -58,7 +59,9 @@ def run_batch(
     """
     try:
         features = FeatureCache(checkpoint.model)
-        scheduler = Scheduler(checkpoint.model, batch_size, checkpoint.decode_step, features)
+        scheduler = Scheduler(
+            checkpoint.model, batch_size, checkpoint.decode_step, features, prefixes=checkpoint.prefixes
+        )
     except ValueError as error:
         raise RequestError(f"{error} (--batch-size)") from None
     log(str(scheduler.budget))
@@ -128,7 +131,10 @@ class _Question:
             self.checkpoint.check_images(len(line.images))
             images = self.tiled(tuple(self.files.image_path(image) for image in line.images))
             row = encode(self.checkpoint, images, line.question, own["system"])
-            self.requests = requests_for(self.checkpoint, row, limit, self.options)
+            options = self.options
+            if (grammar := grammar_of(own.get("schema"), own.get("choices"))) is not None:
+                options = replace(options, constraint=self.checkpoint.constraint(grammar))
+            self.requests = requests_for(self.checkpoint, row, limit, options)
             self.asked = line, replace(row, tiles=None)
         return self.requests.pop(0)
 

@@ -3,8 +3,9 @@
     questions.jsonl   {"image": "boats.jpg", "question": "How many boats?", "id": 7, "max_new_tokens": 16}
     answers.jsonl     {"line": 1, "id": 7, "images": ["boats.jpg"], ..., "answers": ["three"], ...}
 
-A question may have "images", a list, in place of "image", and "system". Paths are relative to the questions'
-file. A line that cannot be answered gets {"line": n, "error": ...}. Other keys are kept under "other".
+A question may have "images", a list, in place of "image"; "system"; and a "schema" or "choices". Paths are
+relative to the questions' file. A line that cannot be answered gets {"line": n, "error": ...}. Other keys are
+kept under "other".
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from data.files import nearest_file
 from inference.errors import RequestError
 from inference.results import ResultsFile
 
-OPTIONS = ("system", "max_new_tokens")  # of a line, in place of those of the batch
+OPTIONS = ("system", "max_new_tokens", "schema", "choices")  # of a line, in place of those of the batch
 KEYS = ("image", "images", "question", "id", *OPTIONS)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from generation.fast.native.step import NativeStep, is_compiled, unsupported
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower, break_even_tiles, fast_tower
 from generation.fast.tower import unsupported as unsupported_tower
+from generation.prefix_store import PrefixStore
+from generation.protocol import Constraint
 from generation.steps import DecodeStep
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
@@ -52,6 +55,7 @@ class Checkpoint:
     decode_step: DecodeStep | None = None  # None is the eager one
     decode_step_chosen: str = "eager"  # its name, or why it is the eager one
     vision_tower: str = "eager"  # likewise
+    prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.prefix_files`
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -80,6 +84,14 @@ class Checkpoint:
         """Whether its generation_config.json says that it was trained on one question at a time. Such a model
         often gets a follow-up question wrong."""
         return bool(self.model.generation_config.get("single_turn", False))
+
+    def constraint(self, grammar: str) -> Callable[[], Constraint]:
+        """What holds an answer to a grammar (`inference.grammar`): `GenerationOptions.constraint`. Raises
+        RequestError for a grammar that cannot be used, and a tokenizer that cannot be held to any."""
+        from inference.constraint import constraints_of  # its library is needed for nothing else
+
+        vocab_size = self.model.config.text.vocab_size
+        return constraints_of(self.processor.tokenizer, vocab_size, self.stop_token_ids)(grammar)
 
     def check_images(self, count: int) -> None:
         """Raises RequestError for a question without an image if the model needs one."""

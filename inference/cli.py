@@ -6,27 +6,34 @@ Nothing here imports torch, so that a wrong argument is refused at once.
 from __future__ import annotations
 
 import argparse
+import errno
+import json
 import os
 import re
 import secrets
 import select
+import socket
 import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data.errors import ImageError, did_you_mean, printable
+from data.errors import ImageError, did_you_mean, one_line, printable
 from data.files import nearest_file
 from generation.options import GenerationOptions
 from inference.attribution import METHODS, MIN_WINDOW, WINDOW, is_sheet
 from inference.errors import RequestError, check_text_only
+from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_grammar
 from models import __version__
 from models.checkpoints.hub import check_has_config, describe
 from models.config import check_device
 
+# The names in data.coordinates, whose import takes as long as all of this file.
+BOX_FORMATS = ("qwen3-vl", "qwen2.5-vl", "paligemma", "doctags", "molmo", "moondream")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 STDIN = "-"  # the image that is read from stdin
 _DTYPE_ALIASES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
@@ -38,14 +45,18 @@ _SUFFIX = re.compile(
     r"\.(jpe?g|png|webp|gif|bmp|tiff?|p[bgpn]m|avif|hei[cf]|jp2|jxl|svg|pdf|mp4)", re.IGNORECASE
 )
 # Options of generate.py, what they cannot be combined with, and what needs them.
+_LOCATING = {"detect", "point", "show_boxes"}
 _ALONE = {
-    "batch": {"images", "questions", "no_image", "json", "no_cache", "chat", "show_attention", "draft"},
-    "chat": {"json", "num_answers", "no_cache", "show_attention"},
+    "batch": {"images", "questions", "no_image", "json", "no_cache", "chat", "show_attention", "draft"}
+    | {*_LOCATING, "box_format"},
+    "chat": {"json", "num_answers", "no_cache", "show_attention", *_LOCATING, "box_format"},
+    **{name: {"no_image", "num_answers", "draft"} for name in sorted(_LOCATING)},
     "show_attention": {"no_image", "num_answers", "second_question"},
     "no_image": {"images"},
     "compile_on": {"no_cache"},
     "draft": {"no_cache", "num_answers"},
-    "lookup_on": {"no_cache", "num_answers", "batch"},
+    "lookup_on": {"no_cache", "num_answers", "batch", "grammar"},
+    "prefix_cache": {"no_cache"},
 }
 _BELONG = {"batch": {"out", "batch_size"}, "show_attention": {"method", "layers", "heads", "window"}}
 _ALIKE = 0.8  # text with spaces is a mistyped path if it is this similar to the name of a file
@@ -87,6 +98,24 @@ def indices(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers such as 0,3, got {text!r}") from None
+
+
+def schema(name: str) -> str:
+    """The grammar of the JSON schema in a file."""
+    try:
+        with open(name, "rb") as file:
+            return check_grammar(json_grammar(file.read(MOST_BYTES + 1)))
+    except (OSError, RequestError) as error:
+        raise argparse.ArgumentTypeError(one_line(error)) from None
+
+
+def choices(text: str) -> str:
+    """The grammar of texts that are separated by commas, or in a JSON list."""
+    try:
+        values = json.loads(text) if text.lstrip().startswith("[") else [*map(str.strip, text.split(","))]
+        return check_grammar(choice_grammar(values))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(one_line(error)) from None
 
 
 def dtype(text: str) -> str:
@@ -132,6 +161,28 @@ def log_if_slow(program: str, model: str) -> Iterator[None]:
         timer.cancel()
 
 
+def listen(host: str, port: int, last: int | None = None) -> socket.socket:
+    """A socket on the first free port from `port` to `last`, by default on `port` alone. Raises OSError or
+    ValueError without one."""
+    last = port if last is None else last
+    if not 0 < port <= last < 2**16:
+        raise ValueError(f"--port: expected 1 to 65535, got {port}")
+    for number in range(port, last + 1):
+        try:
+            family, *_, place = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+            return socket.create_server(place[:2], family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise OSError(f"cannot listen on {host}, port {number}: {error}") from None
+    taken = f"port {port} is" if port == last else f"ports {port} to {last} are"
+    raise OSError(f"{taken} in use on {host}: give another --port")
+
+
+def address(host: str, port: int) -> str:
+    """The URL of a server."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
 # ---------------------------------------------------------------------------- arguments of generate.py
 def generate_parser(description: str, default_model: Path) -> argparse.ArgumentParser:
     parser = Parser(prog="generate.py", description=description)
@@ -165,7 +216,8 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
         "already compiled, or if the run is long enough to benefit",
     )
 
-    add = parser.add_argument_group("answer").add_argument
+    add_group = parser.add_argument_group("answer")
+    add = add_group.add_argument
     add(
         "--max-new-tokens",
         type=positive,
@@ -192,8 +244,15 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     )
     add("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1 repeats less; 1 is off")
     add("--seed", type=int, help="seed of sampling; answer N uses SEED + N - 1")
+    form = add_group.add_mutually_exclusive_group().add_argument
+    held = "answer with JSON that fits the JSON schema in this file"
+    form("--schema", type=schema, dest="grammar", metavar="FILE", help=held)
+    held = "answer with one of these texts; a JSON list may hold commas"
+    form("--choices", type=choices, dest="grammar", metavar="A,B,...", help=held)
     slower = "keep keys and values; without, every token recomputes everything: same answer, slower"
     add("--cache", action=argparse.BooleanOptionalAction, default=True, help=slower)
+    kept = "folder that keeps what prompts left in the cache: a later start computes only what is new"
+    add("--prefix-cache", metavar="DIR", help=kept)
     sooner = "while an image's tiles are encoded, show in grey what the model says about it as a whole; the "
     sooner += "answer that takes its place is the same as without (default: off)"
     add("--draft", action=argparse.BooleanOptionalAction, default=False, help=sooner)
@@ -222,6 +281,15 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     add("--heads", type=indices, metavar="0,1,...", help="heads to average attention over (default: all)")
     window = f"side of occlusion's grey window, a share of the image's longer side (default {WINDOW:g})"
     add("--window", type=float, metavar="SHARE", help=window)
+
+    add = parser.add_argument_group("boxes and points, in pixels").add_argument
+    things = "put a box around each THING; may be repeated"
+    add("--detect", action="append", metavar="THING", default=[], help=things)
+    add("--point", action="append", metavar="THING", default=[], help="point to each THING; may be repeated")
+    drawn = "write the image with all boxes and points of the answers"
+    add("--show-boxes", type=Path, metavar="OUT.png", help=drawn)
+    written = "form of the model's coordinates (default: the one that its generation_config.json names): "
+    add("--box-format", choices=BOX_FORMATS, metavar="NAME", help=written + ", ".join(BOX_FORMATS))
 
     add = parser.add_argument_group("many questions").add_argument
     add("--batch", type=Path, metavar="FILE.jsonl", help='file of lines {"image": ..., "question": ...}')
@@ -262,6 +330,8 @@ def validate_args(args: argparse.Namespace) -> str | None:
             return f"{_listed(others & given)}: expected with --{_dashed(name)}"
     if not all(map(str.strip, args.questions)):
         return "-q: expected a question, got an empty one"
+    if not all(map(str.strip, args.detect + args.point)):
+        return "--detect, --point: expected the name of a thing, got an empty one"
     if args.batch and not args.out:
         return "--batch needs --out FILE.jsonl for its results"
     if args.images.count(STDIN) > (0 if args.chat else 1):
@@ -271,13 +341,20 @@ def validate_args(args: argparse.Namespace) -> str | None:
         return f"{_listed(foreign)} is not an option of this --method"
     if args.window is not None and not MIN_WINDOW <= args.window <= 1:
         return f"--window: expected a share from {MIN_WINDOW:g} to 1, got {args.window}"
-    sheet = args.show_attention
-    if sheet and sheet.suffix.lower() != ".png":
-        return f"--show-attention: expected a name that ends in .png, got {str(sheet)!r}"
-    if sheet and os.path.lexists(sheet) and not is_sheet(sheet):
-        return f"--show-attention: {str(sheet)!r} exists and is none of these maps: choose another name"
-    if sheet and not os.access(sheet.parent, os.W_OK | os.X_OK):
-        return f"--show-attention: expected a folder that can be written to, got {str(sheet.parent)!r}"
+    for name in ("show_attention", "show_boxes"):
+        if (sheet := values[name]) and (wrong := _wrong_sheet(sheet)):
+            return f"--{_dashed(name)}: {wrong}"
+    return None
+
+
+def _wrong_sheet(sheet: Path) -> str | None:
+    """Why an image of ours cannot be written there, or None."""
+    if sheet.suffix.lower() != ".png":
+        return f"expected a name that ends in .png, got {str(sheet)!r}"
+    if os.path.lexists(sheet) and not is_sheet(sheet):
+        return f"{str(sheet)!r} exists and is not one that this program drew: choose another name"
+    if not os.access(sheet.parent, os.W_OK | os.X_OK):
+        return f"expected a folder that can be written to, got {str(sheet.parent)!r}"
     return None
 
 
@@ -288,7 +365,7 @@ def _dashed(name: str) -> str:
 def _listed(names: set[str]) -> str:
     own = {
         "images": "IMAGE", "questions": "-q", "second_question": "a second -q",
-        "compile_on": "--compile on", "lookup_on": "--lookup on",
+        "compile_on": "--compile on", "lookup_on": "--lookup on", "grammar": "--schema or --choices",
     }  # fmt: skip
     return ", ".join(own.get(name, f"--{_dashed(name)}") for name in sorted(names))
 
@@ -352,6 +429,21 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
         raise RequestError(str(error)) from error
 
 
+def constrained(options: GenerationOptions, grammar: str | None, checkpoint) -> GenerationOptions:
+    """The options with what --schema or --choices asks for."""
+    return options if grammar is None else replace(options, constraint=checkpoint.constraint(grammar))
+
+
+def log_defaults(args: argparse.Namespace, question: str, image: str, log: Callable[[str], None]) -> None:
+    """Log what was used in place of a missing image or question, and what is without effect; `image` is the
+    example's name."""
+    log_unused(args, log)
+    if not args.json and not (args.questions and (args.images or args.no_image)):
+        log(f"{', '.join(args.images) or ('no image' if args.no_image else image)}: {question}")
+    if not args.json and args.num_answers > 1 and args.temperature == 0:
+        log("all answers are the same, the most likely one: give a --temperature to get different ones")
+
+
 def log_unused(args: argparse.Namespace, log: Callable[[str], None]) -> None:
     """Log the sampling options that a temperature of 0 ignores."""
     defaults = {"top_k": 0, "top_p": 1, "min_p": 0, "seed": None}
@@ -363,7 +455,7 @@ def log_unused(args: argparse.Namespace, log: Callable[[str], None]) -> None:
 def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
     """The size and speed of an answer, from the fields of `Reply.finish`: a line for each figure."""
     lengths = " + ".join(str(len(ids)) for ids in result["token_ids"])
-    reused = f", {result['reused_tokens']} kept from the last question" if result["reused_tokens"] else ""
+    reused = f", {result['reused_tokens']} kept from before" if result["reused_tokens"] else ""
     rows = {
         "model": f"{model}, {result['dtype']} on {result['device']}",
         "prompt": f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image{reused}",

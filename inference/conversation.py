@@ -69,7 +69,9 @@ class Conversation:
     def __init__(self, checkpoint: Checkpoint, system: str | None = None, session: Session | None = None):
         self.checkpoint, self.system, self.remember = checkpoint, system, True
         # Features are for what the key-value cache loses, as when a turn is undone.
-        self.session = session or Session(checkpoint.model, FeatureCache(checkpoint.model))
+        self.session = session or Session(
+            checkpoint.model, FeatureCache(checkpoint.model), checkpoint.prefixes
+        )
         self.turns: list[Turn] = []
         self._pending: TurnReply | None = None
 

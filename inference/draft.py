@@ -46,7 +46,7 @@ def ask_each(
     """`inference.answer.ask_each` with a draft before the first answer, where one helps; for the others the
     images are encoded. Raises RequestError where there is to be no cache."""
     began, processor = time.perf_counter(), checkpoint.processor
-    session = Session(checkpoint.model, FeatureCache(checkpoint.model))
+    session = Session(checkpoint.model, FeatureCache(checkpoint.model), checkpoint.prefixes)
     checkpoint.check_images(len(images))
     tiled = [processor.tile(image) for image in images]
     alone = wholes(processor, tiled)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data.errors import ImageError, OneSentence, ProcessorError, PromptError, one_line
-from generation.options import CacheMemoryError, NotFiniteError
+from generation.options import CacheMemoryError, ConstraintError, NotFiniteError
 from models.checkpoints.hub import CheckpointError
 
 
@@ -28,7 +28,7 @@ def user_errors() -> tuple[type[BaseException], ...]:
     """The types of these errors. Any other type is a bug, which needs its traceback. Of OSErrors, handle
     BrokenPipeError first: it says that the reader of our output has gone."""
     known = (CheckpointError, ImageError, ProcessorError, PromptError, RequestError, NotFiniteError,
-             CacheMemoryError, OSError, MemoryError)  # fmt: skip
+             CacheMemoryError, ConstraintError, OSError, MemoryError)  # fmt: skip
     out_of_memory = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)  # None: not imported so far
     return known if out_of_memory is None else (*known, out_of_memory)
 

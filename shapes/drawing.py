@@ -6,13 +6,15 @@ The handwritten digits are real ones, of UCI, and split before anything is drawn
 from __future__ import annotations
 
 import math
+import random
 from functools import cache, lru_cache
+from itertools import pairwise
 from operator import attrgetter
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from shapes.world import COLOURS, KIND_CLASS
+from shapes.world import COLOURS
 
 
 @cache
@@ -45,29 +47,98 @@ def digit_mask(split, index):
 
 
 @cache
-def _font():
-    return ImageFont.load_default(96)
+def _font(path):
+    return ImageFont.truetype(path, 96) if path else ImageFont.load_default(96)
 
 
-@cache
-def word_mask(text):
-    """Ink of a printed word as an alpha image cropped to it."""
-    mask = Image.new("L", (700, 180))
-    ImageDraw.Draw(mask).text((20, 20), text, font=_font(), fill=255, stroke_width=2, stroke_fill=255)
+@lru_cache(maxsize=4096)
+def word_mask(text, font=""):
+    """Ink of a printed word as an alpha image cropped to it; `font` is a file's path."""
+    mask, bold = Image.new("L", (1000, 240)), 0 if font else 2
+    ImageDraw.Draw(mask).text((40, 40), text, font=_font(font), fill=255, stroke_width=bold, stroke_fill=255)
     return mask.crop(mask.getbbox())
 
 
+@lru_cache(maxsize=4096)
+def letter_edges(text, font=""):
+    """Where each letter of a word ends, in fractions of its width."""
+    lengths = [_font(font).getlength(text[: i + 1]) for i in range(len(text))]
+    return tuple(length / lengths[-1] for length in lengths)
+
+
+_STROKES = {  # each digit as lines through points, in a box of 1 by 1.4
+    "0": [[(0.5, 0), (0.1, 0.3), (0, 0.8), (0.2, 1.3), (0.5, 1.4), (0.85, 1.2), (1, 0.7), (0.85, 0.2),
+         (0.5, 0)]],
+    "1": [[(0.2, 0.35), (0.6, 0), (0.6, 1.4)]],
+    "2": [[(0.05, 0.35), (0.3, 0.03), (0.7, 0.03), (0.95, 0.35), (0.8, 0.7), (0, 1.4), (1, 1.4)]],
+    "3": [[(0.05, 0.15), (0.45, 0), (0.9, 0.2), (0.85, 0.5), (0.4, 0.68), (0.95, 0.9), (0.95, 1.2), (0.5,
+         1.4), (0, 1.25)]],
+    "4": [[(0.65, 0), (0, 0.9), (1, 0.9)], [(0.7, 0.4), (0.7, 1.4)]],
+    "5": [[(0.95, 0), (0.15, 0), (0.1, 0.6), (0.6, 0.55), (0.95, 0.85), (0.9, 1.2), (0.5, 1.4), (0,
+         1.25)]],
+    "6": [[(0.8, 0), (0.3, 0.35), (0.03, 0.9), (0.2, 1.3), (0.6, 1.4), (0.95, 1.1), (0.8, 0.75), (0.4,
+         0.7), (0.06, 1.0)]],
+    "7": [[(0, 0), (1, 0), (0.35, 1.4)]],
+    "8": [[(0.5, 0.65), (0.12, 0.35), (0.3, 0.03), (0.7, 0.03), (0.88, 0.35), (0.5, 0.65), (0.05, 1.0),
+         (0.3, 1.38), (0.7, 1.38), (0.95, 1.0), (0.5, 0.65)]],
+    "9": [[(0.92, 0.4), (0.6, 0.7), (0.2, 0.65), (0.05, 0.35), (0.3, 0.03), (0.75, 0.05), (0.95, 0.35),
+         (0.9, 0.8), (0.55, 1.4)]],
+}  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def stroke_mask(digit, seed):
+    """Ink of a digit as a mouse would draw it, cropped: the seed bends, slants and thickens it."""
+    rng = random.Random(seed)
+    mask, thick = Image.new("L", (240, 280)), rng.randint(8, 26)
+    slant, narrow, draw = rng.uniform(-0.25, 0.15), rng.uniform(0.65, 1.1), ImageDraw.Draw(mask)
+    for line in _STROKES[digit]:
+        bent = [(x + rng.gauss(0, 0.035), y + rng.gauss(0, 0.035)) for x, y in line]
+        places = [(50 + 120 * narrow * (x - slant * (y - 0.7)), 50 + 125 * y) for x, y in _rounded(bent)]
+        draw.line(places, fill=255, width=thick, joint="curve")
+        for x, y in (places[0], places[-1]):
+            draw.ellipse((x - thick / 2, y - thick / 2, x + thick / 2, y + thick / 2), fill=255)
+    return mask.crop(mask.getbbox())
+
+
+def _rounded(points):
+    """A line with each corner cut twice (Chaikin), its ends in place."""
+    for _ in range(2):
+        cut = [points[0]]
+        for (x1, y1), (x2, y2) in pairwise(points):
+            cut += [
+                (0.75 * x1 + 0.25 * x2, 0.75 * y1 + 0.25 * y2),
+                (0.25 * x1 + 0.75 * x2, 0.25 * y1 + 0.75 * y2),
+            ]
+        points = [*cut, points[-1]]
+    return points
+
+
 def ink_of(thing, split):
-    """(alpha image, width, height) to draw a word or digit with, in fractions of the side."""
+    """(alpha image, width, height) to draw a word or digit with, in fractions of the shorter side."""
     if thing.kind == "word":
-        return word_mask(thing.name.upper() if thing.upper else thing.name), thing.width, thing.height
+        mask = word_mask(thing.name.upper() if thing.upper else thing.name, thing.font)
+        return mask, thing.width, thing.height
+    if thing.strokes >= 0:
+        return stroke_mask(thing.name, thing.strokes), thing.width, thing.height
+    if thing.font:
+        return word_mask(thing.name, thing.font), thing.width, thing.height
     mask, w, h = digit_mask(split, thing.digit_index)
     return mask, thing.width * (w + 2) / w, thing.height * (h + 2) / h
 
 
 @cache
 def _background_mask(kind, variant):
-    """The mask (256, 256) that mixes a background's two tones: three kinds in eight variants."""
+    """The mask (256, 256) that mixes a background's two tones: five kinds in eight variants."""
+    if kind in ("dots", "lines"):
+        step = 8 + 3 * variant
+        place = np.arange(256) % step
+        mesh = (
+            (place[:, None] < 2) & (place < 2)
+            if kind == "dots"
+            else (place[:, None] < 1) | (place < variant % 2)
+        )
+        return Image.fromarray(np.where(mesh, 255, 0).astype(np.uint8))
     if kind == "noise":
         grain = np.random.RandomState(variant).randint(0, 256, (48, 48)).astype(np.uint8)
         return Image.fromarray(grain).resize((256, 256), Image.Resampling.BILINEAR)
@@ -80,109 +151,174 @@ def _background_mask(kind, variant):
     return Image.fromarray(np.broadcast_to(mix * 255, (256, 256)).astype(np.uint8))
 
 
-def _paint_background(background, side):
+def paint_background(background, size):
+    """The ground of a drawing as an image of `size` (width, height)."""
     if background.kind == "plain":
-        return Image.new("RGB", (side, side), background.first)
+        return Image.new("RGB", size, background.first)
     mask = _background_mask(background.kind, background.variant)
-    mask = mask.resize((side, side), Image.Resampling.BILINEAR)
+    mask = mask.resize(size, Image.Resampling.BILINEAR)
     first, second = np.array(background.first), np.array(background.second)
     ramp = first + (second - first) * np.linspace(0, 1, 256)[:, None]  # (256, 3)
     mask.putpalette(ramp.round().astype(np.uint8).tobytes())  # a palette mixes faster than a paste
     return mask.convert("RGB")
 
 
-_A, _B = 0.17, 0.5  # half the width and half the length of the cross's arms
-OUTLINES = {  # corners around the centre, in diameters
-    "square": [(-0.43, -0.43), (0.43, -0.43), (0.43, 0.43), (-0.43, 0.43)],
-    "triangle": [(0.0, -0.49), (0.52, 0.43), (-0.52, 0.43)],
-    "diamond": [(0.0, -0.56), (0.42, 0.0), (0.0, 0.56), (-0.42, 0.0)],
-    "star": [
-        (radius * math.sin(i * math.pi / 5), -radius * math.cos(i * math.pi / 5))
-        for i, radius in enumerate((0.56, 0.25) * 5)
-    ],
-    "cross": [
-        (-_A, -_B), (_A, -_B), (_A, -_A), (_B, -_A), (_B, _A), (_A, _A),
-        (_A, _B), (-_A, _B), (-_A, _A), (-_B, _A), (-_B, -_A), (-_A, -_A),
-    ],
-}  # fmt: skip
+_B = 0.5  # half the length of the cross's arms
 
 
-def _draw_shape(draw, thing, side, fill):
-    x, y, d = thing.x * side, thing.y * side, thing.size * side
+@lru_cache(maxsize=1024)
+def outline(name, form=0.0):
+    """Corners of a shape around its centre, in diameters. `form` makes it wider or narrower, a star's rays or
+    a cross's arms thicker or thinner."""
+    arm, inner, wide = 0.17 + 0.06 * form, 0.25 + 0.04 * form, 1 + 0.12 * form
+    if name == "square":
+        return ((-0.43, -0.43), (0.43, -0.43), (0.43, 0.43), (-0.43, 0.43))
+    if name == "triangle":
+        return ((0.0, -0.49), (0.52 * wide, 0.43), (-0.52 * wide, 0.43))
+    if name == "diamond":
+        return ((0.0, -0.56), (0.42 * wide, 0.0), (0.0, 0.56), (-0.42 * wide, 0.0))
+    if name == "star":
+        return tuple(
+            (radius * math.sin(i * math.pi / 5), -radius * math.cos(i * math.pi / 5))
+            for i, radius in enumerate((0.56, inner) * 5)
+        )
+    return (
+        (-arm, -_B), (arm, -_B), (arm, -arm), (_B, -arm), (_B, arm), (arm, arm),
+        (arm, _B), (-arm, _B), (-arm, arm), (-_B, arm), (-_B, -arm), (-arm, -arm),
+    )  # fmt: skip
+
+
+def scales_of(size):
+    """What a fraction of the width, of the height, of the shorter side (across and down) is in pixels, where
+    an image is drawn as it looks."""
+    return (*size, min(size), min(size))
+
+
+def corners(thing, scales):
+    """Corners of a shape in pixels, not of a circle; `scales` as `scales_of` has them."""
+    across, down, sx, sy = scales
+    turn = math.radians(thing.angle)
+    c, s, x, y = thing.size * math.cos(turn), thing.size * math.sin(turn), thing.x * across, thing.y * down
+    return [(x + sx * (c * u - s * v), y + sy * (s * u + c * v)) for u, v in outline(thing.name, thing.form)]
+
+
+def _bounds(thing, scales):
+    """(x1, y1, x2, y2) around a thing in pixels."""
+    across, down, sx, sy = scales
+    if thing.kind == "shape" and thing.name != "circle":
+        xs, ys = zip(*corners(thing, scales))
+        return min(xs), min(ys), max(xs), max(ys)
+    width, height = (thing.size, thing.size) if thing.kind == "shape" else (thing.width, thing.height)
+    x, y, w, h = thing.x * across, thing.y * down, width * sx / 2, height * sy / 2
+    return x - w, y - h, x + w, y + h
+
+
+def _to_fractions(aspect):
+    """Scales of an image of that shape squashed into 1 by 1."""
+    return 1.0, 1.0, min(1.0, 1 / aspect), min(1.0, aspect)
+
+
+def box_of(thing, aspect=1.0):
+    """(x1, y1, x2, y2) around a thing in fractions of the image's width and height, cut at its edges."""
+    return tuple(min(1.0, max(0.0, one)) for one in _bounds(thing, _to_fractions(aspect)))
+
+
+def _draw_shape(draw, thing, scales, fill, line=0, colour=None):
     if thing.name == "circle":
-        draw.ellipse((x - d / 2, y - d / 2, x + d / 2, y + d / 2), fill=fill)
-        return
-    c, s = d * math.cos(math.radians(thing.angle)), d * math.sin(math.radians(thing.angle))
-    draw.polygon([(x + c * u - s * v, y + s * u + c * v) for u, v in OUTLINES[thing.name]], fill=fill)
+        draw.ellipse(_bounds(thing, scales), fill=fill, outline=colour, width=line)
+    else:
+        draw.polygon(corners(thing, scales), fill=fill, outline=colour, width=line)
 
 
-def _draw_ink(canvas, thing, side, split):
+def _paint_shape(draw, thing, scales):
+    """In the thing's colour, filled or as a line, with or without a border."""
+    side = scales[2]
+    if thing.hollow:
+        _draw_shape(draw, thing, scales, None, max(1, round(thing.hollow * side)), thing.rgb)
+    elif thing.border:
+        _draw_shape(draw, thing, scales, thing.rgb, max(1, round(0.05 * thing.size * side)), thing.border)
+    else:
+        _draw_shape(draw, thing, scales, thing.rgb)
+
+
+def _draw_ink(canvas, thing, scales, split):
+    across, down, side, _ = scales
     mask, width, height = ink_of(thing, split)
     w, h = max(1, round(width * side)), max(1, round(height * side))
-    corner = round(thing.x * side - w / 2), round(thing.y * side - h / 2)
+    corner = round(thing.x * across - w / 2), round(thing.y * down - h / 2)
     canvas.paste(
         thing.rgb, (*corner, corner[0] + w, corner[1] + h), mask.resize((w, h), Image.Resampling.BICUBIC)
     )
 
 
 def render(scene, size=256):
-    """The image as an RGB image (size, size), drawn at twice the size and reduced."""
-    side = 2 * size
-    canvas = _paint_background(scene.background, side)
+    """The image in RGB with `size` pixels on its shorter side, drawn larger and reduced (`Scene.pen`)."""
+    wide, high = (round(size * max(1.0, a)) for a in (scene.aspect, 1 / scene.aspect))
+    scales = scales_of((wide * scene.pen, high * scene.pen))
+    canvas = paint_background(scene.background, scales[:2])
     draw = ImageDraw.Draw(canvas)
     for thing in scene.things:
         if thing.kind == "shape":
-            _draw_shape(draw, thing, side, thing.rgb)
+            _paint_shape(draw, thing, scales)
         else:
-            _draw_ink(canvas, thing, side, scene.split)
-    return canvas.reduce(2)
+            _draw_ink(canvas, thing, scales, scene.split)
+    return canvas.reduce(scene.pen) if scene.pen > 1 else canvas
 
 
-def object_map(scene, side):
-    """uint8 (side, side): 0 for background, else 1 + the index of the topmost thing."""
-    ids = Image.new("L", (side, side))
+def object_map(scene, columns, rows=0):
+    """uint8 (rows, columns), by default a square: 0 for background, else 1 + the index of the topmost thing.
+    The image is squashed into it."""
+    rows = rows or columns
+    x_scale, y_scale = _to_fractions(scene.aspect)[2:]
+    scales = (columns, rows, columns * x_scale, rows * y_scale)
+    ids = Image.new("L", (columns, rows))
     draw = ImageDraw.Draw(ids)
     for i, t in enumerate(scene.things, 1):
         if t.kind == "shape":
-            _draw_shape(draw, t, side, i)
+            _draw_shape(draw, t, scales, i)
         else:
-            x, y, w, h = t.x * side, t.y * side, t.width * side / 2, t.height * side / 2
-            draw.rectangle((round(x - w), round(y - h), round(x + w) - 1, round(y + h) - 1), fill=i)
+            x1, y1, x2, y2 = _bounds(t, scales)
+            draw.rectangle((round(x1), round(y1), round(x2) - 1, round(y2) - 1), fill=i)
     return np.asarray(ids)
 
 
 def render_with_map(scene, size, grid):
-    """(image, dense float32 (grid*grid, 9)): what each patch, row by row, shows.
-
-    Columns: kind_class (0 background, 1-6 shapes, 7-16 digits, 17- words), colour_class
-    (-1 background), dx and dy from the patch's centre to the thing's in patches,
-    log(size), 1 on the patch that holds the thing's centre; and on a shape's patches how many
-    shapes of the scene share its name, its colour, both (0 elsewhere).
-    """
-    return render(scene, size), _dense(scene, grid)
+    """(image, dense (grid*grid, DENSE)): see `dense_map`."""
+    return render(scene, size), dense_map(scene, grid, grid)
 
 
 @lru_cache(maxsize=16)
-def _patch_of_pixel(grid, cell):
+def _patch_of_pixel(columns, rows, cell):
     """(pixels,): 16 times the patch that each pixel of the object map lies in."""
-    t = np.arange(grid * cell) // cell
-    return ((t[:, None] * grid + t) * 16).ravel()
+    across, down = np.arange(columns * cell) // cell, np.arange(rows * cell) // cell
+    return ((down[:, None] * columns + across) * 16).ravel()
 
 
 _LIKENESSES = (attrgetter("name"), attrgetter("colour"), attrgetter("name", "colour"))
+DENSE = 14  # columns of `dense_map`
 
 
-def _dense(scene, grid):
-    n, cell = len(scene.things), max(1, round(64 / grid))
-    ids = object_map(scene, grid * cell)
-    tally = np.bincount(_patch_of_pixel(grid, cell) + ids.ravel(), minlength=grid * grid * 16)
-    pixels = tally.reshape(grid * grid, 16)[:, 1 : n + 1].T  # (n, patches)
-    x, y = np.array([t.x for t in scene.things]) * grid, np.array([t.y for t in scene.things]) * grid
-    home = y.astype(int) * grid + x.astype(int)  # centres lie inside the image
+def dense_map(scene, columns, rows, tile=0):
+    """float32 (rows*columns, DENSE): what each patch, row by row, shows of the image squashed into this grid.
+
+    Columns: kind_class (0 background, 1-6 shapes, 7-16 digits, 17 words), colour_class
+    (-1 background), dx and dy from the patch's centre to the thing's in patches,
+    log(size), 1 on the patch that holds the thing's centre; on a shape's patches how many
+    shapes of the scene share its name, its colour, both (0 elsewhere); the distances from the patch's centre
+    to the left, upper, right and lower edge of the thing's box, in patches, negative to the left and above,
+    cut at the edges of the patch's own square of `tile` by `tile` patches (0: the whole grid); and which
+    letter of the alphabet stands there (-1: none, or too small to tell).
+    """
+    n, cell = len(scene.things), max(1, round(64 / max(columns, rows)))
+    ids = object_map(scene, columns * cell, rows * cell)
+    tally = np.bincount(_patch_of_pixel(columns, rows, cell) + ids.ravel(), minlength=rows * columns * 16)
+    pixels = tally.reshape(rows * columns, 16)[:, 1 : n + 1].T  # (n, patches)
+    x, y = np.array([t.x for t in scene.things]) * columns, np.array([t.y for t in scene.things]) * rows
+    home = np.minimum(y.astype(int), rows - 1) * columns + np.minimum(x.astype(int), columns - 1)
     owner = np.where(pixels.max(0) >= 0.12 * cell * cell, pixels.argmax(0), -1)
     for i in np.argsort(pixels[np.arange(n), home], kind="stable"):  # where centres share a patch,
         owner[home[i]] = i  # the one seen most comes last
-    facts = np.array([[KIND_CLASS[t.name], COLOURS.index(t.colour), math.log(t.size)] for t in scene.things])
+    facts = np.array([[t.kind_class, COLOURS.index(t.colour), math.log(t.size)] for t in scene.things])
     shapes = [t if t.kind == "shape" else None for t in scene.things]
     alike = np.array(
         [
@@ -190,14 +326,37 @@ def _dense(scene, grid):
             for t in shapes
         ]
     )
-    dense = np.zeros((grid * grid, 9), np.float32)
-    dense[:, 1] = -1
+    dense = np.zeros((rows * columns, DENSE), np.float32)
+    dense[:, 1] = dense[:, 13] = -1
     patch = np.nonzero(owner >= 0)[0]
     who = owner[patch]
+    across, down = patch % columns, patch // columns
     dense[patch, :2] = facts[who, :2]
-    dense[patch, 2] = x[who] - (patch % grid + 0.5)
-    dense[patch, 3] = y[who] - (patch // grid + 0.5)
+    dense[patch, 2] = x[who] - (across + 0.5)
+    dense[patch, 3] = y[who] - (down + 0.5)
     dense[patch, 4] = facts[who, 2]
     dense[home, 5] = 1
-    dense[patch, 6:] = alike[who]
+    dense[patch, 6:9] = alike[who]
+    boxes = np.array([box_of(t, scene.aspect) for t in scene.things]) * (columns, rows, columns, rows)
+    low, high = np.zeros((2, len(patch))), np.broadcast_to(np.array([[columns], [rows]]), (2, len(patch)))
+    if tile:
+        low = np.stack([across, down]) // tile * tile
+        high = low + tile
+    for i, (place, at) in enumerate(((across, 0), (down, 1)) * 2):
+        edge = np.clip(boxes[who, i], low[at], high[at])
+        dense[patch, 9 + i] = edge - (place + 0.5)
+    for i, t in enumerate(scene.things):
+        if t.kind == "word":
+            _mark_letters(dense, t, boxes[i], np.nonzero(owner == i)[0], columns)
     return dense
+
+
+def _mark_letters(dense, word, box, patches, columns):
+    """The letter in the middle of each patch of a word, unless letters are too narrow to tell."""
+    text = word.name.upper() if word.upper else word.name
+    width = box[2] - box[0]
+    if width / len(text) < 0.7 or not word.name.isalpha():
+        return
+    at = np.searchsorted(letter_edges(text, word.font), (patches % columns + 0.5 - box[0]) / width)
+    inside = at < len(text)
+    dense[patches[inside], 13] = [ord(word.name[i]) - ord("a") for i in at[inside]]

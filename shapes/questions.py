@@ -161,7 +161,8 @@ def _qa(rng, family, template, answer, accept=(), **slots):
     return QA(family, rng.choice(TEMPLATES[template]).format(**slots), answer, accept)
 
 
-def _plural(name):
+def plural(name):
+    """Several of what a phrase names."""
     return name + ("es" if name == "cross" else "s")
 
 
@@ -209,9 +210,9 @@ def _ask_count(scene, rng):
     total = sum(names.values())
     for count, text in (
         [(total, "shapes")]
-        + [(c, _plural(n)) for n, c in names.items()]
+        + [(c, plural(n)) for n, c in names.items()]
         + [(c, f"{n} shapes") for n, c in colours.items()]
-        + [(c, f"{n} {_plural(m)}") for (n, m), c in pairs.items()]
+        + [(c, f"{n} {plural(m)}") for (n, m), c in pairs.items()]
     ):
         by_count.setdefault(count, []).append(text)
     if rng.random() < 0.1:
@@ -229,7 +230,7 @@ def _absent(rng, names, colours, pairs):
     gone_colours = [c for c in COLOURS if c not in colours]
     if form == "name" and gone_names:
         name = rng.choice(gone_names)
-        return f"a {name}", _plural(name)
+        return f"a {name}", plural(name)
     if form == "colour" and gone_colours:
         colour = rng.choice(gone_colours)
         return f"{_a(colour)} shape", f"{colour} shapes"
@@ -240,7 +241,15 @@ def _absent(rng, names, colours, pairs):
         else near
     )
     colour, name = rng.choice(half or near)
-    return f"{_a(colour)} {name}", f"{colour} {_plural(name)}"
+    return f"{_a(colour)} {name}", f"{colour} {plural(name)}"
+
+
+def absent(scene, rng):
+    """A phrase for what a scene lacks: a shape, or now and then the word or the digit."""
+    lacking = [kind for kind in ("word", "digit") if not scene.first(kind)]
+    if lacking and rng.random() < 0.25:
+        return rng.choice(lacking)
+    return _absent(rng, *_tally(scene))[0].split(" ", 1)[1]
 
 
 def _ask_colour(scene, rng):
@@ -294,7 +303,7 @@ def _ask_position(scene, rng):
     pairs = [(a, b) for a in known for b in known if a is not b]
     rng.shuffle(pairs)
     for (one, a), (two, b) in pairs:
-        dx, dy = one.x - two.x, one.y - two.y
+        dx, dy = _apart(one, two, scene)
         axes = [("right" if dx > 0 else "left")] if abs(dx) >= 0.12 else []
         axes += [("below" if dy > 0 else "above")] if abs(dy) >= 0.12 else []
         if not axes:
@@ -314,6 +323,11 @@ def _ask_position(scene, rng):
             said = "to the " + said
         return _qa(rng, "position", "position", answer, a=a, b=b, r=said)
     return None
+
+
+def _apart(one, two, scene):
+    """(to the right, down): how far one thing is from the other, in shorter sides of the image."""
+    return (one.x - two.x) * max(1.0, scene.aspect), (one.y - two.y) * max(1.0, 1 / scene.aspect)
 
 
 def _also(direction):
@@ -351,7 +365,7 @@ def _ask_compare(scene, rng):
         return None
     by_name = rng.random() < 0.5
     counts, everything = (names, SHAPES) if by_name else (colours, COLOURS)
-    noun = _plural if by_name else "{} shapes".format
+    noun = plural if by_name else "{} shapes".format
     kinds = list(counts)
     ties = [(a, b) for a in kinds for b in kinds if a != b and counts[a] == counts[b]]
     unequal = [(a, b) for a in kinds for b in kinds if counts[a] > counts[b]]
@@ -365,7 +379,7 @@ def _ask_compare(scene, rng):
     a, b = (more, fewer) if rng.random() < 0.5 else (fewer, more)
     form = rng.random()
     if form < 0.35:
-        answer, accept = (_plural(more), (more,)) if by_name else (more, (f"{more} shapes",))
+        answer, accept = (plural(more), (more,)) if by_name else (more, (f"{more} shapes",))
         return _qa(rng, "compare", "either", answer, accept, a=noun(a), b=noun(b))
     template, answer = "more", "yes" if a == more else "no"
     if form < 0.6 and ties:
@@ -389,14 +403,15 @@ def _name(thing):
     return f"{thing.colour} {thing.name}" if thing.kind == "shape" else f"{thing.kind} {thing.name}"
 
 
-def _reading_order(things):
+def reading_order(things):
+    """Row by row, then from left to right."""
     return sorted(things, key=lambda t: (_row(t), t.x))
 
 
 def describe(scene):
     """The canonical description: one item a thing, row by row, then from left to right."""
     items = []
-    for t in _reading_order(scene.things):
+    for t in reading_order(scene.things):
         size = ("big " if t.size >= BIG else "small ") if t.kind == "shape" else ""
         items.append(f"{size}{_name(t)} {_region(t)}")
     return ", ".join(items)
@@ -431,11 +446,11 @@ def _by(key, names):
 _LISTS = {
     "colours": (
         ("Name the colour of each shape.", "Which colour is each shape?"),
-        lambda scene: [f"{t.name} {t.colour}" for t in _reading_order(scene.shapes())],
+        lambda scene: [f"{t.name} {t.colour}" for t in reading_order(scene.shapes())],
     ),
     "places": (
         ("Where is each shape?", "Tell me where each thing is."),
-        lambda scene: [f"{t.name} {t.colour} {_region(t)}" for t in _reading_order(scene.shapes())],
+        lambda scene: [f"{t.name} {t.colour} {_region(t)}" for t in reading_order(scene.shapes())],
     ),
     "across": (
         ("Name all from left to right.", "What do you see from left to right?"),
@@ -477,19 +492,18 @@ def _ask_relations(scene, rng) -> QA | None:
     anchor, phrases = rng.choice(anchors)
     phrase = rng.choice(phrases)
     if anchor.kind == "shape" and rng.random() < 0.4:
-        ratios = [(t, t.size / anchor.size) for t in _reading_order(scene.shapes()) if t is not anchor]
+        ratios = [(t, t.size / anchor.size) for t in reading_order(scene.shapes()) if t is not anchor]
         items = [f"{_name(t)} {'bigger' if r > 1 else 'smaller'}" for t, r in ratios if not 0.8 < r < 1.25]
         wordings = _BESIDE
     else:
-        others = [t for t in _reading_order(scene.things) if t is not anchor]
-        items = [f"{_name(t)} {way}" for t in others if (way := _direction(anchor, t))]
+        others = [t for t in reading_order(scene.things) if t is not anchor]
+        items = [f"{_name(t)} {way}" for t in others if (way := _direction(*_apart(t, anchor, scene)))]
         wordings = _AROUND
     return QA("list", rng.choice(wordings).format(b=phrase), ", ".join(items)) if items else None
 
 
-def _direction(anchor, thing) -> str | None:
-    """left, right, above or below, by the clearly larger difference; None where neither is."""
-    across, down = thing.x - anchor.x, thing.y - anchor.y
+def _direction(across: float, down: float) -> str | None:
+    """left, right, above or below, by the clearly larger distance; None where neither is."""
     if max(abs(across), abs(down)) < 0.12 or 0.7 < abs(across) / (abs(down) + 1e-9) < 1.4:
         return None
     if abs(across) > abs(down):
@@ -498,7 +512,7 @@ def _direction(anchor, thing) -> str | None:
 
 
 # -------------------------------------------------------------------------------------- what nouns mean
-_NAMES = {_plural(name): name for name in SHAPES} | {"shapes": None}
+_NAMES = {plural(name): name for name in SHAPES} | {"shapes": None}
 _COLOUR = f"(?:({'|'.join(COLOURS)}) )?"
 _MANY = re.compile(rf"\b{_COLOUR}({'|'.join(_NAMES)})\b")
 _ONE = re.compile(rf"\b[Tt]he {_COLOUR}({'|'.join(SHAPES)}|word|digit)\b")

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from shapes.drawing import digit_images, digit_mask, word_mask
+from shapes.looks import contrast
 from shapes.world import (
     COLOURS,
     MAX_COVER,
@@ -24,18 +25,25 @@ from shapes.world import (
 )
 
 
-def sample_scene(rng, split="train", difficulty=1.0):
-    """A random scene. difficulty 0..1 goes from 1-3 large things far apart to the full world."""
+def sample_scene(rng, split="train", difficulty=1.0, makers=None):
+    """A random scene. difficulty 0..1 goes from 1-3 large things far apart to the full world.
+
+    makers: of a word and of a digit, in place of plain ones: (rng, things in all, split, shrink) -> Thing.
+    """
     if not 0.0 <= difficulty <= 1.0:
         raise ValueError(f"expected difficulty in 0..1, got {difficulty}")
     has_word, has_digit = rng.random() < 0.4, rng.random() < 0.4
     n = max(rng.randint(1, 3 + round(5 * difficulty)), has_word + has_digit)
     shapes, colours = _palette(rng)
     placed, cover = [], []
+    word, digit = makers or (
+        lambda rng, n, split, k: _random_word(rng, n, k),
+        lambda rng, n, split, k: random_digit(rng, n, k, split),
+    )
     if has_word:
-        _place(rng, placed, cover, difficulty, lambda k: _random_word(rng, n, k))
+        _place(rng, placed, cover, difficulty, lambda k: word(rng, n, split, k))
     if has_digit:
-        _place(rng, placed, cover, difficulty, lambda k: _random_digit(rng, n, k, split))
+        _place(rng, placed, cover, difficulty, lambda k: digit(rng, n, split, k))
     low, high = _size_range(n, difficulty)
     sizes = sorted((rng.uniform(low, high) for _ in range(n - has_word - has_digit)), reverse=True)
     for size in sizes:  # the largest first: they are the hardest to place
@@ -46,6 +54,14 @@ def sample_scene(rng, split="train", difficulty=1.0):
         _place(rng, placed, cover, difficulty, draw)
     rng.shuffle(placed)
     return Scene(tuple(placed), _random_background(rng, [t.rgb for t in placed]), split)
+
+
+def place_all(rng, makers, difficulty=1.0):
+    """The things of makers (shrink -> Thing), in their order, that find a place beside the others."""
+    placed, cover = [], []
+    for make in makers:
+        _place(rng, placed, cover, difficulty, make)
+    return placed
 
 
 def _palette(rng):
@@ -95,7 +111,8 @@ def _random_word(rng, n, shrink):
     return Thing("word", name, colour, x, y, width, 0.0, _jitter(rng, colour), width, height, upper)
 
 
-def _random_digit(rng, n, shrink, split):
+def random_digit(rng, n, shrink, split):
+    """A handwritten digit of UCI's."""
     labels = digit_images(split)[1]
     index, colour = rng.randrange(len(labels)), _ink_colour(rng)
     size = max(0.3, rng.uniform(0.3, 0.5 if n <= 4 else 0.38) * shrink)
@@ -181,7 +198,7 @@ def _box_overlap(one, two, gap):
 
 def _random_background(rng, inks):
     """A background that contrasts with every ink in use."""
-    tones = [t for t in TONES if all(_contrast(t, ink) >= 105 for ink in inks)] or [TONES[0]]
+    tones = [t for t in TONES if all(contrast(t, ink) >= 105 for ink in inks)] or [TONES[0]]
     kind = rng.choice(("plain", "gradient", "stripes", "noise"))
     first = rng.choice(tones)
     if kind == "plain":
@@ -191,11 +208,6 @@ def _random_background(rng, inks):
     else:
         second = tuple(c - rng.randint(8, 16) for c in first)
     return Background(kind, first, second, rng.randrange(8))
-
-
-def _contrast(a, b):
-    """A distance of two RGB colours in which blue, which the eye hardly sees, counts less."""
-    return math.sqrt((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 + 0.36 * (a[2] - b[2]) ** 2)
 
 
 def example_scene():

@@ -22,6 +22,8 @@ def check_settings(config: TrainConfig) -> None:
         raise ValueError(
             f"--eval-questions: expected at most {MAX_QUESTIONS} for shapes, got {config.eval_questions}"
         )
+    if config.tiles_per_side > 1 and config.drawings == "plain":
+        raise ValueError("--tiles-per-side: expected --drawings any for images in several tiles")
     by_steps = config.steps and not config.pictures
     if not by_steps and config.vision_pictures >= config.pictures:
         raise ValueError(

@@ -23,9 +23,15 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from data.packing import IGNORE_INDEX
+from data.packing import IGNORE_INDEX, dense_mask
+from data.smolvlm import IdeficsImages
 from shapes import FAMILIES, ask, ask_list, render_with_map, sample_questions, sample_scene
+from shapes.drawing import DENSE, dense_map
+from shapes.drawings import paint, sample_drawing, sample_words, weather
+from shapes.outside import QUESTIONS, outside_image
+from shapes.places import ask_absent, ask_place, follow_up
 from shapes.questions import Mention, facts, mentions
+from shapes.world import NO_IMAGE, QA, REFUSAL, Scene
 
 # Images are drawn at one of these sizes and reduced, so that the model sees every softness of edge.
 _RENDER_SIZES, _RENDER_WEIGHTS = (96, 128, 192, 256), (0.5, 0.35, 0.1, 0.05)
@@ -46,6 +52,8 @@ class ShapesStreamConfig:
     patch_size: int = 8
     seed: int = 0
     split: str = "train"
+    drawings: str = "plain"  # or any
+    outside: float = 0.1  # any: images that show nothing of the world
     curriculum_pictures: int = 60_000  # images until scenes reach their full difficulty
     vision_steps: int = 0  # batches for the vision tower alone at the start; the curriculum begins anew after
     vision_batch_size: int = 64  # images in one of these
@@ -67,19 +75,37 @@ class ChatPieces:
     pad: int
 
 
+ALONE = 1000  # segments from this one on do not see the image
+
+
+def branch_mask(segment_ids: Tensor) -> Tensor:
+    """(B, T) segment ids -> (B, T, T) bool: `dense_mask`, but that segments from ALONE on see no image."""
+    blind = (segment_ids >= ALONE)[:, :, None] & (segment_ids == 0)[:, None, :]
+    return dense_mask(segment_ids) & ~blind
+
+
 class ShapesStream(IterableDataset):
     """Yields batches as dicts of tensors.
 
-    pixel_values (B, 3, S, S), dense (B, P, 9); and (B, T): input_ids, labels, position_ids; segment_ids, 0 on
+    With N tiles in all, those of an image after one another, its whole last: pixel_values (N, 3, S, S), dense
+    (N, P, DENSE); and (B, T): input_ids, labels, position_ids; segment_ids, 0 on
     the prefix, k on branch k, -1 on padding; families, each branch's index into FAMILIES or -1. (B, T, 4) and
     NaN where there is nothing to say: nouns, `facts` where a question's nouns end; pairs, where its answer
     begins, the first noun's facts minus the second's.
+
+    `images` is what cuts drawings of any look into tiles.
     """
 
     def __init__(
-        self, config: ShapesStreamConfig, tokenizer, pieces: ChatPieces, rank: int = 0, world_size: int = 1
+        self,
+        config: ShapesStreamConfig,
+        tokenizer,
+        pieces: ChatPieces,
+        rank: int = 0,
+        world_size: int = 1,
+        images: IdeficsImages | None = None,
     ):
-        self.config, self.tokenizer, self.pieces = config, tokenizer, pieces
+        self.config, self.tokenizer, self.pieces, self.images = config, tokenizer, pieces, images
         self.rank, self.world_size = rank, world_size  # B is this rank's share of a batch
         self.start_batch = 0
 
@@ -90,8 +116,16 @@ class ShapesStream(IterableDataset):
 
     def batch(self, index: int) -> dict[str, Tensor]:
         """Batch number `index`, the same whenever and wherever it is asked for."""
-        rows = [self.row(number) for number in self.numbers(index)]
+        if self.config.drawings == "any":
+            orient = random.Random(f"{self.config.seed}:{index}")
+            across = self._tiles_across(orient)
+            wide = orient.random() < 0.5
+            rows = [self.drawing_row(number, across, wide) for number in self.numbers(index)]
+        else:
+            rows = [self.row(number) for number in self.numbers(index)]
         batch = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
+        if self.config.drawings == "any":
+            batch |= {key: batch[key].flatten(0, 1) for key in ("pixel_values", "dense")}
         batch["pixel_values"] = batch["pixel_values"].float().div_(127.5).sub_(1.0)
         return batch
 
@@ -121,10 +155,119 @@ class ShapesStream(IterableDataset):
         }
         return row | self._pack(scene, rng)
 
+    def _tiles_across(self, rng: random.Random) -> int:
+        """How many tiles the shorter side of a batch's images has: all of an image's rows are alike."""
+        assert self.images is not None, "drawings are cut into tiles"
+        most = self.images.longest_side // self.images.tile_size
+        return most if rng.random() < 0.65 else rng.randint(1, most)
+
+    def drawing_row(self, index: int, across: int, wide: bool) -> dict[str, np.ndarray]:
+        """Drawing number `index`, `across` tiles high if `wide`, else wide: its tiles with their dense
+        targets, and its packed questions. Of those for the tower alone, one part and the whole."""
+        config, images = self.config, self.images
+        assert images is not None
+        rng = random.Random(f"{config.split}:{config.seed}:{index}")
+        alone = index < config.vision_pictures
+        since = index if alone else index - config.vision_pictures
+        difficulty = min(1.0, (since + 1) / max(config.curriculum_pictures, 1))
+        most = images.longest_side // images.tile_size
+        if across == most:
+            aspect = 1.0 if rng.random() < 0.5 else rng.uniform(1.0, 0.97 * most / max(most - 1, 0.6))
+            wide = rng.random() < 0.5
+        else:
+            aspect = rng.uniform(
+                1.03 * most / across, 0.97 * most / (across - 1) if across > 1 else 1.6 * most
+            )
+        aspect = aspect if wide else 1 / aspect
+        scene = None
+        if rng.random() < config.outside * difficulty:
+            image = weather(outside_image(rng, config.split, aspect), rng)
+        else:
+            only_words = alone and rng.random() < 0.4
+            draw = sample_words(rng, config.split, aspect) if only_words else None
+            scene = draw or sample_drawing(rng, config.split, difficulty, aspect)
+            image = paint(scene, rng)
+        tiles, rows, columns = images.tiles(image)
+        pixels = np.stack([tile.pixels.numpy() for tile in tiles.tiles])
+        dense = self._dense_tiles(scene, rows, columns)
+        if alone:
+            kept = [rng.randrange(len(pixels)), len(pixels) - 1]
+            pixels, dense = pixels[kept], dense[kept]
+        row: dict[str, np.ndarray] = {"pixel_values": pixels, "dense": dense}
+        text = "<|im_start|>User:" + images.prompt(rows, columns, 0, 1)
+        questions = [] if alone else self._of_drawing(scene, rng) if scene else self._of_outside(rng)
+        return row | self._branches(self._prefix(text), questions, scene, rng)
+
+    def _dense_tiles(self, scene: Scene | None, rows: int, columns: int) -> np.ndarray:
+        """`dense_map` for each tile, (n, P, DENSE), with lengths in eighths of a tile."""
+        grid = self.config.image_size // self.config.patch_size
+        if scene is None:
+            dense = np.zeros((rows * columns + 1, grid * grid, DENSE), np.float32)
+            dense[..., 1] = dense[..., 13] = -1
+            return dense
+        whole = dense_map(scene, grid, grid)[None]
+        if rows * columns:
+            cells = dense_map(scene, columns * grid, rows * grid, grid)
+            cells = cells.reshape(rows, grid, columns, grid, DENSE).transpose(0, 2, 1, 3, 4)
+            whole = np.concatenate([cells.reshape(rows * columns, grid * grid, DENSE), whole])
+        whole[..., 2:4] *= 8 / grid
+        whole[..., 9:13] *= 8 / grid
+        return whole
+
+    def _of_drawing(self, scene: Scene, rng: random.Random) -> list[list[QA]]:
+        """Conversations about a drawing: mostly of one question, some of two or three."""
+        config = self.config
+        asked: list[QA | None] = [ask(scene, rng, kind) for kind in ("word", "digit")]
+        asked += [ask_place(scene, rng) for _ in range(rng.randint(1, 3))]
+        if rng.random() < config.describe_probability:
+            asked.append(ask(scene, rng, "describe"))
+        if rng.random() < config.list_probability:
+            asked.append(ask_list(scene, rng))
+        if rng.random() < 0.6:
+            asked.append(ask_absent(scene, rng))
+        if rng.random() < 0.3:
+            asked.append(QA("outside", rng.choice(QUESTIONS[config.split]), REFUSAL))
+        asked += sample_questions(scene, rng, 12, _MIX)
+        single = [qa for qa in asked if qa is not None]
+        rng.shuffle(single)
+        found, at = [], 0
+        while at < len(single):
+            turns = rng.choice((1, 1, 1, 1, 2, 2, 3))
+            found.append(single[at : at + turns])
+            at += turns
+        if rng.random() < 0.5 and (turns_of_one := follow_up(scene, rng)):
+            found.insert(0, turns_of_one)
+        if rng.random() < 0.15:
+            found.insert(0, [QA("alone", rng.choice(single).question, NO_IMAGE)])
+        return found
+
+    def _of_outside(self, rng: random.Random) -> list[list[QA]]:
+        """Conversations about an image that shows nothing of the world."""
+        scene = sample_scene(rng, self.config.split)
+        asked = [*sample_questions(scene, rng, 5), ask_place(scene, rng), ask_list(scene, rng)]
+        asked += [QA("outside", rng.choice(QUESTIONS[self.config.split]), "")] * 2
+        rng.shuffle(asked)
+        refused = [QA("outside", qa.question, REFUSAL) for qa in asked if qa is not None]
+        return [refused[:2], *([qa] for qa in refused[2:5])]
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def _prefix(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
     def _pack(self, scene, rng: random.Random) -> dict[str, np.ndarray]:
+        """A scene's questions by themselves."""
+        questions = []
+        if rng.random() < self.config.describe_probability:
+            questions.append(ask(scene, rng, "describe"))
+        if rng.random() < self.config.list_probability:
+            questions.append(ask_list(scene, rng))
+        questions += sample_questions(scene, rng, 18, _MIX)
+        return self._branches(self.pieces.prefix, [[qa] for qa in questions if qa is not None], scene, rng)
+
+    def _branches(self, prefix, conversations, scene, rng: random.Random) -> dict[str, np.ndarray]:
         """Branches until the row is full; a branch that does not fit is left out, never cut."""
         config, pieces = self.config, self.pieces
-        length, start = config.sequence_length, len(pieces.prefix)
+        length, start = config.sequence_length, len(prefix)
         row: dict[str, np.ndarray] = {
             "input_ids": np.full(length, pieces.pad, np.int64),
             "labels": np.full(length, IGNORE_INDEX, np.int64),
@@ -134,37 +277,43 @@ class ShapesStream(IterableDataset):
             "nouns": np.full((length, 4), np.nan, np.float32),
             "pairs": np.full((length, 4), np.nan, np.float32),
         }
-        row["input_ids"][:start] = pieces.prefix
+        row["input_ids"][:start] = prefix
         row["position_ids"][:start] = np.arange(start)
         row["segment_ids"][:start] = 0
-        questions = []
-        if rng.random() < config.describe_probability:
-            questions.append(ask(scene, rng, "describe"))
-        if rng.random() < config.list_probability:
-            questions.append(ask_list(scene, rng))
-        questions += sample_questions(scene, rng, 18, _MIX)
         at, document = start, 0
-        for qa in questions:
-            if qa is None:
-                continue
-            question = [*self.encode(qa.question), pieces.end, *pieces.middle]
-            answer = [*self.encode(" " + qa.answer), pieces.end]
-            end = at + len(question) + len(answer)
+        for turns in conversations:
+            blind = turns[0].family == "alone"
+            texts = [("User: " if blind else "") + turns[0].question]
+            texts += ["\nUser: " + qa.question for qa in turns[1:]]
+            questions = [[*self.encode(text), pieces.end, *pieces.middle] for text in texts]
+            if blind:
+                questions[0].insert(0, prefix[0])
+            answers = [[*self.encode(" " + qa.answer), pieces.end] for qa in turns]
+            end = at + sum(map(len, questions)) + sum(map(len, answers))
             if end > length:
                 continue
             document += 1
-            row["input_ids"][at:end] = question + answer
-            row["labels"][end - len(answer) : end] = answer
-            row["position_ids"][at:end] = np.arange(start, start + end - at)
-            row["segment_ids"][at:end] = document
-            known = [(place, facts(scene, noun)) for place, noun in self.nouns(qa.question)]
-            for place, meant in known:
-                row["nouns"][at + place] = meant
-            if len(known) == 2:
-                row["pairs"][at + len(question) - 1] = np.subtract(known[0][1], known[1][1])
-            row["families"][at:end] = FAMILIES.index(qa.family) if qa.family in FAMILIES else -1
-            at = end
+            first = 0 if blind else start
+            row["position_ids"][at:end] = np.arange(first, first + end - at)
+            row["segment_ids"][at:end] = document + ALONE * blind
+            family = turns[0].family if len(turns) == 1 else ""
+            row["families"][at:end] = FAMILIES.index(family) if family in FAMILIES else -1
+            for text, question, answer in zip(texts, questions, answers):
+                stop = at + len(question) + len(answer)
+                row["input_ids"][at:stop] = question + answer
+                row["labels"][stop - len(answer) : stop] = answer
+                if scene is not None and not blind:
+                    self._mark_nouns(row, at, text, at + len(question) - 1, scene)
+                at = stop
         return row
+
+    def _mark_nouns(self, row, at: int, text: str, answer: int, scene) -> None:
+        """What the nouns mean of a question that begins at `at` and whose answer comes after `answer`."""
+        known = [(place, facts(scene, noun)) for place, noun in self.nouns(text)]
+        for place, meant in known:
+            row["nouns"][at + place] = meant
+        if len(known) == 2:
+            row["pairs"][answer] = np.subtract(known[0][1], known[1][1])
 
     @lru_cache(maxsize=50_000)  # noqa: B019 (a stream lives as long as its process)
     def nouns(self, text: str) -> list[tuple[int, Mention]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -25,8 +26,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from data.loader import outliving_signals
-from data.packing import Batch, dense_mask
+from data.packing import Batch
 from data.processor import Processor, make_processor
+from data.smolvlm import IdeficsImages
 from data.tokenizer import build_tokenizer
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
@@ -35,13 +37,17 @@ from shapes import (
     MAX_THINGS,
     NUM_KINDS,
     ask,
+    ask_list,
     heldout_questions,
     render,
     sample_questions,
     sample_scene,
 )
+from shapes.outside import QUESTIONS
+from shapes.places import ask_absent, ask_place, follow_up
 from shapes.settings import images_after, total_steps, vision_steps
-from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig
+from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig, branch_mask
+from shapes.world import NO_IMAGE, REFUSAL
 from training.config import PlanOptions, TrainConfig, flag
 from training.distributed import Ranks
 from training.flops import Amounts, amounts_of, training_flops
@@ -52,20 +58,49 @@ from training.task import Question, Task
 EVALUATION_SEED = 1_000_003  # of the images for `evaluate`: held-out digits, seeds that training never uses
 SAMPLE_SIZE = 128  # pixels a side of an image whose answer is kept
 _COUNTS = 3 * MAX_THINGS  # one class for each count, for each of three ways of being alike
+_LETTERS = 26
+_PARTS = NUM_KINDS, len(COLOURS), 3, 1, _COUNTS, 4, _LETTERS  # of the dense head's predictions
 
 
 def build_processor(config: TrainConfig) -> Processor:
     """The tokenizer, trained on sentences about shapes, and the processor around it."""
     rng = random.Random("tokenizer:0")  # the same vocabulary whatever the seed of the run
+    tokens = (config.image_size // config.patch_size // config.scale_factor) ** 2
     texts = []
+    if config.drawings == "any":
+        tokenizer = build_tokenizer(_texts_of_drawings(rng), config.vocab_size)
+        side, count = config.image_size, config.tiles_per_side
+        return make_processor(
+            tokenizer, image_size=side, image_seq_len=tokens, split=count > 1, longest_edge=count * side
+        )
     for _ in range(3000):
         scene = sample_scene(rng)
         for qa in sample_questions(scene, rng, 6):
             texts += [qa.question, " " + qa.answer]
         texts += [" " + ask(scene, rng, "describe").answer, "User:", "System:", "\nAssistant:"]
     tokenizer = build_tokenizer(texts, config.vocab_size)
-    tokens = (config.image_size // config.patch_size // config.scale_factor) ** 2
     return make_processor(tokenizer, image_size=config.image_size, image_seq_len=tokens)
+
+
+def _texts_of_drawings(rng: random.Random) -> Iterator[str]:
+    """What is asked and answered about drawings. Words that are printed in them are spelled apart, so that
+    letters stay tokens by themselves and any string is read alike."""
+    for _ in range(3000):
+        scene = sample_scene(rng)
+        asked = [*sample_questions(scene, rng, 6), ask(scene, rng, "describe"), ask_list(scene, rng)]
+        asked += [
+            ask_place(scene, rng),
+            ask_place(scene, rng),
+            ask_absent(scene, rng),
+            *follow_up(scene, rng),
+        ]
+        word = scene.first("word")
+        for qa in asked:
+            if qa is not None and qa.family != "word":
+                answer = re.sub(rf"\b{word.name}\b", " ".join(word.name), qa.answer) if word else qa.answer
+                yield from (qa.question, " " + answer)
+        yield from (*QUESTIONS["train"], " " + REFUSAL, " " + NO_IMAGE)
+        yield from ("User:", "\nUser:", "System:", "\nAssistant:")
 
 
 def model_config(config: TrainConfig, tokenizer) -> VLMConfig:
@@ -103,7 +138,8 @@ def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
     """A model of the config's sizes, with random weights from its seed."""
     model = VisionLanguageModel(model_config(config, tokenizer))
     model.init_weights(torch.Generator().manual_seed(config.seed))
-    model.generation_config = {"needs_image": True, "single_turn": True}  # like all its questions
+    if config.drawings == "plain":  # like all its questions
+        model.generation_config = {"needs_image": True, "single_turn": True}
     return model
 
 
@@ -114,10 +150,16 @@ def stream_config(config: TrainConfig) -> ShapesStreamConfig:
         image_size=config.image_size,
         patch_size=config.patch_size,
         seed=config.seed,
+        drawings=config.drawings,
         curriculum_pictures=config.curriculum_pictures,
         vision_steps=vision_steps(config),
         vision_batch_size=config.vision_batch_size,
     )
+
+
+def images_of(processor: Processor) -> IdeficsImages | None:
+    """How a processor cuts images, if it is of the kind that `build_processor` makes."""
+    return processor.images if isinstance(processor.images, IdeficsImages) else None
 
 
 def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
@@ -135,11 +177,12 @@ def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
 
 # ---------------------------------------------------------------------------------------------- losses
 class DenseHead(nn.Module):
-    """(N, P, D_v) patch features -> (N, P, kinds + colours + 4 + 3 counts of up to 8) predictions."""
+    """(N, P, D_v) patch features -> (N, P, kinds + colours + 4 + 3 counts of up to 8 + 4 edges + 26 letters)
+    predictions."""
 
     def __init__(self, width: int):
         super().__init__()
-        self.linear = nn.Linear(width, NUM_KINDS + len(COLOURS) + 4 + _COUNTS)
+        self.linear = nn.Linear(width, sum(_PARTS))
         nn.init.normal_(self.linear.weight, std=width**-0.5)
         nn.init.zeros_(self.linear.bias)
 
@@ -148,10 +191,17 @@ class DenseHead(nn.Module):
 
 
 def dense_counts(targets: Tensor) -> Tensor:
-    """How many patches there are, with a colour, with an object, and how many counts: (4,). The sums in
-    `dense_loss` are divided by these; `targets` (N, P, 9) are described there."""
-    kind, colour, shared = targets[..., 0], targets[..., 1], targets[..., 6:]
-    counts = [(kind >= 0).sum(), (colour >= 0).sum(), (kind > 0).sum(), (shared > 0).sum()]
+    """How many patches there are, with a colour, with an object, how many counts, and how many patches with a
+    letter: (5,). The sums in `dense_loss` are divided by these; `targets` (N, P, DENSE) are described in
+    `drawing.dense_map`."""
+    kind, colour, shared, letter = targets[..., 0], targets[..., 1], targets[..., 6:9], targets[..., 13]
+    counts = [
+        (kind >= 0).sum(),
+        (colour >= 0).sum(),
+        (kind > 0).sum(),
+        (shared > 0).sum(),
+        (letter >= 0).sum(),
+    ]
     return torch.stack(counts).double()
 
 
@@ -159,34 +209,40 @@ def dense_loss(predictions: Tensor, targets: Tensor, counts: Tensor) -> tuple[Te
     """Mean loss over patches, and what share of object patches was named right.
 
     Args:
-        predictions: (N, P, kinds + colours + 4 + 3 · 8).
-        targets: (N, P, 9): kind, colour (-1 on background), dx, dy, log size, is_centre, and how many shapes
-            share the name, the colour, both (0 where there is no shape).
+        predictions: (N, P, the sum of _PARTS).
+        targets: (N, P, DENSE), as `drawing.dense_map` has them.
         counts: `dense_counts` of these, or of all ranks' patches.
     """
-    patches, coloured, objects, counted = counts.clamp(min=1).float()
+    patches, coloured, objects, counted, lettered = counts.clamp(min=1).float()
     predictions, targets = predictions.flatten(0, 1), targets.flatten(0, 1)
-    kinds, colours, geometry, centre, alike = predictions.split(
-        (NUM_KINDS, len(COLOURS), 3, 1, _COUNTS), dim=-1
-    )
+    kinds, colours, geometry, centre, alike, edges, letters = predictions.split(_PARTS, dim=-1)
     kind, colour = targets[:, 0].long(), targets[:, 1].long()
     foreground = kind > 0
     kind_loss = F.cross_entropy(kinds, kind, reduction="sum") / patches
     centre_loss = F.binary_cross_entropy_with_logits(centre[:, 0], targets[:, 5], reduction="sum") / patches
     colour_loss = F.cross_entropy(colours, colour, ignore_index=-1, reduction="sum") / coloured
     distance = F.smooth_l1_loss(geometry, targets[:, 2:5], reduction="none").sum(-1)
+    distance = distance + F.smooth_l1_loss(edges, targets[:, 9:13], reduction="none", beta=0.25).sum(-1)
+    letter = targets[:, 13].long()
+    letter_loss = F.cross_entropy(letters, letter, ignore_index=-1, reduction="sum") / lettered
     geometry_loss = (distance * foreground).sum() / objects
-    shared = targets[:, 6:].long() - 1  # -1 where there is nothing to count
+    shared = targets[:, 6:9].long() - 1  # -1 where there is nothing to count
     alike = alike.unflatten(-1, (3, MAX_THINGS))  # (N · P, 3, 8)
     count_loss = (
         F.cross_entropy(alike.flatten(0, 1), shared.flatten(), ignore_index=-1, reduction="sum") / counted
     )
-    loss = kind_loss + centre_loss + 0.5 * colour_loss + 0.5 * geometry_loss + 0.5 * count_loss
+    loss = kind_loss + centre_loss + letter_loss + 0.5 * (colour_loss + geometry_loss + count_loss)
     with torch.no_grad():
         right_kind = ((kinds.argmax(-1) == kind) & foreground).sum() / objects
         right_colour = ((colours.argmax(-1) == colour) & foreground).sum() / objects
         right_count = (alike.argmax(-1) == shared).sum() / counted  # -1 is no argmax
-    return loss, {"patch_kind": right_kind, "patch_colour": right_colour, "patch_count": right_count}
+        right_letter = ((letters.argmax(-1) == letter) & (letter >= 0)).sum() / lettered
+    return loss, {
+        "patch_kind": right_kind,
+        "patch_colour": right_colour,
+        "patch_count": right_count,
+        "patch_letter": right_letter,
+    }
 
 
 class FactHead(nn.Module):
@@ -242,25 +298,25 @@ class ShapesLoss(nn.Module):
         self, batch: dict[str, Tensor], vision_only: bool, counts: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         patches = self.model.vision_model(batch["pixel_values"])  # (B, P, D_v)
-        dense, seen = dense_loss(self.head(patches), batch["dense"], counts[:4])
+        dense, seen = dense_loss(self.head(patches), batch["dense"], counts[:5])
         logged = {"dense_loss": dense.detach(), **seen}
         if vision_only:
             return dense, logged
         model, ids = self.model, batch["input_ids"]
         x = model.place_features(ids, model.language_model.embed_tokens(ids), model.projector(patches))
-        mask = dense_mask(batch["segment_ids"])
+        mask = branch_mask(batch["segment_ids"])
         hidden, _ = model.language_model(x, attention_mask=mask, position_ids=batch["position_ids"])
         total, _ = model.summed_loss(hidden, batch["labels"])
-        answer = total / counts[4].clamp(min=1).float()
-        nouns = self.nouns.loss(batch["nouns"], counts[5])
-        pairs = self.pairs.loss(batch["pairs"], counts[6])
+        answer = total / counts[5].clamp(min=1).float()
+        nouns = self.nouns.loss(batch["nouns"], counts[6])
+        pairs = self.pairs.loss(batch["pairs"], counts[7])
         logged |= {"loss": answer.detach(), "noun_loss": nouns.detach(), "pair_loss": pairs.detach()}
         return answer + self.dense_weight * dense + self.fact_weight * (nouns + pairs), logged
 
 
 def loss_counts(batch: dict[str, Tensor]) -> Tensor:
     """What the parts of a batch's loss are divided by: `dense_counts`, labelled tokens, known facts of nouns
-    and of pairs, (7,)."""
+    and of pairs, (8,)."""
     labelled = (batch["labels"][:, 1:] != IGNORE_INDEX).sum()
     known = [(~batch[name].isnan()).sum() for name in ("nouns", "pairs")]
     return torch.cat([dense_counts(batch["dense"]), torch.stack([labelled, *known]).double()])
@@ -305,8 +361,9 @@ class ShapesTask(Task):
                 f"--sequence-length: expected more than the {len(pieces.prefix)} positions of an image, "
                 f"got {config.sequence_length}"
             )
-        self.stream = ShapesStream(stream, self.processor.tokenizer, pieces, ranks.rank, ranks.world_size)
-        self.heldout = ShapesStream(heldout, self.processor.tokenizer, pieces)
+        tokenizer, images = self.processor.tokenizer, images_of(self.processor)
+        self.stream = ShapesStream(stream, tokenizer, pieces, ranks.rank, ranks.world_size, images)
+        self.heldout = ShapesStream(heldout, tokenizer, pieces, images=images)
 
     # ------------------------------------------------------------------------------------------- a step
     def batches(self) -> Iterator[list[Batch]]:
@@ -391,7 +448,7 @@ def describe_plan(config: TrainConfig, options: PlanOptions) -> str:
     else:
         shape = model_config(config, processor.tokenizer)
     pieces = chat_pieces(processor.tokenizer, shape.tokens_per_tile)
-    stream = ShapesStream(stream_config(config), processor.tokenizer, pieces)
+    stream = ShapesStream(stream_config(config), processor.tokenizer, pieces, images=images_of(processor))
     alone = vision_steps(config)
     drawn = amounts_of(stream.batch(alone))
     row = AverageRow(

@@ -15,9 +15,12 @@ WORDS = (
 )
 # fmt: on
 FAMILIES = ("count", "colour", "shape", "exists", "position", "size", "word", "digit", "compare", "describe")
-KINDS = ("background", *SHAPES, *DIGITS, *WORDS)  # kind_class indexes this
+KINDS = ("background", *SHAPES, *DIGITS, "word")  # kind_class indexes this
 NUM_KINDS = len(KINDS)
 KIND_CLASS = {name: i for i, name in enumerate(KINDS)}
+ABSENT = "There is none."  # the answer to what a drawing does not show
+REFUSAL = "I only know drawn shapes, words and digits."
+NO_IMAGE = "There is no image."
 HELDOUT_SEED = 1 << 40  # training scenes must use seeds below this one
 
 RGB = {
@@ -56,9 +59,15 @@ MAX_TEXT_COVER = 0.06  # most of a word's or digit's box that others may share
 
 @dataclass(frozen=True)
 class Thing:
-    """One object. Lengths are fractions of the image's side, (x, y) the centre.
+    """One object. (x, y) is its centre, in fractions of the image's width and height; all other lengths are
+    fractions of the shorter side.
 
     width, height: the bounding box of a word or of a digit's ink (0 for shapes).
+    hollow: thickness of the line that is drawn in place of a filled shape; 0: it is filled.
+    border: the colour of a line around a filled shape.
+    form: from -1 to 1, what an outline may vary in (see `drawing.outline`).
+    font: the file that a word or digit is printed with; "": Pillow's own font, or a digit of UCI's.
+    strokes: the seed of a digit that is drawn with a mouse; -1: it is not.
     """
 
     kind: str  # shape | word | digit
@@ -73,11 +82,20 @@ class Thing:
     height: float = 0.0
     upper: bool = False
     digit_index: int = -1  # into digit_images(scene.split)
+    hollow: float = 0.0
+    border: tuple | None = None
+    form: float = 0.0
+    font: str = ""
+    strokes: int = -1
+
+    @property
+    def kind_class(self) -> int:
+        return KIND_CLASS["word" if self.kind == "word" else self.name]
 
 
 @dataclass(frozen=True)
 class Background:
-    """Two tones mixed by a mask: plain, gradient, stripes or noise."""
+    """Two tones mixed by a mask: plain, gradient, stripes, noise, dots or lines."""
 
     kind: str = "plain"
     first: tuple = (250, 244, 228)
@@ -87,11 +105,17 @@ class Background:
 
 @dataclass(frozen=True)
 class Scene:
-    """Things in drawing order (later ones on top), a background and the digit split."""
+    """Things in drawing order (later ones on top), a background and the digit split.
+
+    aspect: the image's width over its height.
+    pen: how many times the size an image is drawn in before it is reduced; 1 leaves hard edges.
+    """
 
     things: tuple
     background: Background = Background()
     split: str = "train"
+    aspect: float = 1.0
+    pen: int = 2
 
     def __post_init__(self):
         if not 1 <= len(self.things) <= MAX_THINGS:

@@ -14,7 +14,7 @@ import pytest
 from tests.walks import WALKS
 
 ROOT = Path(__file__).resolve().parent.parent
-ENTRY_POINTS = {"app", "generate", "train"}
+ENTRY_POINTS = {"app", "generate", "serve", "train"}
 ROOMS = ("models", "generation", "data", "shapes", "training", "inference", "web", "eval", "benchmarks")
 EVERYTHING_BELOW = {"models", "generation", "data", "shapes", "training", "inference"}
 # The first prefix that fits a module says what of this repository it may import.
@@ -50,7 +50,7 @@ READING_ORDER = (
     "generation/kv_cache.py",
 )
 MOST_READING_LINES = 2_750
-MOST_LATE_IMPORTS = 38  # inside functions, where start-up demands it
+MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 
 
 def modules() -> dict[str, Path]:

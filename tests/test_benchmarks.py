@@ -304,6 +304,18 @@ def test_a_section_that_hangs_or_dies_takes_no_other_with_it(tmp_path, monkeypat
     assert shown.count("a step") == len(fast) and shown in capsys.readouterr().out
 
 
+def test_a_table_replaces_the_one_before_in_its_page(tmp_path, monkeypatch):
+    before, page = gpu.PAGE.read_text(), tmp_path / "speed.md"
+    page.write_text(before)
+    monkeypatch.setattr(gpu, "PAGE", page)
+    for table in ("| first |\n", "| second |\n"):
+        gpu.write_page(table, {"gpu": "NVIDIA H200", "torch": "2.11", "transformers": "5.17"})
+    after = page.read_text()
+    assert "| second |" in after and "NVIDIA H200" in after and "| first |" not in after
+    around = [text.split(gpu.MARKS[0])[0] + text.split(gpu.MARKS[1])[1] for text in (before, after)]
+    assert around[0] == around[1]
+
+
 def test_parity_with_transformers():
     found = gpu.parity("cpu", "tiny")
     exact, low = found["float32"], found["bfloat16"]

@@ -127,7 +127,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_session(terminal, endless, tmp_path
         talk.expect(PROMPT)
     talk.type("/stats\r")
     shown = talk.expect("context")
-    assert "ended by stopped" in shown and "kept from the last question" in shown
+    assert "ended by stopped" in shown and "kept from before" in shown
     talk.type("/undo\r")
     talk.expect("took back 'question 2?'")
     assert talk.leave(CTRL_D) == 0

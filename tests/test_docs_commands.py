@@ -30,6 +30,7 @@ from tests.waiting import PATIENCE
 RUN_ELSEWHERE = {
     ".venv/bin/transformers serve checkpoints/ocelli-shapes --dtype float32": "tests/test_served.py",
     "make demo": "tests/test_docs_commands.py",  # test_the_page_of_make_demo
+    "make serve": "tests/test_serve.py",
     ".venv/bin/python train.py runs/mine/run.yaml": "tests/test_finetune.py",
     ".venv/bin/python -m pytest tests/test_cli.py -k json": "tests/test_cli.py",
     # Of those that need minutes, with a small model, few questions, one round:
@@ -44,10 +45,11 @@ RUN_ELSEWHERE = {
     ".venv/bin/python -m benchmarks.batching": "tests/test_benchmarks.py",
     ".venv/bin/python -m benchmarks.lookup": "tests/test_benchmarks.py",
 }
-ELSEWHERE_PYTHON = {"OpenAI(": "tests/test_served.py"}  # by what stands in the block
+ELSEWHERE_PYTHON = {"OpenAI(": "tests/test_serve.py"}  # by what stands in the block
 NEEDS = re.compile(
     r"((a |an )?(network|GPU|GPUs|hours|minutes|token|Mac|Slurm cluster|SkyPilot|cloud|run of train\.py"
-    r"|chromium|llama\.cpp|vllm|sglang|mlx-vlm|optimum-onnx|requirements-\w+\.txt)(, | and |, and )?)+"
+    r"|chromium|serve\.py|balancer|docker|llama\.cpp|vllm|sglang|mlx-vlm|optimum-onnx|requirements-\w+\.txt)"
+    r"(, | and |, and )?)+"
 )
 PROGRAMS = r"(python |torchrun |pip |make [a-z]|vllm |optimum-cli |transformers |playwright |\S+\.py )"
 LIBRARIES = [

@@ -203,6 +203,18 @@ def test_the_kept_cache_is_for_one_at_a_time(vlm):
     assert other[0]["key"].data_ptr() == address
 
 
+def test_without_memory_for_the_kept_cache_the_answer_keeps_its_own(vlm, monkeypatch):
+    cache = kv.allocate_for(vlm.config.text, 1, 20, torch.empty(0))
+    before = [tensor for layer in cache for tensor in layer.values()]
+
+    def no_room(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(kv, "allocate_for", no_room)
+    StaticCache(vlm.config.text, 10**6).adopt(cache, 7, 60)
+    assert all(old is new for old, new in zip(before, (t for layer in cache for t in layer.values())))
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_the_kept_cache_holds_a_photograph_and_its_answer(precision, monkeypatch):
     """17 tiles and 256 tokens, 1,363 positions of SmolVLM-256M: else each answer is recorded anew."""
@@ -262,6 +274,9 @@ def test_graphs_of_replaced_weights_are_not_replayed():
     assert_as_eager(model, step, inputs, **options)
     model.float().load_state_dict({name: tensor * 0.9 for name, tensor in other.items()}, assign=True)
     assert_as_eager(model, step, inputs, **options)
+    frequencies, model.language_model._inv_freq = model.language_model._inv_freq, None
+    frequencies.fill_(7)  # as whoever gets the freed memory may do
+    assert_as_eager(model, step, inputs, **options)
 
 
 def test_proposed_tokens_are_verified(vlm, monkeypatch):
@@ -303,6 +318,24 @@ def test_recording_that_fails_later_goes_on_without_and_is_told(vlm, monkeypatch
         assert torch.equal(vlm.generate(**inputs, decode_step=step, **options), expected)
     assert len(recorded) == 1 and step.failure == WHY
     assert checkpoint.decode_step_name == f"CUDA graph, eager since: {WHY}"
+
+
+def test_without_memory_to_record_in_it_is_tried_again(vlm, monkeypatch):
+    step, inputs, tried = GraphStep(vlm.language_model), batch(2), []
+    options = {"max_new_tokens": 40, "temperature": 0.9, "seed": 3, **NO_STOP}
+
+    def no_room_at_first(self, function, shape, restore):
+        tried.append(shape)
+        if len(tried) > 1:
+            return record_on_tape(self, function, shape, restore)
+        function()
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Graphs, "_record", no_room_at_first)
+    expected = vlm.generate(**inputs, **options)
+    for _ in range(2):
+        assert torch.equal(vlm.generate(**inputs, decode_step=step, **options), expected)
+    assert len(tried) > len(set(tried)) and step.failure is None
 
 
 @pytest.mark.parametrize("steps", [1, 256, None])

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = {
     "generate": "--max-new-tokens",
     "app": "--any-model",
+    "serve": "--drain",
     "eval.__main__": "--tasks",
     "models.checkpoints.__main__": "convert",
     "training.config": "--lora-rank",
@@ -72,6 +73,9 @@ REFUSED = [
     ("app", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
     ("app", ["--model", "owner/nothing"], "owner/nothing"),
     ("app", ["--any-modle"], "--any-model"),
+    ("serve", ["--model", "checkpoints/ocelli-shape"], "checkpoints/ocelli-shapes"),
+    ("serve", ["--drian", "3"], "--drain"),
+    ("serve", ["--queue", "0"], "--queue"),
     ("eval.__main__", ["--task", "shapes"], "--tasks"),
     ("eval.__main__", ["--tasks", "shape"], "shapes"),
     ("eval.__main__", ["--data", "assets/question.jsonl"], "assets/questions.jsonl"),

@@ -237,7 +237,7 @@ def test_uploads_stay_within_their_bounds_and_the_page_keeps_its_own(page, tmp_p
         uploads.make_room()
     assert [file.exists() for file in files] == [False, False, True, True, True, True] and own.exists()
     assert not files[0].parent.exists()
-    with uploads.coming(3 * LEAST_BYTES), pytest.raises(Refused), uploads.coming(LEAST_BYTES + 1):
+    with uploads.room.taken(3 * LEAST_BYTES), pytest.raises(Refused), uploads.room.taken(LEAST_BYTES + 1):
         pass
     assert uploads.holds(str(files[2])) and uploads.holds(str(files[0]))  # it was there
     outside = (str(tmp_path), str(files[2].parent), "/etc/passwd", f"{tmp_path}/../x", "http://a/b", "a\0b")
@@ -321,12 +321,11 @@ def test_a_start_that_fails_is_one_sentence(capsys, monkeypatch, arguments, expe
     assert printed.startswith("app.py: error: ") and expected in printed and printed.count("\n") == 1
 
 
-def test_a_port_in_use_is_an_error_and_another_one_is_found(page, capsys, monkeypatch):
+def test_a_port_in_use_is_an_error_and_another_one_is_found(page, capsys):
     port = int(page.url.rstrip("/").rsplit(":", 1)[1])
     assert app.main(["--port", str(port)]) == 2
     assert str(port) in capsys.readouterr().err
-    monkeypatch.setattr(app, "FIRST_PORT", port)
-    with app.listen("127.0.0.1", None) as listening:
+    with app.listen("127.0.0.1", port, port + app.PORTS) as listening:
         assert port < listening.getsockname()[1] < port + app.PORTS
 
 

@@ -323,4 +323,4 @@ def test_an_answer_larger_than_the_memory_is_one_sentence(complaint, photo, monk
 
 def test_stats_tell_what_was_kept(cli, photo):
     _, _, err = cli(photo, "-q", "how many?", "-q", "what colour?", "--max-new-tokens", 2, "--stats")
-    assert err.count("kept from the last question") == 1
+    assert err.count("kept from before") == 1

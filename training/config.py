@@ -77,6 +77,7 @@ class TrainConfig:
     epochs: int = _field(0, "passes over the data; 0: no limit with --steps, else one", 0, _MANY)
     pictures: int = _field(144_000, "shapes: images to train on, in all; 0: use --steps", 0, _MANY)
     vision_pictures: int = _field(64_000, "shapes: how many of these train the vision tower alone", 0, _MANY)
+    drawings: str = _field("plain", "shapes: in one look, or as strangers draw", "plain", "any")
     curriculum_pictures: int = _field(25_000, "shapes: images of a stage until scenes are hardest", 0, _MANY)
     vision_batch_size: int = _field(64, "shapes: images per step of the vision tower alone", 1, 65_536)
 
@@ -125,6 +126,7 @@ class TrainConfig:
     vision_heads: int = _field(4, "vision tower: heads", 1, 128)
     image_size: int = _field(64, "vision tower: pixels per side", 1, 512)
     patch_size: int = _field(8, "vision tower: pixels per side of a patch", 1, 512)
+    tiles_per_side: int = _field(1, "shapes: tiles of an image's longer side; 1: not split", 1, 6)
     scale_factor: int = _field(1, "pixel shuffle: patches per side that become one token", 1, 64)
     text_width: int = _field(192, "language model: hidden size", 1, 2_048)
     text_layers: int = _field(4, "language model: blocks", 1, 64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +23,16 @@ _NAME, _BASE = "default", ".base_layer."
 _FACTOR = re.compile(rf"(.+)\.lora_([AB])\.{_NAME}\.weight")
 
 
+def _peft() -> ModuleType:
+    import peft  # start-up: it takes seconds to import
+
+    return peft
+
+
 def lora_config(config: TrainConfig, inside: str):
     """peft's settings, for the layers of the language model, which is called `inside`."""
-    from peft import LoraConfig  # start-up: peft takes seconds to import
-
     targets = "|".join(re.escape(name.strip()) for name in config.lora_targets.split(","))
-    return LoraConfig(
+    return _peft().LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft takes any number
         lora_dropout=config.lora_dropout,
@@ -38,10 +43,8 @@ def lora_config(config: TrainConfig, inside: str):
 
 def add_adapters(model: nn.Module, config: TrainConfig) -> None:
     """Put adapters in. From then on they alone train."""
-    from peft import inject_adapter_in_model  # start-up: peft takes seconds to import
-
     generator = torch.Generator().manual_seed(config.seed)
-    inject_adapter_in_model(lora_config(config, "language_model"), model, _NAME)
+    _peft().inject_adapter_in_model(lora_config(config, "language_model"), model, _NAME)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if "lora_A" in name:  # drawn from the run's seed alone

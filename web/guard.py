@@ -1,4 +1,4 @@
-"""What stands between strangers and the page's server: bodies, uploads, routes and names are bounded.
+"""What stands between strangers and the servers: names, bodies, the page's uploads and routes are bounded.
 
 Gradio has more routes than this page uses. Some fetch URLs for whoever asks (`file=http…`, after a look-up at
 a public name server), read or write files, or run what components offer. Only those that the page needs pass.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -44,12 +46,48 @@ POLICY = (
 )
 
 
-class Refused(Exception):
-    """A request that ends here; the message is one sentence."""
+# What a sentence about an image advises whoever writes a program.
+FOR_PROGRAMS = re.compile(r" or raise ImageLimits\.\w+")
 
-    def __init__(self, status: int, sentence: str):
+
+class Refused(Exception):
+    """A request that ends here; the message is one sentence. `retry_after` is in seconds."""
+
+    def __init__(self, status: int, sentence: str, retry_after: float | None = None):
         super().__init__(sentence)
-        self.status = status
+        self.status, self.retry_after = status, retry_after
+
+
+class Room:
+    """At most `most_bytes` of what strangers send, all of them together."""
+
+    def __init__(self, most_bytes: int):
+        self.most_bytes, self.held = most_bytes, 0
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """So many bytes are here, or on their way. Raises Refused where all together are too much."""
+        if self.held + size > self.most_bytes:
+            raise Refused(503, "too much is being sent here just now: try again in a moment", 10)
+        self.held += size
+        try:
+            yield
+        finally:
+            self.held -= size
+
+
+async def read_body(receive: Receive, most: int) -> bytes:
+    """The body of a request. Raises Refused once it is longer than `most` bytes, and ClientDisconnect."""
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > most:
+            raise Refused(413, f"expected at most {most:,} bytes in a request, got more")
+    return bytes(body)
 
 
 class Uploads:
@@ -57,7 +95,7 @@ class Uploads:
     What lies in the folder already is the page's own, and stays."""
 
     def __init__(self, folder: str | Path, most_bytes: int):
-        self.folder, self._most_bytes, self._coming = Path(folder).resolve(), most_bytes, 0
+        self.folder, self.room = Path(folder).resolve(), Room(most_bytes)
         self._own = {path for _, _, path in self._files()}
         self._owners: dict[Path, str] = {}
 
@@ -67,18 +105,6 @@ class Uploads:
             place = Path(path).resolve()
             return place.is_relative_to(self.folder) and not place.is_dir()
         return False
-
-    @contextmanager
-    def coming(self, size: int) -> Iterator[None]:
-        """An upload of at most `size` bytes arrives. Raises Refused where all uploads in progress together
-        are too much."""
-        if self._coming + size > self._most_bytes:
-            raise Refused(503, "too much is being uploaded here just now: try again in a moment")
-        self._coming += size
-        try:
-            yield
-        finally:
-            self._coming -= size
 
     def uploaded(self, paths: Iterable[str], owner: str) -> None:
         """These files have come from an address."""
@@ -91,7 +117,7 @@ class Uploads:
         for file in sorted(self._files(), reverse=True):  # the oldest last
             if file[2] not in self._own:
                 held[self._owners.get(file[2], "")].append(file)
-        room = self._most_bytes - self._coming
+        room = self.room.most_bytes - self.room.held
         of_owner = {owner: sum(size for _, size, _ in files) for owner, files in held.items()}
         while of_owner and sum(of_owner.values()) > room:
             owner = max(of_owner, key=of_owner.__getitem__)
@@ -112,7 +138,7 @@ class Uploads:
 
 
 class Hosts:
-    """The names that the page has.
+    """The names that a server has.
 
     An unknown name may be one whose owner has just pointed it at this machine (DNS rebinding), and then the
     owner's page would count as this one. Nobody can point an address in numbers elsewhere.
@@ -132,7 +158,7 @@ class Hosts:
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         name = _name(host)
         if name not in self._names | self.allowed and not _is_address(name):
-            raise Refused(403, f"{name[:100]!r} is not a name of this page: allow it with --allowed-host")
+            raise Refused(403, f"{name[:100]!r} is not a name of this server: allow it with --allowed-host")
         if origin is None:
             foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
             foreign = foreign and headers.get("sec-fetch-mode") != "navigate"
@@ -187,6 +213,8 @@ class Guard:
 
         try:
             await self._pass(scope, receive, with_policy)
+        except ClientDisconnect:
+            pass
         except Refused as error:
             await JSONResponse({"detail": str(error)}, error.status)(scope, receive, with_policy)
 
@@ -227,7 +255,7 @@ class Guard:
 
         headers = [header for header in scope["headers"] if header[0] != b"accept-encoding"]
         try:
-            with self.uploads.coming(size):
+            with self.uploads.room.taken(size):
                 await self.app({**scope, "headers": headers}, receive, heard)
         finally:  # an upload that was broken off has left a file, too
             await run_in_threadpool(self.uploads.make_room)
@@ -235,10 +263,7 @@ class Guard:
     async def _checked(self, receive: Receive) -> Receive:
         """`receive` for a body that was read and looked through. Raises Refused where it is no JSON, or names
         a file that nobody uploaded."""
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message.get("body", b""), message.get("more_body", False)
+        body = await read_body(receive, MAX_BODY)
         try:
             value = json.loads(body) if body else None
         except (ValueError, RecursionError):

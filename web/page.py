@@ -26,6 +26,7 @@ from fastapi import FastAPI
 from gradio.utils import get_upload_folder
 
 from web.attribution_tab import AttributionTab
+from web.boxes import overlay
 from web.guard import Guard, Hosts, Uploads
 from web.parts import EXAMPLES, message_box, model_choice, notice, visitor_of
 from web.service import AskRequest, Exchange, Service, View, Visitor
@@ -211,7 +212,8 @@ class AskTab:
         return {
             self.chat: _messages(now.log),
             self.stats: _stats(now.log[-1].stats if now.log else {}),
-            self.notice: notice(now.notice, now.failed),
+            self.notice: notice(now.notice, now.failed)
+            + ("" if now.busy else overlay(now.log, self.service.models)),
             self.message: gr.update(submit_btn=not now.busy, stop_btn=now.busy),
         }
 

@@ -14,7 +14,6 @@ belongs to one event loop; only `close` and `close_model` may be called elsewher
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 import traceback
@@ -38,6 +37,7 @@ from generation.session import Session
 from inference.checkpoint import Checkpoint, RequestError
 from inference.conversation import Conversation
 from inference.errors import user_errors
+from web.guard import FOR_PROGRAMS
 from web.models import Models
 
 AT_ONCE = 8  # generators in work
@@ -46,7 +46,6 @@ REDRAW = 0.1  # an answer is shown anew at most this often
 ALIVE = 1.0  # while nothing happens, a view is given this often: it fails where the visitor has gone
 DRAFT = -1  # in place of the number of an answer: a piece of the draft
 STOPPED = "Stopped before the first word."
-_FOR_PROGRAMS = re.compile(r" or raise ImageLimits\.\w+")
 
 
 @dataclass(frozen=True)
@@ -477,4 +476,4 @@ def user_message(error: Exception) -> str:
     if isinstance(error, OSError) or not isinstance(error, user_errors()):
         traceback.print_exception(error)
         return "Something went wrong on the server. Other visitors are not affected; please ask again."
-    return _FOR_PROGRAMS.sub("", one_line(error))
+    return FOR_PROGRAMS.sub("", one_line(error))

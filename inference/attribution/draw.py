@@ -6,6 +6,7 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,10 +87,15 @@ def write_attribution(
         found = occlusion_maps(*about, args.window or WINDOW, args.system)
     else:
         found = attention_maps(*about, args.layers, args.heads, args.system)
+    save_signed(draw_maps(found, words, question), args.show_attention)
+
+
+def save_signed(image: Image.Image, path: Path) -> None:
+    """Write an image as a PNG that a later run may overwrite."""
     signed = PngInfo()
-    signed.add_text("Software", SIGNATURE)  # a later run may overwrite it
-    with replacing(args.show_attention) as temporary:
-        draw_maps(found, words, question).save(temporary, "PNG", pnginfo=signed, optimize=True)
+    signed.add_text("Software", SIGNATURE)
+    with replacing(path) as temporary:
+        image.save(temporary, "PNG", pnginfo=signed, optimize=True)
 
 
 def _colours(level: np.ndarray) -> np.ndarray:
@@ -124,18 +130,18 @@ def _fit(image: Image.Image, side: int) -> Image.Image:
 
 def _text(text: str, size: int, colour: str, width: int, most: int = 1) -> Image.Image:
     """A strip of this width with at most `most` lines; what is too long is cut."""
-    font = _font(size, text.replace("…", "").isascii())
-    length = font.getlength(text)
+    letters = font(size, text.replace("…", "").isascii())
+    length = letters.getlength(text)
     fits = len(text) if length <= width else int(0.93 * len(text) * width / length)
     lines = textwrap.wrap(text, max(1, fits), max_lines=most, placeholder="…")
     strip = Image.new("RGB", (width, max(1, len(lines)) * (size + 8)), _PAPER)
     for number, line in enumerate(lines):
-        ImageDraw.Draw(strip).text((0, number * (size + 8)), line, colour, font)
+        ImageDraw.Draw(strip).text((0, number * (size + 8)), line, colour, letters)
     return strip
 
 
 @cache
-def _font(size: int, ascii_only: bool) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+def font(size: int, ascii_only: bool) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """Pillow's own, which every machine has; for letters that it lacks, one of the system's."""
     for name in () if ascii_only else _FONTS:
         try:

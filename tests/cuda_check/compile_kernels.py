@@ -1,6 +1,6 @@
 """Compile every kernel of the decode step for GPUs that need not be here, and fail if one spills registers.
 
-    python -m tests.cuda_check.compile_kernels    # sm_80, sm_90 and sm_100: a quarter of an hour
+    python -m tests.cuda_check.compile_kernels    # sm_80, sm_90 and sm_100: some minutes on two cores
     python -m tests.cuda_check.compile_kernels --target 90 --shape SmolVLM-256M --rows 1
 
 Needs Triton and the assembler that comes with it. What is compiled is what `TritonDecoder` launches for
@@ -128,9 +128,8 @@ def compile_case(
         usage = resources(*launch, GPUTarget("cuda", target, 32))
         kind = "int8" if int8 else str(dtype).removeprefix("torch.")
         line = f"sm_{target} {shape} {kind} rows {rows} {name}"
-        # Several rows of float32 in one kernel want a few registers more than there are: that is slower, not
-        # wrong, and not the default.
-        expected = (dtype, rows > 1, name) == (torch.float32, True, "whole_step")
+        # A register more than sm_80 has: that is slower, not wrong, and not the default.
+        expected = (target, dtype, rows > 1, name) == (80, torch.float32, True, "whole_step")
         text = "  ".join([line, *(f"{key} {value}" for key, value in usage.items())])
         lines.append((text, bool(usage["spilled"]) and not expected))
     return lines

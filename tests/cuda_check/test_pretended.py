@@ -19,13 +19,11 @@ import torch
 import generate
 import train
 from data import packing
-from data.processor import Processor
 from generation.options import GenerationOptions
 from generation.requests import Request
 from generation.scheduler import Scheduler
 from generation.session import Session
 from inference.checkpoint import fast_step
-from models.checkpoints import save
 from tests.cuda_check.pretend import Device, pretended
 from tests.graph_cases import batch
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, some_rows, tiny_vlm, words
@@ -280,12 +278,6 @@ def test_training(tmp_path, monkeypatch):
     """Steps of two micro-batches, an evaluation and a saved state: the losses are the CPU's."""
     # flex_attention has no kernel here: the same mask, dense.
     monkeypatch.setattr(packing, "block_mask", packing.dense_mask)
-    # Some versions of transformers write a processor only where torchvision is installed.
-    monkeypatch.setattr(Processor, "hf_processor", "not written")
-    write = save.write_checkpoint
-    monkeypatch.setattr(
-        save, "write_checkpoint", lambda model, folder, _, *more: write(model, folder, None, *more)
-    )
     rows = named(write_rows(tmp_path / "rows.jsonl"))
 
     def run(steps: int, device: str = "cuda", **more) -> list[dict]:

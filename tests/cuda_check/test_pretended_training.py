@@ -8,9 +8,7 @@ import pytest
 
 import train
 from data import packing
-from data.processor import Processor
 from eval.tasks import DEFAULT_MODEL
-from models.checkpoints import save
 from tests.cuda_check.pretend import pretended
 from tests.runs import SETTINGS, flags, named, write_rows
 
@@ -19,12 +17,6 @@ from tests.runs import SETTINGS, flags, named, write_rows
 def without(monkeypatch):
     # flex_attention has no kernel here: the same mask, dense.
     monkeypatch.setattr(packing, "block_mask", packing.dense_mask)
-    # Some versions of transformers write a processor only where torchvision is installed.
-    monkeypatch.setattr(Processor, "hf_processor", "not written")
-    write = save.write_checkpoint
-    monkeypatch.setattr(
-        save, "write_checkpoint", lambda model, folder, _, *more: write(model, folder, None, *more)
-    )
 
 
 @pytest.mark.parametrize("more", [{"muon": "all", "ema": 0.9}, {"lora_rank": 2}], ids=str)

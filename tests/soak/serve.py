@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -75,7 +76,7 @@ class Client(threading.Thread):
         url = "data:image/png;base64," + base64.b64encode(self.image).decode()
         content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
         messages = [{"role": "user", "content": content}]
-        return {"model": EMBEDDED, "messages": messages, "max_tokens": 64} | more
+        return {"model": Path(EMBEDDED).name, "messages": messages, "max_tokens": 64} | more
 
     def post(self, body: Any) -> httpx.Response:
         return self.web.post(self.url + "/chat/completions", json=body)

@@ -62,7 +62,9 @@ def unsupported(language_model, rows: int = 1) -> str | None:
     types = {part.weight.dtype for part in matrices}
     if norm.dtype not in TYPES or types != ({norm.dtype} if kinds == {nn.Linear} else {torch.int8}):
         return f"weights in {', '.join(sorted(map(str, types)))} with norms in {norm.dtype}"
-    if not all(part.weight.is_contiguous() and part.weight.data_ptr() % 16 == 0 for part in matrices):
+    read = [part.weight for part in (*matrices, language_model.norm)]
+    read += [tensor for layer in language_model.layers for tensor in fields_of(layer).values()]
+    if not all(tensor.is_contiguous() and tensor.data_ptr() % 16 == 0 for tensor in read):
         return "a weight is a view that is not contiguous or not aligned"
     return None
 
@@ -248,7 +250,7 @@ class TritonDecoder:
             *(like.shape[2], like.stride(0), like.stride(1), self.model.config.rms_norm_eps),
             *(1 / math.sqrt(self._width), S, TYPES[like.dtype], len(self._layers), self._splits(rows)),
             *(self._group, self._lines, triton.next_power_of_2(S.D), S.HD // 2),
-            num_warps=8 if rows == 1 else 4,
+            num_warps=8 if rows == 1 or S.DT.is_fp32() else 4,  # float32 would spill registers
             launch_cooperative_grid=True,
         )
 

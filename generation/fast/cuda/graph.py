@@ -27,6 +27,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,13 +57,19 @@ def bucket_of(length: int) -> int:
     return kv.round_up(length, step)
 
 
+def triton_module() -> Any:
+    """`generation.fast.cuda.decoder`; None where Triton is not installed, as in a CPU build of PyTorch."""
+    try:
+        from generation.fast.cuda import decoder
+    except ImportError:
+        return None
+    return decoder
+
+
 def no_triton(language_model, rows: int = 1) -> str | None:
     """Why the Triton kernels cannot run this model, or that many rows of it; None where they can."""
-    try:
-        from generation.fast.cuda.decoder import unsupported
-    except ImportError:  # a CPU build of PyTorch comes without it
-        return "Triton is not installed"
-    return unsupported(language_model, rows)
+    module = triton_module()
+    return "Triton is not installed" if module is None else module.unsupported(language_model, rows)
 
 
 # ---------------------------------------------------------------------------------------- the graphs
@@ -107,7 +114,11 @@ class Graphs:
 
             try:
                 replay = self._record(function, shape, restore)
-            except RuntimeError as error:  # of the driver, the allocator, a kernel's compiler
+            except torch.OutOfMemoryError:  # there may be room the next time
+                restore()
+                self._pool = None  # the allocator may not take up again what it holds no graph for
+                return function
+            except RuntimeError as error:  # of the driver, the allocator's bookkeeping, a kernel's compiler
                 self.capture, self.failure = False, first_line(error)
                 restore()
         self._replays[key] = replay
@@ -178,7 +189,10 @@ class StaticCache:
             return
         if self.cache is None or kv.rows(self.cache) != rows or self.cache[0]["key"].dtype != like.dtype:
             self.cache = None  # the old memory is freed before the new one is taken
-            self.cache = kv.allocate_for(config, rows, positions, like=like)
+            try:
+                self.cache = kv.allocate_for(config, rows, positions, like=like)
+            except torch.OutOfMemoryError:  # the user's own cache serves as well
+                return
         # Tensors of their own, which live as long as the user's cache.
         for layer, target in zip(kv_cache, kv.view(self.cache, positions), strict=True):
             for name, tensor in target.items():
@@ -195,7 +209,7 @@ class _Run:
     """Buffers of one answer at a time: rows that are sampled in one way and stop at the same ids."""
 
     def __init__(self, sampler: Sampler):
-        self.sampler = sampler.clone()
+        self.sampler = clone(sampler)
         rows, device = len(sampler.stopped), sampler.stopped.device
         self.token = torch.zeros(rows, 1, dtype=torch.int64, device=device)
         self.position = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -269,9 +283,7 @@ class GraphStep:
         if self._reasons[rows] is not None:
             return None
         if self._triton is None:
-            from generation.fast.cuda.decoder import TritonDecoder
-
-            self._triton = TritonDecoder(self._model, self._persistent)
+            self._triton = triton_module().TritonDecoder(self._model, self._persistent)
         return self._triton
 
     @property
@@ -395,7 +407,7 @@ class GraphStep:
         self._check_weights()
         filled, given = position.longest, 0
         self.static.adopt(position.kv_cache, filled, filled + max_new_tokens - 1)
-        free = self._runs.setdefault((len(sampler.stopped), sampler.signature), [])
+        free = self._runs.setdefault((len(sampler.stopped), signature(sampler)), [])
         if len(self._runs) > MAX_SIGNATURES:
             self._runs.pop(next(iter(self._runs)))
         run = free.pop() if free else _Run(sampler)
@@ -469,8 +481,23 @@ class GraphStep:
 
             return step
 
-        shape = len(run.token), kv_len, run.sampler.signature
+        shape = len(run.token), kv_len, signature(run.sampler)
         return self.graphs.get((run, buffer_addresses(kv_cache), kv_len), shape, make, run.state)
+
+
+def signature(sampler: Sampler) -> tuple:
+    """Equal for samplers that differ in their state only."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop_token_ids")
+    return sampler.pad_id, *(getattr(sampler.options, name) for name in names)
+
+
+def clone(sampler: Sampler) -> Sampler:
+    """One of the same signature with tensors of its own."""
+    other = copy(sampler)
+    for name, value in vars(sampler).items():
+        if isinstance(value, Tensor):
+            setattr(other, name, value.clone())
+    return other
 
 
 def fixed(kv_cache: KVCache, length: int) -> KVCache:
@@ -486,8 +513,10 @@ def fixed(kv_cache: KVCache, length: int) -> KVCache:
 
 
 def addresses(language_model) -> list[int]:
-    """Where each of its weights lies."""
-    return [tensor.data_ptr() for tensor in (*language_model.parameters(), *language_model.buffers())]
+    """Where each of its weights lies, and the frequencies, which a stay on another device makes anew."""
+    frequencies = language_model.inv_freq(language_model.norm.weight.device)
+    read = (*language_model.parameters(), *language_model.buffers(), frequencies)
+    return [tensor.data_ptr() for tensor in read]
 
 
 def first_line(error: Exception) -> str:

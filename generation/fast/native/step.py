@@ -107,8 +107,6 @@ class NativeStep:
 
     same_bits = True
 
-    same_bits = True
-
     def __init__(self, language_model):
         if reason := unsupported(language_model):
             raise ValueError(f"the native decode step cannot run this model: {reason}")

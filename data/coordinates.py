@@ -1,0 +1,485 @@
+"""Boxes and points in the text of answers, in the six forms that models write them in.
+
+    form = COORDINATES["qwen3-vl"]
+    text = form.write([Box("star", (10, 20, 60, 80))], (640, 480))  # [{"bbox_2d": [16, 42, 94, 167], ...}]
+    found = form.read(text, (640, 480))
+    found.boxes, found.points, found.malformed
+
+| form | a box | a point | step |
+|---|---|---|---|
+| `qwen3-vl` | {"bbox_2d": [x1, y1, x2, y2], "label": ...} | {"point_2d": [x, y], "label": ...} | 1/1000 |
+| `qwen2.5-vl` | the same | the same | a pixel of the resized image |
+| `paligemma` | <locY1><locX1><locY2><locX2> label, `;` between several | none | 1/1024 |
+| `doctags` | <text><loc_X1><loc_Y1><loc_X2><loc_Y2>label</text> | none | 1/500 |
+| `molmo` | none | <point x= y= alt=>, <points x1= y1= ... alt=>, in percent | 1/1000 |
+| `moondream` | {"bins": [x, y, width, height], "label": ...} | {"bins": [x, y], "label": ...} | 1/1024 |
+
+Here all coordinates are pixels of the image as `load_image` opens it, upright by its EXIF: (0, 0) is its
+upper left corner, (width, height) its lower right one, and a box is (x1, y1, x2, y2).
+
+Reading takes no notice of what stands around coordinates (sentences, code fences). What has the marks of
+coordinates and is none (broken JSON, a wrong count, NaN, corners swapped, a place outside of the image, a
+list that was cut off) is `Malformed` with the reason, and never a box. What is complete beside it counts.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+Size: TypeAlias = tuple[int, int]  # width, height
+ABSENT = "There is none."  # in place of nothing at all
+MAX_TEXT = 200_000  # letters that are read of an answer
+_SHOWN = 80  # letters of what is malformed
+
+
+@dataclass(frozen=True)
+class Box:
+    """A named box (x1, y1, x2, y2) in pixels, x1 <= x2 and y1 <= y2."""
+
+    label: str
+    box: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A named point (x, y) in pixels."""
+
+    label: str
+    point: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """What has the marks of coordinates, and why it is none."""
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Located:
+    """What an answer locates, in its order; all empty where it holds no coordinates."""
+
+    boxes: tuple[Box, ...] = ()
+    points: tuple[Point, ...] = ()
+    malformed: tuple[Malformed, ...] = ()
+
+
+class _Bad(ValueError):
+    """Why something is no box or point."""
+
+
+@dataclass(frozen=True)
+class CoordinateForm(ABC):
+    """One way to write boxes and points.
+
+    detect, point: what its models are asked, with {thing} in it; "" where they have no such answer.
+    """
+
+    name: str
+    detect: str
+    point: str
+
+    def question(self, kind: str, thing: str) -> str:
+        """What to ask for `kind` ("detect" or "point"). ValueError where the form has no such answer."""
+        prompt = {"detect": self.detect, "point": self.point}[kind]
+        if not prompt:
+            other = "points" if kind == "detect" else "boxes"
+            raise ValueError(f"the form {self.name} has {other} only")
+        return prompt.replace("{thing}", thing)
+
+    def asking(self, prompts: Mapping[str, str]) -> CoordinateForm:
+        """This form with other prompts for what it can say; "" keeps its own."""
+        own = {key: prompts[key] for key in ("detect", "point") if getattr(self, key) and prompts.get(key)}
+        return replace(self, **own)
+
+    @abstractmethod
+    def write(self, things: Sequence[Box | Point], size: Size) -> str:
+        """Boxes or points of an image of `size` as text, `ABSENT` for none. ValueError where the form cannot
+        say them."""
+
+    def read(self, text: str, size: Size, label: str = "") -> Located:
+        """What a text locates in an image of `size`; `label` for what has none."""
+        boxes, points, malformed = [], [], []
+        for found in self._found(text[:MAX_TEXT], size):
+            if isinstance(found, Malformed):
+                malformed.append(found)
+            elif isinstance(found, Box):
+                boxes.append(Box(found.label or label, found.box))
+            else:
+                points.append(Point(found.label or label, found.point))
+        return Located(tuple(boxes), tuple(points), tuple(malformed))
+
+    @abstractmethod
+    def _found(self, text: str, size: Size) -> Iterator[Box | Point | Malformed]: ...
+
+    def _sayable(self, things: Sequence[Box | Point], size: Size) -> bool:
+        """Whether there is anything to say; ValueError for what is not in the image or not in this form."""
+        for thing in things:
+            kind, numbers = ("detect", thing.box) if isinstance(thing, Box) else ("point", thing.point)
+            self.question(kind, "")
+            _checked(numbers, len(numbers), *size)
+        return bool(things)
+
+
+def _checked(numbers: Any, count: int, width: float, height: float) -> list[float]:
+    """`count` numbers x, y (and x, y again) within width and height. Raises _Bad."""
+    if not isinstance(numbers, list | tuple) or len(numbers) != count:
+        raise _Bad(f"expected {count} numbers")
+    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
+        raise _Bad("expected numbers")
+    try:
+        values = [float(one) for one in numbers]
+    except OverflowError:
+        raise _Bad("outside of the image") from None
+    if not all(map(math.isfinite, values)):
+        raise _Bad("expected finite numbers")
+    if not all(0 <= one <= (height if at % 2 else width) for at, one in enumerate(values)):
+        raise _Bad("outside of the image")
+    if count == 4 and (values[0] > values[2] or values[1] > values[3]):
+        raise _Bad("corners in the wrong order")
+    return values
+
+
+def _scaled(values: Sequence[float], scale_x: float, scale_y: float) -> tuple[Any, ...]:
+    return tuple(value * (scale_y if at % 2 else scale_x) for at, value in enumerate(values))
+
+
+def _thing(label: str, numbers: Sequence[float]) -> Box | Point:
+    """A box of four numbers or a point of two."""
+    label = " ".join(label.split())
+    return Box(label, tuple(numbers)) if len(numbers) == 4 else Point(label, tuple(numbers))  # type: ignore[arg-type]
+
+
+def _numbers(thing: Box | Point) -> tuple[float, ...]:
+    return thing.box if isinstance(thing, Box) else thing.point
+
+
+def _shown(text: str) -> str:
+    return " ".join(text[: 4 * _SHOWN].split())[:_SHOWN]
+
+
+# -------------------------------------------------------------------------------------------------- JSON
+_LIST_BEGINS = re.compile(r"\[\s*\Z")
+
+
+@dataclass(frozen=True)
+class _Json(CoordinateForm):
+    """Objects with coordinates under a key, in a list or alone, wherever in the text.
+
+    keys: key -> how many numbers may stand under it.
+    canvas: the image's size -> the width and height that its numbers are out of.
+    """
+
+    keys: Mapping[str, tuple[int, ...]]
+    canvas: Callable[[Size], Size]
+
+    def write(self, things: Sequence[Box | Point], size: Size) -> str:
+        if not self._sayable(things, size):
+            return ABSENT
+        of_count = {count: key for key, counts in self.keys.items() for count in counts}
+        objects = [
+            {of_count[len(numbers)]: self._from_pixels(numbers, size), "label": thing.label}
+            for thing in things
+            for numbers in [_numbers(thing)]
+        ]
+        return json.dumps(objects, ensure_ascii=False)
+
+    def _from_pixels(self, numbers: Sequence[float], size: Size) -> list[int]:
+        width, height = self.canvas(size)
+        return [round(one) for one in _scaled(numbers, width / size[0], height / size[1])]
+
+    def _to_pixels(self, numbers: Any, count: int, size: Size) -> Sequence[float]:
+        """Numbers of an object in pixels. Raises _Bad."""
+        width, height = self.canvas(size)
+        return _scaled(_checked(numbers, count, width, height), size[0] / width, size[1] / height)
+
+    def _found(self, text: str, size: Size) -> Iterator[Box | Point | Malformed]:
+        decoder = json.JSONDecoder()
+        at, end, in_list, broken = 0, 0, False, False
+        while (at := text.find("{", at)) >= 0:
+            try:
+                value, after = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                # It may be an object around others, which are tried by themselves.
+                following = text.find("{", at + 1)
+                part = text[at : following if following > 0 else len(text)]
+                at += 1
+                if any(key in part for key in self.keys):
+                    broken = True
+                    yield Malformed(_shown(part), "JSON that is broken or cut off")
+                continue
+            between = text[end:at]
+            in_list = bool(_LIST_BEGINS.search(between)) or (in_list and "]" not in between)
+            for one in _objects(value):
+                if key := next((key for key in self.keys if key in one), None):
+                    yield self._read(one, key, size)
+                    broken = False
+            at = end = after
+        if in_list and not broken and text[end:].lstrip(" \t\r\n,")[:1] != "]":
+            yield Malformed(_shown(text[-_SHOWN:]), "a list that was cut off")
+
+    def _read(self, one: Mapping[str, Any], key: str, size: Size) -> Box | Point | Malformed:
+        numbers, label, counts = one[key], one.get("label", ""), self.keys[key]
+        count = len(numbers) if isinstance(numbers, list) and len(numbers) in counts else counts[0]
+        try:
+            if not isinstance(label, str):
+                raise _Bad("expected a label as text")
+            return _thing(label, self._to_pixels(numbers, count, size))
+        except _Bad as error:
+            return Malformed(_shown(json.dumps(one, ensure_ascii=False)), str(error))
+
+
+def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Every object in a JSON value, in the order of the text."""
+    stack = [value]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, dict):
+            yield one
+        if isinstance(one, dict | list):
+            stack += reversed(list(one.values() if isinstance(one, dict) else one))
+
+
+def smart_resize(size: Size, factor: int = 28, least: int = 56 * 56, most: int = 28 * 28 * 16384) -> Size:
+    """The size that Qwen2.5-VL shows an image in: multiples of `factor`, `least` to `most` pixels."""
+    width, height = (max(factor, round(side / factor) * factor) for side in size)
+    if width * height > most:
+        shrink = math.sqrt(size[0] * size[1] / most)
+        width, height = (max(factor, math.floor(side / shrink / factor) * factor) for side in size)
+    elif width * height < least:
+        grow = math.sqrt(least / (size[0] * size[1]))
+        width, height = (math.ceil(side * grow / factor) * factor for side in size)
+    return width, height
+
+
+# ---------------------------------------------------------------------------------------------- moondream
+_BINS = 1024  # of a place, and of a width or height between 1/1024 and 1 in equal ratios
+_OCTAVES = 10
+
+
+class _Moondream(_Json):
+    """Bins as moondream's region head decodes them: the centre of a box, and its width and height on a
+    logarithmic scale. A box may lie over the edge of the image by its bins' steps, and is cut there."""
+
+    def _from_pixels(self, numbers: Sequence[float], size: Size) -> list[int]:
+        x1, y1, x2, y2 = (*numbers, *numbers)[:4]
+        centre = [(x1 + x2) / 2 / size[0], (y1 + y2) / 2 / size[1]]
+        bins = [min(_BINS - 1, round(share * _BINS)) for share in centre]
+        if len(numbers) == 4:
+            shares = (max((x2 - x1) / size[0], 2**-_OCTAVES), max((y2 - y1) / size[1], 2**-_OCTAVES))
+            bins += [round((math.log2(share) / _OCTAVES + 1) * (_BINS - 1)) for share in shares]
+        return bins
+
+    def _to_pixels(self, numbers: Any, count: int, size: Size) -> Sequence[float]:
+        bins = _checked(numbers[:2] if isinstance(numbers, list) else numbers, 2, _BINS - 1, _BINS - 1)
+        x, y = _scaled(bins, size[0] / _BINS, size[1] / _BINS)
+        if count == 2:
+            _checked(numbers, 2, _BINS - 1, _BINS - 1)
+            return x, y
+        sides = _checked(numbers[2:], 2, _BINS - 1, _BINS - 1)
+        width, height = (
+            length * 2 ** ((one / (_BINS - 1) - 1) * _OCTAVES)
+            for one, length in zip(sides, size, strict=True)
+        )
+        corners = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+        return tuple(min(max(one, 0.0), float(size[at % 2])) for at, one in enumerate(corners))
+
+
+# --------------------------------------------------------------------------------------- location tokens
+@dataclass(frozen=True)
+class _Tokens(CoordinateForm):
+    """Four location tokens a box, each a share of the image in `steps`.
+
+    most: the last token that is written; `steps` itself may be read where a vocabulary has it.
+    vertical_first: y before x.
+    mark: the beginning of a token.
+    separator: between boxes.
+    tagged: a label stands between tags, whose name is the label of a box without one.
+    """
+
+    steps: int
+    most: int
+    vertical_first: bool
+    mark: str
+    token: re.Pattern[str]
+    separator: str
+    tagged: bool
+
+    def write(self, things: Sequence[Box | Point], size: Size) -> str:
+        if not self._sayable(things, size):
+            return ABSENT
+        written = []
+        for thing in things:
+            label = html.escape(thing.label, quote=False) if self.tagged else thing.label
+            if not self.tagged and set(";<>") & set(label):
+                raise ValueError(f"the form {self.name} has no label with ; < or >: {label!r}")
+            shares = _scaled(_numbers(thing), self.steps / size[0], self.steps / size[1])
+            x1, y1, x2, y2 = (min(self.most, round(share)) for share in shares)
+            order = (y1, x1, y2, x2) if self.vertical_first else (x1, y1, x2, y2)
+            digits = "" if self.tagged else "04"
+            tokens = "".join(f"{self.mark}{number:{digits}}>" for number in order)
+            written.append(f"<text>{tokens}{label}</text>" if self.tagged else f"{tokens} {label}")
+        return self.separator.join(written)
+
+    def _found(self, text: str, size: Size) -> Iterator[Box | Point | Malformed]:
+        # A tag or none, a run of tokens, what PaliGemma segments, and a label up to what ends it.
+        runs = re.finditer(
+            rf"(?:<(?P<tag>(?!loc)\w+)>\s*)?(?P<run>(?:{self.token.pattern}\s*)+)(?:<seg\d+>\s*)*"
+            rf"(?P<label>[^<\n{'' if self.tagged else ';'}]*)",
+            text,
+        )
+        end = 0
+        for run in runs:
+            yield from self._broken(text[end : run.start()])
+            end = run.end()
+            numbers = [int(one) for one in self.token.findall(run["run"])]
+            try:
+                if len(numbers) == 4 and self.vertical_first:
+                    numbers = [numbers[at] for at in (1, 0, 3, 2)]
+                values = _checked(numbers, 4, self.steps, self.steps)
+                label = html.unescape(run["label"]).strip() or (run["tag"] or "" if self.tagged else "")
+                yield _thing(label, _scaled(values, size[0] / self.steps, size[1] / self.steps))
+            except _Bad as error:
+                yield Malformed(_shown(run[0]), str(error))
+        yield from self._broken(text[end:])
+
+    def _broken(self, text: str) -> Iterator[Malformed]:
+        """What begins like a token and is none."""
+        if (at := text.find(self.mark)) >= 0:
+            yield Malformed(_shown(text[at:]), "a location token that is broken or cut off")
+
+
+# --------------------------------------------------------------------------------------------------- XML
+_TAG = re.compile(r"<points?\b([^<>]*)>(?:([^<]*)</points?>)?")
+_ATTRIBUTE = re.compile(r"([a-z]+?)(\d*)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
+
+
+class _Molmo(CoordinateForm):
+    """Percent of width and height in the attributes of a tag."""
+
+    def write(self, things: Sequence[Box | Point], size: Size) -> str:
+        """Neighbours of one label stand in one tag."""
+        if not self._sayable(things, size):
+            return ABSENT
+        groups: dict[str, list[str]] = {}
+        for thing in things:
+            x, y = (f"{one:.1f}" for one in _scaled(_numbers(thing), 100 / size[0], 100 / size[1]))
+            groups.setdefault(thing.label, []).extend((x, y))
+        written = []
+        for label, numbers in groups.items():
+            one = len(numbers) == 2
+            names = ["x", "y"] if one else [f"{'xy'[at % 2]}{at // 2 + 1}" for at in range(len(numbers))]
+            given = " ".join(f'{name}="{number}"' for name, number in zip(names, numbers, strict=True))
+            tag, text = "point" if one else "points", html.escape(label)
+            written.append(f'<{tag} {given} alt="{text}">{text}</{tag}>')
+        return "\n".join(written)
+
+    def _found(self, text: str, size: Size) -> Iterator[Box | Point | Malformed]:
+        end = 0
+        for tag in _TAG.finditer(text):
+            yield from self._broken(text[end : tag.start()])
+            end = tag.end()
+            places: dict[str, dict[str, str]] = {}
+            named = {}
+            for letter, number, *values in _ATTRIBUTE.findall(tag[1]):
+                value = "".join(values)
+                if letter in ("x", "y"):
+                    places.setdefault(number, {})[letter] = value
+                else:
+                    named[letter] = value
+            label = html.unescape(named.get("alt") or tag[2] or "")
+            if not places:
+                yield Malformed(_shown(tag[0]), "expected x and y")
+            for place in places.values():
+                try:
+                    values = _checked([_decimal(place.get(letter, "")) for letter in "xy"], 2, 100, 100)
+                    yield _thing(label, _scaled(values, size[0] / 100, size[1] / 100))
+                except _Bad as error:
+                    yield Malformed(_shown(tag[0]), str(error))
+        yield from self._broken(text[end:])
+
+    def _broken(self, text: str) -> Iterator[Malformed]:
+        if begun := re.search(r"<points?\b", text):
+            yield Malformed(_shown(text[begun.start() :]), "a tag that is broken or cut off")
+
+
+def _decimal(text: str) -> float:
+    if not re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)\s*", text, re.ASCII):
+        raise _Bad("expected numbers")
+    return float(text)
+
+
+# --------------------------------------------------------------------------------------------- by name
+# The prompts are those of the models' own documentation.
+_SAID = ("form", "detect", "point")
+_KEYS = {"bbox_2d": (4,), "point_2d": (2,)}
+COORDINATES: dict[str, CoordinateForm] = {
+    form.name: form
+    for form in (
+        _Json(
+            "qwen3-vl",
+            'Locate every instance that belongs to the following categories: "{thing}". '
+            "Report bbox coordinates in JSON format.",
+            'Locate every instance of "{thing}" with points. Report point coordinates in JSON format.',
+            _KEYS,
+            lambda size: (1000, 1000),
+        ),
+        _Json(
+            "qwen2.5-vl",
+            "Outline the position of each {thing} and output all the coordinates in JSON format.",
+            "Point to each {thing} and output all the point coordinates in JSON format.",
+            _KEYS,
+            smart_resize,
+        ),
+        _Tokens(
+            "paligemma",
+            "detect {thing}",
+            "",
+            1024,
+            1023,
+            True,
+            "<loc",
+            re.compile(r"<loc([0-9]{4})>"),
+            " ; ",
+            False,
+        ),
+        _Tokens(
+            *("doctags", "Find all '{thing}' elements on the page.", "", 500, 499, False),
+            *("<loc_", re.compile(r"<loc_([0-9]{1,4})>"), "\n", True),
+        ),
+        _Molmo("molmo", "", "Point to {thing}."),
+        _Moondream(
+            "moondream",
+            "\n\nDetect: {thing}\n\n",
+            "\n\nPoint: {thing}\n\n",
+            {"bins": (4, 2)},
+            lambda size: (_BINS, _BINS),
+        ),
+    )
+}
+
+
+def form_of(generation_config: Mapping[str, Any], name: str | None = None) -> CoordinateForm | None:
+    """The form called `name`, else the one that a checkpoint's generation_config.json names, else None.
+
+    That file may say {"coordinates": {"form": "qwen3-vl", "detect": "Where is the {thing}?", "point": ...}},
+    or the name alone; its prompts replace the form's own. Raises ValueError for what is none of these.
+    """
+    said = generation_config.get("coordinates") or {}
+    said = {"form": said} if isinstance(said, str) else said
+    if not isinstance(said, Mapping) or not all(isinstance(said.get(key, ""), str) for key in _SAID):
+        raise ValueError(f"generation_config.json: coordinates: expected {', '.join(_SAID)} as texts")
+    wanted = name or said.get("form")
+    if wanted is None:
+        return None
+    if wanted not in COORDINATES:
+        raise ValueError(f"unknown form of coordinates {wanted!r}; expected {', '.join(COORDINATES)}")
+    return COORDINATES[wanted].asking(said if wanted == said.get("form") else {})

@@ -1,0 +1,241 @@
+"""Kept prefixes: keys and values that any later prompt that begins alike takes over, from memory or files.
+
+    store = PrefixStore(model, max_bytes=2**30)
+    held = store.match(prompt.keys, prompt.digests)              # positions from the front
+    end = store.load(prompt.keys, prompt.digests, kv_cache, row, start=0, end=held)
+    ...                                                          # compute the positions from `end` on
+    store.save(prompt.keys, prompt.digests, kv_cache, row)
+
+A prompt is cut into blocks. A block ends with each tile, because a tile is encoded whole or not at all, and
+after `TEXT_BLOCK` positions of text. Its name is the SHA-256 of the name of the block before it, of its keys,
+and of the whole digests of its tiles: the keys' 62 bits tell the tiles of one process apart, but what is on
+disk, or belongs to a stranger, must not be found by anything made to look like it. So a name stands for all
+positions up to the block's end, and two prompts share the blocks whose names are equal.
+
+A block is written once and then only read, by any number of threads. The block used longest ago goes first,
+and a block never before those that follow it, which could not be found without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from generation.kv_cache import KVCache, bytes_per_position
+from generation.options import check_integer
+from generation.prefix import KeyedPrompt, SlotCache
+from generation.protocol import VisionLanguage
+
+PREFIX_BYTES = 2**30  # in memory: 23 images of 17 tiles for SmolVLM-256M in float32
+TEXT_BLOCK = 32  # positions of text that are worth a block of their own
+FORMAT = b"ocelli prefix 1"  # another one where blocks are cut, named or laid out otherwise
+
+
+@dataclass(frozen=True)
+class Block:
+    """Positions start … end - 1 of a prompt; `name` (32 bytes) stands for all that it holds up to `end`."""
+
+    name: bytes
+    start: int
+    end: int
+
+
+class PrefixFiles(Protocol):
+    """Blocks in files; `inference.prefix_files` has them."""
+
+    def holds(self, name: bytes) -> bool: ...
+
+    def read(
+        self, blocks: Sequence[tuple[bytes, tuple[int, ...]]], dtype: torch.dtype, pin: bool
+    ) -> Iterator[Tensor | None]:
+        """Blocks by name and shape, in order, in memory of their own (pinned, where a GPU is to read it);
+        None for one that is not there, or not as it was written."""
+
+    def keep(
+        self, blocks: Sequence[tuple[bytes, Tensor | None]], ready: Callable[[], object] | None = None
+    ) -> None:
+        """Note that these blocks, one after another from a prompt's front, have been used, and write those
+        that come with their numbers, once `ready` has returned. Does not wait for that."""
+
+    def close(self) -> None:
+        """Wait until that is done, and take nothing more."""
+
+
+def cut(keys: Tensor, tiles: Sequence[bytes], tile_positions: int, root: bytes) -> list[Block]:
+    """The whole blocks of a prompt, from its front.
+
+    Args:
+        keys: (L,) of `prefix.KeyedPrompt`, possibly with ids of an answer after them.
+        tiles: digests of the prompt's tiles, each of which takes `tile_positions` positions.
+        root: what the first block follows.
+    """
+    raw = keys.contiguous().view(torch.uint8).numpy().data  # 8 bytes a key
+    blocks: list[Block] = []
+    name, start, text, image, seen = root, 0, 0, 0, 0  # seen: positions of tiles before the block
+    for end, key in enumerate(keys.tolist(), 1):
+        if key < 0:
+            image += 1
+        else:
+            text += 1
+        if text == TEXT_BLOCK or (key < 0 and image % tile_positions == 0):
+            own = tiles[seen // tile_positions : -(-image // tile_positions)]
+            name = hashlib.sha256(b"".join((name, raw[8 * start : 8 * end], *own))).digest()
+            blocks.append(Block(name, start, end))
+            start, text, seen = end, 0, image
+    return blocks
+
+
+class PrefixStore:
+    """See the module's docstring.
+
+    Args:
+        model: whose keys and values these are. Call `clear` when its weights change.
+        max_bytes: of blocks in memory.
+        files: blocks outlive the process there.
+        identity: all that the numbers depend on besides the prompt; needed with files, as others write there.
+    """
+
+    def __init__(
+        self,
+        model: VisionLanguage,
+        max_bytes: int = PREFIX_BYTES,
+        files: PrefixFiles | None = None,
+        identity: bytes = b"",
+    ):
+        check_integer("max_bytes", max_bytes, low=0)
+        if files is not None and not identity:
+            raise ValueError("identity: expected what the weights and the arithmetic are, with files")
+        self.model, self.max_bytes, self.size_in_bytes = model, max_bytes, 0
+        self._files, self._root = files, hashlib.sha256(FORMAT + identity).digest()
+        self._blocks: OrderedDict[bytes, Tensor] = OrderedDict()  # (2 · layers, H_kv, n, D_h); the last is
+        self._lock = Lock()  # the one used last
+
+    def __len__(self) -> int:
+        """Blocks in memory."""
+        return len(self._blocks)
+
+    def clear(self) -> None:
+        """Forget what is in memory."""
+        with self._lock:
+            self._blocks.clear()
+            self.size_in_bytes = 0
+
+    def match(self, keys: Tensor, tiles: Sequence[bytes]) -> int:
+        """How many positions of a prompt, from its front, `load` may be asked for; see `cut`."""
+        end = 0
+        for block in self._cut(keys, tiles):
+            if block.name not in self._blocks and not (self._files and self._files.holds(block.name)):
+                break
+            end = block.end
+        return end
+
+    def load(
+        self, keys: Tensor, tiles: Sequence[bytes], kv_cache: KVCache, row: int, start: int, end: int
+    ) -> int:
+        """Copy positions start … end - 1 of a prompt into a row of a cache, as far as they are held: the end
+        that was reached, which is less than `end` where a block has gone since `match` or is damaged."""
+        chain = [block for block in self._cut(keys, tiles) if block.start < end]
+        wanted = [block for block in chain if block.end > start]
+        with self._lock:
+            held = {block.name: self._blocks[block.name] for block in wanted if block.name in self._blocks}
+        absent = [(block.name, self._shape(block)) for block in wanted if block.name not in held]
+        dtype, pin = kv_cache[0]["key"].dtype, kv_cache[0]["key"].is_cuda
+        read = self._files.read(absent, dtype, pin) if self._files and absent else iter(())
+        reached, numbers = start, []
+        for block in wanted:
+            if block.name not in held and (tensor := next(read, None)) is not None:
+                held[block.name] = tensor
+            if block.name not in held:
+                break
+            part = slice(max(start - block.start, 0), end - block.start)
+            numbers.append(held[block.name][:, :, part].to(kv_cache[0]["key"].device, non_blocking=True))
+            reached = min(end, block.end)
+        if numbers:
+            # A call for each layer's keys and one for its values, and no copy between.
+            sources = zip(*(block.unbind(0) for block in numbers))
+            for target, parts in zip(_tensors(kv_cache), sources, strict=True):
+                torch.cat(parts, 1, out=target[row, :, start:reached])
+        self._use(chain, held)
+        if self._files:
+            self._files.keep([(block.name, None) for block in chain if block.end <= reached])
+        return reached
+
+    def save(self, keys: Tensor, tiles: Sequence[bytes], kv_cache: KVCache, row: int) -> None:
+        """Keep the whole blocks of a row's first len(keys) positions that are not kept already. What does not
+        fit goes from the end."""
+        chain = self._cut(keys, tiles)
+        new, size = {}, 0
+        for block in chain:
+            nbytes = (block.end - block.start) * bytes_per_position(self.model.language_model)
+            size += nbytes
+            fits = size <= self.max_bytes and block.name not in self._blocks
+            if fits or (self._files and not self._files.holds(block.name)):
+                held = self._blocks.get(block.name)
+                new[block.name] = _copy_of(kv_cache, row, block) if held is None else held
+        self._use(chain, new)
+        if self._files and chain:
+            ready = None
+            if new and kv_cache[0]["key"].is_cuda:
+                event = torch.cuda.Event()
+                event.record()
+                ready = event.synchronize  # the copies are under way
+            self._files.keep([(block.name, new.get(block.name)) for block in chain], ready)
+
+    def extend(self, slots: SlotCache, slot: int, prompt: KeyedPrompt, shared: int) -> int:
+        """Load what is held of a prompt beyond the `shared` positions that its slot was assigned with.
+        Returns how many the slot has then; never all, because the last position's logits are not kept."""
+        held = min(self.match(prompt.keys, prompt.digests), len(prompt) - 1)
+        if held > shared:
+            shared = self.load(prompt.keys, prompt.digests, slots.kv_cache, slot, shared, held)
+            slots.filled[slot] = shared
+        return shared
+
+    def close(self) -> None:
+        """Wait until the files are written."""
+        if self._files:
+            self._files.close()
+
+    def _cut(self, keys: Tensor, tiles: Sequence[bytes]) -> list[Block]:
+        return cut(keys, tiles, self.model.config.tokens_per_tile, self._root)
+
+    def _shape(self, block: Block) -> tuple[int, ...]:
+        text = self.model.language_model.config
+        return (2 * text.num_hidden_layers, text.num_key_value_heads, block.end - block.start, text.head_dim)
+
+    def _use(self, chain: list[Block], numbers: dict[bytes, Tensor]) -> None:
+        """Make a chain's blocks, with these new ones, those that were used last, its head the very last."""
+        fitting, size = [], 0
+        for block in chain:
+            tensor = self._blocks.get(block.name, numbers.get(block.name))
+            size += 0 if tensor is None else tensor.nbytes
+            if tensor is None or size > self.max_bytes:
+                break
+            fitting.append((block.name, tensor))
+        with self._lock:
+            for name, tensor in reversed(fitting):
+                if name not in self._blocks:
+                    self._blocks[name] = tensor
+                    self.size_in_bytes += tensor.nbytes
+                self._blocks.move_to_end(name)
+            while self.size_in_bytes > self.max_bytes:
+                self.size_in_bytes -= self._blocks.popitem(last=False)[1].nbytes
+
+
+def _tensors(kv_cache: KVCache) -> list[Tensor]:
+    return [layer[name] for layer in kv_cache for name in ("key", "value")]
+
+
+def _copy_of(kv_cache: KVCache, row: int, block: Block) -> Tensor:
+    """A block of a row in host memory (2 · layers, H_kv, n, D_h); from a GPU, once its stream gets there."""
+    block_of_row = torch.stack([tensor[row, :, block.start : block.end] for tensor in _tensors(kv_cache)])
+    if not block_of_row.is_cuda:
+        return block_of_row
+    host = torch.empty(block_of_row.shape, dtype=block_of_row.dtype, pin_memory=True)
+    return host.copy_(block_of_row, non_blocking=True)

@@ -1,0 +1,134 @@
+"""Boxes and points of answers: what to ask for them, what an answer locates, and the image with them drawn.
+
+found = form_of(checkpoint.model.generation_config).read(answer, image.size)
+save_signed(draw_things(image, found.boxes, found.points), Path("boxes.png"))
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from data.coordinates import Box, Located, Point, form_of
+from inference.attribution.draw import font, save_signed
+from inference.errors import RequestError
+from models.checkpoints.hub import describe
+
+# Dark enough for white letters; told apart by people who do not see red or green as others do.
+COLOURS = ("#b4235a", "#1d4ed8", "#b45309", "#047857", "#7e22ce", "#0e7490", "#4d7c0f", "#9a3412")
+_DECIMALS = 2
+
+
+def located_fields(found: Located) -> dict[str, list[dict[str, Any]]]:
+    """What an answer locates, as JSON: numbers are pixels of the upright image."""
+
+    def rounded(numbers: Sequence[float]) -> list[float]:
+        return [round(one, _DECIMALS) for one in numbers]
+
+    return {
+        "boxes": [{"label": one.label, "box": rounded(one.box)} for one in found.boxes],
+        "points": [{"label": one.label, "point": rounded(one.point)} for one in found.points],
+        "malformed": [{"text": one.text, "reason": one.reason} for one in found.malformed],
+    }
+
+
+def draw_things(image: Image.Image, boxes: Sequence[Box], points: Sequence[Point]) -> Image.Image:
+    """A copy of an RGB image with boxes, points and their labels; each label has its colour."""
+    drawn = image.copy()
+    pen = ImageDraw.Draw(drawn)
+    width, height = image.size
+    line = max(2, round(min(image.size) / 200))
+    letters = max(11, round(min(image.size) / 32))
+    things: list[Box | Point] = [*boxes, *points]
+    labels = list(dict.fromkeys(thing.label for thing in things))
+    for thing in things:
+        colour = COLOURS[labels.index(thing.label) % len(COLOURS)]
+        if isinstance(thing, Box):
+            x1, y1, x2, y2 = (round(one) for one in thing.box)
+            # A white line on both sides keeps the colour apart from any background.
+            pen.rectangle((x1 - 1, y1 - 1, x2 + 1, y2 + 1), outline="white", width=line + 2)
+            pen.rectangle((x1, y1, x2, y2), outline=colour, width=line)
+            corner = x1, y1
+        else:
+            x, y = thing.point
+            for radius, fill in ((3 * line, "white"), (2 * line, colour)):
+                pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=fill)
+            corner = round(x) + 4 * line, round(y) - letters // 2
+        if not thing.label:
+            continue
+        text = thing.label if len(thing.label) <= 40 else thing.label[:39] + "…"
+        face = font(letters, text.isascii())
+        left, top, right, bottom = (round(one) for one in pen.textbbox((0, 0), text, face))
+        wide, high = right - left + 2 * line, bottom - top + 2 * line
+        # Above a box, or inside of it where there is no room; always within the image.
+        above = corner[1] - high if isinstance(thing, Box) and corner[1] >= high else corner[1]
+        place = max(0, min(corner[0], width - wide)), max(0, min(above, height - high))
+        pen.rectangle((*place, place[0] + wide, place[1] + high), fill=colour)
+        pen.text((place[0] + line - left, place[1] + line - top), text, "white", face)
+    return drawn
+
+
+class Locator:
+    """Reads the answers to generate.py's questions, one after another.
+
+    questions: its `own`, and those that --detect and --point ask, which raise RequestError where they cannot.
+    asked: the number of such a question -> the thing.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        images: Sequence[Image.Image],
+        own: Sequence[str],
+        log: Callable[[str], None],
+    ):
+        self.drawing, self.log = args.show_boxes, log
+        needed = bool(args.detect or args.point or args.show_boxes)
+        self.image = images[0] if len(images) == 1 and args.num_answers == 1 else None
+        self.questions = list(own)
+        self.asked: dict[int, str] = {}
+        self.found: list[Located] = []
+        try:
+            self.form = form_of(describe(args.model, args.revision).generation_config, args.box_format)
+            if needed and self.form is None:
+                raise ValueError("the model does not say in which form it writes boxes: give --box-format")
+            if needed and self.image is None:
+                raise ValueError(f"--detect, --point, --show-boxes: expected one image, got {len(images)}")
+            things = [("detect", one) for one in args.detect] + [("point", one) for one in args.point]
+            for kind, thing in things:
+                assert self.form is not None, "refused above"
+                self.asked[len(self.questions)] = thing
+                self.questions.append(self.form.question(kind, thing))
+        except ValueError as error:
+            raise RequestError(error) from error
+
+    def locate(self, answer: str) -> dict[str, Any]:
+        """The fields `boxes`, `points` and `malformed` of the next question's answer; {} where a model's form
+        is not known, and where several images or answers leave open which is meant. With the last answer the
+        drawing is written."""
+        if self.form is None or self.image is None:
+            return {}
+        asked = self.asked.get(len(self.found), "")
+        self.found.append(self.form.read(answer, self.image.size, asked))
+        if self.drawing is not None and len(self.found) == max(1, len(self.questions)):
+            boxes = [box for one in self.found for box in one.boxes]
+            points = [point for one in self.found for point in one.points]
+            save_signed(draw_things(self.image, boxes, points), self.drawing)
+            self.log(f"{self.drawing}: {len(boxes)} boxes, {len(points)} points")
+        return located_fields(self.found[-1])
+
+    def text(self, answer: str) -> str:
+        """The last answer for a person: a line for each thing, or the answer where it locates nothing."""
+        found, thing = self.found[-1], self.asked.get(len(self.found) - 1, "")
+        lines = [f"{one.label}: box {_listed(one.box)}" for one in found.boxes]
+        lines += [f"{one.label}: point {_listed(one.point)}" for one in found.points]
+        lines += [f"malformed: {one.reason}: {one.text}" for one in found.malformed]
+        nothing = f"{thing or 'boxes'}: none" if answer.strip() in ("", "[]") else answer
+        return "\n".join(lines) or nothing
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return " ".join(f"{one:.0f}" for one in numbers)

@@ -1,0 +1,197 @@
+"""What an answer may be, as a grammar: JSON that fits a schema, one of several texts, what a pattern matches.
+
+    grammar = json_grammar({"type": "object", "properties": {"count": {"type": "integer"}}})
+    grammar = choice_grammar(["yes", "no"])
+    options = GenerationOptions(constraint=checkpoint.constraint(grammar))
+
+A grammar is text in the language of llguidance (its variant of Lark). JSON is written as `json.dumps` writes
+it, one space after each comma and colon and no other: so most of its punctuation and names follow from what
+stands before, and no model can go on with white space for ever. For the same reason an object has only the
+properties that its schema names, unless that speaks of others. One space may stand in front of everything,
+because many models begin their answers with one; it is no part of the answer's text.
+
+Schemas come from strangers: how long they are, what compiling them takes and what they can make of a single
+token is bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from data.errors import one_line
+from inference.errors import RequestError
+
+MOST_BYTES = 65_536  # of a schema, all choices, or a pattern
+MOST_CHOICES = 1000
+MOST_MULTIPLES = 20_000  # all values of multipleOf together: each costs as many states as it is large
+# Of llguidance's limits: 20 MB of states, a fifth of a second to compile.
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 500_000,
+    "max_grammar_size": 100_000,
+    "max_lexer_states": 20_000,
+}
+# A schema may not change these, which "x-guidance" in it could do.
+_JSON = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+_START = 'start: answer | " " answer\nanswer: '
+
+
+def json_grammar(schema: Mapping[str, Any] | str | bytes) -> str:
+    """The JSON values that a schema (draft 2020-12), an object or its text, allows. Raises RequestError for
+    one that is too large or no object; one that means nothing or uses what is not supported is refused when
+    the grammar is compiled."""
+    try:
+        text = schema if isinstance(schema, str | bytes) else json.dumps(schema)
+        _check_size("schema", text)
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise RequestError(f"schema: expected a JSON object, got {one_line(repr(value), 80)}")
+        multiples = sum(_numerator(one.get("multipleOf")) for one in _objects(value))
+        if multiples > MOST_MULTIPLES:
+            raise RequestError(f"schema: expected values of multipleOf up to {MOST_MULTIPLES} in all")
+        if not any(map(_puts_together, _objects(value))):
+            value = _closed(value)
+        return f"{_START}%json {json.dumps(value | {'x-guidance': _JSON})}"
+    except RequestError:
+        raise
+    except RecursionError:
+        raise RequestError("schema: nested too deeply") from None
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"schema: not valid JSON ({one_line(error, 200)})") from None
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """Exactly one of several different texts. Raises RequestError for none, too many, or empty ones."""
+    if isinstance(choices, str) or not all(isinstance(one, str) for one in choices):
+        raise RequestError(f"choices: expected a list of texts, got {one_line(repr(choices), 80)}")
+    if any(one != one.strip() or not one or "\0" in one for one in choices):
+        raise RequestError("choices: expected texts that are not empty and have no space around them")
+    if not 1 <= len(choices) <= MOST_CHOICES or len(set(choices)) < len(choices):
+        raise RequestError(f"choices: expected 1 to {MOST_CHOICES} different texts, got {len(choices)}")
+    _check_size("choices", "".join(choices))
+    return _START + " | ".join(map(_quoted, choices))
+
+
+def pattern_grammar(pattern: str) -> str:
+    """Text all of which a regular expression (Rust's, without look-around) matches."""
+    _check_size("pattern", pattern)
+    if "\n" in pattern:
+        raise RequestError(r"pattern: expected one line; write a line's end as \n")
+    inner = re.sub(r"\\.|/", lambda found: r"\/" if found[0] in ("/", r"\/") else found[0], pattern)
+    return f"{_START}/{inner}/"
+
+
+def grammar_of(schema: Any = None, choices: Any = None) -> str | None:
+    """The grammar of a request that may name either of these. Raises RequestError."""
+    if schema is not None and choices is not None:
+        raise RequestError("expected either schema or choices, got both")
+    if choices is not None:
+        return choice_grammar(choices)
+    return None if schema is None else json_grammar(schema)
+
+
+def response_grammar(response_format: Mapping[str, Any]) -> str | None:
+    """The grammar of what OpenAI's protocol calls response_format; None for ordinary text."""
+    kind = response_format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return json_grammar({"type": "object"})
+    named = response_format.get("json_schema")
+    if kind != "json_schema" or not isinstance(named, Mapping) or "schema" not in named:
+        raise RequestError(
+            "response_format: expected type text, json_object, or json_schema with its schema in json_schema"
+        )
+    return json_grammar(named["schema"])
+
+
+def check_grammar(grammar: str) -> str:
+    """Refuse, before any model is loaded, what llguidance does not understand. Returns the grammar."""
+    import llguidance  # the feature's own library
+
+    limits = llguidance.LLParserLimits(**LIMITS)
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
+    if failed:
+        raise RequestError(refusal(messages[0]))
+    return grammar
+
+
+def refusal(message: str) -> str:
+    """A sentence of llguidance's error message, without the grammar that it quotes."""
+    said = message.strip().split("\n")[0]
+    said = re.sub(r"^at \d+\(\d+\): ", "", said).removeprefix("failed to compile JSON schema: ")
+    said = "nothing fits it" if said.startswith("NoExtension") else said
+    said = "nothing fits it" if said.startswith("NoExtension") else said
+    return f"the schema, choices or pattern cannot be used: {one_line(said, 300)}"
+
+
+def _check_size(what: str, text: str | bytes) -> None:
+    size = len(text.encode("utf-8", "replace") if isinstance(text, str) else text)
+    if size > MOST_BYTES:
+        raise RequestError(f"{what}: expected at most {MOST_BYTES} bytes, got {size}")
+
+
+def _quoted(text: str) -> str:
+    """A string of the grammar's language, which JSON's strings are."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _objects(value: Any) -> Iterator[dict]:
+    """All objects in a JSON value."""
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _objects(inner)
+
+
+_ONE = ("items", "additionalProperties")  # keywords whose value is a schema
+_SEVERAL = ("anyOf", "oneOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_ELSEWHERE = {"$ref", "anyOf", "oneOf"}  # keywords that lead to other schemas for the same value
+_OF_OBJECTS = {"properties", "required", "additionalProperties", "patternProperties", "minProperties"}
+
+
+def _puts_together(schema: dict) -> bool:
+    """Whether what one part of a schema says of an object may add to what another says."""
+    elsewhere = len(_ELSEWHERE & schema.keys())
+    return "allOf" in schema or elsewhere > 1 or (elsewhere == 1 and bool(_OF_OBJECTS & schema.keys()))
+
+
+def _closed(schema: Any) -> Any:
+    """A schema that puts nothing together, with no other properties in objects than it names, where it does
+    not speak of others."""
+    if not isinstance(schema, dict):
+        return schema
+    closed = dict(schema)
+    for key, value in schema.items():
+        if key in _ONE:
+            closed[key] = _closed(value)
+        elif key in _SEVERAL and isinstance(value, list):
+            closed[key] = [_closed(one) for one in value]
+        elif key in _NAMED and isinstance(value, dict):
+            closed[key] = {name: _closed(one) for name, one in value.items()}
+    named, required = schema.get("properties"), schema.get("required", [])
+    known = isinstance(named, dict) and isinstance(required, list) and set(map(str, required)) <= set(named)
+    if known and not (_OF_OBJECTS - {"properties", "required"}) & schema.keys():
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _numerator(value: Any) -> int:
+    """Of a number as a decimal fraction: how many remainders a multiple of it is told by."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return 0  # refused when it is compiled
+    if not abs(value) < 1e18:
+        return MOST_MULTIPLES + 1
+    _, digits, exponent = Decimal(repr(value)).as_tuple()
+    assert isinstance(exponent, int)
+    return int("".join(map(str, digits))) * 10 ** max(0, exponent)

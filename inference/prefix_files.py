@@ -1,0 +1,330 @@
+"""A folder of kept prefixes, for a process that is started again and for several at once.
+
+    checkpoint = with_prefixes(checkpoint.compiled(), "~/.cache/ocelli/prefixes")
+    session = Session(checkpoint.model, prefixes=checkpoint.prefixes)
+    ...
+    checkpoint.prefixes.close()               # waits for what is not written yet; so does the end of Python
+
+A block is a safetensors file, named after the block and read only as a whole: its header, which says the
+SHA-256 of its numbers, must be the very bytes that would be written for it. So a file that was cut short, has
+a flipped bit, or is somebody else's is not used; it is removed, and the prompt computed as without it.
+
+Everything is written by one thread in the background, under another name first: whenever a process is killed,
+the folder holds whole files, and at most one that no one reads, which goes with a later cleaning. There is
+no index: a file's time is when it was used last, and what a folder holds is what lies in it. So processes
+that share one need not know of each other. Files of others are never touched.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import logging
+import os
+import platform
+import queue
+import re
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.files import expanded
+from generation.fast.native.build import NoCompiler, library_file
+from generation.fast.native.step import NativeStep
+from generation.prefix_store import PREFIX_BYTES, PrefixStore
+from inference.checkpoint import Checkpoint
+from inference.errors import RequestError
+from models.checkpoints.weights import FLOATS
+
+FOLDER_BYTES = 8 * 2**30  # of a folder: 180 images of 17 tiles for SmolVLM-256M in float32
+WAITING_BYTES = 2**29  # of blocks that are not written yet; what comes on top is kept another time
+READERS = 2  # threads that read and check
+CLEAN_EVERY = 64  # files written, before the folder is looked at again: others may write there as well
+CLEAN_TO = 15 / 16  # of the bytes that a folder may hold, once it is full
+ABANDONED = 600.0  # seconds after which an unfinished file is nobody's
+_BLOCK = re.compile(r"[0-9a-f]{64}\.safetensors")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
+_DTYPES = {dtype: name for name, dtype in FLOATS.items()}
+logger = logging.getLogger(__name__)
+
+
+def with_prefixes(
+    checkpoint: Checkpoint,
+    folder: str | Path | None,
+    max_bytes: int = PREFIX_BYTES,
+    folder_bytes: int = FOLDER_BYTES,
+) -> Checkpoint:
+    """This checkpoint, whose decode step and tower are chosen, with a store of kept prefixes.
+
+    Args:
+        folder: where they outlive the process; None keeps them in memory alone.
+        max_bytes: of memory.
+        folder_bytes: of the folder.
+
+    Raises RequestError for a folder that strangers may write to or that cannot be one, and OSError.
+    """
+    if folder is None:
+        return replace(checkpoint, prefixes=PrefixStore(checkpoint.model, max_bytes))
+    files = PrefixFolder(folder, folder_bytes)
+    atexit.register(files.close)
+    store = PrefixStore(checkpoint.model, max_bytes, files, identity(checkpoint, files))
+    return replace(checkpoint, prefixes=store)
+
+
+class PrefixFolder:
+    """`generation.prefix_store.PrefixFiles` in a folder that belongs to one user: see the module's docstring.
+
+    Args:
+        max_bytes: of all files of blocks; the one used longest ago goes first.
+    """
+
+    def __init__(self, folder: str | Path, max_bytes: int = FOLDER_BYTES):
+        self.path, self.max_bytes = Path(expanded(os.fspath(folder))).absolute(), max_bytes
+        if self.path.exists() and not self.path.is_dir():
+            raise RequestError(f"{self.path}: expected a folder for kept prefixes, got a file")
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.path.stat().st_mode & stat.S_IWOTH:
+            raise RequestError(
+                f"{self.path}: expected a folder that only you can write to, because answers are computed "
+                f"from what lies in it: chmod o-w {self.path}"
+            )
+        self._readers = ThreadPoolExecutor(READERS, "prefix-reader")
+        self._chains: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._waiting, self._waiting_bytes = 0, 0  # chains that are not written yet, and their bytes
+        self._size, self._written = max_bytes, CLEAN_EVERY  # unknown: the first file looks at the folder
+        self._warned, self._closed = False, False
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def holds(self, name: bytes) -> bool:
+        return os.path.lexists(self._path(name))
+
+    def read(
+        self, blocks: Sequence[tuple[bytes, tuple[int, ...]]], dtype: torch.dtype, pin: bool
+    ) -> Iterator[Tensor | None]:
+        """See `PrefixFiles`. The next blocks are read while one is used."""
+        names, shapes = zip(*blocks)
+        count = len(blocks)
+        return self._readers.map(self._read, names, shapes, [dtype] * count, [pin] * count)
+
+    def _read(self, name: bytes, shape: tuple[int, ...], dtype: torch.dtype, pin: bool) -> Tensor | None:
+        path = self._path(name)
+        try:
+            return _read_block(path, name, torch.empty(shape, dtype=dtype, pin_memory=pin))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self._warn(f"{path}: a kept prefix cannot be used and is removed: {error}")
+            with suppress(OSError):
+                path.unlink()
+            return None
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s", text)
+
+    # ------------------------------------------------------------------------------------------- writing
+
+    def keep(
+        self, blocks: Sequence[tuple[bytes, Tensor | None]], ready: Callable[[], object] | None = None
+    ) -> None:
+        """See `PrefixFiles`."""
+        size = sum(tensor.nbytes for _, tensor in blocks if tensor is not None)
+        with self._changed:
+            busy = self._waiting_bytes and self._waiting_bytes + size > WAITING_BYTES
+            if self._closed or busy:
+                return
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_chains, name="prefix-writer", daemon=True)
+                self._writer.start()
+            self._waiting, self._waiting_bytes = self._waiting + 1, self._waiting_bytes + size
+        self._chains.put((list(blocks), ready, size))
+
+    def flush(self, seconds: float = 60.0) -> bool:
+        """Wait until all is written that was to be kept; False if that takes longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting, seconds)
+
+    def close(self, seconds: float = 60.0) -> None:
+        """`flush`, and take nothing more."""
+        self.flush(seconds)
+        with self._changed:
+            self._closed = True
+        self._chains.put(None)
+
+    def _write_chains(self) -> None:
+        while (chain := self._chains.get()) is not None:
+            blocks, ready, size = chain
+            try:
+                if ready is not None:
+                    ready()
+                self._write_chain(blocks)
+            except OSError as error:  # a full disk, say: answers need none of this
+                self._warn(f"{self.path}: prefixes cannot be kept: {error.strerror}")
+            finally:
+                del chain, blocks
+                with self._changed:
+                    self._waiting, self._waiting_bytes = self._waiting - 1, self._waiting_bytes - size
+                    self._changed.notify_all()
+
+    def _write_chain(self, blocks: list[tuple[bytes, Tensor | None]]) -> None:
+        """Write what is not there, from the front, and give each file a time just before that of the file it
+        follows, so that it goes first."""
+        now, size = time.time_ns(), 0
+        for index, (name, tensor) in enumerate(blocks):
+            path, times = self._path(name), (now - index, now - index)
+            with suppress(FileNotFoundError):
+                size += path.lstat().st_size
+                os.utime(path, ns=times, follow_symlinks=False)
+                continue
+            if tensor is None:
+                return  # nothing after it could be found
+            content = _bytes(tensor)
+            header = _header(name, tensor, hashlib.sha256(content).digest())
+            nbytes = len(header) + len(content)
+            size += nbytes
+            if size > self.max_bytes or not self._make_room(nbytes):
+                return
+            self._replace(path, times, header, content)
+            self._size, self._written = self._size + nbytes, self._written + 1
+
+    def _replace(self, path: Path, times: tuple[int, int] | None, *parts: bytes | memoryview) -> None:
+        """Write a file under another name, and then give it its own."""
+        draft = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.tmp")  # two containers may share a pid
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(draft, flags, 0o600), "wb") as file:
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+            if times is not None:
+                os.utime(draft, ns=times)
+            draft.replace(path)
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+    def _make_room(self, size: int) -> bool:
+        """Whether `size` bytes more fit, once those used longest ago are gone."""
+        if self._size + size <= self.max_bytes and self._written < CLEAN_EVERY:
+            return True
+        found, self._size, self._written = [], 0, 0
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # by another process
+                    info = entry.stat(follow_symlinks=False)
+                    if _BLOCK.fullmatch(entry.name):
+                        found.append((info.st_mtime_ns, info.st_size, entry.path))
+                        self._size += info.st_size
+                    elif _UNFINISHED.fullmatch(entry.name) and time.time() - info.st_ctime > ABANDONED:
+                        os.unlink(entry.path)
+        if self._size + size > self.max_bytes:
+            goal = min(self.max_bytes - size, CLEAN_TO * self.max_bytes)
+            for _, own, path in sorted(found):
+                if self._size <= goal:
+                    break
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+                self._size -= own
+        return self._size + size <= self.max_bytes
+
+    def _path(self, name: bytes) -> Path:
+        return self.path / f"{name.hex()}.safetensors"
+
+    # ------------------------------------------------------------------------------------------- weights
+
+    def remembered(self, path: Path) -> bytes:
+        """The SHA-256 of a file's bytes, which is taken once for each content: of a file that has not changed
+        since (by path, inode, size and times) the folder remembers it."""
+        path = path.resolve()
+        info = path.stat()
+        about = (str(path), info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+        note = self.path / f"{hashlib.sha256(repr(about).encode()).hexdigest()}.digest"
+        with suppress(OSError):
+            # A flipped bit here is another model's digest, of which nothing is kept.
+            if len(known := note.read_bytes()) == 32:
+                return known
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").digest()
+        try:
+            self._replace(note, None, digest)
+        except OSError as error:
+            self._warn(f"{self.path}: prefixes cannot be kept: {error.strerror}")
+        return digest
+
+
+def identity(checkpoint: Checkpoint, files: PrefixFolder) -> bytes:
+    """What a checkpoint's keys and values depend on besides the prompt: its weights and config, to the byte,
+    and the arithmetic, down to what the compiler made of which code for which processor."""
+    model, step = checkpoint.model, checkpoint.decode_step
+    if model.origin is None:
+        raise ValueError("checkpoint: expected one that was loaded from files")
+    folder = model.origin.folder
+    sources = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    code = None
+    if isinstance(step, NativeStep):
+        with suppress(NoCompiler):
+            code = library_file("decode.c", ())[1].name
+    parts: dict[str, Any] = {
+        "files": {path.name: files.remembered(path).hex() for path in sources},
+        "dtype": [checkpoint.dtype, str(model.language_model.cache_dtype)],
+        "device": model.device.type,
+        "step": checkpoint.decode_step_chosen.partition(":")[0],
+        "tower": checkpoint.vision_tower.partition(":")[0],
+        "code": code,
+        "torch": [torch.__version__, torch.backends.cpu.get_cpu_capability(), platform.machine()],
+    }
+    return json.dumps(parts, sort_keys=True).encode()
+
+
+def _read_block(path: Path, name: bytes, out: Tensor) -> Tensor:
+    """Fill a tensor with a block's numbers. Raises OSError, and ValueError if they are not those written."""
+    # Neither a link, nor a pipe that nobody writes to.
+    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    info = os.fstat(opened)
+    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+        os.close(opened)
+        raise ValueError("it is not a file of this user")
+    content, length = _bytes(out), len(_header(name, out, b""))
+    with open(opened, "rb", buffering=0) as file:
+        if info.st_size != length + len(content):
+            raise ValueError(f"expected {length + len(content)} bytes, got {info.st_size}")
+        header, done = file.read(length), 0
+        while done < len(content) and (count := file.readinto(content[done:])):
+            done += count
+    if header != _header(name, out, hashlib.sha256(content).digest()):
+        raise ValueError("its bytes are not those that were written")
+    return out
+
+
+def _header(name: bytes, tensor: Tensor, digest: bytes) -> bytes:
+    """The first bytes of a safetensors file of one block whose numbers have this SHA-256. Its length does not
+    depend on the digest."""
+    about = {"format": "pt", "block": name.hex(), "sha256": digest.hex().rjust(64, "0")}
+    numbers = {
+        "dtype": _DTYPES[tensor.dtype],
+        "shape": list(tensor.shape),
+        "data_offsets": [0, tensor.nbytes],
+    }
+    raw = json.dumps({"__metadata__": about, "keys_and_values": numbers}, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    return len(raw).to_bytes(8, "little") + raw
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor of any dtype."""
+    return tensor.view(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,130 @@
+"""Answer programs over HTTP in OpenAI's protocol.
+
+    python serve.py                                           # the embedded model, http://127.0.0.1:8000/v1
+    python serve.py --model HuggingFaceTB/SmolVLM-256M-Instruct --dtype int8 --prefix-cache kept
+    OCELLI_API_KEY=secret python serve.py --host 0.0.0.0      # all networks, for those who have the key
+
+It works without a network and reads only what a request carries. Exit status: 0 after Ctrl-C or SIGTERM, when
+what was accepted has been answered; 2 with one sentence if it cannot start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from data.errors import one_line
+from inference.cli import DTYPES, Parser, address, check_model, device, dtype, listen, log_if_slow, positive
+
+# What imports torch or fastapi is imported inside functions: --help and a wrong argument answer at once.
+
+DEFAULT_MODEL = Path(__file__).resolve().parent / "checkpoints" / "ocelli-shapes"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="serve.py", description=__doc__)
+    add = parser.add_argument
+    # fmt: off
+    add("--host", default="127.0.0.1",
+        help="address to listen on (default 127.0.0.1: this machine only; 0.0.0.0: all networks)")
+    add("--port", type=positive, default=8000, help="port to listen on (default 8000)")
+    add("--allowed-host", action="append", default=[], metavar="NAME",
+        help="another host name of this server, such as a proxy's; may be given several times")
+    add("--proxy", action="append", default=[], metavar="ADDRESS",
+        help="address of a proxy whose X-Forwarded-For names the client; may be given several times")
+    add("--api-key", default=os.environ.get("OCELLI_API_KEY") or None, metavar="KEY",
+        help="key that clients have to send (default: the variable OCELLI_API_KEY, which is not seen in ps)")
+    add("--model", action="append", dest="models", metavar="MODEL",
+        help="folder or Hub repository; may be given several times (default: the embedded model)")
+    add("--device", type=device, default="auto",
+        help="auto (default: the best one on this machine), cpu, cuda or mps")
+    add("--dtype", type=dtype, default="auto", choices=DTYPES,
+        help="data type of the weights; auto (default): float32 on a CPU, bfloat16 on CUDA, elsewhere the "
+        "checkpoint's own; int8 works on a CPU and on CUDA")
+    add("--slots", type=positive, default=8, metavar="N",
+        help="answers that are made at the same time (default 8)")
+    add("--queue", type=positive, default=64, metavar="N",
+        help="requests that may wait; the next one is refused with status 429 (default 64)")
+    add("--prefill-chunk", type=positive, default=256, metavar="N",
+        help="positions of a prompt after which the others' next tokens are made (default 256)")
+    add("--prefix-cache", type=Path, metavar="DIR",
+        help="folder that keeps what was computed about images and conversations across restarts")
+    add("--prefix-bytes", type=positive, default=1_000_000_000, metavar="N",
+        help="bytes that are kept of it in memory, and as many in the folder (default 1000000000)")
+    add("--max-body", type=positive, default=32 * 2**20, metavar="N",
+        help="bytes of a request (default 33554432)")
+    add("--max-images", type=positive, default=8, metavar="N", help="images in a request (default 8)")
+    add("--max-tokens", type=positive, default=4096, metavar="N",
+        help="new tokens that a request may ask for (default 4096)")
+    add("--timeout", type=positive, default=600, metavar="SECONDS",
+        help="seconds for a request from its arrival to its end (default 600)")
+    add("--allow-urls", action=argparse.BooleanOptionalAction, default=False,
+        help="fetch images that clients name from public addresses (default: off)")
+    add("--allow-paths", type=Path, metavar="DIR",
+        help="folder below which clients may name images as file:///NAME (default: none)")
+    add("--drain", type=positive, default=30, metavar="SECONDS",
+        help="seconds for the rest of the answers after SIGTERM or Ctrl-C (default 30)")
+    # fmt: on
+    return parser
+
+
+def start(settings: argparse.Namespace):
+    """(the server with its first model open, the socket it listens on). Raises ValueError or OSError."""
+    names = settings.models or [str(DEFAULT_MODEL)]
+    for name in names:  # what is wrong is refused before a model is loaded
+        check_model(name, None)
+    if settings.allow_paths is not None and not settings.allow_paths.is_dir():
+        raise ValueError(f"--allow-paths: expected a folder, got {str(settings.allow_paths)!r}")
+    listening = listen(settings.host, settings.port)
+    from web import api, engine, guard, models
+
+    opened = models.Models(names, device=settings.device, dtype=settings.dtype)
+    with log_if_slow("serve.py", opened.default):
+        opened.open(opened.default)
+    limits = api.ApiLimits(
+        max_body=settings.max_body,
+        max_images=settings.max_images,
+        max_answers=settings.slots,
+        max_new_tokens=settings.max_tokens,
+        seconds=settings.timeout,
+        allow_urls=settings.allow_urls,
+        allow_paths=settings.allow_paths,
+    )
+    bounds = engine.EngineLimits(
+        settings.slots,
+        settings.queue,
+        settings.prefill_chunk,
+        settings.prefix_bytes,
+        settings.prefix_cache,
+    )
+    hosts = guard.Hosts(settings.host, settings.allowed_host)
+    answering = engine.Engine(opened, bounds)
+    server = api.Server(answering, hosts, limits, settings.api_key, settings.drain, settings.proxy)
+    return server, listening
+
+
+def main(arguments: list[str] | None = None) -> int:
+    settings = build_parser().parse_args(arguments)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("ocelli.server").setLevel(logging.INFO)
+    try:
+        server, listening = start(settings)
+        print(f"serve.py: {address(settings.host, settings.port)}v1 (press Ctrl-C to stop)", file=sys.stderr)
+        server.run([listening])
+    except KeyboardInterrupt:
+        pass
+    except (ValueError, OSError) as error:  # what users get wrong are all ValueErrors
+        print(f"serve.py: error: {one_line(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # without waiting for a long step

@@ -1,0 +1,135 @@
+"""Drawings as strangers make them: scenes in any colours, fonts, strokes, sizes and shapes."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+from dataclasses import replace
+
+from PIL import Image, ImageFilter
+
+from shapes import looks, sampling
+from shapes.drawing import render, stroke_mask, word_mask
+from shapes.world import COLOURS, DIGITS, Scene, Thing
+
+_TURNING = {"square": 25, "triangle": 25, "star": 36, "cross": 20, "diamond": 10}  # degrees to either side
+_SMALLEST = {"word": 0.05, "digit": 0.09}  # heights, as shares of the longer side
+
+
+def sample_drawing(
+    rng: random.Random,
+    split: str = "train",
+    difficulty: float = 1.0,
+    aspect: float = 1.0,
+    plain: float = 0.25,
+) -> Scene:
+    """A scene of this width over height, in looks of the split. `plain` is the share of those that look as
+    `sampling.sample_scene` has them."""
+    if rng.random() < plain:
+        return replace(sampling.sample_scene(rng, split, difficulty), aspect=aspect)
+    shrink = rng.uniform(1 - 0.6 * difficulty, 1.0) if rng.random() < 0.6 else 1.0
+    scene = sampling.sample_scene(rng, split, difficulty, makers=(_random_word, _random_digit))
+    one_look = rng.random() < 0.6  # most people draw a picture with one kind of pen
+    look = _look(rng)
+    things = []
+    for thing in scene.things:
+        rgb = looks.colour(rng, thing.colour, split)
+        if thing.kind != "shape":
+            least = _SMALLEST[thing.kind] * max(aspect, 1 / aspect)
+            by = max(min(1.0, least / thing.height), shrink)
+            things.append(
+                replace(
+                    thing, rgb=rgb, size=thing.size * by, width=thing.width * by, height=thing.height * by
+                )
+            )
+            continue
+        hollow, border = look if one_look else _look(rng)
+        turn = _TURNING.get(thing.name, 0) * difficulty
+        angle = rng.uniform(-turn, turn) if rng.random() < 0.5 else 0.0
+        size = max(0.07, thing.size * shrink)
+        black = (0, 0, 0) if thing.colour != "black" else None
+        things.append(
+            replace(
+                thing, rgb=rgb, size=size, angle=angle, hollow=max(0.012, hollow * size) if hollow else 0.0,
+                border=black if border else None, form=rng.uniform(-1, 1),
+            )
+        )  # fmt: skip
+    back = looks.background(rng, [thing.rgb for thing in things])
+    return Scene(tuple(things), back, split, aspect, rng.choice((1, 2, 2, 3)))
+
+
+def sample_words(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Scene:
+    """Nothing but up to eight words, which no question is about: for a tower that learns to read."""
+    count = rng.randint(3, 8)
+    makers = [lambda shrink: _random_word(rng, 8, split, shrink)] * count
+    placed = sampling.place_all(rng, makers)
+    least = _SMALLEST["word"] * max(aspect, 1 / aspect)
+    shrink = rng.uniform(0.6, 1.0)
+    things = []
+    for t in placed:
+        by = max(min(1.0, least / t.height), shrink)
+        rgb = looks.colour(rng, t.colour, split)
+        things.append(replace(t, rgb=rgb, size=t.size * by, width=t.width * by, height=t.height * by))
+    back = looks.background(rng, [thing.rgb for thing in things])
+    return Scene(tuple(things), back, split, aspect, rng.choice((1, 2, 2, 3)))
+
+
+def _look(rng: random.Random) -> tuple[float, bool]:
+    """(thickness of a line in place of a filled shape, in diameters, or 0; whether it has a border)"""
+    which = rng.random()
+    return (rng.uniform(0.05, 0.16), False) if which < 0.3 else (0.0, which < 0.5)
+
+
+def _random_word(rng, n, split, shrink) -> Thing:
+    name, upper = looks.word(rng), rng.random() < 0.4
+    font, colour = rng.choice(looks.fonts(split)), "black" if rng.random() < 0.5 else rng.choice(COLOURS)
+    mask = word_mask(name.upper() if upper else name, font)
+    height = rng.uniform(0.08, 0.3 if n <= 4 else 0.16) * max(0.6, shrink)
+    width = min(0.92, height * mask.width / mask.height)
+    return _printed(
+        "word", name, colour, width, width * mask.height / mask.width, rng, font=font, upper=upper
+    )
+
+
+def _random_digit(rng, n, split, shrink) -> Thing:
+    which = rng.random()
+    if which < 0.4:
+        return sampling.random_digit(rng, n, shrink, split)
+    name, colour = rng.choice(DIGITS), "black" if rng.random() < 0.5 else rng.choice(COLOURS)
+    # Half of the seeds are for training, the other half for what is held out.
+    seed = rng.randrange(1 << 20) * 2 + (split != looks.TRAIN) if which < 0.7 else -1
+    font = rng.choice(looks.fonts(split)) if seed < 0 else ""
+    mask = word_mask(name, font) if font else stroke_mask(name, seed)
+    height = rng.uniform(0.12, 0.4 if n <= 4 else 0.28) * max(0.6, shrink)
+    return _printed(
+        "digit", name, colour, height * mask.width / mask.height, height, rng, font=font, strokes=seed
+    )
+
+
+def _printed(kind, name, colour, width, height, rng, **how) -> Thing:
+    x = rng.uniform(width / 2 + 0.02, 0.98 - width / 2)
+    y = rng.uniform(height / 2 + 0.02, 0.98 - height / 2)
+    return Thing(kind, name, colour, x, y, max(width, height), 0.0, (0, 0, 0), width, height, **how)
+
+
+def paint(scene: Scene, rng: random.Random) -> Image.Image:
+    """The scene as an image of any size, perhaps blurred or through JPEG."""
+    shorter = looks.image_size(rng) / max(scene.aspect, 1 / scene.aspect)
+    return weather(render(scene, max(24, round(shorter))), rng)
+
+
+def random_aspect(rng: random.Random) -> float:
+    """Width over height of a drawing: often a square, at most 3 : 1 either way."""
+    return 1.0 if rng.random() < 0.4 else math.exp(rng.uniform(-1, 1) * math.log(3))
+
+
+def weather(image: Image.Image, rng: random.Random) -> Image.Image:
+    """What happens to images on their way: a little blur, JPEG, neither or both."""
+    if rng.random() < 0.15:
+        image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.2, 0.003 * max(image.size) + 0.2)))
+    if rng.random() < 0.3:
+        stored = io.BytesIO()
+        image.save(stored, "JPEG", quality=rng.randint(35, 95))
+        image = Image.open(stored).convert("RGB")
+    return image

@@ -1,0 +1,134 @@
+"""Held-out questions about drawings, with colours, fonts, strokes, photographs and programs of their own.
+
+Each family is one bar of an evaluation; `score_drawing` scores an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from PIL import Image
+
+from shapes import looks
+from shapes.drawings import paint, random_aspect, sample_drawing, weather
+from shapes.outside import QUESTIONS, outside_image
+from shapes.places import ask_absent, ask_place
+from shapes.questions import ask
+from shapes.renderers import drawable, render_matplotlib, render_svg
+from shapes.scoring import score
+from shapes.world import FAMILIES, HELDOUT_SEED, QA, REFUSAL, Scene
+
+LETTERS = 24  # least size of type in pixels where words are read from other programs
+_FOREIGN = ("count", "colour", "shape", "word")
+DRAWING_FAMILIES = (
+    *FAMILIES, "box", "box at 0.5", "point", "absent", "outside image", "outside question",
+    *(f"{family}, other program" for family in _FOREIGN),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DrawingQuestion:
+    """A question about an image that `image` draws; `family` is one of DRAWING_FAMILIES."""
+
+    family: str
+    qa: QA
+    image: Callable[[], Image.Image]
+    seed: int
+
+
+def drawing_questions(count: int, seed: int = 0) -> list[DrawingQuestion]:
+    """`count` questions, families in turn, each about a drawing of its own."""
+    found = []
+    for i in range(count):
+        family, made, attempt = DRAWING_FAMILIES[i % len(DRAWING_FAMILIES)], None, 0
+        while made is None:
+            number = HELDOUT_SEED + (seed << 32) + (1 << 31) + i * 1000 + attempt
+            made, attempt = _question(family, number), attempt + 1
+        found.append(made)
+    return found
+
+
+def _question(family: str, number: int) -> DrawingQuestion | None:
+    rng = random.Random(number)
+    scene = sample_drawing(rng, looks.HELDOUT, 1.0, random_aspect(rng), plain=0.0)
+    kind, _, other = family.partition(", ")
+    if family == "outside image":
+        aspect = random_aspect(rng)
+        asked = ask(scene, rng, rng.choice(FAMILIES)) or QA("", "What is in the picture?", "")
+        refused = QA(family, asked.question, REFUSAL)
+        return DrawingQuestion(family, refused, lambda: _outside(number, aspect), number)
+    if other and not drawable(scene):
+        return None
+    if other and kind == "word" and not _large_words(scene):
+        return None
+    if family == "outside question":
+        qa: QA | None = QA(family, rng.choice(QUESTIONS[looks.HELDOUT]), REFUSAL)
+    elif kind in ("box", "box at 0.5", "point"):
+        qa = ask_place(scene, rng)
+        wanted = "point_2d" if kind == "point" else "bbox_2d"
+        qa = qa if qa and wanted in qa.answer else None
+    else:
+        qa = ask_absent(scene, rng) if kind == "absent" else ask(scene, rng, kind)
+    if qa is None:
+        return None
+    if other:
+        draw = rng.choice((render_svg, render_matplotlib))
+        return DrawingQuestion(family, qa, lambda: draw(scene, _PIXELS), number)
+    return DrawingQuestion(family, qa, lambda: paint(scene, random.Random(number)), number)
+
+
+_PIXELS = 320  # on the shorter side of what other programs draw
+
+
+def _large_words(scene: Scene) -> bool:
+    """Whether the word is printed with at least LETTERS pixels: capitals have about 0.72 of a type's size."""
+    word = scene.first("word")
+    return word is not None and word.height * _PIXELS >= 0.72 * LETTERS
+
+
+def _outside(number: int, aspect: float) -> Image.Image:
+    rng = random.Random(number)
+    return weather(outside_image(rng, looks.HELDOUT, aspect), rng)
+
+
+def score_drawing(family: str, qa: QA, answer: str) -> float:
+    """1 or 0, or an F1 for "describe", or for "box" the mean IoU of the boxes that were asked for."""
+    kind = family.partition(", ")[0]
+    if kind in FAMILIES:
+        return score(QA(kind, qa.question, qa.answer, qa.accept), qa.answer, answer)
+    if kind in ("absent", "outside image", "outside question"):
+        return float(answer.strip().lower() == qa.answer.lower())
+    wanted, given = _read(qa.answer), _read(answer)
+    if kind == "point":
+        near = [min((_distance(one, two) for two in given), default=2000.0) <= 25 for one in wanted]
+        return float(all(near) and len(given) == len(wanted))
+    overlaps = [max((_iou(one, two) for two in given), default=0.0) for one in wanted]
+    if kind == "box at 0.5":
+        return float(min(overlaps) >= 0.5 and len(given) == len(wanted))
+    return sum(overlaps) / max(len(wanted), len(given))
+
+
+def _read(text: str) -> list[list[float]]:
+    """The boxes or points in an answer; [] where it is no list of them."""
+    try:
+        found = [one.get("bbox_2d") or one["point_2d"] for one in json.loads(text)]
+        return [[float(number) for number in one] for one in found if len(one) in (2, 4)]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []
+
+
+def _distance(one, two) -> float:
+    return max(abs(a - b) for a, b in zip(one, two)) if len(one) == len(two) else 2000.0
+
+
+def _iou(one, two) -> float:
+    if len(one) != 4 or len(two) != 4:
+        return 0.0
+    width, height = (min(one[i + 2], two[i + 2]) - max(one[i], two[i]) for i in (0, 1))
+    if width <= 0 or height <= 0:
+        return 0.0
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, two)]
+    return width * height / (sum(areas) - width * height)

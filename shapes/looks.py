@@ -1,0 +1,169 @@
+"""How strangers draw: colours by several definitions, fonts, words, grounds, and the sizes of images.
+
+Of colours and fonts some are held out: a `split` of "train" never draws with those of "heldout".
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import string
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from shapes.world import RGB, WORDS, Background
+
+TRAIN, HELDOUT = "train", "heldout"
+# What each colour is by CSS names, matplotlib's "tab" and one-letter colours, and Material's shade 500.
+_TRAIN_COLOURS = {
+    "red": ("ff0000", "dc143c", "b22222", "d62728", "f44336", "e6194b"),
+    "orange": ("ffa500", "ff8c00", "ff7f0e", "ff9800", "f58231"),
+    "yellow": ("ffff00", "ffd700", "ffeb3b", "bfbf00", "ffe119"),
+    "green": ("008000", "00ff00", "32cd32", "228b22", "2ca02c", "4caf50", "3cb44b"),
+    "blue": ("0000ff", "4169e1", "1e90ff", "0000cd", "1f77b4", "2196f3", "000080"),
+    "purple": ("800080", "663399", "9400d3", "8a2be2", "9467bd", "9c27b0"),
+    "pink": ("ffc0cb", "ff69b4", "ff1493", "e377c2", "ffb6c1"),
+    "black": ("000000", "141414", "212121"),
+}
+# Tailwind's, Material's other shades and a telephone's.
+_HELDOUT_COLOURS = {
+    "red": ("ef4444", "d32f2f", "ff3b30"),
+    "orange": ("f97316", "f57c00", "ff9500"),
+    "yellow": ("facc15", "fbc02d", "ffcc00"),
+    "green": ("22c55e", "388e3c", "34c759"),
+    "blue": ("3b82f6", "1976d2", "007aff"),
+    "purple": ("a855f7", "7b1fa2", "8944ab"),
+    "pink": ("ec4899", "f06292", "ff2d92"),
+    "black": ("111827", "0a0a0a", "1c1c1e"),
+}
+
+# fmt: off
+MORE_WORDS = tuple(
+    """
+    able acid aged also area army aunt away baby back bake ball band bank barn bath bean beef bell belt
+    bench bike bill bite black blue boot born bowl boy brain brick bridge brown bus bush butter button
+    cafe cage calm camel camp candle car card care carpet cart castle chair chalk cheese cherry chess
+    child church city class clay clean cliff cloud coal coast coat coffee coin cold cook corn cotton cow
+    crab crane cream crow crown dance dark day deer desk dinner dish doll dollar dragon dream dress drink
+    drum dry eagle ear earth east easy eight elbow empty engine evening eye face fair fall farm fast fat
+    father feet fence field fig fire first five flag flat floor flower fly fog food foot forest fork four
+    fox free fresh friend fruit full garden gate ghost giant gift girl glad glass glove goat gold good
+    goose grape grass gray great green ground guitar hair half hall ham hammer happy hat hay head heart
+    heavy hello help hen hill hive hole home honey hook horse hot hotel hour ice idea ink iron island
+    jacket jar job joy juice jump kettle kid kind kite knee knife ladder lake land late laugh lawn lemon
+    letter light lime line lion lip list lock log long lorry love lucky lunch mail man map market mask
+    meal meat melon metal milk mine mint mirror money monkey month morning moss mother mouse mouth mud
+    music nail name neck needle nest net new night nine north nose note nurse nut oak ocean office oil old
+    olive one onion open orange oven owl paint palm pan paper park party path pea peach pear pen pencil
+    penny people pepper piano picture pie pilot pink pipe plane plant plate plum pocket poem pond pony
+    post pot potato pound purple quick quiet rabbit radio rat red rice right ring river road robot rock
+    roof room root rope rose round ruler salad salt sand school sea seat seed seven sheep shelf shell ship
+    shirt shop short silk silver sister six skin sky sleep slow small smile smoke snail soap sock sofa
+    soft son song soup south space spoon spring stamp star start steel stone stop store storm story street
+    sugar summer swan sweet swim table tail tall tape taxi tea ten test thin three tiger time tin toe
+    tomato tooth top town toy train truck turtle two uncle valley van vase voice wagon wall warm watch
+    water wave wax wedding week west wheat wheel white wide wind window wine wing winter woman wood wool
+    word world yard year yellow yes young zero zoo
+    """.split()  # noqa: SIM905
+)
+# fmt: on
+MAX_LETTERS = 8
+_FACES = {  # files of packages, all under the SIL Open Font License, Apache 2.0 or a licence as free
+    TRAIN: (
+        "font_roboto/files/Roboto-Regular.ttf", "font_roboto/files/Roboto-Bold.ttf",
+        "font_roboto/files/Roboto-LightItalic.ttf", "font_roboto/files/Roboto-Black.ttf",
+        "font_caladea/files/Caladea-Regular.ttf", "font_caladea/files/Caladea-BoldItalic.ttf",
+        "font_manrope/files/Manrope-Medium.ttf", "font_manrope/files/Manrope-ExtraBold.ttf",
+        "font_source_sans_pro/files/SourceSansPro-Regular.otf",
+        "font_source_sans_pro/files/SourceSansPro-Black.otf",
+        "font_source_sans_pro/files/SourceSansPro-LightIt.otf",
+        "font_fredoka_one/files/FredokaOne-Regular.ttf", "font_amatic_sc/files/AmaticSC-Bold.ttf",
+        "matplotlib/mpl-data/fonts/ttf/DejaVuSans.ttf", "matplotlib/mpl-data/fonts/ttf/DejaVuSans-Bold.ttf",
+        "matplotlib/mpl-data/fonts/ttf/DejaVuSerif.ttf", "matplotlib/mpl-data/fonts/ttf/DejaVuSansMono.ttf",
+        "matplotlib/mpl-data/fonts/ttf/DejaVuSerif-BoldItalic.ttf",
+        "matplotlib/mpl-data/fonts/ttf/STIXGeneral.ttf",
+        "matplotlib/mpl-data/fonts/ttf/STIXGeneralBolIta.ttf",
+        "matplotlib/mpl-data/fonts/ttf/cmtt10.ttf", "matplotlib/mpl-data/fonts/ttf/cmr10.ttf",
+    ),
+    HELDOUT: (
+        "font_hanken_grotesk/files/HankenGrotesk-Regular.otf",
+        "font_hanken_grotesk/files/HankenGrotesk-Bold.otf",
+        "font_source_serif_pro/files/SourceSerifPro-Regular.otf",
+        "font_source_serif_pro/files/SourceSerifPro-BoldIt.otf",
+        "matplotlib/mpl-data/fonts/ttf/cmss10.ttf",
+        "matplotlib/mpl-data/fonts/ttf/DejaVuSansMono-BoldOblique.ttf",
+    ),
+}  # fmt: skip
+
+
+@cache
+def fonts(split: str) -> tuple[str, ...]:
+    """Paths of the font files of a split. FileNotFoundError names the file that is not installed."""
+    return tuple(str(package_file(name)) for name in _FACES[split])
+
+
+def package_file(name: str) -> Path:
+    """A file of an installed package, by its path in there. FileNotFoundError if it is not installed."""
+    package, _, rest = name.partition("/")
+    spec = find_spec(package)
+    path = Path(spec.submodule_search_locations[0]) / rest if spec else Path(name)  # type: ignore[index]
+    if not path.is_file():
+        raise FileNotFoundError(f"{name}: not installed; pip install -r requirements-shapes.txt")
+    return path
+
+
+def colour(rng: random.Random, name: str, split: str) -> tuple[int, int, int]:
+    """An RGB that `name` may mean."""
+    known = _TRAIN_COLOURS if split == TRAIN else _HELDOUT_COLOURS
+    shade = rng.choice((*known[name], "")) if split == TRAIN else rng.choice(known[name])
+    red, green, blue = bytes.fromhex(shade) if shade else RGB[name]
+    return tuple(min(255, max(0, c + rng.randint(-6, 6))) for c in (red, green, blue))  # type: ignore
+
+
+def word(rng: random.Random) -> str:
+    """A word, or letters that are none."""
+    which = rng.random()
+    if which < 0.2:
+        return rng.choice(WORDS)
+    if which < 0.6:
+        return rng.choice(MORE_WORDS)
+    return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, MAX_LETTERS)))
+
+
+def contrast(a, b) -> float:
+    """A distance of two RGB colours in which blue, which the eye hardly sees, counts less."""
+    return math.sqrt((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 + 0.36 * (a[2] - b[2]) ** 2)
+
+
+def background(rng: random.Random, inks: list[tuple]) -> Background:
+    """Of any colour from which all of the inks stand out: often white, flat oftener than not."""
+    first: tuple[int, ...] = (255, 255, 255)
+    for _ in range(40):
+        which = rng.random()
+        if which < 0.35:
+            first = (255, 255, 255)
+        elif which < 0.75:
+            first = tuple(rng.randint(200, 255) for _ in range(3))
+        else:
+            grey = rng.randint(0, 255)
+            first = tuple(min(255, max(0, grey + rng.randint(-50, 50))) for _ in range(3))
+        if all(contrast(first, ink) >= 90 for ink in inks):
+            break
+    kind = rng.choices(("plain", "gradient", "stripes", "noise", "dots", "lines"), (10, 3, 2, 3, 2, 2))[0]
+    second = first
+    if kind != "plain":
+        for _ in range(20):
+            second = tuple(min(255, max(0, c + rng.randint(-40, 40))) for c in first)
+            if all(contrast(second, ink) >= 80 for ink in inks):
+                break
+        else:
+            second = first
+    return Background(kind, first, second, rng.randrange(8))
+
+
+def image_size(rng: random.Random) -> int:
+    """Pixels of a drawing's longer side: from 64 to 2,000, of which most are a few hundred."""
+    if rng.random() < 0.04:
+        return rng.randint(800, 2000)
+    return round(math.exp(rng.uniform(math.log(64), math.log(800))))

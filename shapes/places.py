@@ -1,0 +1,130 @@
+"""Questions that plain scenes are not asked: where things are, about things that are not there, follow-ups.
+
+Boxes and points are written as Qwen3-VL writes them: JSON, in thousandths of the image's width and height.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+
+from shapes.drawing import box_of
+from shapes.questions import TEMPLATES, absent, plural, reading_order, unique_phrases
+from shapes.world import ABSENT, COLOURS, QA, SHAPES, Scene, Thing
+
+MOST_PLACES = 4  # things in one answer in training, for the sake of a row's length
+DETECT = (
+    'Locate every instance that belongs to the following categories: "{t}". '
+    "Report bbox coordinates in JSON format."
+)
+POINT = 'Locate every instance of "{t}" with points. Report point coordinates in JSON format.'
+_DETECT = (DETECT, DETECT, "Where is the {t}?", "Detect {t}.", "Detect the {t}.", "Find the {t}.",
+           "Locate the {t}.", "Draw a box around the {t}.", "Give the bounding box of the {t}.")  # fmt: skip
+_POINT = (POINT, POINT, "Point at the {t}.", "Point to the {t}.", "Show me the {t} with a point.")
+_MANY = (DETECT, DETECT, "Detect {t}.", "Find all {t}.", "Locate the {t}.", "Where are the {t}?")
+_MANY_POINT = (POINT, "Point at the {t}.", "Point to all {t}.")
+_ALL = ("Describe the picture with boxes.", "Describe the image with boxes.", "Detect everything.",
+        "Give a box for each thing.")  # fmt: skip
+
+
+def boxes(scene: Scene, things: list[Thing], label: str = "") -> str:
+    """The things' boxes, row by row; `label` in place of their own names."""
+    written = [
+        {"bbox_2d": [round(1000 * one) for one in box_of(t, scene.aspect)], "label": label or name(t)}
+        for t in reading_order(things)
+    ]
+    return json.dumps(written) if written else ABSENT
+
+
+def points(scene: Scene, things: list[Thing], label: str = "") -> str:
+    """The things' centres, row by row."""
+    written = [
+        {"point_2d": [round(1000 * t.x), round(1000 * t.y)], "label": label or name(t)}
+        for t in reading_order(things)
+    ]
+    return json.dumps(written) if written else ABSENT
+
+
+def name(thing: Thing) -> str:
+    """What a box is labelled with."""
+    return f"{thing.colour} {thing.name}" if thing.kind == "shape" else thing.kind
+
+
+def matching(scene: Scene, phrase: str) -> list[Thing]:
+    """The things that a phrase such as "red circle", "circle", "red shape", "shape" or "word" names."""
+    colour, _, noun = phrase.rpartition(" ")
+    return [
+        t
+        for t in scene.things
+        if (not colour or t.colour == colour)
+        and (t.kind == noun if noun in ("word", "digit") else t.kind == "shape" and noun in (t.name, "shape"))
+    ]
+
+
+def ask_place(scene: Scene, rng: random.Random) -> QA | None:
+    """Where one thing is, or all of a kind, or something that is not there. None where there is too much."""
+    which = rng.random()
+    if which < 0.12:
+        return ask_absent_place(scene, rng)
+    if which < 0.2 and len(scene.things) <= MOST_PLACES:
+        return QA("place", rng.choice(_ALL), boxes(scene, list(scene.things)))
+    write, one, many = (boxes, _DETECT, _MANY) if rng.random() < 0.7 else (points, _POINT, _MANY_POINT)
+    known = unique_phrases(scene)
+    if known and which < 0.75:
+        thing, phrases = rng.choice(known)
+        phrase = rng.choice(phrases)
+        return QA("place", rng.choice(one).format(t=phrase), write(scene, [thing], phrase))
+    phrase = rng.choice((rng.choice(SHAPES), f"{rng.choice(COLOURS)} shape", "shape", "shape"))
+    present = [t for t in scene.shapes()]
+    if present and rng.random() < 0.8:
+        thing = rng.choice(present)
+        phrase = rng.choice((thing.name, f"{thing.colour} shape", f"{thing.colour} {thing.name}", "shape"))
+    found = matching(scene, phrase)
+    if len(found) > MOST_PLACES:
+        return None
+    template = rng.choice(many)
+    asked = phrase if template in (DETECT, POINT) else plural(phrase)
+    return QA("place", template.format(t=asked), write(scene, found, phrase))
+
+
+def ask_absent_place(scene: Scene, rng: random.Random) -> QA:
+    """Where something is that is not there."""
+    return QA("absent", rng.choice(_DETECT + _POINT).format(t=absent(scene, rng)), ABSENT)
+
+
+def ask_absent(scene: Scene, rng: random.Random) -> QA | None:
+    """About the colour, place or text of something that is not there."""
+    which = rng.random()
+    lacking = [kind for kind in ("word", "digit") if not scene.first(kind)]
+    if which < 0.4 and lacking:
+        kind = rng.choice(lacking)
+        return QA("absent", rng.choice(TEMPLATES[kind]), ABSENT)
+    if which < 0.7:
+        gone = [shape for shape in SHAPES if all(t.name != shape for t in scene.shapes())]
+        if gone:
+            return QA("absent", rng.choice(TEMPLATES["colour"]).format(t=rng.choice(gone)), ABSENT)
+    gone = [colour for colour in COLOURS if all(t.colour != colour for t in scene.shapes())]
+    if which > 0.85 and gone:
+        return QA("absent", rng.choice(TEMPLATES["shape"]).format(t=rng.choice(gone)), ABSENT)
+    return ask_absent_place(scene, rng)
+
+
+def follow_up(scene: Scene, rng: random.Random) -> list[QA]:
+    """Two turns of which the second means the first one's thing by "it"; [] where no thing is known alone."""
+    known = [(t, phrases) for t, phrases in unique_phrases(scene) if t.kind == "shape"]
+    if not known:
+        return []
+    thing, phrases = rng.choice(known)
+    phrase = rng.choice(phrases)
+    if phrase == thing.name:
+        first = QA("colour", rng.choice(TEMPLATES["colour"]).format(t=phrase), thing.colour)
+    else:
+        article = "an" if phrase[0] in "aeiou" else "a"
+        first = QA("exists", rng.choice(TEMPLATES["exists"]).format(t=f"{article} {phrase}"), "yes")
+    return [first, rng.choice((
+        QA("colour", rng.choice(("What colour is it?", "And its colour?", "Which color is it?")),
+           thing.colour),
+        QA("shape", rng.choice(("What shape is it?", "And its shape?")), thing.name),
+        QA("place", rng.choice(("Where is it?", "Give its box.")), boxes(scene, [thing], phrase)),
+        QA("place", rng.choice(("Point at it.", "Point to it.")), points(scene, [thing], phrase)),
+    ))]  # fmt: skip

@@ -1,0 +1,167 @@
+"""Rows with boxes as conversations, and images that change together with their boxes."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.augmentation import augmented, crop, flip, scale
+from data.box_rows import BAD_BOX, BoxRows
+from data.coordinates import COORDINATES, Box
+from data.errors import BadRow, DatasetError
+from data.loader import Loader, LoaderConfig
+from data.processor import Processor
+from data.sources import DatasetConfig, open_datasets, open_source
+from eval.tasks import DEFAULT_MODEL
+
+SIZE = (200, 100)
+PLACE = (40, 20, 90, 60)  # of the one dark thing
+
+
+def drawn() -> Image.Image:
+    image = Image.new("RGB", SIZE, "white")
+    image.paste("black", PLACE)
+    return image
+
+
+def dark(image: Image.Image) -> tuple[int, int, int, int]:
+    box = image.convert("L").point(lambda level: 255 * (level < 128)).getbbox()
+    assert box is not None
+    return box
+
+
+def turns(row: dict, **settings) -> list[tuple[str, str]]:
+    """(question, answer) pairs of a row."""
+    config = DatasetConfig("rows", boxes=settings)
+    messages = open_source([row | {"image": drawn()}], config).schema.conversation(row | {"image": drawn()})
+    assert messages is not None
+    texts = ["".join(part["text"] for part in one["content"] if part["type"] == "text") for one in messages]
+    assert messages[0]["content"][0]["type"] == "image"
+    return list(zip(texts[::2], texts[1::2], strict=True))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"ref": "the block", "bbox": [40, 20, 50, 40]},
+        {"ref": ["the block", "a dark thing"], "bbox": [40.0, 20.0, 50.0, 40.0]},
+        {"ref": "the block", "bbox": [[40, 20, 50, 40]]},
+        {"objects": {"bbox": [[40, 20, 50, 40]], "category": ["the block"]}},
+        {"objects": {"bboxes": [[40, 20, 50, 40]], "classes": ["the block"]}},
+        {"objects": [{"bbox": [40, 20, 50, 40], "category": "the block"}]},
+    ],
+)
+@pytest.mark.parametrize("form", COORDINATES)
+def test_columns_become_questions(row, form):
+    ((question, answer),) = turns(row, form=form)
+    assert "the block" in question
+    found = COORDINATES[form].read(answer, SIZE)
+    if COORDINATES[form].detect:
+        assert np.allclose(found.boxes[0].box, PLACE, atol=1)
+    else:
+        assert np.allclose(found.points[0].point, (65, 40), atol=1)
+
+
+def test_each_kind_of_object_is_asked_for_once():
+    boxes = [[0, 0, 10, 10], [40, 20, 50, 40], [20, 0, 10, 10]]
+    asked = turns({"objects": {"bbox": boxes, "category": ["cat", "block", "cat"]}})
+    assert [len(json.loads(answer)) for _, answer in asked] == [2, 1]
+
+
+@pytest.mark.parametrize("nothing", [None, []])
+def test_what_is_not_there_is_said(nothing):
+    ((_, answer),) = turns({"ref": "a hat", "bbox": nothing})
+    assert answer and not COORDINATES["qwen3-vl"].read(answer, SIZE).boxes
+
+
+def test_corners():
+    ((_, answer),) = turns({"ref": "the block", "bbox": PLACE}, corners=True)
+    assert np.allclose(COORDINATES["qwen3-vl"].read(answer, SIZE).boxes[0].box, PLACE, atol=0.2)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"ref": "x", "bbox": [150, 20, 100, 10]},  # leaves the image
+        {"ref": "x", "bbox": [10, 20, -5, 10]},
+        {"ref": "x", "bbox": [10, 20, float("nan"), 10]},
+        {"ref": "x", "bbox": [10, 20, 5]},
+        {"ref": "x", "bbox": "10 20 5 5"},
+        {"ref": "", "bbox": [10, 20, 5, 5]},
+        {"ref": None, "bbox": [10, 20, 5, 5]},
+        {"objects": {"bbox": [[1, 2, 3, 4]], "category": [7]}},  # a number is no name
+        {"objects": {"bbox": [[1, 2, 3, 4]], "category": []}},
+        {"objects": {"bbox": [], "category": []}},
+        {"objects": None},
+    ],
+)
+def test_bad_boxes_are_bad_rows(row):
+    with pytest.raises(BadRow) as error:
+        turns(row)
+    assert error.value.reason == BAD_BOX
+
+
+@pytest.mark.parametrize("boxes", [{"form": "qwen9"}, {"corner": True}, {"augment": "yes"}])
+def test_bad_settings(boxes):
+    with pytest.raises(DatasetError):
+        DatasetConfig("rows", boxes=boxes)
+
+
+# ------------------------------------------------------------------------------------------ augmentation
+@pytest.mark.parametrize(
+    "change",
+    [flip, lambda image, groups: crop(image, groups, (30, 10, 150, 90)), lambda i, g: scale(i, g, 0.5)],
+)
+def test_boxes_move_with_their_pixels(change):
+    image, groups = change(drawn(), {"block": [Box("block", PLACE)]})
+    assert dark(image) == tuple(groups["block"][0].box)
+
+
+def test_what_is_drawn_at_random_stays_true():
+    seen = set()
+    for number in range(60):
+        image, groups = augmented(drawn(), {"block": [Box("block", PLACE)], "hat": []}, (number,))
+        again, same = augmented(drawn(), {"block": [Box("block", PLACE)], "hat": []}, (number,))
+        assert same == groups and image.tobytes() == again.tobytes()
+        assert np.allclose(dark(image), groups["block"][0].box, atol=1) and groups["hat"] == []
+        seen.add((image.size, groups["block"][0].box))
+    assert len(seen) > 30
+
+
+@pytest.mark.parametrize("name", ["the left block", "block at the right", "the word on the block"])
+def test_a_name_that_a_flip_makes_false(name):
+    for number in range(40):
+        image, groups = augmented(drawn(), {name: [Box(name, (0, 0, *SIZE))]}, (number,))
+        left, _, right, _ = dark(image)
+        assert left / image.width < 1 - right / image.width  # it still stands on the left
+        assert np.allclose(groups[name][0].box, (0, 0, *image.size))
+
+
+def test_training_rows(tmp_path):
+    """A file of rows is read to the labels of a batch; augmented, epochs differ, and runs do not."""
+    file = io.BytesIO()
+    drawn().save(file, "PNG")
+    (tmp_path / "image.png").write_bytes(file.getvalue())
+    row = {"image": "image.png", "ref": "the block", "bbox": [40, 20, 50, 40]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    processor = Processor.from_pretrained(DEFAULT_MODEL)
+
+    def texts(**boxes) -> list[str]:
+        mixture = open_datasets([{"path": str(tmp_path / "rows.jsonl"), "boxes": boxes}])
+        config = LoaderConfig(batch_size=1, sequence_length=512, epochs=4, packing=False)
+        return [processor.decode(batch["input_ids"][0]) for batch in Loader(mixture, processor, config)]
+
+    plain = texts()
+    assert len(plain) == 4 and len(set(plain)) == 1 and "bbox_2d" in plain[0]
+    assert texts(augment=True) == texts(augment=True) and len(set(texts(augment=True))) > 1
+
+
+def test_rows_of_boxes_alone_need_an_image():
+    schema = open_source([{"ref": "x", "bbox": [1, 2, 3, 4]}], DatasetConfig("rows")).schema
+    with pytest.raises(BadRow):
+        schema.conversation({"ref": "x", "bbox": [1, 2, 3, 4]})
+    assert BoxRows() == schema.boxes

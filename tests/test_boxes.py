@@ -1,0 +1,179 @@
+"""Boxes of answers: what generate.py asks, prints, writes as JSON and draws."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import generate
+from data.coordinates import COORDINATES, Box, Point, form_of
+from inference import answer, cli
+from inference.attribution import is_sheet
+from inference.boxes import draw_things
+from web.boxes import overlay
+from web.service import AskRequest, Exchange
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = ROOT / "checkpoints" / "ocelli-shapes"
+IMAGE = ROOT / "assets" / "example.png"
+SIZE = Image.open(IMAGE).size
+RED = Box("red circle", (SIZE[0] * 0.1, SIZE[1] * 0.2, SIZE[0] * 0.5, SIZE[1] * 0.6))
+STAR = Point("star", (SIZE[0] * 0.75, SIZE[1] * 0.25))
+QWEN = COORDINATES["qwen3-vl"]
+
+
+@pytest.fixture
+def locating(tmp_path, monkeypatch):
+    """A model that says in which form it writes boxes, and whose answers we choose."""
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    path = folder / "generation_config.json"
+    config = json.loads(path.read_text())
+    own = {"form": "qwen3-vl", "detect": "Where is the {thing}?"}
+    path.write_text(json.dumps(config | {"coordinates": own}))
+    answers: list[str] = []
+    monkeypatch.setattr(answer, "answer_text", lambda checkpoint, ids: answers.pop(0))
+    return str(folder), answers
+
+
+def run(*arguments: str) -> int:
+    return generate.main(["--compile", "off", "--max-new-tokens", "2", *arguments])
+
+
+def test_json_holds_pixels_of_the_image(locating, capsys):
+    model, answers = locating
+    answers += [QWEN.write([RED], SIZE), QWEN.write([STAR], SIZE), "a broken " + '{"bbox_2d": [1, 2', "2"]
+    asked = ["--detect", "red circle", "--point", "the star", "--detect", "a hat"]
+    assert run(str(IMAGE), "--model", model, *asked, "--json") == 0
+    boxes, points, broken = map(json.loads, capsys.readouterr().out.splitlines())
+    assert boxes["question"] == "Where is the red circle?"
+    assert "hat" in points["question"]  # boxes come first, whatever the order
+    assert [one["label"] for one in boxes["boxes"]] == ["red circle"]
+    assert np.allclose(boxes["boxes"][0]["box"], RED.box, atol=max(SIZE) / 1000)
+    assert np.allclose(points["points"][0]["point"], STAR.point, atol=max(SIZE) / 1000)
+    assert broken["malformed"] and not broken["boxes"] and not broken["points"]
+
+
+def test_a_plain_question_that_is_answered_with_a_box(locating, capsys):
+    model, answers = locating
+    answers += [QWEN.write([RED], SIZE), "2"]
+    assert run(str(IMAGE), "--model", model, "-q", "Where is it?", "-q", "How many?", "--json") == 0
+    where, many = map(json.loads, capsys.readouterr().out.splitlines())
+    assert len(where["boxes"]) == 1
+    assert many["answers"] == ["2"] and not many["boxes"] and not many["malformed"]
+
+
+def test_several_images_or_answers_leave_open_what_is_meant(locating, capsys):
+    model, answers = locating
+    answers += [QWEN.write([RED], SIZE)] * 2
+    assert run(str(IMAGE), "--model", model, "-q", "Where?", "--json", "--num-answers", "2") == 0
+    assert "boxes" not in json.loads(capsys.readouterr().out)
+    assert run(str(IMAGE), str(IMAGE), "--model", model, "--detect", "star") == 2
+
+
+def test_text_for_a_person_and_a_drawing(locating, capsys, tmp_path):
+    model, answers = locating
+    answers += [QWEN.write([RED], SIZE), "[]"]
+    drawn = tmp_path / "boxes.png"
+    asked = ["--detect", "red circle", "--detect", "hat", "--show-boxes", str(drawn)]
+    assert run(str(IMAGE), "--model", model, *asked) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("red circle: box ") for line in printed)
+    assert any("hat" in line and "none" in line for line in printed)
+    assert is_sheet(drawn)  # so that a second run may overwrite it
+    changed = np.asarray(Image.open(drawn), dtype=int) != np.asarray(
+        Image.open(IMAGE).convert("RGB"), dtype=int
+    )
+    assert changed.any() and not changed[int(SIZE[1] * 0.7) :].any()
+
+
+@pytest.mark.parametrize("box", [(0, 0, 300, 200), (290, 190, 300, 200), (0, 0, 0, 0), (10, 90, 60, 120)])
+@pytest.mark.parametrize("size", [(300, 200), (2000, 40), (12, 12)])
+def test_whatever_is_drawn_stays_in_the_image(box, size):
+    image = Image.new("RGB", size, "grey")
+    shown = Box(
+        "a red circle with a very long name, and a hat: 圆",
+        tuple(min(a, size[at % 2]) for at, a in enumerate(box)),
+    )
+    drawn = draw_things(image, [shown], [Point("", (size[0], size[1])), Point("dot", (0, 0))])
+    assert drawn.size == image.size and np.asarray(drawn).std() > 0
+    assert np.asarray(image).std() == 0  # a copy was drawn on
+
+
+def test_labels_have_colours_of_their_own():
+    image = Image.new("RGB", (200, 200), "black")
+    boxes = [Box(label, (10, y, 190, y + 30)) for label, y in (("a", 20), ("b", 70), ("a", 120))]
+    drawn = draw_things(image, boxes, [])
+    first, second, third = (drawn.getpixel((150, y)) for y in (20, 70, 120))
+    assert first == third != second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--detect", "star"], "--box-format"),  # the embedded model's file names none
+        (["--detect", "star", "--box-format", "molmo"], "points"),
+        (["--point", "star", "--box-format", "paligemma"], "boxes"),
+        (["--detect", "star", "--no-image"], "--no-image"),
+        (["--detect", "star", "--num-answers", "2"], "--num-answers"),
+        (["--detect", " "], "--detect"),
+        (["--detect", "star", "--chat"], "--chat"),
+        (["--detect", "star", "--show-boxes", "README.md"], ".png"),
+        (["--detect", "star", "--show-boxes", str(IMAGE)], "example.png"),  # meant as the image
+        (["--box-format", "qwen4"], "qwen3-vl"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(arguments, named, capsys):
+    try:
+        status = run(*([] if "--no-image" in arguments else [str(IMAGE)]), *arguments)
+    except SystemExit as stopped:
+        status = stopped.code
+    said = capsys.readouterr().err
+    assert status == 2 and named in said and "Traceback" not in said
+
+
+def test_names_of_forms_agree():
+    assert set(cli.BOX_FORMATS) == set(COORDINATES)
+
+
+def test_the_form_that_a_checkpoint_names():
+    assert form_of({}) is None
+    assert form_of({"coordinates": "molmo"}) == COORDINATES["molmo"]
+    own = form_of({"coordinates": {"form": "qwen3-vl", "detect": "Find {thing}!"}})
+    assert own.question("detect", "it") == "Find it!" and own.point == QWEN.point
+    assert (
+        form_of({"coordinates": {"form": "qwen3-vl", "detect": "Find {thing}!"}}, "moondream").name
+        == "moondream"
+    )
+    for wrong in ("qwen9", 3, {"form": 3}, {"form": "molmo", "point": 3}, ["molmo"]):
+        with pytest.raises(ValueError):
+            form_of({"coordinates": wrong})
+
+
+def test_the_page_shows_what_an_answer_locates():
+    asked = AskRequest((str(IMAGE),), "Where?", "")
+    broken = '{"bbox_2d": [9, 1, 2, 3], "label": "<b>"}'
+    hostile = Box("<script>alert(1)</script>", RED.box)
+    models = SimpleNamespace(default="m", held=lambda name: SimpleNamespace(model=model))
+    model = SimpleNamespace(generation_config={"coordinates": "qwen3-vl"})
+
+    def shown(answer: str, **changes) -> str:
+        return overlay([Exchange(replace(asked, **changes), (), [answer], ["stop"])], models)
+
+    html = shown(QWEN.write([RED, hostile], SIZE) + broken)
+    assert html.count("<rect") == 2 and "<script" not in html and "<b>" not in html and "notice" in html
+    assert f'viewBox="0 0 {SIZE[0]} {SIZE[1]}"' in html and "<circle" in shown(QWEN.write([STAR], SIZE))
+    assert not shown("2") and not shown("[]") and not overlay([], models)
+    assert not shown(QWEN.write([RED], SIZE), images=(str(IMAGE), str(IMAGE)))
+    assert not shown(QWEN.write([RED], SIZE), images=("gone.png",))
+    running = Exchange(asked, (), [QWEN.write([RED], SIZE)], [])
+    assert not overlay([running], models)
+    model.generation_config = {}
+    assert not shown(QWEN.write([RED], SIZE))

@@ -1,0 +1,467 @@
+"""Answers that are held to a schema, a choice or a pattern: they fit, whoever answers beside them, and forced
+tokens change nothing but the number of passes."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from data.tokenizer import build_tokenizer
+from generation.fast.cuda.graph import GraphStep
+from generation.fast.native.step import NativeStep
+from generation.options import ConstraintError, GenerationOptions
+from generation.requests import Request
+from generation.session import Session
+from inference import answer
+from inference.checkpoint import open_checkpoint
+from inference.constraint import Constraints
+from inference.errors import RequestError
+from inference.grammar import (
+    MOST_BYTES,
+    check_grammar,
+    choice_grammar,
+    grammar_of,
+    json_grammar,
+    pattern_grammar,
+    response_grammar,
+)
+from tests.invariants import fast_step, run_all
+from tests.prompts import ImageBlock, inputs_of, tiny_vlm, words
+from tests.schemas import GROWING, SCHEMAS, assert_fits, record
+
+ROOT = Path(__file__).resolve().parent.parent
+STOPS = (3, 1)
+SAMPLED = {"temperature": 1.3, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 5}
+TEXTS = ["how many circles are there?", '{"kind": "circle", "count": 3}', "yes", "no", "left of", "größe"] * 3
+VOCAB = 400  # more than the tokenizer has
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(TEXTS, 380)
+
+
+@pytest.fixture(scope="module")
+def constraints(tokenizer) -> Constraints:
+    return Constraints(tokenizer, VOCAB, STOPS)
+
+
+@pytest.fixture(scope="module")
+def vlm():
+    return tiny_vlm(vocab_size=VOCAB, max_position_embeddings=900)
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return open_checkpoint(ROOT / "checkpoints" / "ocelli-shapes")
+
+
+@pytest.fixture(params=[None, NativeStep, GraphStep], scope="module")
+def step(request, vlm):
+    return None if request.param is None else fast_step(vlm, request.param)
+
+
+def options_of(constraint, **more) -> GenerationOptions:
+    return GenerationOptions(
+        **{"max_new_tokens": 300, "stop_token_ids": STOPS, "constraint": constraint} | more
+    )
+
+
+def text_of(tokenizer, ids: list[int]) -> str:
+    assert ids[-1] in STOPS
+    return tokenizer.decode(ids[:-1], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def prompt_of(number: int) -> list:
+    return [*words(number, 3 + number), ImageBlock(number), *words(number + 50, 2)]
+
+
+def request(number: int, constraint, **more) -> Request:
+    inputs = inputs_of(prompt_of(number))
+    options = options_of(constraint, **more)
+    return Request(inputs["input_ids"][0], inputs["pixel_values"], options=options, key=number)
+
+
+class OneByOne:
+    """Another constraint, which says nothing of what it forces."""
+
+    def __init__(self, constraint):
+        self.mask, self.accept = constraint.mask, constraint.accept
+
+    def forced(self) -> list[int]:
+        return []
+
+
+# ------------------------------------------------------------------------------------------------ they fit
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_random_weights_fit_every_schema(vlm, tokenizer, constraints, name):
+    """Greedy and sampled, several answers to a prompt."""
+    schema = SCHEMAS[name]
+    constraint, ended = constraints(json_grammar(schema)), 0
+    for number, more in enumerate(
+        ({}, SAMPLED | {"num_return_sequences": 4}, {"temperature": 3.0, "seed": 1})
+    ):
+        inputs, options = inputs_of(prompt_of(number)), options_of(constraint, **more)
+        output = vlm.generate_detailed(**inputs, options=options)
+        for ids, reason in zip(output.rows(), output.stop_reasons, strict=True):
+            ended += reason == "stop"
+            if reason == "stop":
+                assert_fits(text_of(tokenizer, ids), schema)
+            else:
+                assert name in GROWING and len(ids) == 300
+    assert ended or name in GROWING
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_embedded_model_fits_every_schema(embedded, name):
+    options = GenerationOptions(
+        max_new_tokens=200,
+        constraint=embedded.constraint(json_grammar(SCHEMAS[name])),
+        seed=1,
+        temperature=0.8,
+    )
+    for more in ({"temperature": 0.0}, {}):
+        own = replace(options, **more)
+        result = answer.ask(embedded, [ROOT / "assets/example.png"], "What is in the picture?", own).finish()
+        assert result["stop_reasons"] == ["stop"] or name in GROWING
+        if result["stop_reasons"] == ["stop"]:
+            assert_fits(result["answers"][0], SCHEMAS[name])
+
+
+def test_the_limit_may_cut_an_answer(vlm, constraints):
+    options = options_of(constraints(json_grammar(SCHEMAS["nested"])), max_new_tokens=5)
+    output = vlm.generate_detailed(**inputs_of(prompt_of(1)), options=options)
+    assert output.stop_reasons == ["length"] and output.lengths == [5]
+
+
+def test_objects_are_closed_only_where_that_forbids_nothing_required(constraints, tokenizer):
+    """A schema that adds up from parts keeps what one part requires and another does not name."""
+    parts = {
+        "type": "object",
+        "properties": {"a": {"const": 1}},
+        "required": ["a", "b"],
+        "anyOf": [{"properties": {"b": {"const": 2}}}],
+    }
+    assert can_say(constraints(json_grammar(parts)), tokenizer, '{"a": 1, "b": 2}')
+    closed = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    assert texts_of(constraints(json_grammar(closed)), tokenizer, 200) == {'{"a": 1}'}
+
+
+def can_say(constraint, tokenizer, text: str) -> bool:
+    own = constraint()
+    for token_id in [*tokenizer(text)["input_ids"], STOPS[0]]:
+        scores = torch.zeros(VOCAB)
+        own.mask(scores)
+        if not scores[token_id].isfinite():
+            return False
+        own.accept(token_id)
+    return True
+
+
+def texts_of(constraint, tokenizer, most: int) -> set[str]:
+    """What can be said, by following `most` ways from the start; without the space in front."""
+    ways, found = [[]], set()
+    for _ in range(most):
+        if not ways:
+            return found
+        ids = ways.pop(0)
+        own = constraint()
+        for token_id in ids:
+            own.accept(token_id)
+        scores = torch.zeros(VOCAB)
+        own.mask(scores)
+        allowed = scores.isfinite().nonzero()[:, 0].tolist()
+        assert allowed and (not own.forced() or allowed == own.forced()[:1])
+        if set(allowed) & set(STOPS):
+            assert set(STOPS) <= set(allowed) or own.forced()
+            found.add(tokenizer.decode(ids, skip_special_tokens=True).removeprefix(" "))
+        ways = [[*ids, token_id] for token_id in allowed if token_id not in STOPS] + ways
+    return found
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ["yes"],
+        ["yes", "no"],
+        ["yes", "yes please", "yesterday"],
+        ['"', "\\", "/{}|"],
+        ["größe", "日本", "a\nb"],
+    ],
+)
+def test_choices_are_all_that_can_be_said(constraints, tokenizer, choices):
+    assert texts_of(constraints(choice_grammar(choices)), tokenizer, 3000) == set(choices)
+
+
+def test_choices_of_the_model(vlm, tokenizer, constraints):
+    constraint = constraints(choice_grammar(["yes", "no"]))
+    options = options_of(constraint, temperature=5.0, seed=0, num_return_sequences=16)
+    rows = vlm.generate_detailed(**inputs_of(prompt_of(0)), options=options).rows()
+    assert {text_of(tokenizer, row).strip() for row in rows} == {"yes", "no"}
+
+
+@pytest.mark.parametrize("pattern", [r"[0-9]{2}/[a-c]\/x", r"(a|b)\\/[^/]", r"\d\d:\d\d"])
+def test_patterns(vlm, tokenizer, constraints, pattern):
+    constraint = constraints(pattern_grammar(pattern))
+    for seed in range(5):
+        options = options_of(constraint, temperature=2.0, seed=seed)
+        output = vlm.generate_detailed(**inputs_of(prompt_of(0)), options=options)
+        assert re.fullmatch(pattern, text_of(tokenizer, output.rows()[0]).removeprefix(" "))
+
+
+# ------------------------------------------------------------------------------------ every way, the same
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED])
+@pytest.mark.parametrize("name", ["nested", "unicode", "one of"])
+def test_forced_tokens_come_as_one_at_a_time(vlm, constraints, step, name, sampling):
+    """From the model and a session, and in fewer passes."""
+    constraint = constraints(json_grammar(SCHEMAS[name]))
+    one_by_one = options_of(lambda: OneByOne(constraint()), decode_step=step, **sampling)
+    together = replace(one_by_one, constraint=constraint)
+    inputs = inputs_of(prompt_of(2))
+    expected = vlm.generate_detailed(**inputs, options=one_by_one)
+    for output in (
+        vlm.generate_detailed(**inputs, options=together),
+        Session(vlm).generate_detailed(**inputs, options=together),
+        vlm.generate_detailed(**inputs, options=replace(together, lookup="on")),
+    ):
+        assert output.rows() == expected.rows() and output.stop_reasons == expected.stop_reasons == ["stop"]
+        assert output.decode_steps < expected.decode_steps == expected.lengths[0] - 1
+        assert output.accepted_tokens >= output.proposed_tokens - 1  # the stop token saves nothing
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED])
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_rows_know_nothing_of_one_another(vlm, constraints, step, chunk, sampling):
+    """Schemas of all kinds and free rows in one scheduler: each as alone, one token at a time."""
+    names = ["nested", None, "word", "optional", None, "one of", "const", "array", "deep"]
+    rows = [None if name is None else constraints(json_grammar(SCHEMAS[name])) for name in names]
+    requests = [request(number, row, **sampling | {"max_new_tokens": 120}) for number, row in enumerate(rows)]
+    outputs, _ = run_all(vlm, requests, 4, decode_step=step, prefill_chunk=chunk)
+    for one in requests:
+        own = one.options
+        if (made := own.constraint) is not None:
+            own = replace(own, constraint=lambda made=made: OneByOne(made()))
+        inputs = inputs_of(prompt_of(one.key))
+        alone = vlm.generate_detailed(**inputs, options=replace(own, decode_step=step))
+        assert outputs[one.key].token_ids == alone.rows()[0], names[one.key]
+        assert outputs[one.key].stop_reason == alone.stop_reasons[0]
+
+
+def test_forced_tokens_count_as_seen(vlm, constraints):
+    """A factor below 1 all but repeats what was seen: here, the letters of forced names."""
+    schema = record(circles=SCHEMAS["word"], triangles=SCHEMAS["word"], stars=SCHEMAS["word"])
+    constraint = constraints(json_grammar(schema))
+    requests = [request(number, constraint, repetition_penalty=1e-3) for number in range(3)]
+    outputs, _ = run_all(vlm, requests)
+    for one in requests:
+        alone = vlm.generate_detailed(**inputs_of(prompt_of(one.key)), options=one.options)
+        assert outputs[one.key].token_ids == alone.rows()[0]
+
+
+def test_several_answers_one_schema_after_another(vlm, constraints, tokenizer, step):
+    """A step that keeps its buffers between answers keeps no constraint in them."""
+    for name in ("word", "const", "array"):
+        options = options_of(constraints(json_grammar(SCHEMAS[name])), num_return_sequences=3, **SAMPLED)
+        rows = vlm.generate_detailed(
+            **inputs_of(prompt_of(1)), options=replace(options, decode_step=step)
+        ).rows()
+        assert rows == vlm.generate_detailed(**inputs_of(prompt_of(1)), options=options).rows()
+        for ids in rows:
+            assert_fits(text_of(tokenizer, ids), SCHEMAS[name])
+
+
+def test_without_a_cache_and_in_a_batch(vlm, constraints):
+    constraint = constraints(json_grammar(SCHEMAS["record"]))
+    rows = [inputs_of(words(number, 6)) for number in range(3)]
+    options = options_of(constraint)
+    alone = [
+        vlm.generate_detailed(**row, options=replace(options, use_cache=False)).rows()[0] for row in rows
+    ]
+    together = torch.cat([row["input_ids"] for row in rows])
+    assert vlm.generate_detailed(together, options=options).rows() == alone
+
+
+class Broken:
+    """A constraint that comes to a place where it cannot go on."""
+
+    def __init__(self) -> None:
+        self.left = 3
+
+    def mask(self, scores: torch.Tensor) -> None:
+        if self.left == 0:
+            raise ConstraintError("too large")
+
+    def accept(self, token_id: int) -> None:
+        self.left -= 1
+
+    def forced(self) -> list[int]:
+        return []
+
+
+def test_a_constraint_fails_alone(vlm, constraints):
+    good = constraints(json_grammar(SCHEMAS["record"]))
+    requests = [request(0, good), request(1, Broken), request(2, None, max_new_tokens=20)]
+    outputs, _ = run_all(vlm, requests)
+    assert isinstance(outputs[1].error, ConstraintError)
+    for key in (0, 2):
+        alone = vlm.generate_detailed(**inputs_of(prompt_of(key)), options=requests[key].options)
+        assert outputs[key].token_ids == alone.rows()[0]
+    with pytest.raises(ConstraintError):
+        vlm.generate(**inputs_of(prompt_of(1)), options=requests[1].options)
+
+
+def test_a_grammar_is_compiled_once(constraints):
+    grammar = json_grammar(SCHEMAS["deep"])
+    assert constraints._compiled(grammar) is constraints._compiled(str(grammar))
+
+
+# --------------------------------------------------------------------------------------------- refusals
+
+
+def nested(depth: int) -> dict:
+    schema: dict = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+MULTIPLES = {"type": "array", "prefixItems": [{"type": "integer", "multipleOf": 10_007}] * 3}
+HUGE = {"type": "integer", "multipleOf": 1e30}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    ["", "{", "[]", "3", "true", b"\xff", '{"a": 1} x', "[" * 50_000, '{"type": "strin"}', '{"items": 3}',
+     {"type": "array", "uniqueItems": True}, {"$ref": "http://127.0.0.1:9/x"}, {"$ref": "#/$defs/missing"},
+     {"not": {"type": "string"}, "x-guidance": {"lenient": True}},
+     {"items": {"not": {"type": "string"}, "x-guidance": {"lenient": True}}},
+     {"type": "string", "pattern": "("},
+     {"type": "string", "pattern": "(?=a)b"}, {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+     {"anyOf": []}, {"$ref": "#"}, nested(5000), MULTIPLES, HUGE,
+     " " * (MOST_BYTES + 1), {"enum": ["x" * MOST_BYTES]}, {"a": object()}],
+)  # fmt: skip
+def test_schemas_that_are_refused(constraints, schema):
+    with pytest.raises(RequestError) as refused:
+        constraints(json_grammar(schema))
+    assert 10 < len(str(refused.value)) < 600 and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("choices", [[], "yes", ["a", "a"], ["a", ""], [" a"], ["a", 1], ["x"] * 1001,
+                                     ["x" * 40_000, "y" * 40_000]])  # fmt: skip
+def test_choices_that_are_refused(choices):
+    with pytest.raises(RequestError):
+        choice_grammar(choices)
+
+
+def test_what_a_request_names():
+    schema = {"type": "boolean"}
+    assert grammar_of() is None and response_grammar({"type": "text"}) is None
+    assert grammar_of(schema) == json_grammar(json.dumps(schema))
+    assert response_grammar({"type": "json_schema", "json_schema": {"schema": schema}}) == grammar_of(schema)
+    assert response_grammar({"type": "json_object"}) == json_grammar({"type": "object"})
+    for wrong in ({}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}):
+        with pytest.raises(RequestError):
+            response_grammar(wrong)
+    with pytest.raises(RequestError):
+        grammar_of(schema, ["yes"])
+    with pytest.raises(RequestError):
+        check_grammar(pattern_grammar("("))
+
+
+def sentencepiece_like() -> Tokenizer:
+    """Bytes as a last resort, and a mark for spaces."""
+    pieces = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        '{"',
+        '"',
+        ":",
+        "}",
+        "a",
+    ]
+    backend = Tokenizer(models.BPE({piece: n for n, piece in enumerate(pieces)}, [], byte_fallback=True))
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return backend
+
+
+def whole_words() -> Tokenizer:
+    backend = Tokenizer(models.WordLevel({"yes": 0, "no": 1}, unk_token="no"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return backend
+
+
+def test_other_tokenizers(vlm):
+    """One of SentencePiece's kind can be held to a schema; one that does not say its bytes is refused, and so
+    is a model whose answers never end."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=sentencepiece_like())
+    constraint = Constraints(tokenizer, VOCAB, (2,))(json_grammar(SCHEMAS["unicode"]))
+    for seed in range(4):
+        options = options_of(constraint, temperature=1.0, seed=seed, stop_token_ids=(2,))
+        ids = vlm.generate_detailed(**inputs_of(words(seed, 5)), options=options).rows()[0]
+        assert ids[-1] == 2
+        assert_fits(tokenizer.decode(ids[:-1]), SCHEMAS["unicode"])
+    with pytest.raises(RequestError):
+        Constraints(PreTrainedTokenizerFast(tokenizer_object=whole_words()), VOCAB, STOPS)
+    with pytest.raises(RequestError):
+        Constraints(tokenizer, VOCAB, ())
+
+
+# ------------------------------------------------------------------------------------------ command line
+
+
+def test_the_command_line(as_json, complaint, tmp_path, photo):
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(SCHEMAS["record"]))
+    for more in ([], ["--compile", "off", "--no-cache"], ["--num-answers", "2", "--temperature", "1"]):
+        for result in as_json(photo, "what is it?", "--schema", path, *more):
+            assert set(result["stop_reasons"]) == {"stop"}
+            for text in result["answers"]:
+                assert_fits(text, SCHEMAS["record"])
+    choices = ["--choices", '["yes, please", "no"]', "--max-new-tokens", "40"]
+    (result,) = as_json(photo, "is it?", *choices)
+    assert result["answers"][0] in ("yes, please", "no")
+    both, lookup = ["--schema", path, "--choices", "a"], ["--schema", path, "--lookup", "on"]
+    missing, empty, half = ["--schema", tmp_path / "none"], ["--choices", "a,,b"], ["--choices", '["a"']
+    for wrong in (missing, empty, half, both, lookup):
+        assert complaint(photo, "what?", *wrong)
+    path.write_text('{"type": "strin"}')
+    assert "strin" in complaint(photo, "what?", "--schema", path)
+
+
+def test_a_batch_and_its_lines(cli, tmp_path, photo):
+    """A line's own form goes before the run's; another form makes another run."""
+    lines = [
+        {"image": str(photo), "question": "how many?"},
+        {"image": str(photo), "question": "is it?", "choices": ["maybe", "never"]},
+        {"image": str(photo), "question": "what?", "schema": SCHEMAS["array"]},
+        {"image": str(photo), "question": "what?", "schema": {"type": "strin"}},
+    ]
+    questions, out = tmp_path / "questions.jsonl", tmp_path / "out.jsonl"
+    questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = ["--batch", questions, "--out", out]
+    code, _, said = cli(*run, "--choices", "one,two", "--max-new-tokens", "60")
+    assert code == 1, said
+    first, second, third, fourth = (json.loads(line) for line in out.read_text().splitlines())
+    assert first["answers"][0] in ("one", "two") and second["answers"][0] in ("maybe", "never")
+    jsonschema.validate(json.loads(third["answers"][0]), SCHEMAS["array"])
+    assert "strin" in fourth["error"]
+    assert cli(*run, "--choices", "one,three", "--max-new-tokens", "60")[0] == 2

@@ -1,0 +1,244 @@
+"""Boxes and points as text: what is written is read, and what is broken is never read as something else."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+
+import pytest
+from PIL import Image
+
+from data.coordinates import COORDINATES, Box, Located, Point, smart_resize
+from data.images import load_image
+
+SIZES = 50_000
+BOXES = [name for name, form in COORDINATES.items() if form.detect]
+POINTS = [name for name, form in COORDINATES.items() if form.point]
+
+
+def error_allowed(name: str, length: int, resized: int, side: float, at: float) -> float:
+    """Half a step of a form along a side of `length` pixels, at least half a pixel. Location tokens end one
+    step before the far edge."""
+    steps = {"qwen3-vl": 1000, "paligemma": 1024, "doctags": 500, "molmo": 1000, "moondream": 1024}
+    step = length / steps.get(name, resized)
+    half = step if name in ("paligemma", "doctags", "moondream") and at > length - step else step / 2
+    if name == "moondream":  # its logarithmic widths, which are 1/1024 at least
+        half += max(side * (2 ** (5 / 1023) - 1), step) / 2
+    return max(half, 0.5) + 1e-6
+
+
+def random_things(random_: random.Random, size: tuple[int, int], boxes: bool) -> list[Box | Point]:
+    (x1, x2), (y1, y2) = (sorted(random_.uniform(0, side) for _ in range(2)) for side in size)
+    edges = random_.random() < 0.2
+    if boxes:
+        return [Box("a red star", (0, 0, *size) if edges else (x1, y1, x2, y2))]
+    return [Point("a red star", size if edges else (x1, y1)), Point("a red star", (x2, y2))]
+
+
+@pytest.mark.parametrize("name", COORDINATES)
+def test_what_is_written_is_read(name):
+    form, random_ = COORDINATES[name], random.Random(name)
+    for _ in range(SIZES // len(COORDINATES)):
+        width = int(2 ** random_.uniform(0, 13))
+        size = width, max(1, min(8192, int(width * 2 ** random_.uniform(-5, 5))))
+        things = random_things(random_, size, boxes=bool(form.detect))
+        found = form.read(f"Here:\n```json\n{form.write(things, size)}\n```", size)
+        assert not found.malformed
+        assert [one.label for one in (*found.boxes, *found.points)] == [one.label for one in things]
+        for one, wanted in zip((*found.boxes, *found.points), things, strict=True):
+            got, expected = (
+                (thing.box if isinstance(thing, Box) else thing.point) for thing in (one, wanted)
+            )
+            for at, (a, b) in enumerate(zip(got, expected, strict=True)):
+                length, resized = size[at % 2], smart_resize(size)[at % 2]
+                side = abs(expected[at] - expected[at - 2]) if len(expected) == 4 else 0
+                reach = b if name != "moondream" or len(expected) == 2 else (b + expected[at - 2]) / 2
+                assert abs(a - b) <= error_allowed(name, length, resized, side, reach), (
+                    size,
+                    thing_text(wanted),
+                )
+
+
+def thing_text(thing: Box | Point) -> str:
+    return repr(thing)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("name", BOXES)
+def test_pixels_are_those_of_the_upright_image(name, orientation):
+    """A box around a square that is drawn finds the square in the opened file, however it is stored."""
+    size, box = (300, 200), (40, 60, 120, 130)
+    upright = Image.new("RGB", size, "white")
+    upright.paste("black", box)
+    flip = Image.Transpose
+    stored = {
+        2: flip.FLIP_LEFT_RIGHT, 3: flip.ROTATE_180, 4: flip.FLIP_TOP_BOTTOM, 5: flip.TRANSPOSE,
+        6: flip.ROTATE_90, 7: flip.TRANSVERSE, 8: flip.ROTATE_270,
+    }  # fmt: skip
+    turned = upright.transpose(stored[orientation]) if orientation in stored else upright
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    turned.save(file, "PNG", exif=exif)
+    image = load_image(file.getvalue())
+    form = COORDINATES[name]
+    (found,) = form.read(form.write([Box("square", box)], size), image.size).boxes
+    dark = image.convert("L").point(lambda level: 255 * (level < 128)).getbbox()
+    assert all(abs(a - b) <= 2 for a, b in zip(found.box, dark, strict=True))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"bbox_2d": [60, 20, 10, 80], "label": "corners swapped"}',
+        '{"bbox_2d": [10, 20, 60, 1080], "label": "outside"}',
+        '{"bbox_2d": [-1, 20, 60, 80], "label": "outside"}',
+        '{"bbox_2d": [10, 20, NaN, 80], "label": "no number"}',
+        '{"bbox_2d": [10, 20, 1e999, 80], "label": "no number"}',
+        '{"bbox_2d": [10, 20, 60], "label": "three"}',
+        '{"bbox_2d": [10, 20, 60, 80, 90], "label": "five"}',
+        '{"bbox_2d": ["10", 20, 60, 80], "label": "a text"}',
+        '{"bbox_2d": [true, 20, 60, 80], "label": "a truth"}',
+        '{"bbox_2d": null, "label": "none"}',
+        '{"bbox_2d": [10, 20, 60, 80], "label": 3}',
+        '{"bbox_2d": [10, 20, 60, 80} "label": "broken"}',
+        '{"bbox_2d": [1' + "0" * 400 + ", 20, 60, 80]}",
+        '{"point_2d": [10, 20, 60], "label": "three"}',
+        '{"point_2d": [10, 2000], "label": "outside"}',
+    ],
+)
+def test_broken_json_is_no_box(text):
+    form = COORDINATES["qwen3-vl"]
+    good = '{"bbox_2d": [10, 20, 60, 80], "label": "star"}'
+    assert form.read(text, (640, 480)) == Located(malformed=form.read(text, (640, 480)).malformed)
+    beside = form.read(f"[{good}, {text}, {good}]", (640, 480))
+    assert len(beside.malformed) == 1 and len(beside.boxes) == 2 and not beside.points
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("paligemma", "<loc0043><loc0016><loc0171> three"),
+        ("paligemma", "<loc0043><loc0016><loc0171><loc1025> outside"),
+        ("paligemma", "<loc0171><loc0016><loc0043><loc0096> swapped"),
+        ("paligemma", "<loc43><loc0016><loc0171><loc0096> broken"),
+        ("paligemma", "<loc0043><loc0016><loc0171><loc0096><loc0001><loc0001> six"),
+        ("doctags", "<text><loc_60><loc_21><loc_47><loc_83>swapped</text>"),
+        ("doctags", "<text><loc_8><loc_21><loc_501><loc_83>outside</text>"),
+        ("doctags", "<text><loc_8><loc_21><loc_47>three</text>"),
+        ("molmo", '<point x="10.5" alt="one">one</point>'),
+        ("molmo", '<point x="10.5" y="100.1" alt="outside">outside</point>'),
+        ("molmo", '<point x="nan" y="10" alt="no number">no number</point>'),
+        ("molmo", '<point x="1_0" y="10" alt="no number">no number</point>'),
+        ("molmo", '<point alt="none">none</point>'),
+        ("molmo", '<point x="10.5" y="1'),
+        ("moondream", '{"bins": [1, 2, 3], "label": "three"}'),
+        ("moondream", '{"bins": [1024, 2, 3, 4], "label": "outside"}'),
+        ("moondream", '{"bins": [1, 2, 3, -4], "label": "outside"}'),
+        ("moondream", '{"bins": "1234", "label": "a text"}'),
+    ],
+)
+def test_broken_forms_are_no_box(name, text):
+    found = COORDINATES[name].read(text, (640, 480))
+    assert found.malformed and not found.boxes and not found.points
+
+
+@pytest.mark.parametrize("name", COORDINATES)
+def test_a_cut_answer_keeps_what_is_complete(name):
+    """Cut at any letter, an answer gives the first things, and never one that was not written."""
+    form, size = COORDINATES[name], (640, 480)
+    kind = Box if form.detect else Point
+    places = ((100, 200, 300, 400), (111, 222, 333, 444), (50, 60, 70, 80))
+    things = [kind("star", place if kind is Box else place[:2]) for place in places]
+    text = form.write(things, size)
+    whole = form.read(text, size)
+    for cut in range(len(text)):
+        found = form.read(text[:cut], size)
+        got = [*found.boxes, *found.points]
+        wanted = [*whole.boxes, *whole.points][: len(got)]
+        numbers = [one.box if isinstance(one, Box) else one.point for one in got]
+        assert numbers == [one.box if isinstance(one, Box) else one.point for one in wanted]
+        assert len(got) <= 2 or name in ("paligemma", "doctags") or cut > len(text) - 40
+    if name not in ("paligemma", "doctags"):
+        assert form.read(text[: len(text) // 2], size).malformed
+
+
+@pytest.mark.parametrize("name", COORDINATES)
+@pytest.mark.parametrize(
+    "text", ["", "A red star.", "[]", "There is none.", "{}", "[1, 2, 3, 4]", "a < b ; c"]
+)
+def test_words_are_no_coordinates(name, text):
+    assert COORDINATES[name].read(text, (640, 480)) == Located()
+
+
+def test_json_is_found_in_any_wrapping():
+    form, size = COORDINATES["qwen3-vl"], (1000, 1000)
+    star = {"bbox_2d": [1, 2, 3, 4], "label": "star"}
+    expected = (Box("star", (1, 2, 3, 4)),)
+    for text in (
+        json.dumps(star),
+        json.dumps([star]),
+        json.dumps({"objects": [star]}),
+        f"It is {json.dumps(star)}.",
+    ):
+        assert form.read(text, size) == Located(expected)
+    both = form.read(json.dumps([star, {"point_2d": [5, 6]}]), size, label="dot")
+    assert both == Located(expected, (Point("dot", (5, 6)),))
+
+
+def test_known_answers():
+    """Answers as the models' own documentation shows them."""
+    cat = COORDINATES["paligemma"].read(
+        "<loc0256><loc0128><loc0768><loc0512> cat ; <loc0000><loc0000><loc0512><loc0512> dog", (1024, 512)
+    )
+    assert cat.boxes == (Box("cat", (128, 128, 512, 384)), Box("dog", (0, 0, 512, 256)))
+    points = COORDINATES["molmo"].read(
+        '<points x1="10.0" y1="20.0" x2="50" y2="75.5" alt="boats">boats</points>', (200, 100)
+    )
+    assert points.points == (Point("boats", (20, 20)), Point("boats", (100, 75.5)))
+    page = COORDINATES["doctags"].read(
+        "<section_header_level_1><loc_50><loc_100><loc_250><loc_150></section_header_level_1>", (500, 1000)
+    )
+    assert page.boxes == (Box("section_header_level_1", (50, 200, 250, 300)),)
+    assert smart_resize((640, 480)) == (644, 476) and smart_resize((10, 10)) == (56, 56)
+
+
+def test_what_a_form_cannot_say():
+    with pytest.raises(ValueError):
+        COORDINATES["molmo"].write([Box("star", (1, 2, 3, 4))], (10, 10))
+    with pytest.raises(ValueError):
+        COORDINATES["paligemma"].write([Point("star", (1, 2))], (10, 10))
+    with pytest.raises(ValueError):
+        COORDINATES["paligemma"].write([Box("a ; b", (1, 2, 3, 4))], (10, 10))
+    with pytest.raises(ValueError):
+        COORDINATES["qwen3-vl"].write([Box("star", (1, 2, 30, 4))], (10, 10))
+
+
+@pytest.mark.parametrize("name", COORDINATES)
+def test_hostile_text_ends(name):
+    """Whatever an answer holds, it is read without an error."""
+    alphabet = [
+        '{"bbox_2d": [',
+        "{",
+        "[",
+        '"',
+        "1e999",
+        "<loc0001>",
+        "<loc_1>",
+        '<point x="',
+        "NaN",
+        "]",
+        "}",
+        ",",
+        " ",
+        "<",
+        "9",
+    ]
+    random_ = random.Random(0)
+    texts = ["".join(random_.choices(alphabet, k=60)) for _ in range(300)] + [
+        part * 3000 for part in alphabet
+    ]
+    for text in [*texts, '{"a":' * 5000, "[" * 50_000 + "{", '{"bins": [' + "9" * 9000 + "]}"]:
+        found = COORDINATES[name].read(text, (64, 48))
+        for box in found.boxes:
+            assert 0 <= box.box[0] <= box.box[2] <= 64 and 0 <= box.box[1] <= box.box[3] <= 48

@@ -1,0 +1,269 @@
+"""Drawings in any look: what is held out, boxes that fit, conversations as a processor writes them."""
+
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from data.packing import dense_mask
+from data.processor import make_processor
+from tests.runs import shapes_processor
+
+LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
+
+from shapes import heldout, looks, object_map, outside, places, render, renderers  # noqa: E402
+from shapes.drawing import DENSE, box_of, dense_map, stroke_mask  # noqa: E402
+from shapes.drawings import paint, random_aspect, sample_drawing, sample_words  # noqa: E402
+from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask  # noqa: E402
+from shapes.training import chat_pieces  # noqa: E402
+from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, Background  # noqa: E402
+
+
+def drawings(count, split="train"):
+    for seed in range(count):
+        rng = random.Random(seed)
+        yield sample_drawing(rng, split, 1.0, random_aspect(rng)), rng
+
+
+def test_what_is_held_out_is_not_trained_on():
+    assert not set(looks.fonts("train")) & set(looks.fonts("heldout"))
+    train, held = outside._PHOTOGRAPHS["train"], outside._PHOTOGRAPHS["heldout"]
+    assert not set(train) & set(held) and all(looks.package_file(name) for name in (*train, *held))
+    assert not set(outside.QUESTIONS["train"]) & set(outside.QUESTIONS["heldout"])
+    strokes = {split: set() for split in ("train", "heldout")}
+    for split, seen in strokes.items():
+        for scene, _ in drawings(60, split):
+            seen |= {t.strokes % 2 for t in scene.things if t.strokes >= 0}
+            assert {t.font for t in scene.things if t.font} <= set(looks.fonts(split))
+    assert strokes == {"train": {0}, "heldout": {1}}
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_every_colour_and_digit_can_be_drawn(split):
+    rng = random.Random(0)
+    assert all(len(looks.colour(rng, name, split)) == 3 for name in COLOURS)
+    assert all(stroke_mask(digit, 1).getbbox() for digit in DIGITS)
+
+
+def test_the_same_seed_draws_the_same():
+    for draw in (
+        lambda rng: paint(sample_drawing(rng), rng),
+        lambda rng: paint(sample_words(rng), rng),
+        lambda rng: outside.outside_image(rng, "heldout", 0.5),
+    ):
+        assert draw(random.Random(3)).tobytes() == draw(random.Random(3)).tobytes()
+
+
+def test_boxes_hold_their_things():
+    """Each thing drawn alone lies in its box, and touches all four of its edges within two pixels."""
+    side = 200
+    for scene, _ in drawings(60):
+        for thing in scene.things:
+            alone = type(scene)((thing,), aspect=scene.aspect)
+            rows, columns = np.nonzero(object_map(alone, side, side))
+            box = np.array(box_of(thing, scene.aspect)) * side
+            seen = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+            assert np.abs(box - seen).max() <= 2, thing
+
+
+def test_images_have_the_scene_s_shape():
+    for scene, _ in drawings(20):
+        width, height = render(scene, 60).size
+        assert min(width, height) == 60 and abs(width / height / scene.aspect - 1) < 0.02
+
+
+def test_edges_and_letters_of_tiles():
+    """Edges seen from a patch lead to the box, cut at the patch's tile; letters are those of the word."""
+    for seed in range(20):
+        rng = random.Random(seed)
+        scene, tile = sample_words(rng), 16
+        dense = dense_map(scene, 32, 32, tile)
+        assert dense.shape == (32 * 32, DENSE)
+        for patch in np.nonzero(dense[:, 13] >= 0)[0][:50]:
+            letter = chr(ord("a") + int(dense[patch, 13]))
+            x, y = patch % 32 + 0.5 + dense[patch, 2], patch // 32 + 0.5 + dense[patch, 3]
+            word = min(scene.things, key=lambda t: abs(t.x * 32 - x) + abs(t.y * 32 - y))
+            assert letter in word.name
+            left = dense[patch, 9] + patch % 32 + 0.5
+            assert left == pytest.approx(max(box_of(word)[0] * 32, patch % 32 // tile * tile), abs=1e-4)
+
+
+def test_answers_about_places():
+    asked = 0
+    for scene, rng in drawings(200):
+        qa = places.ask_place(scene, rng)
+        if qa is None or qa.answer == ABSENT:
+            continue
+        for found in json.loads(qa.answer):
+            label = found["label"]
+            things = places.matching(scene, label)
+            assert things and (label in qa.question or qa.question in places._ALL)
+            if "bbox_2d" in found:
+                boxes = [np.array(box_of(t, scene.aspect)) * 1000 for t in things]
+                assert min(np.abs(box - found["bbox_2d"]).max() for box in boxes) <= 0.5
+            else:
+                assert any(np.hypot(*(np.array((t.x, t.y)) * 1000 - found["point_2d"])) < 1 for t in things)
+            asked += 1
+    assert asked > 100
+
+
+def test_what_is_absent_is_absent():
+    for scene, rng in drawings(200):
+        qa = places.ask_absent_place(scene, rng)
+        phrase = next(p for p in phrases() if f" {p}" in qa.question or f'"{p}"' in qa.question)
+        assert qa.answer == ABSENT and not places.matching(scene, phrase)
+
+
+def phrases():
+    """Everything that may be asked for, the longest first."""
+    nouns = ("circle", "square", "triangle", "diamond", "star", "cross", "shape")
+    pairs = [f"{colour} {noun}" for colour in COLOURS for noun in nouns]
+    return [*pairs, *nouns[:-1], "word", "digit"]
+
+
+# ----------------------------------------------------------------------------------------------- held out
+def test_held_out_questions():
+    """Families in turn, the same for a seed; each right answer scores 1, and another answer less."""
+    asked = heldout.drawing_questions(2 * len(heldout.DRAWING_FAMILIES))
+    again = heldout.drawing_questions(3)
+    assert [one.qa for one in asked[:3]] == [one.qa for one in again]
+    assert asked[0].image().tobytes() == again[0].image().tobytes()
+    assert asked[0].qa != heldout.drawing_questions(1, seed=1)[0].qa
+    for one in asked:
+        assert heldout.score_drawing(one.family, one.qa, one.qa.answer) == 1.0
+        assert heldout.score_drawing(one.family, one.qa, "nonsense") == 0.0
+
+
+def test_scores_of_boxes_by_hand():
+    def said(*boxes):
+        return json.dumps([{"bbox_2d": box, "label": "star"} for box in boxes])
+
+    qa = QA("place", "", said([0, 0, 100, 100]))
+    half = said([0, 0, 100, 50])
+    assert heldout.score_drawing("box", qa, half) == 0.5
+    assert heldout.score_drawing("box at 0.5", qa, half) == 1.0
+    assert heldout.score_drawing("box at 0.5", qa, said([0, 0, 100, 49])) == 0.0
+    assert heldout.score_drawing("box", qa, said([0, 0, 100, 100], [0, 0, 9, 9])) == 0.5  # one too many
+    for malformed in ("[", "[1]", '[{"bbox_2d": [1, 2]}]', '{"bbox_2d": 3}', '[{"label": "star"}]'):
+        assert heldout.score_drawing("box", qa, malformed) == 0.0
+    point = QA("place", "", '[{"point_2d": [100, 100], "label": "star"}]')
+    near, far = (json.dumps([{"point_2d": [x, 110], "label": "star"}]) for x in (125, 126))
+    assert [heldout.score_drawing("point", point, one) for one in (near, far)] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("draw", [renderers.render_svg, renderers.render_matplotlib])
+def test_other_programs_draw_the_same_scene(draw):
+    """What is drawn differs little from Pillow's drawing."""
+    seen = 0
+    for scene, _ in drawings(40):
+        if not renderers.drawable(scene):
+            continue
+        flat = Background("plain", scene.background.first, scene.background.first)
+        filled = [replace(t, hollow=0.0, border=None) for t in scene.things]  # lines are put differently
+        scene = replace(scene, things=tuple(filled), background=flat)
+        image = draw(scene, 120)
+        own = render(scene, 120)
+        assert image.size == own.size
+        difference = np.abs(np.asarray(image, float) - np.asarray(own, float)).max(-1)
+        assert (difference > 60).mean() < 0.03
+        seen += 1
+    assert seen > 8
+
+
+# ----------------------------------------------------------------------------------------------- streams
+@pytest.fixture(scope="module")
+def processor():
+    return make_processor(
+        shapes_processor(None).tokenizer, image_size=32, image_seq_len=4, split=True, longest_edge=64
+    )
+
+
+def stream_of(processor, **settings):
+    settings = {"batch_size": 3, "sequence_length": 400, "curriculum_pictures": 0} | settings
+    config = ShapesStreamConfig(drawings="any", image_size=32, patch_size=8, **settings)
+    pieces = chat_pieces(processor.tokenizer, 4)
+    return ShapesStream(config, processor.tokenizer, pieces, images=processor.images)
+
+
+def test_batches_of_tiles(processor):
+    stream = stream_of(processor, vision_steps=1, vision_batch_size=2)
+    first = stream.batch(0)
+    assert first["pixel_values"].shape == (4, 3, 32, 32) and first["dense"].shape == (4, 16, DENSE)
+    counts = set()
+    for index in range(1, 12):
+        batch = stream.batch(index)
+        tiles = len(batch["pixel_values"]) // 3
+        placed = (batch["input_ids"] == processor.image_token_id).sum(1)
+        assert placed.tolist() == [4 * tiles] * 3 and len(batch["dense"]) == 3 * tiles
+        counts.add(tiles)
+    assert counts == {3, 5}  # 1 x 2 or 2 x 1 parts and the whole; 2 x 2 and the whole
+
+
+def test_conversations_are_as_the_processor_writes_them(processor):
+    """A row's prefix with each branch is what the processor makes of that conversation."""
+    stream, checked = stream_of(processor, outside=0.3), 0
+    for index in range(4):
+        batch = stream.batch(index)
+        for ids, segments in zip(batch["input_ids"], batch["segment_ids"]):
+            text = processor.tokenizer.decode(ids[segments == 0])
+            for document in set(segments[segments > 0].tolist()):
+                branch = ids[segments == document]
+                blind = document >= ALONE
+                said = processor.tokenizer.decode(branch)
+                turns = (
+                    said.replace("<|im_start|>", "").removeprefix("User: ").split("<end_of_utterance>")[:-1]
+                )
+                messages = []
+                for i, turn in enumerate(turns):
+                    words = turn.removeprefix("\nAssistant:" if i % 2 else "\nUser:").strip()
+                    content = [{"type": "text", "text": words}]
+                    if i == 0 and not blind:
+                        content.insert(0, {"type": "image"})
+                    messages.append({"role": "assistant" if i % 2 else "user", "content": content})
+                whole = processor.chat.encode(
+                    processor_messages(messages), [] if blind else [prompt_of(text)], False, "test"
+                ).input_ids
+                expected = branch.tolist() if blind else [*ids[segments == 0].tolist(), *branch.tolist()]
+                assert whole[: len(expected)] == expected
+                checked += 1
+    assert checked > 30
+
+
+def prompt_of(prefix):
+    return prefix.removeprefix("<|im_start|>User:")
+
+
+def processor_messages(messages):
+    from data.chat import read_conversation
+
+    for message in messages:
+        for part in message["content"]:
+            if part["type"] == "image":
+                part["image"] = "x"
+    return read_conversation(messages, "test")
+
+
+def test_what_is_outside_is_refused(processor):
+    stream = stream_of(processor, outside=1.0)
+    batch = stream.batch(0)
+    answers = processor.tokenizer.decode(batch["input_ids"][batch["labels"] >= 0])
+    said = {one.strip() for one in answers.split("<end_of_utterance>") if one.strip()}
+    assert said == {REFUSAL} and (batch["dense"][..., 0] == 0).all()
+
+
+def test_alone_sees_no_image(processor):
+    segments = torch.tensor([[0, 0, 1, 1, ALONE + 2, ALONE + 2, -1]])
+    mask, seen = branch_mask(segments), dense_mask(segments)
+    assert torch.equal(mask[0, :4], seen[0, :4])
+    assert mask[0, 5].tolist() == [False] * 4 + [True, True, False]
+    for index in range(12):
+        batch = stream_of(processor).batch(index)
+        alone = batch["segment_ids"] >= ALONE
+        for row in alone.any(1).nonzero()[:, 0]:
+            ids, positions = batch["input_ids"][row][alone[row]], batch["position_ids"][row][alone[row]]
+            assert positions.tolist() == list(range(len(ids))) and NO_IMAGE in processor.tokenizer.decode(ids)
+            return
+    raise AssertionError("expected a question without an image")

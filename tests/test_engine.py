@@ -1,0 +1,233 @@
+"""`web.engine.Engine`: the tokens of generate.py for everyone, turns, bounds, stop strings, errors alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from data.chat import Message
+from data.errors import ImageError
+from generation.options import GenerationOptions
+from generation.scheduler import Scheduler
+from inference.answer import AnswerText, ask
+from inference.checkpoint import RequestError, open_checkpoint
+from tests.documents import ROOT
+from web.engine import Engine, EngineLimits, EngineRequest, Interrupted, QueueFull, Ticket, _Queue, _Text
+from web.models import Models
+
+FOLDER = str(ROOT / "checkpoints/ocelli-shapes")
+IMAGES = [(ROOT / "assets" / name).read_bytes() for name in ("example.png", "three.png", "cup.png")]
+QUESTIONS = ("What colour is the star?", "Describe the picture.", "How many shapes are there?")
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    return open_checkpoint(FOLDER, device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return Models([FOLDER], device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def engine(models) -> Iterator[Engine]:
+    made = Engine(models, EngineLimits(slots=4, max_queue=100, prefill_chunk=32))
+    yield made
+    made.close()
+
+
+def request(question: str = QUESTIONS[0], image: bytes = IMAGES[0], **more) -> EngineRequest:
+    options = {"max_new_tokens": 48, **more.pop("options", {})}
+    message = Message("user", (("image", image), ("text", question)))
+    return EngineRequest(FOLDER, [message], GenerationOptions(**options), **more)
+
+
+async def answers(ticket: Ticket) -> list[str]:
+    texts = [""] * len(ticket.finish_reasons)
+    async for piece in ticket:
+        texts[piece.answer] += piece.text
+    return texts
+
+
+def test_everyone_gets_what_generate_gives_alone(engine, checkpoint):
+    """64 at a time, greedy and sampled, one answer and several, from five clients."""
+    rng, cases = random.Random(0), []
+    for number in range(64):
+        options = {} if number % 3 else {"temperature": 1.0, "top_p": 0.9, "seed": number}
+        options |= {"num_return_sequences": 1 + number % 3} if options else {}
+        cases.append((rng.choice(QUESTIONS), rng.choice(IMAGES), options))
+
+    async def all_at_once() -> list[list[str]]:
+        tickets = [
+            engine.submit(request(question, image, options=options, client=str(number % 5)))
+            for number, (question, image, options) in enumerate(cases)
+        ]
+        return await asyncio.gather(*map(answers, tickets))
+
+    for (question, image, options), texts in zip(cases, asyncio.run(all_at_once()), strict=True):
+        whole = GenerationOptions(max_new_tokens=48, **options)
+        assert texts == ask(checkpoint, [image], question, whole).finish()["answers"]
+    stats = engine.stats
+    assert (stats.requests, stats.waiting, stats.running) == (64, 0, 0)
+    assert 0 < stats.cached_tokens < stats.prompt_tokens
+
+
+def test_clients_take_turns():
+    """Whoever has many waits for those who have few, whatever the order in which they came."""
+
+    class Asked:
+        def __init__(self, client: str):
+            self.request = type("R", (), {"client": client})
+
+    queue = _Queue()
+    for client in "aaaabcbbaca":
+        queue.put(Asked(client))  # type: ignore[arg-type]
+    order = [one.request.client for one in queue]
+    served = []
+    while (ticket := queue.get()) is not None:
+        served.append(ticket.request.client)
+    assert "".join(served) == "".join(order) == "abcabcabaaa"
+
+
+def test_one_with_many_requests_delays_nobody(models):
+    engine = Engine(models, EngineLimits(slots=1))
+    ended: list[str] = []
+
+    async def ask_as(client: str) -> None:
+        await answers(engine.submit(request(client=client, options={"max_new_tokens": 30})))
+        ended.append(client)
+
+    async def run() -> None:
+        many = [asyncio.create_task(ask_as("many")) for _ in range(20)]
+        await asyncio.sleep(0)
+        await asyncio.gather(*many, asyncio.create_task(ask_as("few")))
+
+    asyncio.run(run())
+    engine.close()
+    assert ended.index("few") <= 5  # those whose images were open already come first
+
+
+def test_the_queue_is_bounded_and_says_places(models):
+    engine = Engine(models, EngineLimits(slots=1, max_queue=2))
+    long = {"max_new_tokens": 400, "temperature": 1.5, "seed": 1}
+
+    async def run() -> None:
+        tickets = [engine.submit(request(QUESTIONS[1], options=long)) for _ in range(3)]
+        with pytest.raises(QueueFull) as full:
+            engine.submit(request())
+        assert 1 <= full.value.retry_after <= 60
+        assert sorted(ticket.place for ticket in tickets)[0] <= 1
+        for ticket in tickets:
+            ticket.cancel()
+        while engine.stats.running or engine.stats.waiting:
+            await asyncio.sleep(0.01)
+        assert await answers(engine.submit(request()))
+
+    asyncio.run(run())
+    with pytest.raises(RequestError, match="at most 1"):
+        asyncio.run(_submit(engine, request(options={"num_return_sequences": 2, "temperature": 1.0})))
+    engine.close()
+
+
+async def _submit(engine: Engine, asked: EngineRequest) -> Ticket:
+    return engine.submit(asked)
+
+
+def test_who_leaves_frees_the_slot_and_gets_nothing_more(engine):
+    async def run() -> None:
+        ticket = engine.submit(request(QUESTIONS[1], options={"max_new_tokens": 40}))
+        async for _ in ticket:
+            break
+        ticket.cancel()
+        while engine.stats.running:
+            await asyncio.sleep(0.005)
+        assert await answers(engine.submit(request())) == ["blue"]
+
+    asyncio.run(run())
+
+
+def test_errors_reach_whom_they_belong_to(engine, monkeypatch):
+    """A broken image, a prompt that does not fit, a fault in a step: the others are answered."""
+
+    async def run() -> list:
+        asked = [
+            request(),
+            request(image=b"no image"),
+            request("word " * 3000),
+            request(),
+        ]
+        tickets = [engine.submit(one) for one in asked]
+        return await asyncio.gather(*map(answers, tickets), return_exceptions=True)
+
+    first, broken, long, last = asyncio.run(run())
+    assert first == last == ["blue"]
+    assert isinstance(broken, ImageError) and isinstance(long, RequestError)
+
+    def fails(self):
+        raise RuntimeError("a fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "step", fails)
+        with pytest.raises(Interrupted):
+            asyncio.run(_answers_of(engine))
+    assert asyncio.run(_answers_of(engine)) == ["blue"]
+
+
+async def _answers_of(engine: Engine) -> list[str]:
+    return await answers(engine.submit(request()))
+
+
+def test_nothing_of_a_stop_string_is_shown(checkpoint):
+    """Whatever the tokens are that it begins and ends in, and however often its beginning comes before."""
+    reply = ask(checkpoint, [IMAGES[0]], QUESTIONS[1], GenerationOptions(max_new_tokens=64))
+    ids = reply.finish()["token_ids"][0]
+    plain = AnswerText(checkpoint)
+    text = "".join(map(plain.put, ids)) + plain.finish()
+    rng = random.Random(0)
+    for _ in range(500):
+        first = rng.randrange(len(text))
+        stop = text[first : first + rng.randint(1, 12)]
+        stops = (stop, rng.choice((stop + "?", "xyz", text[-3:] + "!")))
+        shown, got = _Text(checkpoint, stops), ""
+        groups, rest = [], list(ids)
+        while rest:
+            count = rng.randint(1, 4)
+            groups.append(rest[:count])
+            rest = rest[count:]
+        for group in groups:
+            got += shown.put(group)
+            assert text[: text.index(stop)].startswith(got)
+            if shown.stopped:
+                break
+        else:
+            got += shown.put([], last=True)
+        assert shown.stopped and got == text[: text.index(stop)]
+
+
+def test_without_a_stop_string_in_it_an_answer_is_whole(checkpoint):
+    ids = ask(checkpoint, [IMAGES[0]], QUESTIONS[0], GenerationOptions(max_new_tokens=8)).finish()[
+        "token_ids"
+    ][0]
+    shown = _Text(checkpoint, ("blueberry", "e!"))
+    assert "".join(shown.put([one]) for one in ids) + shown.put([], last=True) == "blue"
+
+
+def test_at_its_end_everybody_is_told(models):
+    engine = Engine(models, EngineLimits(slots=1))
+
+    async def run() -> list:
+        tickets = [engine.submit(request(QUESTIONS[1])) for _ in range(4)]
+        tasks = [asyncio.create_task(answers(ticket)) for ticket in tickets]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(engine.close)
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+
+    ended = asyncio.run(run())
+    assert all(isinstance(one, list | Interrupted) for one in ended)
+    assert any(isinstance(one, Interrupted) for one in ended)
+    with pytest.raises(QueueFull):
+        asyncio.run(_submit(engine, request()))

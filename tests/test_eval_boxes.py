@@ -1,0 +1,210 @@
+"""Figures of boxes: known cases, pycocotools' own, and rows with boxes through `python -m eval`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.coordinates import COORDINATES, Box, Located, Malformed, Point
+from eval import __main__ as command
+from eval.boxes import Asked, figures, iou, mean_average_precision, most_pairs, score_of
+from eval.lmms_boxes import asks_for_box, in_our_form, in_their_form
+from eval.metrics import MetricError, find_metric
+from inference.attribution.agreement import agreement
+
+ONE, FAR = (0.0, 0.0, 10.0, 10.0), (50.0, 50.0, 60.0, 60.0)
+
+
+def asked(targets, *boxes, name="star", points=(), malformed=0) -> Asked:
+    found = Located(
+        tuple(Box(name, box) for box in boxes),
+        tuple(Point(name, point) for point in points),
+        (Malformed("?", "broken"),) * malformed,
+    )
+    return Asked(name, tuple(targets), found)
+
+
+def test_iou():
+    assert iou(ONE, ONE) == 1 and iou(ONE, FAR) == 0 and iou(ONE, (10, 0, 20, 10)) == 0
+    assert iou(ONE, (0, 0, 10, 20)) == 0.5 and iou((3, 3, 3, 3), (3, 3, 3, 3)) == 0
+
+
+def test_pairs_are_one_to_one_and_as_many_as_can_be():
+    assert most_pairs([[True, True], [True, False]]) == 2  # the first must leave its first choice
+    assert most_pairs([[True], [True], [True]]) == 1
+    assert most_pairs([]) == most_pairs([[False]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("question", "points", "expected"),
+    [
+        (asked([ONE], ONE), False, 1),
+        (asked([ONE], FAR), False, 0),
+        (asked([ONE], FAR, ONE), False, 0),  # the first counts
+        (asked([ONE]), False, 0),
+        (asked([ONE], (0, 0, 10, 20)), False, 1),  # an IoU of exactly 0.5
+        (asked([ONE, FAR], ONE, FAR), False, 1),
+        (asked([ONE, FAR], ONE, ONE), False, 0.5),  # the same box twice hits once
+        (asked([ONE, FAR], ONE), False, 2 / 3),
+        (asked([]), False, 1),
+        (asked([], ONE), False, 0),
+        (asked([], malformed=1), False, 0),  # that is no refusal
+        (asked([ONE], points=[(5, 5)]), True, 1),
+        (asked([ONE], points=[(5, 11)]), True, 0),
+        (asked([ONE], ONE), True, 1),  # a box's centre
+        (asked([ONE, FAR], points=[(5, 5), (6, 6)]), True, 0.5),
+    ],
+)
+def test_score_of_a_question(question, points, expected):
+    assert score_of(question, points) == pytest.approx(expected)
+
+
+def test_figures():
+    got = figures(
+        [asked([ONE], ONE), asked([ONE], (0, 0, 10, 6)), asked([], FAR), asked([], malformed=1), asked([])]
+    )
+    assert got["acc_50"] == 1 and got["acc_90"] == 0.5 and got["mean_iou"] == pytest.approx(0.8)
+    assert got["absent_refused"] == pytest.approx(1 / 3) and got["parse_failures"] == pytest.approx(0.2)
+    assert got["f1_50"] == pytest.approx(2 * 2 / (3 + 2)) and got["point_in_box"] == 1
+    assert set(figures([asked([])])) == {"absent_refused", "parse_failures"}
+
+
+def reference(questions: list[Asked]) -> list[float]:
+    coco_api = pytest.importorskip("pycocotools.coco")
+    from pycocotools.cocoeval import COCOeval
+
+    names = {name: number for number, name in enumerate(sorted({one.name for one in questions}), 1)}
+
+    def entry(image, name, box, **more):
+        x1, y1, x2, y2 = box
+        box = [x1, y1, x2 - x1, y2 - y1]
+        return {"image_id": image, "category_id": names[name], "bbox": box, "area": box[2] * box[3], **more}
+
+    every = list(enumerate(questions, 1))
+    targets = [entry(image, one.name, box, iscrowd=0) for image, one in every for box in one.targets]
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = coco_api.COCO()
+        coco.dataset = {
+            "images": [{"id": image} for image, _ in every],
+            "categories": [{"id": number} for number in names.values()],
+            "annotations": [one | {"id": number} for number, one in enumerate(targets, 1)],
+        }
+        coco.createIndex()
+        found = [
+            entry(image, one.name, box, score=1 - place / 1000)
+            for image, one in every
+            for place, box in enumerate(one.boxes)
+        ]
+        run = COCOeval(coco, coco.loadRes(found), "bbox")
+        run.evaluate()
+        run.accumulate()
+        run.summarize()
+    return list(run.stats[:2])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_average_precision_is_that_of_pycocotools(seed):
+    random_ = random.Random(seed)
+
+    def near(box: tuple[float, ...]) -> tuple[float, ...]:
+        x1, y1, x2, y2 = (value + random_.gauss(0, random_.choice((0.5, 4, 20))) for value in box)
+        return min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
+
+    def somewhere() -> tuple[float, ...]:
+        x, y = random_.uniform(0, 400), random_.uniform(0, 400)
+        return x, y, x + random_.uniform(5, 150), y + random_.uniform(5, 150)
+
+    questions = []
+    for _ in range(60):
+        targets = [somewhere() for _ in range(random_.choice((0, 1, 1, 2, 5)))]
+        found = [near(box) for box in targets for _ in range(random_.choice((0, 1, 1, 2)))]
+        found += [somewhere() for _ in range(random_.choice((0, 0, 1, 3)))]
+        random_.shuffle(found)
+        questions.append(asked(targets, *found, name=random_.choice(("cat", "dog", "hat"))))
+    assert mean_average_precision(questions) == pytest.approx(reference(questions), abs=1e-6)
+
+
+# -------------------------------------------------------------------------------------------------- rows
+def test_the_metric_needs_boxes():
+    with pytest.raises(MetricError):
+        find_metric("boxes").score("", ["x"], {})
+    with pytest.raises(MetricError):
+        find_metric("boxes", form="qwen9")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"ref": "red star", "bbox": [10, 20, 30, 40]}, {"ref": "hat", "bbox": []}],
+        [{"objects": {"bbox": [[10, 20, 30, 40], [0, 0, 9, 9]], "category": ["star", "cat"]}}],
+        [{"objects": {"bboxes": [[10, 20, 30, 40]], "classes": ["star"]}}],
+    ],
+)
+def test_rows_with_boxes(rows, tmp_path, capsys):
+    """The embedded model knows no boxes: what counts is that all is asked, and scored as boxes."""
+    Image.new("RGB", (120, 90), "white").save(tmp_path / "image.png")
+    lines = [json.dumps(row | {"image": "image.png"}) for row in rows]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    data = ["--data", str(tmp_path / "rows.jsonl"), "--metric", "boxes", "--max-new-tokens", "4"]
+    assert command.main([*data, "--compile", "off", "--output", str(tmp_path / "run")]) == 0, (
+        capsys.readouterr()
+    )
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    things = sum(len(row["objects"].get("bbox", [1])) if "objects" in row else 1 for row in rows)
+    assert results["n"] == things and results["task"]["metric"] == "boxes"
+    assert {"acc_50", "acc_90", "mean_iou", "f1_50", "map", "parse_failures"} <= set(results["figures"])
+    assert ("absent_refused" in results["figures"]) == ("ref" in rows[0])
+    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert all("Locate" in one["prompt"] for one in samples)
+    metric = find_metric("boxes")
+    star = next(one for one in samples if "star" in one["question"])
+    fields = {"thing": "star", "boxes": [(10, 20, 40, 60)], "size": (120, 90)}
+    assert metric.score(star["targets"][0], star["targets"], fields) == 1  # its own target is right
+
+
+@pytest.mark.parametrize("row", [{"question": "How?", "answer": "so"}, {"ref": "x", "bbox": [1, 2, 300, 4]}])
+def test_rows_without_good_boxes_are_refused(row, tmp_path, capsys):
+    Image.new("RGB", (12, 9), "white").save(tmp_path / "image.png")
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"image": "image.png"}) + "\n")
+    status = command.main(
+        ["--data", str(tmp_path / "rows.jsonl"), "--metric", "boxes", "--output", str(tmp_path / "x")]
+    )
+    assert status == 2 and len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+# ------------------------------------------------------------------------ lmms-eval, and where it looked
+def test_tasks_of_refcoco_are_asked_and_answered_in_their_own_words():
+    form, image = COORDINATES["qwen3-vl"], Image.new("RGB", (200, 100))
+    document = {"answer": "the cat", "image": image}
+    assert asks_for_box("refcoco_bbox_rec_val", document, form)
+    assert not asks_for_box("refcoco_bbox_val", document, form)  # it wants words
+    assert not asks_for_box("refcoco_bbox_rec_val", document, COORDINATES["molmo"])
+    asked = [
+        {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "[0, 1]?"}]}
+    ]
+    (message,) = in_our_form(asked, document, form)
+    assert message["content"][0] is asked[0]["content"][0] and "the cat" in message["content"][1]["text"]
+    said = in_their_form(form.write([Box("cat", (20, 10, 100, 90))], image.size), document, form)
+    assert json.loads(said) == pytest.approx([0.1, 0.1, 0.5, 0.9], abs=0.001)
+    assert in_their_form("There is none.", document, form) == "There is none."
+
+
+def test_agreement_of_a_map_with_a_box():
+    heat = np.zeros((4, 8))
+    heat[1, 2] = 3.0  # pixels 20 to 30, 10 to 20
+    heat[3, 7] = 1.0
+    got = agreement(heat, (20, 10, 30, 20), (80, 40))
+    assert got == pytest.approx({"energy": 0.75, "chance": 1 / 32, "pointing": 1})
+    half = agreement(heat, (20, 10, 25, 20), (80, 40))
+    assert half["energy"] == pytest.approx(0.375)
+    assert agreement(heat, (60, 20, 80, 40), (80, 40))["pointing"] == 0
+    even = agreement(np.ones((3, 5)), (7, 3, 50, 31), (80, 40))
+    assert even["energy"] == pytest.approx(even["chance"])
+    assert agreement(np.zeros((2, 2)), (0, 0, 80, 40), (80, 40))["pointing"] == 0
+    assert agreement(-heat, (0, 0, 80, 40), (80, 40))["energy"] == 0

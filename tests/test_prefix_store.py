@@ -1,0 +1,307 @@
+"""`PrefixStore` in memory: the same answers, names that cannot be made up, and what goes first."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from generation import kv_cache as kv
+from generation.fast.native.build import NoCompiler
+from generation.fast.native.step import NativeStep
+from generation.kv_cache import bytes_per_position
+from generation.prefix import FeatureCache, read_prompt
+from generation.prefix_store import TEXT_BLOCK, PrefixStore, cut
+from generation.scheduler import Scheduler
+from generation.session import Session
+from tests.invariants import session_holds
+from tests.prompts import NO_STOP, PER_TILE, ImageBlock, inputs_of, length_of, record, tiny_vlm, words
+from tests.test_batching import assert_as_alone, request, uneven
+
+PLACEMENTS = ("placeholder", "prefix")
+LAYERS, HEADS, DIM = 2, 1, 2
+BYTES = 2 * LAYERS * HEADS * DIM * 4  # of a position of the small model below
+
+
+def start_of(placement: str) -> list[int]:
+    """A prompt with two tiles, and text before, between and after them where it may stand there."""
+    if placement == "prefix":
+        return [ImageBlock(1), *words(1, TEXT_BLOCK + 5)]
+    return [*words(1, TEXT_BLOCK + 5), ImageBlock(1), 7, ImageBlock(2), *words(2, 2 * TEXT_BLOCK)]
+
+
+# --- the same answers
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("kind", ["eager", "native"])
+def test_answers_are_those_without_a_store(placement, kind):
+    vlm, in_front = tiny_vlm(placement), placement == "prefix"
+    step = None
+    if kind == "native":
+        try:
+            step = NativeStep(copy.deepcopy(vlm.language_model))
+        except NoCompiler as error:
+            pytest.skip(str(error))
+    store, options = PrefixStore(vlm), {"max_new_tokens": 6, "decode_step": step, **NO_STOP}
+    start = start_of(placement)
+    prompts = [[*start, *words(3, 9)], [*start, *words(4, 40)], start[:-7], start]
+    plain = []
+    for prompt in prompts:
+        session = Session(vlm)
+        plain.append((session.generate_detailed(**inputs_of(prompt, in_front), **options), session))
+    for number, (prompt, (expected, alone)) in enumerate(zip(prompts, plain)):
+        session = Session(vlm, prefixes=store)
+        got = session.generate_detailed(**inputs_of(prompt, in_front), **options)
+        assert torch.equal(got.token_ids, expected.token_ids)
+        assert (got.reused > 0) == (number > 0) == (got.tiles_encoded == 0)
+        assert got.reused + got.prefilled == length_of(prompt)
+        session_holds(session, vlm, [*prompt, *got.rows()[0]], in_front)
+        if kind == "native":
+            held = session.held
+            for ours, theirs in zip(session._slots.kv_cache, alone._slots.kv_cache, strict=True):
+                for name in ("key", "value"):
+                    assert torch.equal(ours[name][:, :, :held], theirs[name][:, :, :held])
+
+
+def test_a_session_takes_from_a_store_only_what_it_lacks(monkeypatch):
+    vlm = tiny_vlm()
+    store = PrefixStore(vlm)
+    session, prompt = Session(vlm, prefixes=store), start_of("placeholder")
+    session.generate(**inputs_of(prompt), max_new_tokens=2, **NO_STOP)
+    other = Session(vlm, FeatureCache(vlm, 0), store)
+    other.generate(**inputs_of(prompt[:20]), max_new_tokens=2, **NO_STOP)
+    passes, images = record(monkeypatch, vlm)
+    again = other.generate_detailed(**inputs_of([*prompt, 3]), max_new_tokens=2, **NO_STOP)
+    assert again.reused == length_of(prompt) and not images and passes[0] == again.prefilled == 1
+
+
+# --- through a scheduler
+
+
+@pytest.mark.parametrize("slots, chunk", [(1, None), (1, 7), (3, None), (3, 64)])
+def test_every_request_as_alone_with_a_store(slots, chunk):
+    vlm, requests, encoded = tiny_vlm(), uneven(), []
+    store = PrefixStore(vlm)
+    for _ in range(2):
+        scheduler = Scheduler(vlm, slots, prefill_chunk=chunk, prefixes=store)
+        outputs = {output.key: output for output in scheduler.run(requests)}
+        assert_as_alone(vlm, requests, outputs)
+        encoded.append(scheduler.stats.tiles_encoded)
+    assert encoded[0] > encoded[1] == 0  # the second one begins with empty slots
+    few = PrefixStore(vlm, 3 * bytes_per_position(vlm.language_model) * TEXT_BLOCK)
+    scheduler = Scheduler(vlm, slots, prefill_chunk=chunk, prefixes=few)
+    for _ in range(2):
+        assert_as_alone(vlm, requests, {output.key: output for output in scheduler.run(requests)})
+
+
+def test_an_answer_and_a_prompt_that_was_given_up_are_kept():
+    vlm = tiny_vlm()
+    store, prompt = PrefixStore(vlm), words(1, 3 * TEXT_BLOCK)
+    scheduler = Scheduler(vlm, 1, prefill_chunk=TEXT_BLOCK + 1, prefixes=store)
+    scheduler.add(request(prompt, "given up"))
+    for _ in range(2):
+        scheduler.step()
+    assert scheduler.cancel("given up")
+    assert store.match(torch.tensor(prompt), []) == 2 * TEXT_BLOCK
+    (output,) = scheduler.run([request(prompt, "answered", max_new_tokens=TEXT_BLOCK + 1, **NO_STOP)])
+    history = [*prompt, *output.token_ids]
+    assert store.match(torch.tensor(history), []) == 4 * TEXT_BLOCK
+    again = Scheduler(vlm, 1, prefixes=store)
+    requests = [request([*history, 5], "next turn")]
+    outputs = {output.key: output for output in again.run(requests)}
+    assert_as_alone(vlm, requests, outputs)
+    assert outputs["next turn"].reused_tokens == 4 * TEXT_BLOCK
+
+
+def test_what_is_not_finite_is_never_kept(monkeypatch):
+    vlm = tiny_vlm()
+    store, logits = PrefixStore(vlm), vlm.language_model.logits
+    monkeypatch.setattr(vlm.language_model, "logits", lambda hidden: logits(hidden) * torch.nan)
+    (output,) = Scheduler(vlm, 1, prefixes=store).run([request(words(1, 2 * TEXT_BLOCK), 0)])
+    assert output.error is not None and len(store) == 0
+
+
+# --- names
+
+
+@st.composite
+def prompts(draw) -> tuple[torch.Tensor, list[bytes]]:
+    """(keys, digests) of a prompt whose parts are few, so that prompts begin alike."""
+    keys, digests = [], []
+    for part in draw(st.lists(st.integers(0, 5), max_size=8)):
+        if part < 2:  # two tiles whose keys, 62 bits of a digest, are the same
+            keys += [-1 - 77] * PER_TILE
+            digests.append(bytes(8) + bytes([part]) * 24)
+        else:
+            keys += [part] * (TEXT_BLOCK // 2)
+    return torch.tensor(keys, dtype=torch.int64), digests
+
+
+def spelled(keys: torch.Tensor, digests: list[bytes]) -> list:
+    """Of each position all that it stands for."""
+    tiles = [digest for digest in digests for _ in range(PER_TILE)]
+    return [tiles.pop(0) if key < 0 else key for key in keys.tolist()]
+
+
+@given(prompts(), prompts())
+@settings(max_examples=300, deadline=None)
+def test_two_prompts_share_the_blocks_of_what_they_share(one, other):
+    blocks = [cut(*prompt, PER_TILE, b"root") for prompt in (one, other)]
+    for prompt, own in zip((one, other), blocks):
+        assert [block.start for block in own] == [0, *(block.end for block in own)][: len(own)]
+        assert len(prompt[0]) - (own[-1].end if own else 0) < TEXT_BLOCK + PER_TILE
+    written = [spelled(*prompt) for prompt in (one, other)]
+    for first, second in zip(*blocks):
+        alike = first.end == second.end and written[0][: first.end] == written[1][: first.end]
+        assert (first.name == second.name) == alike
+    assert not {b.name for b in blocks[0]} & {b.name for b in cut(*other, PER_TILE, b"another root")}
+
+
+def test_no_tile_is_encoded_for_a_part_of_its_positions():
+    """A block ends where a tile ends, whatever stands before it."""
+    for before in range(TEXT_BLOCK + 1):
+        keys = torch.tensor([1] * before + [-5] * (3 * PER_TILE) + [2] * 3)
+        assert before + 3 * PER_TILE in [block.end for block in cut(keys, [b"a", b"b", b"c"], PER_TILE, b"")]
+
+
+# --- what is kept, against a list
+
+
+def small_model() -> SimpleNamespace:
+    text = SimpleNamespace(num_hidden_layers=LAYERS, num_key_value_heads=HEADS, head_dim=DIM)
+    decoder = SimpleNamespace(config=text, cache_dtype=torch.float32)
+    return SimpleNamespace(config=SimpleNamespace(tokens_per_tile=PER_TILE), language_model=decoder)
+
+
+def filled_cache(keys: torch.Tensor, digests: list[bytes], rows: int = 2, row: int = 1) -> kv.KVCache:
+    """A cache whose row holds numbers that depend on all that stands before them, as real ones do."""
+    cache = kv.allocate(LAYERS, rows, HEADS, len(keys) + 3, DIM, torch.float32)
+    numbers, seen = [], 0
+    for what in spelled(keys, digests):
+        seen = hash((seen, what)) % 2**20
+        numbers.append(float(seen))
+    for index, layer in enumerate(cache):
+        for offset, tensor in enumerate(layer.values()):
+            tensor[row, :, : len(keys)] = torch.tensor(numbers)[:, None] + 2 * index + offset
+    return cache
+
+
+def check_loaded(store: PrefixStore, keys: torch.Tensor, digests: list[bytes], start: int = 0) -> int:
+    """Load all that is held into an empty row, beside another one, and compare it with what was computed."""
+    held = store.match(keys, digests)
+    expected = filled_cache(keys, digests)
+    cache = kv.allocate(LAYERS, 2, HEADS, len(keys) + 3, DIM, torch.float32)
+    end = store.load(keys, digests, cache, 1, start, held)
+    for layer, right in zip(cache, expected):
+        for name, tensor in layer.items():
+            assert torch.equal(tensor[1, :, start:end], right[name][1, :, start:end])
+            assert not tensor[0].any() and not tensor[1, :, :start].any() and not tensor[1, :, end:].any()
+    return end
+
+
+class Reference:
+    """What a store of so many bytes holds: names in the order of their last use."""
+
+    def __init__(self, max_bytes: int):
+        self.max_bytes, self.sizes = max_bytes, {}
+
+    def use(self, chain: list[tuple[bytes, int]], new: bool) -> None:
+        fitting = []
+        for name, size in chain:
+            if (not new and name not in self.sizes) or sum(s for _, s in fitting) + size > self.max_bytes:
+                break
+            fitting.append((name, size))
+        for name, size in reversed(fitting):
+            self.sizes.pop(name, None)
+            self.sizes[name] = size
+        while sum(self.sizes.values()) > self.max_bytes:
+            del self.sizes[next(iter(self.sizes))]
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), prompts()), min_size=1, max_size=25),
+    st.integers(0, 4 * TEXT_BLOCK * BYTES),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_was_used_last_stays_within_the_bytes(steps, max_bytes):
+    store, reference = PrefixStore(small_model(), max_bytes), Reference(max_bytes)
+    for save, (keys, digests) in steps:
+        blocks = store._cut(keys, digests)
+        chain = [(block.name, (block.end - block.start) * BYTES) for block in blocks]
+        if save:
+            store.save(keys, digests, filled_cache(keys, digests), 1)
+            reference.use(chain, new=True)
+        else:
+            held = check_loaded(store, keys, digests)
+            expected = [block.end for block in blocks if block.name in reference.sizes]
+            assert held == max(expected, default=0)
+            reference.use([pair for block, pair in zip(blocks, chain) if block.end <= held], new=False)
+        assert list(store._blocks) == list(reference.sizes)
+        assert store.size_in_bytes == sum(reference.sizes.values()) <= max_bytes
+        # Whatever is held can be found: the blocks before it are held as well.
+        held_alone = [block.name in store._blocks for block in blocks]
+        assert held_alone == sorted(held_alone, reverse=True)
+
+
+@pytest.mark.parametrize("start", [0, 1, TEXT_BLOCK, TEXT_BLOCK + 1])
+def test_a_row_may_hold_some_positions_already(start):
+    store, keys = PrefixStore(small_model()), torch.arange(2 * TEXT_BLOCK + 5)
+    store.save(keys, [], filled_cache(keys, []), 1)
+    assert check_loaded(store, keys, [], start) == 2 * TEXT_BLOCK
+    cache = kv.allocate(LAYERS, 1, HEADS, 80, DIM, torch.float32)
+    assert store.load(keys, [], cache, 0, 3, TEXT_BLOCK - 1) == TEXT_BLOCK - 1  # not all of a block
+    assert not cache[0]["key"][0, :, TEXT_BLOCK - 1 :].any()
+
+
+def test_a_block_does_not_change_with_the_cache_it_came_from():
+    store, keys = PrefixStore(small_model()), torch.arange(TEXT_BLOCK)
+    cache = filled_cache(keys, [])
+    store.save(keys, [], cache, 1)
+    for layer in cache:
+        for tensor in layer.values():
+            tensor.fill_(torch.nan)
+    assert check_loaded(store, keys, []) == TEXT_BLOCK
+
+
+def test_a_block_that_has_gone_since_it_was_matched_ends_what_is_loaded():
+    store, keys = PrefixStore(small_model()), torch.arange(3 * TEXT_BLOCK)
+    store.save(keys, [], filled_cache(keys, []), 1)
+    del store._blocks[store._cut(keys, [])[1].name]
+    cache = kv.allocate(LAYERS, 1, HEADS, len(keys), DIM, torch.float32)
+    assert store.load(keys, [], cache, 0, 0, 3 * TEXT_BLOCK) == TEXT_BLOCK
+
+
+def test_threads_share_a_store():
+    store, wrong = PrefixStore(small_model(), 6 * TEXT_BLOCK * BYTES), []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            for _ in range(60):
+                parts = torch.randint(3, (4,), generator=generator).repeat_interleave(TEXT_BLOCK)
+                store.save(parts, [], filled_cache(parts, []), 1)
+                check_loaded(store, parts, [])
+        except AssertionError as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and store.size_in_bytes == sum(t.nbytes for t in store._blocks.values())
+    assert store.size_in_bytes <= store.max_bytes
+
+
+def test_keys_of_a_real_prompt_name_its_tiles_wholly():
+    vlm = tiny_vlm()
+    first, second = (read_prompt(vlm, **inputs_of([1, ImageBlock(seed), 2])) for seed in (1, 2))
+    store = PrefixStore(vlm)
+    names = [store._cut(first.keys, digests)[0].name for digests in (first.digests, second.digests)]
+    assert names[0] != names[1]

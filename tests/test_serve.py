@@ -1,0 +1,782 @@
+"""serve.py over the wire: answers as generate.py's in OpenAI's form, and what strangers may not do."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import serve
+from tests.documents import ROOT, blocks, python_blocks
+from tests.pages import SlowModels, never_stopping
+from tests.waiting import PATIENCE, free_port, wait_for
+from web import api
+from web.api import ApiLimits, Server
+from web.engine import Engine, EngineLimits
+from web.guard import Hosts
+from web.models import Models
+from web.protocol import HARMLESS, NEUTRAL, ApiError, read_request
+
+FOLDER, EXAMPLE, CUP = serve.DEFAULT_MODEL, ROOT / "assets/example.png", ROOT / "assets/cup.png"
+NAME = FOLDER.name
+CHAT = "v1/chat/completions"
+STAR, SHAPES = "What colour is the star?", "How many shapes are there?"
+
+
+@dataclass
+class Running:
+    """A server that answers at `url`."""
+
+    url: str
+    server: Server
+    engine: Engine
+
+    def send(self, method: str, path: str = CHAT, **more) -> httpx.Response:
+        return httpx.request(method, self.url + path, timeout=PATIENCE, trust_env=False, **more)
+
+    def ask(self, question: str = STAR, *images: Path, **fields) -> httpx.Response:
+        return self.send("POST", json=body(question, *images, **fields))
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}v1", api_key=key, max_retries=0, timeout=PATIENCE)
+
+
+@contextmanager
+def running(models: Models | None = None, api_key: str | None = None, slots: int = 4, queue: int = 64,
+            **limits) -> Iterator[Running]:  # fmt: skip
+    """A server in this process for as long as the block lasts."""
+    models = models or Models([str(FOLDER)], device="cpu")
+    models.open(models.default)
+    engine = Engine(models, EngineLimits(slots, queue))
+    server = Server(engine, Hosts("127.0.0.1", ["api.example"]), ApiLimits(**limits), api_key, drain=1)
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    assert wait_for(lambda: server.started or not thread.is_alive()) and server.started
+    try:
+        yield Running(f"http://127.0.0.1:{listening.getsockname()[1]}/", server, engine)
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Running]:
+    with running(max_body=2**20, max_pixels=1_000_000, max_images=3, max_new_tokens=300) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def babbling(tmp_path_factory) -> Iterator[Running]:
+    """A server whose answers take for ever: no stop token is likeliest, and each step takes its time."""
+    folder = never_stopping(tmp_path_factory.mktemp("babbling") / "model")
+    with running(SlowModels([str(folder)], device="cpu"), slots=1, queue=2) as served:
+        yield served
+
+
+def data_url(image: Path | bytes) -> str:
+    raw = image if isinstance(image, bytes) else image.read_bytes()
+    return "data:image/png;base64," + base64.b64encode(raw).decode()
+
+
+def message(question: str, *images: Path | bytes | str) -> dict:
+    urls = [image if isinstance(image, str) else data_url(image) for image in images]
+    content: list[dict] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"role": "user", "content": [*content, {"type": "text", "text": question}]}
+
+
+def body(question: str = STAR, *images: Path | bytes | str, **fields) -> dict:
+    return {"model": NAME, "messages": [message(question, *(images or (EXAMPLE,)))]} | fields
+
+
+def refused(response: httpx.Response, status: int) -> dict:
+    """The error of a response, which must be one JSON object of OpenAI's form."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    (error,) = response.json().values()
+    assert error.keys() == {"message", "type", "param", "code"} and error["message"] and error["type"]
+    assert "Traceback" not in error["message"] and "\n" not in error["message"]
+    return error
+
+
+def events(response: httpx.Response) -> list[dict]:
+    """Those of a stream, which must end as the protocol says."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]" and all(line.startswith("data: ") for line in lines)
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+# ---------------------------------------------------------------------------------------------------- answers
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("question", "images", "system", "options"),
+    [
+        (STAR, [EXAMPLE], None, {}),
+        (SHAPES, [ROOT / "assets/three.png", EXAMPLE], "Be short.", {}),
+        (SHAPES, [EXAMPLE], None, {"temperature": 1.5, "top_p": 0.95, "seed": 7, "n": 3}),
+        (STAR, [CUP], None, {"temperature": 0.9, "top_k": 4, "min_p": 0.01, "seed": 3, "n": 2}),
+        ("Describe the picture.", [EXAMPLE], None, {"max_completion_tokens": 3}),
+        ("Describe the picture.", [EXAMPLE], None, {"max_tokens": 5, "repetition_penalty": 1.3}),
+    ],
+)
+def test_tokens_are_those_of_generate_py(here, as_json, question, images, system, options, stream):
+    asked = body(question, *images, **options)
+    if system:
+        asked["messages"].insert(0, {"role": "developer", "content": system})
+    flags = {
+        "n": "--num-answers",
+        "max_completion_tokens": "--max-new-tokens",
+        "max_tokens": "--max-new-tokens",
+    }
+    words = [str(word) for name, value in options.items()
+             for word in (flags.get(name, f"--{name.replace('_', '-')}"), value)]  # fmt: skip
+    words += ["--system", system] if system else []
+    (made,) = as_json(*images, "-q", question, *words, "--dtype", "float32", "--device", "cpu", model=FOLDER)
+    if stream:
+        asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    answer = here.send("POST", json=asked)
+    texts, reasons, usage = read_stream(events(answer)) if stream else read_whole(answer.json())
+    assert [text.rstrip() for text in texts] == made["answers"]
+    assert reasons == made["stop_reasons"]
+    assert usage["completion_tokens"] == sum(map(len, made["token_ids"]))
+    assert usage["prompt_tokens"] == made["prompt_tokens"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def read_whole(answer: dict) -> tuple[list[str], list[str], dict]:
+    assert answer["object"] == "chat.completion" and answer["model"] == NAME
+    assert [choice["index"] for choice in answer["choices"]] == [*range(len(answer["choices"]))]
+    assert all(choice["message"]["role"] == "assistant" for choice in answer["choices"])
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    return texts, [choice["finish_reason"] for choice in answer["choices"]], answer["usage"]
+
+
+def read_stream(chunks: list[dict]) -> tuple[list[str], list[str], dict]:
+    """Each answer begins with its role, and ends once; the usage comes last, alone."""
+    *chunks, last = chunks
+    assert last["choices"] == [] and all(chunk["usage"] is None for chunk in chunks)
+    assert len({(chunk["id"], chunk["created"], chunk["object"]) for chunk in [*chunks, last]}) == 1
+    texts: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        index, delta = choice["index"], choice["delta"]
+        assert index not in reasons and (index in texts) != ("role" in delta)
+        texts[index] = texts.get(index, "") + delta.get("content", "")
+        if choice["finish_reason"]:
+            reasons[index] = choice["finish_reason"]
+    assert sorted(texts) == sorted(reasons) == [*range(len(texts))]
+    return [texts[n] for n in sorted(texts)], [reasons[n] for n in sorted(reasons)], last["usage"]
+
+
+def test_earlier_turns_count(here):
+    """As a client keeps them, with what it was sent besides the text."""
+    first = here.client().chat.completions.create(**body(STAR))
+    messages = [*body(STAR)["messages"], first.choices[0].message.model_dump(), message(SHAPES, CUP)]
+    both = here.client().chat.completions.create(model=NAME, messages=messages)
+    alone = here.client().chat.completions.create(**body(SHAPES, CUP))
+    assert both.usage.prompt_tokens > first.usage.prompt_tokens + alone.usage.prompt_tokens - 10
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_of_a_stop_string_is_shown(here, stream):
+    whole = here.ask("Describe the picture.").json()["choices"][0]["message"]["content"]
+    stop = whole[4:9]  # not where a token begins
+    answer = here.ask("Describe the picture.", stop=["no such text", stop], stream=stream)
+    if stream:
+        choices = [chunk["choices"][0] for chunk in events(answer)]
+        text = "".join(choice["delta"].get("content", "") for choice in choices)
+        reason = choices[-1]["finish_reason"]
+    else:
+        (choice,) = answer.json()["choices"]
+        text, reason = choice["message"]["content"], choice["finish_reason"]
+    assert text == whole[: whole.index(stop)] and reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_of_the_tokens_that_came(here, stream):
+    answer = here.ask("Describe the picture.", logprobs=True, top_logprobs=4, max_tokens=9, stream=stream)
+    choices = [chunk["choices"][0] for chunk in events(answer)] if stream else answer.json()["choices"]
+    entries = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    texts = [
+        choice["delta"].get("content", "") if stream else choice["message"]["content"] for choice in choices
+    ]
+    assert len(entries) == 9
+    assert "".join(entry["token"] for entry in entries).strip() == "".join(texts).strip()
+    for entry in entries:
+        top = [one["logprob"] for one in entry["top_logprobs"]]
+        assert len(top) == 4 and top == sorted(top, reverse=True) and sum(map(math.exp, top)) <= 1 + 1e-4
+        greedy = entry["top_logprobs"][0]
+        assert (entry["token"], entry["logprob"]) == (greedy["token"], greedy["logprob"])
+        assert bytes(entry["bytes"]).decode() == entry["token"]
+    plain = here.ask("Describe the picture.", logprobs=True, max_tokens=2).json()["choices"][0]["logprobs"]
+    assert [entry["top_logprobs"] for entry in plain["content"]] == [[], []]
+
+
+def test_the_models_are_listed(here):
+    (model,) = here.client().models.list()
+    assert model.id == NAME and here.client().models.retrieve(NAME).id == NAME
+    with pytest.raises(openai.NotFoundError):
+        here.client().models.retrieve("another")
+    assert here.send("GET", "health").json() == {"status": "ok"}
+
+
+def test_models_have_short_names_unless_two_share_one(tmp_path):
+    folders = [tmp_path / "a" / "one", tmp_path / "b" / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    names = [*map(str, folders), "owner/name"]
+    assert [*api.model_ids(names).values()] == names
+    assert [*api.model_ids(names)] == [names[0], names[1], "two", "owner/name"]
+
+
+def test_metrics_count(here):
+    def read() -> dict[str, float]:
+        text = here.send("GET", "metrics").text
+        for line in text.splitlines():
+            assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+(\{\w+="[^"]+"\})? [\d.e+-]+', line), line
+        return {name: float(value) for name, _, value in
+                (line.rpartition(" ") for line in text.splitlines() if line[0] != "#")}  # fmt: skip
+
+    before = read()
+    usage = here.ask().json()["usage"]
+    refused(here.ask(max_tokens=0), 400)
+    after = read()
+
+    def rise(name: str) -> float:
+        return after[name] - before.get(name, 0)
+
+    assert rise("ocelli_requests_total") == 1 == rise("ocelli_request_seconds_count")
+    assert rise('ocelli_responses_total{status="400"}') == 1
+    assert rise("ocelli_new_tokens_total") == usage["completion_tokens"]
+    assert rise("ocelli_prompt_tokens_total") == usage["prompt_tokens"]
+    assert after["ocelli_running_requests"] == after["ocelli_queue_requests"] == 0
+    assert 0 < after["ocelli_first_token_seconds_sum"] <= after["ocelli_request_seconds_sum"]
+
+
+# -------------------------------------------------------------------------------------- what is asked wrongly
+def bomb() -> bytes:
+    """A PNG whose header promises more pixels than it may have."""
+    Image.new("1", (4000, 4000)).save(file := io.BytesIO(), "PNG")
+    return file.getvalue()
+
+
+def text_only(text: object) -> dict:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"temprature": 1}, 400, "temprature"),
+        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"presence_penalty": 0.5}, 400, "presence_penalty"),
+        ({"logit_bias": {"7": 5}}, 400, "logit_bias"),
+        ({"temperature": "hot"}, 400, "temperature"),
+        ({"temperature": True}, 400, "temperature"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"top_p": 0}, 400, "top_p"),
+        ({"seed": 2**64}, 400, "seed"),
+        ({"n": 0}, 400, "n"),
+        ({"n": 99}, 400, "n"),
+        ({"max_tokens": 301}, 400, "max_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, 400, "max_tokens"),
+        ({"stop": ["a"] * 5}, 400, "stop"),
+        ({"stop": ""}, 400, "stop[0]"),
+        ({"top_logprobs": 3}, 400, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
+        ({"stream": False, "stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ({"stream": True, "stream_options": {"usage": True}}, 400, "stream_options.usage"),
+        ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, 400, "response_format"),
+        ({"model": "gpt-4o"}, 404, "model"),
+        ({"model": str(FOLDER)}, 404, "model"),
+        ({"model": None}, 400, "model"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": "Hm?"}, 400, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, 400, "messages[0]"),
+        (text_only([{"type": "audio"}]), 400, "messages[0].content[0].type"),
+        (text_only([{"type": "text"}]), 400, "messages[0].content[0]"),
+        (
+            text_only([{"type": "image_url", "image_url": {"url": 5}}]),
+            400,
+            "messages[0].content[0].image_url.url",
+        ),
+        (text_only("Hm?"), 400, None),  # this model needs an image
+        (text_only("   "), 400, None),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, 400, None),
+        ({"messages": [message("x", EXAMPLE) | {"role": "system"}]}, 400, "messages[0]"),
+        ({"messages": [message("Hm?", *[EXAMPLE] * 4)]}, 400, "messages"),  # too many
+        ({"messages": [message("Hm?", "data:image/png;base64,?!")]}, 400, "messages"),
+        ({"messages": [message("Hm?", "data:,")]}, 400, "messages"),
+        ({"messages": [message("Hm?", b"no image")]}, 400, "messages"),
+        ({"messages": [message("Hm?", EXAMPLE.read_bytes()[:900])]}, 400, "messages"),
+        ({"messages": [message("Hm?", bomb())]}, 400, "messages"),
+        ({"messages": [message("word " * 3000, EXAMPLE)]}, 400, None),  # the context is full
+    ],
+)
+def test_what_is_wrong_is_named(here, fields, status, param):
+    for stream in (False, True):
+        error = refused(here.ask(**{"stream": stream} | fields), status)
+        if param is not None:
+            assert error["param"] == param
+    assert here.engine.stats.running == 0
+
+
+def test_a_text_that_is_no_field_is_not_quoted(here):
+    """A refusal names fields; what somebody asks is theirs."""
+    for fields in ({"temperature": "secret"}, text_only([{"type": "secret"}]), {"stop": [["secret"]]}):
+        assert "secret" not in refused(here.ask(**fields), 400)["message"]
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"{", b"[1]", b"null", b"\xde\xad", b"[" * 99_999, b'{"a":' * 9_999, b'{"model": "\\ud800"}',
+    b'{"model": NaN}', b'{"seed": 1' + b"0" * 9_999 + b"}", b'"' + b"x" * 9_999,
+])  # fmt: skip
+def test_a_body_that_is_no_json_object(here, content):
+    refused(here.send("POST", content=content, headers={"content-type": "application/json"}), 400)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "more", "status"),
+    [
+        ("GET", CHAT, {}, 405),
+        ("DELETE", "v1/models", {}, 405),
+        ("POST", "health", {"json": {}}, 405),
+        ("GET", "", {}, 404),
+        ("GET", "docs", {}, 404),
+        ("GET", "openapi.json", {}, 404),
+        ("POST", "v1/completions", {"json": {}}, 404),
+        ("GET", "v1/models/../../etc/passwd", {}, 404),
+        ("POST", CHAT, {"content": b"{}"}, 415),
+        ("POST", CHAT, {"data": {"model": NAME}}, 415),
+        ("POST", CHAT, {"content": b"{}", "headers": {"content-type": "application/jsonp"}}, 415),
+        ("POST", CHAT, {"json": "x" * 2**21}, 413),
+        ("GET", "health", {"headers": {"host": "evil.example"}}, 403),
+        ("POST", CHAT, {"json": {}, "headers": {"origin": "http://evil.example"}}, 403),
+        ("POST", CHAT, {"json": {}, "headers": {"origin": "null"}}, 403),
+    ],
+)
+def test_every_refusal_is_an_error_in_openais_form(here, method, path, more, status):
+    refused(here.send(method, path, **more), status)
+    assert here.send("GET", "health", headers={"host": "api.example"}).status_code == 200
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=9,
+)
+
+
+@given(st.sampled_from(sorted(api.ChatRequest.model_fields)) | st.text(max_size=9), JSON)
+@settings(max_examples=300, deadline=None)
+def test_any_value_of_any_field_is_taken_or_refused(name, value):
+    with suppress(ApiError):
+        asked = read_request(json.dumps(body() | {name: value}).encode())
+        with suppress(ApiError):
+            assert asked.options(100, 4).max_new_tokens <= 100
+
+
+def test_openais_harmless_fields_are_taken(here):
+    neutral = {name: values[0] if values else None for name, values in NEUTRAL.items()}
+    asked = body(**dict.fromkeys(HARMLESS, "x"), **neutral, stop=None, seed=None, n=None, stream=None)
+    assert here.send("POST", json=asked).status_code == 200
+
+
+# -------------------------------------------------------------------------------------------------- strangers
+def test_the_server_looks_nothing_up_and_reads_nothing(here, tmp_path, monkeypatch):
+    looked_up, look_up = [], socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *rest, **more: (looked_up.append(host), look_up(host, *rest, **more))[1],
+    )
+    own = tmp_path / "own.png"
+    own.write_bytes(EXAMPLE.read_bytes())
+    for url in (
+        "http://example.org/x.png",
+        "https://127.0.0.1/x",
+        "ftp://example.org/x",
+        str(own),
+        f"file://{own}",
+        "x" * 9999,
+    ):
+        refused(here.send("POST", json=body("Hm?", url)), 400)
+    assert set(looked_up) <= {"127.0.0.1"}
+
+
+def test_files_are_read_below_one_folder_only(tmp_path):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    for path in (folder / "in side.png", tmp_path / "outside.png"):
+        path.write_bytes(EXAMPLE.read_bytes())
+    (folder / "link.png").symlink_to(tmp_path / "outside.png")
+    with running(allow_paths=folder) as served:
+        answer = served.send("POST", json=body(STAR, "file:///in%20side.png"))
+        assert answer.json()["choices"][0]["message"]["content"] == "blue"
+        for name in (
+            "../outside.png",
+            "%2e%2e/outside.png",
+            "link.png",
+            str(tmp_path / "outside.png"),
+            "",
+            "no.png",
+        ):
+            refused(served.send("POST", json=body(STAR, f"file:///{name}")), 400)
+        refused(served.send("POST", json=body(STAR, "http://example.org/x.png")), 400)
+
+
+def test_addresses_are_fetched_if_allowed_but_never_private_ones(monkeypatch):
+    """Nor those that a public one leads to: tests/test_fetch.py holds `data.fetch` to that."""
+    with running(allow_urls=True) as served, socket.create_server(("127.0.0.1", 0)) as private:
+        private.settimeout(0.2)
+        for host in ("127.0.0.1", "localhost", "0.0.0.0", "[::1]"):
+            url = f"http://{host}:{private.getsockname()[1]}/x.png"
+            refused(served.send("POST", json=body("Hm?", url)), 400)
+        with pytest.raises(TimeoutError):
+            private.accept()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_fit_a_schema(here, stream):
+    """Beside others that are free, several answers to one question, whole and streamed."""
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}, "sure": {"type": "boolean"}},
+        "required": ["colour", "sure"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "star", "schema": schema}}
+    asked = body(response_format=form, n=3, temperature=1.0, seed=1, stream=stream)
+    made = here.client().chat.completions.create(**asked)
+    texts = [""] * 3
+    if stream:
+        for chunk in made:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+    else:
+        texts = [choice.message.content for choice in made.choices]
+    for text in texts:
+        jsonschema.validate(json.loads(text), schema)
+    assert here.ask().json()["choices"][0]["message"]["content"] == "blue"
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "nothing"}, {"$ref": "#/nowhere"}, {"type": "string", "x": "a" * 10**6}]
+)
+def test_a_schema_that_cannot_be_used_is_refused(here, schema):
+    form = {"type": "json_schema", "json_schema": {"name": "bad", "schema": schema}}
+    refused(here.ask(response_format=form), 400)
+
+
+def test_only_who_has_the_key_asks():
+    with running(api_key="sésame") as served:
+        for sent in (None, b"Bearer", b"Bearer sesame", b"Basic s\xc3\xa9same", b"Bearer s\xc3\xa9same2"):
+            headers = {} if sent is None else {"authorization": sent}
+            for method, path in (
+                ("POST", CHAT),
+                ("GET", "v1/models"),
+                ("GET", "metrics"),
+                ("GET", "nothing"),
+            ):
+                answer = served.send(method, path, headers=headers)
+                assert refused(answer, 401)["code"] == "invalid_api_key"
+        assert served.send("GET", "health").status_code == 200  # for balancers
+        right = {"authorization": b"Bearer s\xc3\xa9same"}
+        assert served.send("GET", "v1/models", headers=right).status_code == 200
+
+
+def connect(served: Running) -> socket.socket:
+    port = int(served.url.rstrip("/").rsplit(":", 1)[1])
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+
+
+def heard(connection: socket.socket) -> bytes:
+    """All that a server says until it closes the connection."""
+    said = b""
+    with suppress(ConnectionResetError):
+        while piece := connection.recv(2**16):
+            said += piece
+    return said
+
+
+def test_a_body_without_an_end_is_cut_off_at_the_limit(here):
+    head = f"POST /{CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with connect(here) as connection:
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        piece, sent = b"10000\r\n" + b"[" * 2**16 + b"\r\n", 0
+        with suppress(ConnectionError):
+            while sent < 256 * 2**20:  # far more than the limit and all buffers in between
+                connection.sendall(piece)
+                sent += 2**16
+        assert sent < 256 * 2**20
+    with connect(here) as connection:  # a length that is a lie would be held; this one is refused at once
+        connection.sendall(f"{head}Content-Length: 99999999999\r\n\r\n".encode())
+        assert b" 413 " in connection.recv(2**16)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"hello\r\n\r\n",
+        b"GET / HTTP/9\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a" * 99_999,
+    ],
+)
+def test_what_is_no_http_is_refused_in_json(here, garbage):
+    with connect(here) as connection:
+        connection.sendall(garbage)
+        head, _, said = heard(connection).partition(b"\r\n\r\n")
+    assert b" 400 " in head.splitlines()[0] and set(json.loads(said)) == {"error"}
+
+
+def test_a_connection_that_asks_nothing_is_closed(here, monkeypatch):
+    monkeypatch.setattr(api, "HEAD_SECONDS", 0.2)
+    with connect(here) as silent, connect(here) as slow:
+        slow.sendall(b"GET /health HTTP/1.1\r\n")
+        assert heard(silent) == heard(slow) == b""
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(here, monkeypatch):
+    monkeypatch.setattr(api, "BODY_SECONDS", 0.1)
+    head = (
+        f"POST /{CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
+    )
+    with connect(here) as connection:
+        connection.sendall(f"{head}\r\n{{".encode())
+        assert b" 408 " in connection.recv(2**16)
+
+
+def test_all_bodies_together_are_bounded():
+    with running(max_held=2**14) as served:
+        for _ in range(3):
+            assert int(served.ask().headers["retry-after"]) >= 1  # the image alone is more
+            refused(served.ask("Hm?", b"no image"), 400)  # and room is given back
+
+
+def test_the_log_has_a_line_for_a_request_without_its_content(here, caplog):
+    with caplog.at_level(logging.INFO, "ocelli.server"):
+        here.ask("Is the secret out?", user="secret")
+        here.ask(**{"secret": 1})
+        here.send("GET", "nothing%0A?secret")
+        assert wait_for(lambda: len(caplog.messages) == 3)
+    assert "secret" not in caplog.text
+    assert all(len(line.splitlines()) == 1 for line in caplog.messages)
+    assert [re.search(r" (\d{3}) ", line)[1] for line in caplog.messages] == ["200", "400", "404"]
+
+
+def test_a_fault_of_ours_says_nothing_and_the_server_goes_on(here, monkeypatch, caplog):
+    def broken(*_):
+        raise KeyError("the secret of a visitor")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(here.engine, "submit", broken)
+        error = refused(here.ask(), 500)
+    assert error["type"] == "server_error" and "secret" not in error["message"] + caplog.text
+    assert wait_for(lambda: "KeyError" in caplog.text)
+    assert here.ask().status_code == 200
+
+
+# ----------------------------------------------------------------------------- those that wait, leave and end
+def test_who_leaves_takes_the_request_along(babbling):
+    asked = body(model="model", max_tokens=1000, stream=True)
+    stream = babbling.client().chat.completions.create(**asked)
+    next(iter(stream))
+    assert babbling.engine.stats.running == 1
+    stream.close()
+    assert wait_for(lambda: babbling.engine.stats.running == 0)
+    with connect(babbling) as connection:  # before the first token, without a stream
+        raw = json.dumps(body(model="model", max_tokens=1000)).encode()
+        connection.sendall(f"POST /{CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                           f"Content-Length: {len(raw)}\r\n\r\n".encode() + raw)  # fmt: skip
+        assert wait_for(lambda: babbling.engine.stats.running == 1)
+    assert wait_for(lambda: babbling.engine.stats.running == 0)
+
+
+def test_a_full_queue_says_when_to_come_again(babbling):
+    clients = [babbling.client() for _ in range(3)]
+    asked = {"model": "model", "messages": body()["messages"], "max_tokens": 1000}
+    threads = [threading.Thread(target=give_up, args=(client, asked), daemon=True) for client in clients]
+    for thread in threads:
+        thread.start()
+    assert wait_for(lambda: babbling.engine.stats.waiting == 2 and babbling.engine.stats.running == 1)
+    answer = babbling.ask(model="model")
+    assert refused(answer, 429)["type"] == "rate_limit_error" and int(answer.headers["retry-after"]) >= 1
+    for client in clients:
+        client.close()
+    assert wait_for(lambda: babbling.engine.stats.running == babbling.engine.stats.waiting == 0)
+
+
+def give_up(client: openai.OpenAI, asked: dict) -> None:
+    with suppress(Exception):
+        for _ in client.chat.completions.create(**asked, stream=True):
+            pass
+
+
+def test_a_request_has_its_time(tmp_path):
+    folder = never_stopping(tmp_path / "model")
+    with running(SlowModels([str(folder)], device="cpu"), seconds=1) as served:
+        assert refused(served.ask(model="model", max_tokens=1000), 504)["code"] == "timeout"
+        with pytest.raises(openai.APIError, match="longer"):
+            for _ in served.client().chat.completions.create(
+                **body(model="model", max_tokens=1000, stream=True)
+            ):
+                pass
+        assert wait_for(lambda: served.engine.stats.running == 0)
+
+
+@pytest.fixture
+def process(tmp_path):
+    """Start serve.py as a user does: (the process, the address that it says)."""
+    started = []
+
+    def start(
+        *words: str, command: list[str] | None = None, folder: Path = ROOT
+    ) -> tuple[subprocess.Popen, str]:
+        command = command or [sys.executable, "serve.py", "--port", str(free_port()), "--device", "cpu"]
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        piped = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+        one = subprocess.Popen([*command, *words], cwd=folder, env=environment, **piped)
+        started.append(one)
+        said = next((line for line in one.stderr if "http://" in line or "error" in line), "nothing")
+        assert "http://" in said, said
+        return one, re.search(r"http://\S+", said)[0]
+
+    yield start
+    for one in started:
+        if one.poll() is None:
+            os.killpg(one.pid, signal.SIGKILL)
+        one.communicate()
+
+
+def test_after_sigterm_what_was_accepted_is_answered(process, tmp_path):
+    folder = never_stopping(tmp_path / "model")
+    server, url = process("--model", str(folder))
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    stream = iter(client.chat.completions.create(**body(model="model", max_tokens=600, stream=True)))
+    next(stream)
+    server.send_signal(signal.SIGTERM)
+    chunks = list(stream)
+    assert chunks[-1].choices[0].finish_reason == "length"
+    _, said = server.communicate(timeout=PATIENCE)
+    assert server.returncode == 0 and "Traceback" not in said
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{url}/models", trust_env=False)
+
+
+def test_the_drain_has_its_time(process, tmp_path):
+    folder = never_stopping(tmp_path / "model")
+    server, url = process("--model", str(folder), "--drain", "1", "--max-tokens", "100000")
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    # Sampled, so that no lookup speeds it up; 1,900 tokens fill the model's context.
+    asked = body(model="model", max_tokens=1900, stream=True, n=8, temperature=2)
+    stream = iter(client.chat.completions.create(**asked))
+    next(stream)
+    began = time.monotonic()
+    server.send_signal(signal.SIGTERM)
+    with suppress(openai.APIError, httpx.TransportError):
+        list(stream)
+    server.communicate(timeout=PATIENCE)
+    assert server.returncode == 0 and time.monotonic() - began < PATIENCE / 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--port", "70000"], "--port"),
+        (["--host", "203.0.113.9"], "203.0.113.9"),
+        (["--model", "no/such/folder"], "no/such/folder"),
+        (["--allow-paths", "no/such/folder"], "--allow-paths"),
+    ],
+)
+def test_a_start_that_fails_is_one_sentence(capsys, arguments, expected):
+    port = [] if "--port" in arguments else ["--port", str(free_port())]
+    assert serve.main([*arguments, *port]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("serve.py: error: ") and expected in printed and printed.count("\n") == 1
+
+
+# ---------------------------------------------------------------------------------------------- docs/serve.md
+SERVE_PAGE = ROOT / "docs/serve.md"
+
+
+@pytest.fixture(scope="module")
+def as_documented() -> Iterator[Running]:
+    with running() as served:
+        yield served
+
+
+def localised(text: str, served: Running) -> str:
+    assert "http://localhost:8000" in text  # serve.py's default
+    return text.replace("http://localhost:8000", served.url.rstrip("/"))
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in blocks(SERVE_PAGE) if "curl " in b.text], ids=lambda b: b.text[:40]
+)
+def test_a_curl_command_of_the_page(as_documented, block):
+    command = ["bash", "-ec", localised(block.text, as_documented)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert block.output is None or re.sub(r"\s+", "", done.stdout) == re.sub(r"\s+", "", block.output)
+    assert '"error"' not in done.stdout
+
+
+@pytest.mark.parametrize("number, text", [*enumerate(t for t in python_blocks(SERVE_PAGE) if "OpenAI" in t)])
+def test_a_client_of_the_page(as_documented, number, text, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    exec(compile(localised(text, as_documented), SERVE_PAGE.name, "exec"), {"__name__": "__main__"})
+    (shown,) = [block.output for block in blocks(SERVE_PAGE) if block.text == text]
+    assert capsys.readouterr().out == shown
+
+
+def test_make_serve(process):
+    server, url = process(command=["make", "--no-print-directory", "serve"])
+    answer = httpx.post(f"{url}/chat/completions", json=body(), timeout=PATIENCE, trust_env=False)
+    assert answer.json()["choices"][0]["message"]["content"] == "blue"
+    os.killpg(server.pid, signal.SIGINT)
+    _, rest = server.communicate(timeout=PATIENCE)
+    assert server.returncode in (0, -signal.SIGINT) and "Traceback" not in rest
+
+
+def test_what_the_container_holds_is_all_that_the_server_needs(process, tmp_path):
+    """Its packages were tried by hand; here, its files and its command."""
+    kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    for name in kept:
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    user, entry = (next(line for line in lines if line.startswith(word)) for word in ("USER ", "ENTRYPOINT "))
+    assert user != "USER root" and lines.index(user) < lines.index(entry)
+    command = [sys.executable, *json.loads(entry.removeprefix("ENTRYPOINT "))[1:], "--port", str(free_port())]
+    _, url = process(command=command, folder=tmp_path)
+    url = url.replace("0.0.0.0", "127.0.0.1")
+    answer = httpx.post(f"{url}/chat/completions", json=body(), timeout=PATIENCE, trust_env=False)
+    assert answer.json()["choices"][0]["message"]["content"] == "blue"

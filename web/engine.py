@@ -1,0 +1,503 @@
+"""Answers to many at a time: one thread in which all models work, behind one bounded and fair queue.
+
+    engine = Engine(Models(["checkpoints/ocelli-shapes"]))
+    ticket = engine.submit(EngineRequest("checkpoints/ocelli-shapes", messages, options))  # in an event loop
+    async for piece in ticket:
+        print(piece.text, end="")
+    print(ticket.finish_reasons, ticket.cached_tokens)
+
+Requests wait in one queue, clients take turns in it, and worker threads open the images of those that come
+next. Each model has a `Scheduler`, whose slots are shared by all who ask it, and what prompts left in them is
+kept for whoever asks about the same image or goes on with a conversation. Between two steps new requests
+enter, and those that nobody waits for any more leave. An error is told to the request that it belongs to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+import traceback
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import OutOfMemoryError
+
+from data.chat import Message
+from data.images import ImageLimits, load_image
+from data.processor import EncodedConversation
+from generation.decoding import GenerationOptions
+from generation.prefix import FeatureCache
+from generation.prefix_store import PREFIX_BYTES, PrefixStore
+from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
+from generation.scheduler import Scheduler
+from inference.answer import AnswerText, prompt_tokens, requests_for
+from inference.checkpoint import Checkpoint
+from inference.errors import RequestError, user_errors
+from inference.prefix_files import with_prefixes
+from web.models import Models
+
+OPENERS = 2  # threads that open images and encode prompts
+LONGEST_WAIT = 60.0  # seconds that a refused client is asked to wait at most
+FORGETTING = 0.9  # weight of the seconds that requests took so far, after each one more
+
+
+class QueueFull(RequestError):
+    """Too many requests wait; `retry_after` is when to ask again, in seconds."""
+
+    def __init__(self, retry_after: float):
+        super().__init__("too many requests are waiting here just now: try again in a moment")
+        self.retry_after = retry_after
+
+
+class Interrupted(RuntimeError):
+    """The models' thread met an error that is nobody's request's, or is being ended."""
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """slots: answers that a model makes at the same time. max_queue: requests that wait. prefill_chunk:
+    positions of a prompt, or one tile, between two tokens of the others; None computes prompts at once.
+    prefix_bytes: of prefixes that a model keeps in memory, and prefix_folder, where as many outlive the
+    process; None is no folder.
+    """
+
+    slots: int = 8
+    max_queue: int = 64
+    prefill_chunk: int | None = 256
+    prefix_bytes: int = PREFIX_BYTES
+    prefix_folder: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class EngineRequest:
+    """A question to a model.
+
+    messages: a conversation whose last turn is the user's, or what makes the prompt of a checkpoint, in a
+        worker thread. Images are bytes, files or `PIL.Image`s.
+    options: `num_return_sequences` is the number of answers.
+    grammar: what answers are held to (see `inference.grammar`); None for anything.
+    stop: texts before which an answer ends; they are not shown.
+    logprobs: see `generation.requests.Request`.
+    client: who takes turns with the others.
+    """
+
+    model: str
+    messages: list[Message] | Callable[[Checkpoint], EncodedConversation]
+    options: GenerationOptions
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    client: str = ""
+    grammar: str | None = None
+
+
+@dataclass
+class EngineStats:
+    """Counts since the start; `waiting` and `running` are of now."""
+
+    requests: int = 0
+    waiting: int = 0
+    running: int = 0
+    new_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Piece(NamedTuple):
+    """More of an answer: its text may lag behind the tokens, where it would be cut in the middle."""
+
+    answer: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+
+
+class Ticket:
+    """A request that was accepted: iterate, once, for its pieces. Errors come out of the iteration: one of
+    `user_errors`, or Interrupted.
+
+    finish_reasons: of each answer, "stop" or "length", at the end.
+    prompt_tokens: positions of the prompt, and cached_tokens: those of them that were kept from before.
+    first_token_seconds: from the arrival; None before it.
+    """
+
+    def __init__(self, engine: Engine, request: EngineRequest):
+        answers = request.options.num_return_sequences
+        self.request, self.began, self.cancelled = request, time.monotonic(), False
+        self.finish_reasons = [""] * answers
+        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+        self.first_token_seconds: float | None = None
+        self._engine, self._loop = engine, asyncio.get_running_loop()
+        self._pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        # Of the models' thread: what is to be scheduled, and the texts of answers that have not ended.
+        self.checkpoint: Checkpoint | None = None
+        self.requests: list[Request] = []
+        self.texts: dict[int, _Text] = {}
+        self.started: float | None = None
+
+    @property
+    def place(self) -> int:
+        """In the queue, from 1; 0 where the work has begun."""
+        return self._engine.place(self)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more: its slots are free at the next step. In vain after its end."""
+        self.cancelled = True
+        self._engine.withdraw(self)
+
+    def put(self, piece: Piece | Exception | None) -> None:
+        """From any thread; None is the end."""
+        with suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        try:
+            while (piece := await self._pieces.get()) is not None:
+                if isinstance(piece, Exception):
+                    raise piece
+                yield piece
+        finally:
+            self.cancel()
+
+
+class _Text:
+    """The text of one answer up to a stop string, which may begin in one token and end in another."""
+
+    def __init__(self, checkpoint: Checkpoint, stop: tuple[str, ...]):
+        self._text, self._stop, self._held, self.stopped = AnswerText(checkpoint), stop, "", False
+
+    def put(self, token_ids: list[int], last: bool = False) -> str:
+        """What can be shown after these tokens: nothing that a stop string may begin with."""
+        if self.stopped:
+            return ""
+        self._held += "".join(map(self._text.put, token_ids)) + (self._text.finish() if last else "")
+        ends = [self._held.index(stop) for stop in self._stop if stop in self._held]
+        self.stopped = bool(ends)
+        sure = min(ends) if ends else len(self._held)
+        if not ends and not last:
+            begun = (n for stop in self._stop for n in range(1, len(stop)) if self._held.endswith(stop[:n]))
+            sure -= max(begun, default=0)
+        shown, self._held = self._held[:sure], self._held[sure:]
+        return shown
+
+
+class _Queue:
+    """Tickets of clients that take turns: one who has many waits for those who have few."""
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[str, deque[Ticket]] = OrderedDict()  # the next to be served first
+
+    def __iter__(self) -> Iterator[Ticket]:
+        rounds = max(map(len, self._clients.values()), default=0)
+        for number in range(rounds):
+            for own in self._clients.values():
+                if number < len(own):
+                    yield own[number]
+
+    def put(self, ticket: Ticket) -> None:
+        self._clients.setdefault(ticket.request.client, deque()).append(ticket)
+
+    def get(self) -> Ticket | None:
+        if not self._clients:
+            return None
+        client, own = self._clients.popitem(last=False)
+        ticket = own.popleft()
+        if own:
+            self._clients[client] = own  # behind the others
+        return ticket
+
+    def remove(self, ticket: Ticket) -> bool:
+        own = self._clients.get(ticket.request.client, deque())
+        if ticket not in own:
+            return False
+        own.remove(ticket)
+        if not own:
+            del self._clients[ticket.request.client]
+        return True
+
+
+class Engine:
+    """See the module's docstring. `submit` is called in an event loop, `close` anywhere."""
+
+    def __init__(self, models: Models, limits: EngineLimits | None = None):
+        self.models, self.limits, self.stats = models, limits or EngineLimits(), EngineStats()
+        self._lock = threading.Lock()  # of all that follows, but the schedulers
+        self._queue, self._opening = _Queue(), 0
+        self._ready: deque[Ticket] = deque()
+        self._tickets: set[Ticket] = set()  # not ended
+        self._seconds = 1.0  # that a request takes, lately
+        self._closed, self._draining = False, False
+        self._wake = threading.Event()
+        self._openers = ThreadPoolExecutor(OPENERS, thread_name_prefix="openers")
+        # Of the models' thread, by the id of the model.
+        self._schedulers: dict[int, tuple[Checkpoint, Scheduler]] = {}
+        self._stores: list[PrefixStore] = []
+        self._thread = threading.Thread(target=self._work, daemon=True, name="models")
+        self._thread.start()
+
+    # ---------------------------------------------------------------------------------------- the queue
+
+    def submit(self, request: EngineRequest) -> Ticket:
+        """Take a request in. Raises QueueFull, and RequestError for more answers than there are slots."""
+        if (answers := request.options.num_return_sequences) > self.limits.slots:
+            raise RequestError(f"expected at most {self.limits.slots} answers at a time, got {answers}")
+        ticket = Ticket(self, request)
+        with self._lock:
+            if self._closed or self._draining:
+                raise QueueFull(LONGEST_WAIT)
+            running = sum(len(one.texts) for one in self._tickets if one.started is not None)
+            # Those that wait for their images alone take a free slot at once.
+            if self.stats.waiting - max(0, self.limits.slots - running) >= self.limits.max_queue:
+                rounds = self.stats.waiting / self.limits.slots
+                raise QueueFull(min(max(1.0, math.ceil(rounds * self._seconds)), LONGEST_WAIT))
+            self._queue.put(ticket)
+            self._tickets.add(ticket)
+            self.stats.requests += 1
+            self.stats.waiting += 1
+        self._open_next()
+        return ticket
+
+    def place(self, ticket: Ticket) -> int:
+        with self._lock:
+            waiting = [one for one in (*self._ready, *self._queue) if one.started is None]
+            return waiting.index(ticket) + 1 if ticket in waiting else 0
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """See `Ticket.cancel`."""
+        with self._lock:
+            waited = self._queue.remove(ticket)
+        if waited:
+            self._end(ticket)
+        self._wake.set()
+
+    def _open_next(self) -> None:
+        """Have prompts made as long as few are ready: those hold their images."""
+        with self._lock:
+            while not self._closed and self._opening + len(self._ready) < max(OPENERS, self.limits.slots):
+                if (ticket := self._queue.get()) is None:
+                    break
+                self._opening += 1
+                self._openers.submit(self._open, ticket)
+
+    def _open(self, ticket: Ticket) -> None:
+        """In a worker thread: the model, the images, the prompt."""
+        error: Exception | None = None
+        try:
+            if not ticket.cancelled:
+                self._encode(ticket)
+        except Exception as caught:
+            error = caught
+        with self._lock:
+            self._opening -= 1
+            if error is None and not ticket.cancelled:
+                self._ready.append(ticket)
+        if error is not None or ticket.cancelled:
+            self._end(ticket, error)
+            self._open_next()
+        self._wake.set()
+
+    def _encode(self, ticket: Ticket) -> None:
+        request = ticket.request
+        checkpoint = self.models.open(request.model)
+        made = request.messages
+        row = made(checkpoint) if callable(made) else encode_messages(checkpoint, made)
+        checkpoint.check_images(row.image_tokens)
+        options = request.options
+        if request.grammar is not None:
+            options = replace(options, constraint=checkpoint.constraint(request.grammar))
+        ticket.checkpoint = checkpoint
+        ticket.prompt_tokens = prompt_tokens(checkpoint, row)
+        ticket.requests = [
+            replace(one, key=(ticket, number), logprobs=request.logprobs)
+            for number, one in enumerate(requests_for(checkpoint, row, options.max_new_tokens, options))
+        ]
+        ticket.texts = {number: _Text(checkpoint, request.stop) for number in range(len(ticket.requests))}
+
+    def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
+        """A ticket has come to its end, for whatever reason."""
+        with self._lock:
+            if ticket not in self._tickets:
+                return
+            self._tickets.remove(ticket)
+            stats = self.stats
+            if ticket.started is None:
+                stats.waiting -= 1
+            else:
+                stats.running -= 1
+                took = time.monotonic() - ticket.started
+                self._seconds = FORGETTING * self._seconds + (1 - FORGETTING) * took
+            stats.new_tokens += ticket.completion_tokens
+            stats.prompt_tokens += ticket.prompt_tokens if ticket.started is not None else 0
+            stats.cached_tokens += ticket.cached_tokens
+        ticket.requests = []
+        ticket.put(error)
+
+    # -------------------------------------------------------------------------------- the models' thread
+
+    def _work(self) -> None:
+        while not self._closed:
+            self._wake.wait()
+            self._wake.clear()
+            working = True
+            while working and not self._closed:
+                self._admit()
+                working = False
+                for key, (checkpoint, scheduler) in list(self._schedulers.items()):
+                    try:
+                        self._withdraw_cancelled(scheduler)
+                        for event in scheduler.step():
+                            self._deliver(scheduler, event)
+                        working = working or not scheduler.idle
+                    except Exception as error:  # of a step: it belongs to nobody, and the others go on
+                        traceback.print_exception(error)
+                        self._give_up(key, error)
+                    if scheduler.idle and not self.models.holds(checkpoint):
+                        self._schedulers.pop(key, None)
+        for ticket in list(self._tickets):
+            self._end(ticket, Interrupted("the server has ended"))
+
+    def _admit(self) -> None:
+        """Give free slots to the tickets that are ready, in their order for each model."""
+        full: set[int] = set()
+        with self._lock:
+            ready = list(self._ready)
+        for ticket in ready:
+            checkpoint = ticket.checkpoint
+            assert checkpoint is not None, "it is ready"
+            if ticket.cancelled:
+                self._leave_ready(ticket)
+                self._end(ticket)
+                continue
+            if id(checkpoint.model) in full:
+                continue
+            try:
+                scheduler = self._scheduler(checkpoint)
+                if scheduler.free < len(ticket.requests):
+                    full.add(id(checkpoint.model))
+                    continue
+                self._leave_ready(ticket, started=True)
+                for request in ticket.requests:
+                    scheduler.add(request)
+            except Exception as error:
+                self._leave_ready(ticket)
+                if (known := self._schedulers.get(id(checkpoint.model))) is not None:
+                    for request in ticket.requests:
+                        known[1].cancel(request.key)
+                if not isinstance(error, (*user_errors(), ValueError, OSError)):
+                    traceback.print_exception(error)
+                theirs = isinstance(error, ValueError) and not isinstance(error, user_errors())
+                self._end(ticket, RequestError(str(error)) if theirs else error)
+
+    def _scheduler(self, checkpoint: Checkpoint) -> Scheduler:
+        model = checkpoint.model
+        if id(model) not in self._schedulers:
+            limits = self.limits
+            store = with_prefixes(
+                checkpoint, limits.prefix_folder, limits.prefix_bytes, limits.prefix_bytes
+            ).prefixes
+            scheduler = Scheduler(
+                model,
+                self.limits.slots,
+                checkpoint.decode_step,
+                FeatureCache(model),
+                self.limits.prefill_chunk,
+                store,
+            )
+            self._schedulers[id(model)] = checkpoint, scheduler
+            self._stores = [*self._stores, store] if store is not None else self._stores
+        return self._schedulers[id(model)][1]
+
+    def _leave_ready(self, ticket: Ticket, started: bool = False) -> None:
+        with self._lock:
+            if ticket not in self._ready:
+                return
+            self._ready.remove(ticket)
+            if started:
+                ticket.started = time.monotonic()
+                self.stats.waiting -= 1
+                self.stats.running += 1
+        self._open_next()
+
+    def _withdraw_cancelled(self, scheduler: Scheduler) -> None:
+        with self._lock:
+            gone = [one for one in self._tickets if one.cancelled and one.started is not None]
+        for ticket in gone:
+            for number in list(ticket.texts):
+                scheduler.cancel((ticket, number))
+            self._end(ticket)
+
+    def _deliver(self, scheduler: Scheduler, event: NewTokens | RequestOutput) -> None:
+        ticket, number = event.key
+        text = ticket.texts.get(number)
+        if text is None:  # it has ended at a stop string
+            return
+        if isinstance(event, NewTokens):
+            if ticket.first_token_seconds is None:
+                ticket.first_token_seconds = time.monotonic() - ticket.began
+            if number == 0:
+                ticket.cached_tokens = event.reused_tokens
+            ticket.completion_tokens += len(event.token_ids)
+            ticket.put(Piece(number, text.put(event.token_ids), event.token_ids, event.logprobs))
+            if not text.stopped:
+                return
+            scheduler.cancel(event.key)
+            ticket.finish_reasons[number] = "stop"
+        elif event.error is not None:
+            for other in ticket.texts:
+                scheduler.cancel((ticket, other))
+            self._end(ticket, event.error)
+            return
+        else:
+            ticket.put(Piece(number, text.put([], last=True), [], None))
+            ticket.finish_reasons[number] = event.stop_reason
+        del ticket.texts[number]
+        if not ticket.texts:
+            self._end(ticket)
+
+    def _give_up(self, key: int, error: Exception) -> None:
+        """A model's step has failed: its requests end, and a new scheduler begins."""
+        checkpoint, _ = self._schedulers.pop(key)
+        told = error if isinstance(error, OutOfMemoryError | MemoryError) else Interrupted(str(error))
+        for ticket in list(self._tickets):
+            own = ticket.checkpoint
+            if ticket.started is not None and own is not None and own.model is checkpoint.model:
+                self._end(ticket, told)
+
+    # ---------------------------------------------------------------------------------------------- ends
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, and wait so long for what was accepted."""
+        self._draining, end = True, time.monotonic() + seconds
+        while self._tickets and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+
+    def close(self) -> None:
+        """End all work at its next step, and write what is to be kept."""
+        self._closed = True
+        self._wake.set()
+        self._openers.shutdown(wait=False, cancel_futures=True)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(10)
+        for store in self._stores:
+            store.close()
+
+
+def encode_messages(checkpoint: Checkpoint, messages: list[Message]) -> EncodedConversation:
+    """The prompt of a conversation. Images have been looked at by whoever accepted them."""
+    limits = ImageLimits(allow_urls=False, allow_paths=False)
+
+    def shown(kind: str, value: Any) -> dict[str, Any]:
+        if kind == "text":
+            return {"type": "text", "text": value}
+        return {"type": "image", "image": load_image(value, limits)}
+
+    conversation = [
+        {"role": one.role, "content": [shown(kind, value) for kind, value in one.parts]} for one in messages
+    ]
+    return checkpoint.processor.encode_conversation(conversation, True)
