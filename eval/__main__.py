@@ -14,12 +14,13 @@
 Each run prints its prompt and its scoring and keeps them beside the score. Its folder holds results.json,
 samples.jsonl and report.html; the same command again resumes a run that was stopped. Tasks of lmms-eval
 leave results.json and samples.jsonl when all of them are done; they always begin anew and replace these.
-Exit status: 0, or 2 with one sentence on what was wrong, or 130 after Ctrl-C.
+Exit status: 0, 1 if the doctor finds a fault, 2 with one sentence on what was wrong, or 130 after Ctrl-C.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -36,6 +37,7 @@ from inference.cli import DTYPES, Parser, check_model, device, dtype, positive
 
 # Nothing here imports torch before everything is checked that can be: --help and refusals answer at once.
 
+COMMANDS = {"compare": "eval.compare", "card": "eval.card", "doctor": "eval.doctor.command"}
 OF_DATA = (
     *("metric", "metric_option", "subset", "split", "data_revision", "columns"),
     *("prompt", "system", "max_new_tokens", "allow_urls", "allow_outside", "allow_text_only"),
@@ -156,27 +158,18 @@ def run(arguments: list[str]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["compare"]:
-        from eval.compare import main as command  # imports SciPy
-    elif arguments[:1] == ["card"]:
-        from eval.card import main as command
-    elif arguments[:1] == ["doctor"]:
-        from eval.doctor.command import run as examine  # imports Pillow and httpx
-
-        passed: list[bool] = []
-        status = guarded("python -m eval doctor", lambda: passed.append(examine(arguments[1:])))
-        return status or int(not all(passed))
-    else:
-        again = "; the same command resumes, except for tasks of lmms-eval, which begin anew"
-        return guarded("python -m eval", partial(run, arguments), again)
-    return guarded(f"python -m eval {arguments[0]}", partial(command, arguments[1:]))
+    if arguments and arguments[0] in COMMANDS:
+        command = importlib.import_module(COMMANDS[arguments[0]]).main  # one takes SciPy, another httpx
+        return guarded(f"python -m eval {arguments[0]}", partial(command, arguments[1:]))
+    again = "; the same command resumes, except for tasks of lmms-eval, which begin anew"
+    return guarded("python -m eval", partial(run, arguments), again)
 
 
-def guarded(program: str, work: Callable[[], None], again: str = "") -> int:
+def guarded(program: str, work: Callable[[], int | None], again: str = "") -> int:
     """Do it and return the exit status; a user's error is printed as one sentence. `again` is what to say
     about the next start after Ctrl-C."""
     try:
-        work()
+        return work() or 0
     except KeyboardInterrupt:
         print(f"\n{program}: interrupted{again}", file=sys.stderr)
         return 130
@@ -185,7 +178,6 @@ def guarded(program: str, work: Callable[[], None], again: str = "") -> int:
             raise
         print(f"{program}: error: {one_line(error)}", file=sys.stderr)
         return 2
-    return 0
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ def examine_case(
     return Finding(case.name, FAULT, f"{difference.said}: {cause}")
 
 
-def run(arguments: list[str]) -> bool:
-    """Whether no case failed."""
+def main(arguments: list[str]) -> int:
+    """The exit status; a user's error is raised."""
     parser = build_parser()
     settings = parser.parse_args(arguments)
     if not settings.tolerance >= 0:
@@ -110,4 +110,4 @@ def run(arguments: list[str]) -> bool:
         raise ServerError(
             f"{settings.url}: the server answered nothing; is {settings.model!r} its model's name?"
         )
-    return not counts[FAULT]
+    return int(counts[FAULT] > 0)
