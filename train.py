@@ -42,6 +42,7 @@ from models.checkpoints.folder import check_replaceable
 from models.checkpoints.hub import CheckpointError
 from shapes.training import ShapesTask
 from shapes.training import describe_plan as describe_plan_of_shapes
+from training.attention import AttentionOnCPU
 from training.distributed import (
     LostRankError,
     Ranks,
@@ -245,11 +246,14 @@ class Run:
         device = self.ranks.device
         scale = gradient_scale(self.wrapped, self.ranks) / max(count, 1.0)
         autocast = torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32)
+        # Neither where the forward pass runs again in the backward pass nor where it is compiled.
+        kept = not (self.config.activation_checkpointing or self.config.compile)
+        attention = AttentionOnCPU() if kept else nullcontext()
         total, logged = torch.zeros((), device=device), {}
         fed = self.feed(self.task.inputs(batch, step) for batch in batches)
         for number, inputs in enumerate(fed, 1):
             with accumulating(self.wrapped, last=number == len(batches)):
-                with autocast:
+                with autocast, attention:
                     loss, logged = self.wrapped(**inputs)
                 (loss * scale).backward()
             total += loss.detach()
