@@ -195,9 +195,10 @@ def read_stream(chunks: list[dict]) -> tuple[list[str], list[str], dict]:
 
 
 def test_earlier_turns_count(here):
-    """As a client keeps them, with what it was sent besides the text."""
+    """As clients keep them, with what they were sent besides the text, and LiteLLM's own field."""
     first = here.client().chat.completions.create(**body(STAR))
-    messages = [*body(STAR)["messages"], first.choices[0].message.model_dump(), message(SHAPES, CUP)]
+    record = first.choices[0].message.model_dump() | {"provider_specific_fields": {"refusal": None}}
+    messages = [*body(STAR)["messages"], record, message(SHAPES, CUP)]
     both = here.client().chat.completions.create(model=NAME, messages=messages)
     alone = here.client().chat.completions.create(**body(SHAPES, CUP))
     assert both.usage.prompt_tokens > first.usage.prompt_tokens + alone.usage.prompt_tokens - 10
@@ -320,6 +321,7 @@ def text_only(text: object) -> dict:
         ({"messages": []}, 400, "messages"),
         ({"messages": "Hm?"}, 400, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "7"}]}, 400, "messages[0].tool_call_id"),
         ({"messages": [{"role": "user"}]}, 400, "messages[0]"),
         (text_only([{"type": "audio"}]), 400, "messages[0].content[0].type"),
         (text_only([{"type": "text"}]), 400, "messages[0].content[0]"),
@@ -752,6 +754,8 @@ def test_a_curl_command_of_the_page(as_documented, block):
 
 @pytest.mark.parametrize("number, text", [*enumerate(t for t in python_blocks(SERVE_PAGE) if "OpenAI" in t)])
 def test_a_client_of_the_page(as_documented, number, text, capsys, monkeypatch):
+    if need := re.match(r"# needs (\w+)\n", text):
+        pytest.importorskip(need[1])
     monkeypatch.chdir(ROOT)
     exec(compile(localised(text, as_documented), SERVE_PAGE.name, "exec"), {"__name__": "__main__"})
     (shown,) = [block.output for block in blocks(SERVE_PAGE) if block.text == text]
