@@ -321,7 +321,11 @@ def text_only(text: object) -> dict:
         ({"messages": []}, 400, "messages"),
         ({"messages": "Hm?"}, 400, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "7"}]}, 400, "messages[0].tool_call_id"),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_call_id": "7"}]},
+            400,
+            "messages[0].tool_call_id",
+        ),
         ({"messages": [{"role": "user"}]}, 400, "messages[0]"),
         (text_only([{"type": "audio"}]), 400, "messages[0].content[0].type"),
         (text_only([{"type": "text"}]), 400, "messages[0].content[0]"),
