@@ -454,8 +454,12 @@ def test_files_are_read_below_one_folder_only(tmp_path):
             str(tmp_path / "outside.png"),
             "",
             "no.png",
+            "%00",
+            "x" * 9999,
         ):
-            refused(served.send("POST", json=body(STAR, f"file:///{name}")), 400)
+            error = refused(served.send("POST", json=body(STAR, f"file:///{name}")), 400)
+            assert str(tmp_path) not in error["message"] and os.getcwd() not in error["message"]
+        refused(served.send("POST", json=body(STAR, "file://[x/in%20side.png")), 400)
         refused(served.send("POST", json=body(STAR, "http://example.org/x.png")), 400)
 
 
@@ -569,6 +573,22 @@ def test_a_connection_that_asks_nothing_is_closed(here, monkeypatch):
     with connect(here) as silent, connect(here) as slow:
         slow.sendall(b"GET /health HTTP/1.1\r\n")
         assert heard(silent) == heard(slow) == b""
+
+
+def test_a_connection_is_kept_for_the_next_request(here, monkeypatch):
+    """A client that read an answer slowly may use it again; then only a head that does not end is cut off."""
+    monkeypatch.setattr(api, "HEAD_SECONDS", 0.2)
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    with connect(here) as connection:
+        for _ in range(2):
+            connection.sendall(head + b"\r\n")
+            answer = b""
+            while not answer.endswith(b'{"status":"ok"}'):
+                answer += (piece := connection.recv(2**16))
+                assert piece, "closed"
+            time.sleep(0.5)  # several looks
+        connection.sendall(head)
+        assert heard(connection) == b""
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(here, monkeypatch):
