@@ -32,6 +32,7 @@ from PIL import Image
 import serve
 from tests.documents import ROOT, blocks, python_blocks
 from tests.pages import SlowModels, never_stopping
+from tests.soak import serve as soak
 from tests.waiting import PATIENCE, free_port, wait_for
 from web import api
 from web.api import ApiLimits, Server
@@ -750,6 +751,13 @@ def test_a_start_that_fails_is_one_sentence(capsys, arguments, expected):
     assert printed.startswith("serve.py: error: ") and expected in printed and printed.count("\n") == 1
 
 
+def test_serve_py_under_a_little_load():
+    """`python -m tests.soak.serve` does it for minutes. Nobody gets a wrong answer, and the server stays up."""
+    found = soak.run(clients=2, seconds=1)
+    assert found["server_is_up"] and not found["stuck_clients"] and not found["wrong"] and not found["errors"]
+    assert found["garbage"] >= 2 and found["asked"] >= 2 and found["exit_status"] == 0
+
+
 # ---------------------------------------------------------------------------------------------- docs/serve.md
 SERVE_PAGE = ROOT / "docs/serve.md"
 
@@ -796,7 +804,7 @@ def test_make_serve(process):
 
 
 def test_what_the_container_holds_is_all_that_the_server_needs(process, tmp_path):
-    """Its packages were tried by hand; here, its files and its command."""
+    """Its files and its command. The image with its packages was built by hand: docs/deploy.md."""
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     for name in kept:
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)

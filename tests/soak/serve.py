@@ -35,6 +35,7 @@ from inference.checkpoint import open_checkpoint
 from tests.soak.load import EMBEDDED, LEAST_LOOKS, ROOT, questions_of
 from tests.waiting import free_port
 
+QUEUE = 32  # less than 64 clients fill
 KINDS = {"asked": 0.5, "streamed": 0.2, "left": 0.12, "read_slowly": 0.05, "garbage": 0.1, "too_large": 0.03}
 
 
@@ -176,7 +177,7 @@ class Client(threading.Thread):
 
 def start_server() -> tuple[subprocess.Popen, str]:
     port = free_port()
-    flags = ["--model", EMBEDDED, "--port", str(port), "--dtype", "float32"]
+    flags = ["--model", EMBEDDED, "--port", str(port), "--dtype", "float32", "--queue", str(QUEUE)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen([sys.executable, ROOT / "serve.py", *flags], env=environment, **quiet)
