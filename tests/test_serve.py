@@ -752,7 +752,7 @@ def test_a_start_that_fails_is_one_sentence(capsys, arguments, expected):
 
 
 def test_serve_py_under_a_little_load():
-    """`python -m tests.soak.serve` does it for minutes. Nobody gets a wrong answer, and the server stays up."""
+    """`python -m tests.soak.serve` does it for minutes. No answer is wrong, and the server stays up."""
     found = soak.run(clients=2, seconds=1)
     assert found["server_is_up"] and not found["stuck_clients"] and not found["wrong"] and not found["errors"]
     assert found["garbage"] >= 2 and found["asked"] >= 2 and found["exit_status"] == 0
