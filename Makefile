@@ -62,11 +62,12 @@ cuda-check: $(if $(filter $(CUDA_VENV)/%,$(CUDA_PY)),$(CUDA_INSTALLED))
 	  LD_PRELOAD="$$stub/libcuda.so.1" TRITON_INTERPRET=1 $(CUDA_PY) -m pytest -W ignore::DeprecationWarning tests/cuda_check/test_pretended*.py
 	$(CUDA_PY) -m tests.cuda_check.compile_kernels
 
-# The long versions of what `make test` does a little of: damaged inputs, kills, a page under load.
+# The long versions of what `make test` does a little of: damaged inputs, kills, the page and the server under load.
 soak: $(INSTALLED)
 	$(PY) -m tests.soak.fuzz
 	$(PY) -m tests.soak.kills
 	$(PY) -m tests.soak.load
+	$(PY) -m tests.soak.serve
 	$(PY) -m tests.soak.drafts
 	$(PY) -m tests.soak.schemas
 

@@ -55,6 +55,7 @@ from web.protocol import ApiError, ChatRequest, Head, chunk, completion, read_re
 log = logging.getLogger("ocelli.server")
 
 HEAD_SECONDS = 30  # for the head of a request to arrive
+KEPT_SECONDS = 75  # that a connection is kept for the next request: longer than most clients keep theirs
 BODY_SECONDS = 60  # for its body
 LINGER_SECONDS, LINGER_BYTES = 5, 2**25  # for what is still sent of a request that was refused
 FETCHES = 8  # images of the internet that are fetched at a time
@@ -197,12 +198,20 @@ class Images:
         if not scheme.startswith(("data:", "http://", "https://")):
             if self._folder is None or not scheme.startswith("file://"):
                 raise ImageError(f"{name}: expected a data: URL with the image itself")
-            source = Path(os.path.realpath(self._folder / unquote(urlsplit(url).path).lstrip("/")))
-            if not source.is_relative_to(os.path.realpath(self._folder)):
-                raise ImageError(f"{name}: expected a file within the folder that this server may read")
+            source = self._file(self._folder, url, name)
         data = read_bytes(source, self._limits, name)
         image_size(data, self._limits, name)
         return data
+
+    @staticmethod
+    def _file(folder: Path, url: str, name: str) -> Path:
+        """What a file: URL names below a folder. The refusal is the same whatever lies elsewhere."""
+        with suppress(ValueError):  # a NUL, or no URL
+            path = Path(os.path.realpath(folder / unquote(urlsplit(url).path).lstrip("/")))
+            within = path.is_relative_to(os.path.realpath(folder))
+            if within and os.path.isfile(path) and os.access(path, os.R_OK):
+                return path
+        raise ImageError(f"{name}: expected a file within the folder that this server may read")
 
 
 # ------------------------------------------------------------------------------------------- chat completions
@@ -540,11 +549,12 @@ class JsonProtocol(H11Protocol):
         self._look_after(self)
 
     def _look_after(self, before: Any) -> None:
-        """Close a connection that has brought no request since the last look."""
+        """Close a connection whose request has not come since the last look. Where none has begun after an
+        answer, uvicorn's own timer runs."""
         if self.transport.is_closing():
             return
         idle = self.cycle is None or self.cycle.response_complete
-        if idle and before is self.cycle:
+        if idle and before is self.cycle and self.timeout_keep_alive_task is None:
             self.transport.close()
             return
         self.loop.call_later(HEAD_SECONDS / 2, self._look_after, self.cycle if idle else self)
@@ -586,6 +596,7 @@ class Server(uvicorn.Server):
                 log_level="critical",
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=KEPT_SECONDS,
                 proxy_headers=bool(proxies),
                 forwarded_allow_ips=list(proxies),
                 timeout_graceful_shutdown=max(1, round(drain)) + 2,

@@ -250,7 +250,7 @@ class Engine:
         ticket = Ticket(self, request)
         with self._lock:
             if self._closed or self._draining:
-                raise QueueFull(LONGEST_WAIT)
+                raise QueueFull(1.0)  # by then the address is another server's, or nobody's
             running = sum(len(one.texts) for one in self._tickets if one.started is not None)
             # Those that wait for their images alone take a free slot at once.
             if self.stats.waiting - max(0, self.limits.slots - running) >= self.limits.max_queue:

@@ -87,7 +87,7 @@ class Part(Strict):
 
 
 class ChatMessage(Strict):
-    """The last five are what a client's own record of an answer holds besides."""
+    """The last three are what a client's own record of an answer holds besides, and `null` in any field."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
@@ -95,11 +95,14 @@ class ChatMessage(Strict):
         BeforeValidator(lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value),
     ] = None
     name: str | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: Annotated[list[Any] | None, Field(max_length=0)] = None
-    annotations: Annotated[list[Any] | None, Field(max_length=0)] = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] = []
+    annotations: Annotated[list[Any], Field(max_length=0)] = []
+    provider_specific_fields: dict[str, Any] = {}  # LiteLLM's
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        return {k: own for k, own in value.items() if own is not None} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _has_content(self) -> ChatMessage:
@@ -216,7 +219,7 @@ def read_request(body: bytes) -> ChatRequest:
     if not isinstance(value, dict):
         raise ApiError(400, f"expected a JSON object, got {_kind(value)}", code="invalid_type")
     asked = {name: own for name, own in value.items() if own is not None and name not in HARMLESS}
-    for name in asked.keys() & NEUTRAL.keys():
+    for name in [name for name in asked if name in NEUTRAL]:
         if asked.pop(name) not in NEUTRAL[name]:
             raise ApiError(400, f"{name}: this server has nothing of the kind; leave it out", name,
                            "unsupported_parameter")  # fmt: skip
