@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
+from generation.confidence import confidences_of
 from generation.kv_cache import CachePosition, KVCache, Prompt, compact, prompt_lengths, seen_tokens
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
@@ -57,6 +58,7 @@ class GenerationOutput:
     decode_steps: int  # calls of the decode step
     proposed_tokens: int  # tokens that calls verified, see `generation.steps`
     accepted_tokens: int  # those among them that the answer holds and that saved a call
+    confidences: list[float]  # of each row, where the options ask for them
 
     def rows(self) -> list[list[int]]:
         """The token ids of each row, up to and including its stop token."""
@@ -248,6 +250,7 @@ def run_decode(
         decode_steps=len(tokens) - 1 - accepted,
         proposed_tokens=proposed,
         accepted_tokens=accepted,
+        confidences=[] if sampler.sums is None else confidences_of(sampler.sums.tolist()),
     )
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from generation.confidence import chosen_logprobs
 from generation.kv_cache import to_device
 from generation.options import MAX_SEED, GenerationOptions, NotFiniteError, SamplingParams
 
@@ -141,6 +142,8 @@ class Sampler:
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.finite = torch.ones((), dtype=torch.bool, device=device)
         self.num_finite = torch.zeros((), dtype=torch.int64, device=device)  # tokens before the first bad one
+        # Of `chosen_logprobs`, over the tokens of each row that count.
+        self.sums = torch.zeros(2, rows, device=device) if options.confidence else None
 
     @property
     def state(self) -> list[Tensor]:
@@ -162,7 +165,11 @@ class Sampler:
         token = token.masked_fill_(self.stopped[:, None], self.pad_id)
         self.num_drawn += 1
         self.lengths += ~self.stopped
-        self.stopped |= (token == self.stop_ids).any(-1)
+        stops = (token == self.stop_ids).any(-1)
+        if self.sums is not None:
+            counts = ~self.stopped & (~stops | (self.lengths == 1))
+            self.sums += torch.where(counts, chosen_logprobs(logits, token), 0)
+        self.stopped |= stops
         if self.seen is not None:
             self.seen.scatter_(1, token, True)
         return token
