@@ -11,7 +11,6 @@ Autoregressive Structured Prediction", 2021).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -26,6 +25,16 @@ def chosen_logprobs(logits: Tensor, token: Tensor) -> Tensor:
     return torch.where((scores > -math.inf).sum(-1) > 1, chosen, 0)
 
 
-def confidences_of(sums: Iterable[Iterable[float]]) -> list[float]:
-    """(2, B) sums of `chosen_logprobs` over the tokens of each answer -> its confidence, 0 to 1."""
-    return [math.exp(min(0.0, total / max(1.0, count))) for total, count in zip(*sums)]
+def add_chosen(sums: Tensor, logits: Tensor, token: Tensor, counts: Tensor) -> None:
+    """Add to sums (2, B), in place, `chosen_logprobs` of the rows whose token `counts` (B,)."""
+    sums += torch.where(counts, chosen_logprobs(logits, token), 0)
+
+
+def confidences_of(sums: Tensor) -> list[float]:
+    """Sums (2, B) over the tokens of each answer -> its confidence, 0 to 1."""
+    return [confidence_of(*one) for one in sums.T.tolist()]
+
+
+def confidence_of(logprobs: float, count: float) -> float:
+    """The confidence of an answer with the sum of its tokens' log-probabilities and the number of these."""
+    return math.exp(min(0.0, logprobs / max(1.0, count)))

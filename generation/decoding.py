@@ -66,10 +66,8 @@ class GenerationOutput:
 
 
 class TokenStream:
-    """Iterate for the new ids of each step, (B · N,) on the CPU; at the end `result` is set.
-
-    You may leave the loop and go on later, in another loop or by `drain`.
-    """
+    """Iterate for the new ids of each step, (B · N,) on the CPU; at the end `result` is set. You may leave the
+    loop and go on later, in another loop or by `drain`."""
 
     def __init__(self, steps: Iterator[Tensor]):
         self._steps = steps
@@ -250,7 +248,7 @@ def run_decode(
         decode_steps=len(tokens) - 1 - accepted,
         proposed_tokens=proposed,
         accepted_tokens=accepted,
-        confidences=[] if sampler.sums is None else confidences_of(sampler.sums.tolist()),
+        confidences=[] if sampler.sums is None else confidences_of(sampler.sums),
     )
 
 
@@ -286,8 +284,6 @@ class Stopwatch:
 
 
 def initial_capacity(prompt_length: int, max_new_tokens: int) -> int:
-    """Positions to start with: all that will be needed, or what fills the step that the prompt ends in.
-
-    The last token is never fed back, so it takes no position.
-    """
+    """Positions to start with: all that will be needed (the last token is never fed back and takes none), or
+    what fills the step that the prompt ends in."""
     return min(prompt_length + max_new_tokens - 1, kv.round_up(prompt_length + 1, kv.STEP))

@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
-from generation.confidence import chosen_logprobs, confidences_of
+from generation.confidence import chosen_logprobs, confidence_of
 from generation.decoding import prefill
 from generation.kv_cache import Prompt, seen_tokens
 from generation.memory import available_bytes
@@ -93,7 +93,7 @@ LIMITS = {"cpu": _Limits(64, 2048), "cuda": _Limits(256, 16_384)}
 
 
 class _Chosen(NamedTuple):
-    """Tokens on their way to the host: ids (k,) of k rows, the likeliest tokens of those that report them, and
+    """Tokens on their way to the host: ids (k,) of k rows, the likeliest tokens of rows that report them, and
     `chosen_logprobs` (2, k) where a row asks for its confidence."""
 
     rows: list[Sequence]
@@ -588,7 +588,7 @@ class Scheduler:
             self.stats.completed += 1
             self.stats.new_tokens += len(row.tokens)
             reason = "stop" if stopped else "length"
-            sure = confidences_of(zip(row.sums))[0] if row.options.confidence else None
+            sure = confidence_of(*row.sums) if row.options.confidence else None
             self._events.append(RequestOutput(row.key, row.tokens, reason, len(row.prompt), row.reused, sure))
         elif len(new_ids) > 1:  # they are computed like a prompt
             row.start = row.position
@@ -640,8 +640,8 @@ class Scheduler:
 def _chooser(
     tokens: Tensor, counters: Tensor, params: SamplingParams, logprobs: Tensor | None
 ) -> Callable[[Tensor], None]:
-    """What a recorded step does with its logits (B, V): the next tokens (B, 1), the counters (4, B) and, where
-    they are wanted, the tokens' `chosen_logprobs` (2, B)."""
+    """What a recorded step does with its logits (B, V): the next tokens (B, 1), the counters (4, B) and, if
+    wanted, the tokens' `chosen_logprobs` (2, B)."""
     _, seeds, drawn, chosen = counters
 
     def choose(logits: Tensor) -> None:

@@ -266,7 +266,8 @@ def _stats(stats: dict[str, Any]) -> str:
         tokens = sum(map(len, stats["token_ids"]))
         seed = f", seed {stats['seed']}" if stats["sampled"] else ""
         sure = "".join(f", confidence {one:.1%}" for one in stats["confidences"])
-        below = f"{tokens:,} new tokens{sure}, {stats['dtype']} on {stats['device']}, {stats['decode_step']}{seed}"
+        machine = f"{stats['dtype']} on {stats['device']}, {stats['decode_step']}"
+        below = f"{tokens:,} new tokens{sure}, {machine}{seed}"
     cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in rows.items())
     return f'<dl class="figures">{cells}</dl><p class="below">{escape(below)}</p>'
 
