@@ -33,10 +33,11 @@ BLANK = (200, 200, 200)  # the colour that a blanked image shows everywhere
 
 @dataclass(frozen=True)
 class EvalAnswer:
-    """The answer to a sample and its length in tokens, or "" and what was wrong."""
+    """The answer to a sample with its length in tokens and its confidence, or "" and what was wrong."""
 
     text: str
     tokens: int = 0
+    confidence: float | None = None
     error: str = ""
 
 
@@ -46,6 +47,7 @@ def record_of(task: EvalTask, sample: EvalSample, answer: EvalAnswer) -> dict[st
     record: dict[str, Any] = {"id": sample.id} | ({"family": sample.family} if sample.family else {})
     record |= {"question": sample.question, "prompt": sample.prompt, "targets": list(sample.targets)}
     record |= {"answer": answer.text, "score": score, "tokens": answer.tokens}
+    record |= {} if answer.confidence is None else {"confidence": round(answer.confidence, 6)}
     return record | ({"error": answer.error} if answer.error else {})
 
 
@@ -110,7 +112,8 @@ def answers(
             held[sample.group] = [_tiled(checkpoint, source, blank) for source in sample.images()]
         row = encode(checkpoint, held[sample.group], sample.prompt, sample.system or None)
         stops = checkpoint.stop_token_ids
-        options = GenerationOptions(max_new_tokens=sample.max_new_tokens, stop_token_ids=stops)
+        limit = sample.max_new_tokens
+        options = GenerationOptions(max_new_tokens=limit, stop_token_ids=stops, confidence=True)
         return Request(torch.tensor(row.input_ids), row.tiles, options=options)
 
     numbers = (number for group in groups for number in group)
@@ -118,7 +121,8 @@ def answers(
         if done.error is not None:
             yield done.key, EvalAnswer("", error=one_line(done.error))
         else:
-            yield done.key, EvalAnswer(answer_text(checkpoint, done.token_ids), len(done.token_ids))
+            text, length = answer_text(checkpoint, done.token_ids), len(done.token_ids)
+            yield done.key, EvalAnswer(text, length, done.confidence)
 
 
 def _tiled(checkpoint: Checkpoint, source: Any, blank: bool) -> TiledImage:

@@ -30,6 +30,7 @@ from eval.results import (
     RESULTS,
     RUN,
     SAMPLES,
+    calibration_text,
     official_table,
     read_samples,
     samples_file,
@@ -247,6 +248,8 @@ def _run_own(
     if not ranks.is_first:
         return
     print(table_text(results["families"]))
+    if calibrated := calibration_text(results):
+        print(calibrated)
     speed, errors = results["samples_per_second"], results["errors"]
     per_second = f", {speed:.1f} samples/s" if speed else ""
     print(

@@ -66,8 +66,8 @@ class GenerationOutput:
 
 
 class TokenStream:
-    """Iterate for the new ids of each step, (B · N,) on the CPU; at the end `result` is set. You may leave the
-    loop and go on later, in another loop or by `drain`."""
+    """Iterate for the new ids of each step, (B · N,) on the CPU; at the end `result` is set. You may leave
+    the loop and go on later, in another loop or by `drain`."""
 
     def __init__(self, steps: Iterator[Tensor]):
         self._steps = steps
