@@ -20,13 +20,15 @@ from PIL import Image
 
 from data.errors import one_line
 from data.images import TiledImage, image_size
+from data.processor import EncodedConversation, Processor
 from eval.tasks import EvalSample, EvalTask
 from generation.decoding import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.requests import LazyRequest, Request, Stats
 from generation.scheduler import Scheduler
-from inference.answer import answer_text, encode
+from inference.answer import answer_text
 from inference.checkpoint import Checkpoint, RequestError
+from inference.conversation import Turn, messages_of
 
 BLANK = (200, 200, 200)  # the colour that a blanked image shows everywhere
 
@@ -45,6 +47,7 @@ def record_of(task: EvalTask, sample: EvalSample, answer: EvalAnswer) -> dict[st
     """A line of samples.jsonl: the question, its answer and its score."""
     score = 0.0 if answer.error else task.metric.score(answer.text, sample.targets, sample.fields)
     record: dict[str, Any] = {"id": sample.id} | ({"family": sample.family} if sample.family else {})
+    record |= {"earlier": sample.earlier} if sample.earlier else {}
     record |= {"question": sample.question, "prompt": sample.prompt, "targets": list(sample.targets)}
     record |= {"answer": answer.text, "score": score, "tokens": answer.tokens}
     record |= {} if answer.confidence is None else {"confidence": round(answer.confidence, 6)}
@@ -110,7 +113,7 @@ def answers(
         if sample.group not in held:
             held.clear()
             held[sample.group] = [_tiled(checkpoint, source, blank) for source in sample.images()]
-        row = encode(checkpoint, held[sample.group], sample.prompt, sample.system or None)
+        row = _encode(checkpoint.processor, held[sample.group], sample)
         stops = checkpoint.stop_token_ids
         limit = sample.max_new_tokens
         options = GenerationOptions(max_new_tokens=limit, stop_token_ids=stops, confidence=True)
@@ -123,6 +126,15 @@ def answers(
         else:
             text, length = answer_text(checkpoint, done.token_ids), len(done.token_ids)
             yield done.key, EvalAnswer(text, length, done.confidence)
+
+
+def _encode(processor: Processor, images: list[TiledImage], sample: EvalSample) -> EncodedConversation:
+    """The sample's question, after the turns before it."""
+    shown = [tuple(images), *[()] * len(sample.earlier)]  # with the first question
+    turns = [Turn(question, own, ()) for (question, _), own in zip(sample.earlier, shown)]
+    messages = messages_of(processor, sample.system or None, turns, [answer for _, answer in sample.earlier])
+    messages += processor.conversation(list(shown[len(turns)]), sample.prompt)
+    return processor.encode_conversation(messages, True, label="question")
 
 
 def _tiled(checkpoint: Checkpoint, source: Any, blank: bool) -> TiledImage:

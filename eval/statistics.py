@@ -62,7 +62,7 @@ def calibration(confidences: Sequence[float], scores: Sequence[float]) -> dict[s
     sure, right = np.asarray(confidences, np.float64), np.asarray(scores, np.float64)
     edges = np.quantile(sure, np.linspace(0, 1, BINS + 1))
     which = np.searchsorted(edges[1:-1], sure)
-    bins = []
+    bins: list[dict[str, Any]] = []
     for number in np.unique(which):
         own = right[which == number]
         mean = {"confidence": float(sure[which == number].mean()), "score": float(own.mean())}

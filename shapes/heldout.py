@@ -15,37 +15,42 @@ from PIL import Image
 from shapes import looks
 from shapes.drawings import paint, random_aspect, sample_drawing, weather
 from shapes.outside import QUESTIONS, outside_image
-from shapes.places import ask_absent, ask_place
+from shapes.places import ask_absent, ask_place, follow_up
 from shapes.questions import ask
 from shapes.renderers import drawable, render_matplotlib, render_svg
 from shapes.scoring import score
 from shapes.world import FAMILIES, HELDOUT_SEED, QA, REFUSAL, Scene
 
 LETTERS = 24  # least size of type in pixels where words are read from other programs
+TURNS = ("first question", "second question", "third question")  # of a conversation, about one drawing
 _FOREIGN = ("count", "colour", "shape", "word")
 DRAWING_FAMILIES = (
     *FAMILIES, "box", "box at 0.5", "point", "absent", "outside image", "outside question",
-    *(f"{family}, other program" for family in _FOREIGN),
+    *TURNS, *(f"{family}, other program" for family in _FOREIGN),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class DrawingQuestion:
-    """A question about an image that `image` draws; `family` is one of DRAWING_FAMILIES."""
+    """A question about an image that `image` draws; `family` is one of DRAWING_FAMILIES. `earlier` are the
+    turns of its conversation before it."""
 
     family: str
     qa: QA
     image: Callable[[], Image.Image]
     seed: int
+    earlier: tuple[QA, ...] = ()
 
 
 def drawing_questions(count: int, seed: int = 0) -> list[DrawingQuestion]:
-    """`count` questions, families in turn, each about a drawing of its own."""
+    """`count` questions, families in turn, each about a drawing of its own but the turns of a conversation:
+    its third question is also asked first, so that the two differ in what was said before alone."""
     found = []
     for i in range(count):
         family, made, attempt = DRAWING_FAMILIES[i % len(DRAWING_FAMILIES)], None, 0
+        drawing = i - TURNS.index(family) if family in TURNS else i
         while made is None:
-            number = HELDOUT_SEED + (seed << 32) + (1 << 31) + i * 1000 + attempt
+            number = HELDOUT_SEED + (seed << 32) + (1 << 31) + drawing * 1000 + attempt
             made, attempt = _question(family, number), attempt + 1
         found.append(made)
     return found
@@ -64,8 +69,16 @@ def _question(family: str, number: int) -> DrawingQuestion | None:
         return None
     if other and kind == "word" and not _large_words(scene):
         return None
-    if family == "outside question":
-        qa: QA | None = QA(family, rng.choice(QUESTIONS[looks.HELDOUT]), REFUSAL)
+    earlier: list[QA] = []
+    if family in TURNS:
+        earlier, last = follow_up(scene, rng), ask(scene, rng, rng.choice(FAMILIES))
+        if not earlier or last is None or earlier[1].answer in f"{earlier[0].question} {earlier[0].answer}":
+            return None  # what was said already can be repeated without a look at the drawing
+        at = TURNS.index(family)
+        qa: QA | None = earlier[1] if at == 1 else last
+        earlier = earlier[:at]
+    elif family == "outside question":
+        qa = QA(family, rng.choice(QUESTIONS[looks.HELDOUT]), REFUSAL)
     elif kind in ("box", "box at 0.5", "point"):
         qa = ask_place(scene, rng)
         wanted = "point_2d" if kind == "point" else "bbox_2d"
@@ -77,7 +90,7 @@ def _question(family: str, number: int) -> DrawingQuestion | None:
     if other:
         draw = rng.choice((render_svg, render_matplotlib))
         return DrawingQuestion(family, qa, lambda: draw(scene, _PIXELS), number)
-    return DrawingQuestion(family, qa, lambda: paint(scene, random.Random(number)), number)
+    return DrawingQuestion(family, qa, lambda: paint(scene, random.Random(number)), number, tuple(earlier))
 
 
 _PIXELS = 320  # on the shorter side of what other programs draw
@@ -96,7 +109,9 @@ def _outside(number: int, aspect: float) -> Image.Image:
 
 def score_drawing(family: str, qa: QA, answer: str) -> float:
     """1 or 0, or an F1 for "describe", or for "box" the mean IoU of the boxes that were asked for."""
-    kind = family.partition(", ")[0]
+    kind = qa.family if family in TURNS else family.partition(", ")[0]
+    if kind == "place":
+        kind = "point" if "point_2d" in qa.answer else "box at 0.5"
     if kind in FAMILIES:
         return score(QA(kind, qa.question, qa.answer, qa.accept), qa.answer, answer)
     if kind in ("absent", "outside image", "outside question"):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -135,6 +136,20 @@ def test_held_out_questions():
     for one in asked:
         assert heldout.score_drawing(one.family, one.qa, one.qa.answer) == 1.0
         assert heldout.score_drawing(one.family, one.qa, "nonsense") == 0.0
+
+
+def test_turns_of_a_conversation():
+    """The three are about one drawing, the third also stands first, and each is asked after those before."""
+    families = heldout.DRAWING_FAMILIES
+    asked = heldout.drawing_questions(8 * len(families))
+    each = {one: asked[families.index(one) :: len(families)] for one in heldout.TURNS}
+    for first, second, third in zip(*each.values(), strict=True):
+        assert first.seed == second.seed == third.seed and first.qa == third.qa
+        assert (len(first.earlier), len(second.earlier)) == (0, 1)
+        assert third.earlier == (*second.earlier, second.qa)
+        assert re.search(r"\b(it|its)\b", second.qa.question)
+        assert second.qa.answer not in f"{second.earlier[0].question} {second.earlier[0].answer}"
+    assert len({second.qa.family for second in each["second question"]}) > 1
 
 
 def test_scores_of_boxes_by_hand():

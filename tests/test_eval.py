@@ -23,6 +23,7 @@ from generation.decoding import GenerationOptions
 from generation.requests import Stats
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
+from inference.conversation import Conversation
 from shapes import heldout_questions, majority_answers
 from shapes import score as shapes_score
 from tests.evaluations import (
@@ -92,6 +93,22 @@ def test_two_ranks_change_nothing(alone, tmp_path):
     assert texts(tmp_path) == expected and results["ranks"] == 2
     assert results["answered"] == len(expected) == len(samples_of(tmp_path, "samples-blind.jsonl"))
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_follow_up_is_asked_as_in_a_conversation(checkpoint, task):
+    """With the image before its first question; the confidence shows any other prompt."""
+    earlier, options = [], GenerationOptions(max_new_tokens=32, confidence=True)
+    conversation = Conversation(checkpoint, "Be brief.")
+    for number, question in enumerate(("What colour is the star?", "Describe the picture.", "How many?")):
+        images = [] if number else list(task.samples[0].images())
+        result = conversation.send(question, images, options).finish()
+        asked = replace(task.samples[0], prompt=question, earlier=tuple(earlier), system="Be brief.")
+        ((_, together),) = answers(checkpoint, [asked])
+        assert together.text == result["answers"][0]
+        assert together.confidence == pytest.approx(result["confidences"][0], abs=1e-5)
+        ((_, alone),) = answers(checkpoint, [replace(asked, earlier=())])
+        assert number == 0 or abs(alone.confidence - together.confidence) > 1e-4
+        earlier.append((question, together.text))
 
 
 def test_an_image_is_encoded_and_prefilled_once_for_all_its_questions(checkpoint, task):
