@@ -16,7 +16,7 @@ from shapes import looks
 from shapes.drawings import paint, random_aspect, sample_drawing, weather
 from shapes.outside import QUESTIONS, outside_image
 from shapes.places import ask_absent, ask_place, follow_up
-from shapes.questions import ask
+from shapes.questions import TEMPLATES, ask, unique_phrases
 from shapes.renderers import drawable, render_matplotlib, render_svg
 from shapes.scoring import score
 from shapes.world import FAMILIES, HELDOUT_SEED, QA, REFUSAL, Scene
@@ -71,9 +71,9 @@ def _question(family: str, number: int) -> DrawingQuestion | None:
         return None
     earlier: list[QA] = []
     if family in TURNS:
-        earlier, last = follow_up(scene, rng), ask(scene, rng, rng.choice(FAMILIES))
-        if not earlier or last is None or earlier[1].answer in f"{earlier[0].question} {earlier[0].answer}":
-            return None  # what was said already can be repeated without a look at the drawing
+        earlier, last = _follow_up(scene, rng), ask(scene, rng, rng.choice(FAMILIES))
+        if not earlier or last is None:
+            return None
         at = TURNS.index(family)
         qa: QA | None = earlier[1] if at == 1 else last
         earlier = earlier[:at]
@@ -91,6 +91,17 @@ def _question(family: str, number: int) -> DrawingQuestion | None:
         draw = rng.choice((render_svg, render_matplotlib))
         return DrawingQuestion(family, qa, lambda: draw(scene, _PIXELS), number)
     return DrawingQuestion(family, qa, lambda: paint(scene, random.Random(number)), number, tuple(earlier))
+
+
+def _follow_up(scene: Scene, rng: random.Random) -> list[QA]:
+    """Two turns, of which the second asks by "it" for what the first does not say; [] where none are found."""
+    alone = [t for t, phrases in unique_phrases(scene) if t.kind == "shape" and t.name in phrases]
+    if alone and rng.random() < 0.5:
+        thing = rng.choice(alone)
+        first = QA("exists", rng.choice(TEMPLATES["exists"]).format(t=f"a {thing.name}"), "yes")
+        return [first, QA("colour", rng.choice(("What colour is it?", "And its colour?")), thing.colour)]
+    turns = follow_up(scene, rng)
+    return turns if turns and turns[1].family == "place" else []  # its others can be answered from the first
 
 
 _PIXELS = 320  # on the shorter side of what other programs draw
