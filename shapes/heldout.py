@@ -94,7 +94,7 @@ def _question(family: str, number: int) -> DrawingQuestion | None:
 
 
 def _follow_up(scene: Scene, rng: random.Random) -> list[QA]:
-    """Two turns, of which the second asks by "it" for what the first does not say; [] where none are found."""
+    """Two turns, of which the second asks by "it" for what the first does not say; [] if none are found."""
     alone = [t for t, phrases in unique_phrases(scene) if t.kind == "shape" and t.name in phrases]
     if alone and rng.random() < 0.5:
         thing = rng.choice(alone)
