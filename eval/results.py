@@ -73,7 +73,10 @@ def summarise(
 
     def scored(by_id: Mapping[str, Record]) -> list[Scored]:
         answers = [(one, by_id[one.id]) for one in task.samples]
-        return [Scored(got["answer"], one.targets, got["score"], one.fields) for one, got in answers]
+        own = ({**one.fields, "looked": got.get("looked")} for one, got in answers)
+        return [
+            Scored(got["answer"], one.targets, got["score"], more) for (one, got), more in zip(answers, own)
+        ]
 
     own = scored(records)
     common, beside = {}, {}

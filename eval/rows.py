@@ -55,6 +55,7 @@ class DataConfig:
     prompt: a template with columns in braces; "" is the question with its choices.
     limit: the first so many questions; None is all.
     boxes: rows are read as boxes, which are asked for, or with `points` a point in each of them.
+    looked: see `EvalTask`.
     """
 
     path: str
@@ -71,6 +72,7 @@ class DataConfig:
     allow_text_only: bool = False
     boxes: BoxRows | None = None
     points: bool = False
+    looked: bool = False
 
 
 def data_task(config: DataConfig, metric: Metric) -> EvalTask:
@@ -107,7 +109,8 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     }
     data |= {"columns": dict(config.columns)}
     name = (Path(path).stem if is_local else path) + (f"/{config.subset}" if config.subset else "")
-    return EvalTask(name, samples[: config.limit], metric, reader.prompt, data, config.system)
+    asked = samples[: config.limit]
+    return EvalTask(name, asked, metric, reader.prompt, data, config.system, config.looked)
 
 
 class _Reader:

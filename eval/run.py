@@ -139,7 +139,7 @@ def _answer(
     label = f"{task.name}, images blanked" if blank else task.name
     began = time.perf_counter()
     bar = tqdm(total=count, desc=label, unit="sample", disable=not (ranks.is_first and count))
-    answered = answers(checkpoint, left, batch_size, groups, blank) if count else ()
+    answered = answers(checkpoint, left, batch_size, groups, blank, task.looked) if count else ()
     with bar, samples_file(path).appending(ranks.rank) as write:
         for number, answer in answered:
             write(record_of(task, left[number], answer))
@@ -231,6 +231,7 @@ def _data_task(settings: argparse.Namespace) -> EvalTask:
         max_new_tokens=settings.max_new_tokens or (BOX_TOKENS if boxes else MAX_NEW_TOKENS),
         boxes=boxes,
         points=bool(options.get("points", False)),
+        looked=bool(options.get("looked", False)),
         **{name: getattr(settings, name) for name in names},
     )
     return data_task(config, find_metric(settings.metric or "exact_match", **options))

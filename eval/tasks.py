@@ -72,6 +72,7 @@ class EvalTask:
 
     prompt: the template that the samples' prompts were made with.
     data: where the samples come from, in names and values that JSON can hold.
+    looked: whether the model looks at what it is asked for is measured, too, where that is one box.
     """
 
     name: str
@@ -80,6 +81,7 @@ class EvalTask:
     prompt: str
     data: Mapping[str, Any]
     system: str = ""
+    looked: bool = False
 
     def definition(self) -> dict[str, Any]:
         """What makes this task a different one from others, as run.json and results.json keep it."""
