@@ -5,7 +5,6 @@ Each family is one bar of an evaluation; `score_drawing` scores an answer.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from PIL import Image
 from shapes import looks
 from shapes.drawings import paint, random_aspect, sample_drawing, weather
 from shapes.outside import QUESTIONS, outside_image
-from shapes.places import ask_absent, ask_place, follow_up
+from shapes.places import FORM, ask_absent, ask_place, follow_up
 from shapes.questions import TEMPLATES, ask, unique_phrases
 from shapes.renderers import drawable, render_matplotlib, render_svg
 from shapes.scoring import score
@@ -137,13 +136,11 @@ def score_drawing(family: str, qa: QA, answer: str) -> float:
     return sum(overlaps) / max(len(wanted), len(given))
 
 
-def _read(text: str) -> list[list[float]]:
-    """The boxes or points in an answer; [] where it is no list of them."""
-    try:
-        found = [one.get("bbox_2d") or one["point_2d"] for one in json.loads(text)]
-        return [[float(number) for number in one] for one in found if len(one) in (2, 4)]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return []
+def _read(text: str) -> list[tuple[float, ...]]:
+    """The boxes and points in an answer, in thousandths; [] where one is malformed."""
+    found = FORM.read(text, (1000, 1000))
+    places = [*(one.box for one in found.boxes), *(one.point for one in found.points)]
+    return [] if found.malformed else places
 
 
 def _distance(one, two) -> float:

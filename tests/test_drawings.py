@@ -18,6 +18,7 @@ LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matp
 from shapes import heldout, looks, object_map, outside, places, render, renderers  # noqa: E402
 from shapes.drawing import DENSE, box_of, dense_map, stroke_mask  # noqa: E402
 from shapes.drawings import paint, random_aspect, sample_drawing, sample_words  # noqa: E402
+from shapes.questions import reading_order  # noqa: E402
 from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask  # noqa: E402
 from shapes.training import chat_pieces  # noqa: E402
 from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, Background  # noqa: E402
@@ -109,6 +110,19 @@ def test_answers_about_places():
                 assert any(np.hypot(*(np.array((t.x, t.y)) * 1000 - found["point_2d"])) < 1 for t in things)
             asked += 1
     assert asked > 100
+
+
+def test_places_are_written_as_they_always_were():
+    """To the byte: a training run goes on with the same rows."""
+    for scene, _ in drawings(60):
+        things = reading_order(scene.things)
+        corners = [[round(1000 * one) for one in box_of(thing, scene.aspect)] for thing in things]
+        written = [{"bbox_2d": box, "label": "it"} for box in corners]
+        assert places.boxes(scene, list(scene.things), "it") == json.dumps(written)
+        centres = [[round(1000 * thing.x), round(1000 * thing.y)] for thing in things]
+        written = [{"point_2d": one, "label": places.name(t)} for one, t in zip(centres, things)]
+        assert places.points(scene, list(scene.things)) == json.dumps(written)
+        assert places.boxes(scene, []) == places.points(scene, []) == ABSENT
 
 
 def test_what_is_absent_is_absent():
