@@ -5,8 +5,8 @@
 | `ref`, `bbox` | RefCOCO: what is meant, and its box; no box (null or []) is a thing that is not there |
 | `objects` of `bbox` and `category` | COCO; LVIS calls them `bboxes` and `classes` |
 
-A box is [x, y, width, height] in pixels of the upright image, or with `corners` [x1, y1, x2, y2]. Names may be
-numbers of a `ClassLabel` of the `datasets` library.
+A box is [x, y, width, height] in pixels of the upright image, or with `corners` [x1, y1, x2, y2]. Names may
+be numbers of a `ClassLabel` of the `datasets` library.
 """
 
 from __future__ import annotations
