@@ -132,7 +132,7 @@ def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dic
         print(flush=True)
     result = reply.finish()
     if locator is not None:
-        result |= locator.locate(result["answers"][0])
+        result |= locator.locate(reply.checkpoint, about["question"], result)
     if args.json:
         print(to_json(about | result), flush=True)
     elif locator is not None:

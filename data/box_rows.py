@@ -5,7 +5,8 @@
 | `ref`, `bbox` | RefCOCO: what is meant, and its box; no box (null or []) is a thing that is not there |
 | `objects` of `bbox` and `category` | COCO; LVIS calls them `bboxes` and `classes` |
 
-A box is [x, y, width, height] in pixels of the upright image, or with `corners` [x1, y1, x2, y2].
+A box is [x, y, width, height] in pixels of the upright image, or with `corners` [x1, y1, x2, y2]. Names may
+be numbers of a `ClassLabel` of the `datasets` library.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from data.errors import BadRow, ImageError
 from data.images import image_size, load_image
 
 BAD_BOX = "bad box"
+CATEGORIES = ("objects", "ref")  # columns whose names may be numbers
 _SLACK = 1.0  # pixels by which annotations may leave their image, and are cut
-_BOXES, _NAMES = ("bbox", "bboxes"), ("category", "categories", "classes", "label", "labels")
+_BOXES, NAMES = ("bbox", "bboxes"), ("category", "categories", "classes", "label", "labels")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class BoxRows:
     corners: boxes are x1, y1, x2, y2.
     augment: images are flipped, cut and shrunk, with their boxes, where what they are asked for stays true.
     detect, point: what is asked, with {thing} in it; "" are the form's own words.
+    names: of categories that are numbers, from 0.
     """
 
     form: str = "qwen3-vl"
@@ -39,6 +42,7 @@ class BoxRows:
     augment: bool = False
     detect: str = ""
     point: str = ""
+    names: Sequence[str] = ()
 
     @property
     def coordinates(self) -> CoordinateForm:
@@ -80,6 +84,8 @@ class BoxRows:
         """Name -> its boxes in an image of `size`, none where it is not there. Raises BadRow."""
         found: dict[str, list[Box]] = {}
         for name, numbers in _pairs(row):
+            if type(name) is int and 0 <= name < len(self.names):
+                name = self.names[name]
             if not isinstance(name, str) or not name.strip():
                 raise BadRow(BAD_BOX, f"expected the name of a thing, got {name!r:.80}")
             boxes = found.setdefault(name.strip(), [])
@@ -118,12 +124,12 @@ def _pairs(row: Mapping[str, Any]) -> list[tuple[Any, Any]]:
         return [(name, one) for one in (boxes if _is_list(boxes) and _is_list(boxes[0]) else [boxes])]
     objects = row.get("objects")
     if isinstance(objects, Mapping):
-        names, boxes = (_first(objects, keys) for keys in (_NAMES, _BOXES))
+        names, boxes = (_first(objects, keys) for keys in (NAMES, _BOXES))
         if not (_is_list(names) and _is_list(boxes) and len(names) == len(boxes)):
             raise BadRow(BAD_BOX, "objects: expected as many names as boxes")
         return list(zip(names, boxes, strict=True))
     if _is_list(objects) and all(isinstance(one, Mapping) for one in objects or ()):
-        return [(_first(one, _NAMES), _first(one, _BOXES)) for one in objects or ()]
+        return [(_first(one, NAMES), _first(one, _BOXES)) for one in objects or ()]
     raise BadRow(BAD_BOX, f"objects: expected boxes and their names, got {type(objects).__name__}")
 
 

@@ -26,7 +26,7 @@ from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 import numpy as np
 
-from data.box_rows import BoxRows
+from data.box_rows import CATEGORIES, NAMES, BoxRows
 from data.coordinates import COORDINATES
 from data.errors import DatasetError, one_line
 from data.files import check_rows_path
@@ -155,6 +155,21 @@ def columns_of(rows: Sequence[Any] | Stream, name: str) -> list[str]:
     if first and not columns and isinstance(first[0], str):
         raise DatasetError(f"{name}: no row can be read: {first[0]}")
     return list(columns)
+
+
+def class_names(rows: Sequence[Any] | Stream, columns: Iterable[str]) -> tuple[str, ...]:
+    """What numbers in the first of these columns that has a `ClassLabel` mean; () where none has."""
+    features = getattr(getattr(rows, "dataset", rows), "features", None) or {}
+    return next(filter(None, (_class_names(features.get(column)) for column in columns)), ())
+
+
+def _class_names(feature: Any) -> tuple[str, ...]:
+    if isinstance(feature, dict):
+        feature = next((feature[key] for key in NAMES if key in feature), None)
+    if feature is None or isinstance(feature, _library().ClassLabel):
+        return () if feature is None else tuple(feature.names)
+    several = isinstance(feature, _library().List | _library().LargeList)
+    return _class_names(feature.feature) if several else ()
 
 
 # ------------------------------------------------------------------------------------------ opening rows
@@ -492,7 +507,7 @@ def open_source(rows: Any, config: DatasetConfig, folder: Path | None = None) ->
         folder=folder,
         allow_urls=config.allow_urls,
         allow_outside=config.allow_outside,
-        boxes=BoxRows(**config.boxes),
+        boxes=BoxRows(**config.boxes, names=class_names(rows, [renamed.get(one, one) for one in CATEGORIES])),
     )
     if absent := sorted(set(config.min_ratings) - set(columns)):
         has = ", ".join(columns)

@@ -10,7 +10,7 @@ number of slots, the order and the number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,23 +20,29 @@ from PIL import Image
 
 from data.errors import one_line
 from data.images import TiledImage, image_size
+from data.processor import EncodedConversation, Processor
 from eval.tasks import EvalSample, EvalTask
 from generation.decoding import GenerationOptions
 from generation.prefix import FeatureCache
 from generation.requests import LazyRequest, Request, Stats
 from generation.scheduler import Scheduler
-from inference.answer import answer_text, encode
+from inference.answer import answer_text
+from inference.attribution.agreement import looked_at
 from inference.checkpoint import Checkpoint, RequestError
+from inference.conversation import Turn, messages_of
 
 BLANK = (200, 200, 200)  # the colour that a blanked image shows everywhere
 
 
 @dataclass(frozen=True)
 class EvalAnswer:
-    """The answer to a sample and its length in tokens, or "" and what was wrong."""
+    """The answer to a sample with its length in tokens, its confidence and, if that is measured, whether
+    the model looked there (`inference.attribution.agreement`); or "" and what was wrong."""
 
     text: str
     tokens: int = 0
+    confidence: float | None = None
+    looked: Mapping[str, float] | None = None
     error: str = ""
 
 
@@ -44,8 +50,11 @@ def record_of(task: EvalTask, sample: EvalSample, answer: EvalAnswer) -> dict[st
     """A line of samples.jsonl: the question, its answer and its score."""
     score = 0.0 if answer.error else task.metric.score(answer.text, sample.targets, sample.fields)
     record: dict[str, Any] = {"id": sample.id} | ({"family": sample.family} if sample.family else {})
+    record |= {"earlier": sample.earlier} if sample.earlier else {}
     record |= {"question": sample.question, "prompt": sample.prompt, "targets": list(sample.targets)}
     record |= {"answer": answer.text, "score": score, "tokens": answer.tokens}
+    record |= {} if answer.confidence is None else {"confidence": round(answer.confidence, 6)}
+    record |= {"looked": answer.looked} if answer.looked else {}
     return record | ({"error": answer.error} if answer.error else {})
 
 
@@ -89,6 +98,7 @@ def answers(
     slots: int = 32,
     groups: Sequence[Sequence[int]] | None = None,
     blank: bool = False,
+    looked: bool = False,
     stats: Stats | None = None,
 ) -> Iterator[tuple[int, EvalAnswer]]:
     """(number of the sample, its answer), as they are ready.
@@ -97,6 +107,7 @@ def answers(
         slots: answers in work at the same time.
         groups: which samples, as `by_image` groups them; default: all.
         blank: show a uniform image of the same size in place of each.
+        looked: see `EvalTask`; not of blank images.
         stats: counts what the scheduler does.
     """
     groups = by_image(samples) if groups is None else groups
@@ -108,9 +119,10 @@ def answers(
         if sample.group not in held:
             held.clear()
             held[sample.group] = [_tiled(checkpoint, source, blank) for source in sample.images()]
-        row = encode(checkpoint, held[sample.group], sample.prompt, sample.system or None)
+        row = _encode(checkpoint.processor, held[sample.group], sample)
         stops = checkpoint.stop_token_ids
-        options = GenerationOptions(max_new_tokens=sample.max_new_tokens, stop_token_ids=stops)
+        limit = sample.max_new_tokens
+        options = GenerationOptions(max_new_tokens=limit, stop_token_ids=stops, confidence=True)
         return Request(torch.tensor(row.input_ids), row.tiles, options=options)
 
     numbers = (number for group in groups for number in group)
@@ -118,7 +130,26 @@ def answers(
         if done.error is not None:
             yield done.key, EvalAnswer("", error=one_line(done.error))
         else:
-            yield done.key, EvalAnswer(answer_text(checkpoint, done.token_ids), len(done.token_ids))
+            text, length = answer_text(checkpoint, done.token_ids), len(done.token_ids)
+            seen = _looked(checkpoint, samples[done.key], done.token_ids) if looked and not blank else None
+            yield done.key, EvalAnswer(text, length, done.confidence, seen)
+
+
+def _encode(processor: Processor, images: list[TiledImage], sample: EvalSample) -> EncodedConversation:
+    """The sample's question, after the turns before it."""
+    shown = [tuple(images), *[()] * len(sample.earlier)]  # with the first question
+    turns = [Turn(question, own, ()) for (question, _), own in zip(sample.earlier, shown)]
+    messages = messages_of(processor, sample.system or None, turns, [answer for _, answer in sample.earlier])
+    messages += processor.conversation(list(shown[len(turns)]), sample.prompt)
+    return processor.encode_conversation(messages, True, label="question")
+
+
+def _looked(checkpoint: Checkpoint, sample: EvalSample, ids: list[int]) -> Mapping[str, float] | None:
+    """How the attention of an answer agrees with the box that was asked for; None unless that is one."""
+    if len(boxes := sample.fields["boxes"]) != 1:
+        return None
+    (image,) = sample.images()
+    return looked_at(checkpoint, image, sample.prompt, ids, boxes, system=sample.system or None)[0]
 
 
 def _tiled(checkpoint: Checkpoint, source: Any, blank: bool) -> TiledImage:

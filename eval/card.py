@@ -15,7 +15,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard
 
-from eval.results import RESULTS, interval_text, official_table, table_text
+from eval.results import RESULTS, calibration_text, interval_text, official_table, table_text
 from eval.tasks import TaskError
 from inference.cli import Parser
 
@@ -49,7 +49,7 @@ def evaluation_text(several: Sequence[Mapping[str, Any]]) -> str:
         prompt = json.dumps(task["prompt"], ensure_ascii=False)
         parts.append(f"**{task['name']}**: {results['score']:.1%} ({interval}) on {on}.")
         parts.append(table_text(results["families"]))
-        parts.append(f"Scoring: {task['scoring']} Prompt: `{prompt}`.")
+        parts.append(f"{calibration_text(results)} Scoring: {task['scoring']} Prompt: `{prompt}`.".lstrip())
     return "\n\n".join(parts)
 
 
@@ -69,6 +69,8 @@ def eval_results(several: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
         counted["confidence"] = results["confidence"]
         counted["interval"] = [round(value, 6) for value in results["interval"]]
         counted |= {name: round(one["score"], 6) for name, one in results["controls"].items()}
+        if calibration := results.get("calibration"):
+            counted["calibration_error"] = round(calibration["ece"], 6)
         entries.append(
             {
                 "dataset_type": re.sub(r"[^\w./-]+", "-", task["name"]).strip("-"),

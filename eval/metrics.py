@@ -377,8 +377,11 @@ def rouge_l(stem: bool = False) -> Metric:
 BOX_FIELDS = ("thing", "boxes", "size")  # of a row: the name, corners of each box, (width, height)
 
 
-def boxes(form: str = "qwen3-vl", points: bool = False, corners: bool = False) -> Metric:
-    """`corners` is how rows give boxes; see `data.box_rows`."""
+def boxes(
+    form: str = "qwen3-vl", points: bool = False, corners: bool = False, looked: bool = False
+) -> Metric:
+    """`corners` is how rows give boxes; see `data.box_rows`. `looked` adds where the model did look, as means
+    of what `inference.attribution.agreement` says of each answer."""
 
     def asked(answer: str, fields: Fields) -> Asked:
         if any(name not in fields for name in BOX_FIELDS):
@@ -387,14 +390,20 @@ def boxes(form: str = "qwen3-vl", points: bool = False, corners: bool = False) -
         return Asked(fields["thing"], tuple(map(tuple, fields["boxes"])), found)
 
     def summarise(samples: Sequence[Scored]) -> dict[str, float]:
-        return mean_score(samples) | figures([asked(one.answer, one.fields) for one in samples], points)
+        seen = [one.fields["looked"] for one in samples if one.fields.get("looked")]
+        means = {
+            f"looked_{key}": math.fsum(one[key] for one in seen) / len(seen) for key in (seen or [{}])[0]
+        }
+        found = figures([asked(one.answer, one.fields) for one in samples], points)
+        return mean_score(samples) | found | means
 
     kind = "its first point lies in the box" if points else "its first box has an IoU of 0.5 or more"
     return Metric(
         "boxes",
         f"Boxes in the form {form}{', given as corners' if corners else ''}: 1 where {kind}, F1 of "
         "one-to-one hits where several are asked for, and 1 for a thing that is not there where the answer "
-        "has no coordinates (Yu et al. 2016; Lin et al. 2014).",
+        "has no coordinates (Yu et al. 2016; Lin et al. 2014)."
+        f"{' Attention is compared with the box of single things.' if looked else ''}",
         lambda answer, targets, fields: score_of(asked(answer, fields), points),
         summarise,
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ def write_report(
     numbers = {"questions": f"{results['n']:,}", "samples/s": speed and number(speed)}
     numbers |= {title: f"{overall[name]:.1%}" for name, title in CONTROLS.items() if name in overall}
     numbers |= {name.replace("_", " "): f"{value:.1%}" for name, value in results["figures"].items()}
+    calibration = results["calibration"]
+    if calibration:
+        numbers |= {"calibration error": f"{calibration['ece']:.1%}"}
     numbers |= {"not answered": errors or None}
     page = environment.get_template("report.html.jinja").render(
         results=results,
@@ -64,6 +68,8 @@ def write_report(
         groups=[(*told, [(one, _embedded(one)) for one in shown]) for *told, shown in groups if shown],
         records=records,
         blind=blind,
+        calibration=calibration,
+        lowest=_lowest(calibration["bins"]) if calibration else 0.0,
     )
     with replacing(path) as temporary:
         temporary.write_bytes(page.encode("utf-8", "backslashreplace"))
@@ -71,6 +77,12 @@ def write_report(
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _lowest(bins: Sequence[Mapping[str, Any]]) -> float:
+    """Where the axes of a reliability plot begin, in tenths: all means lie above it."""
+    least = min(one[key] for one in bins for key in ("confidence", "score"))
+    return min(0.9, math.floor(10 * least) / 10)
 
 
 def _worst_samples(task: EvalTask, records: Mapping[str, Record]) -> tuple[list[EvalSample], int]:

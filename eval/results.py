@@ -17,7 +17,7 @@ from typing import Any
 
 from data.files import replacing
 from eval.metrics import Metric, Scored
-from eval.statistics import CONFIDENCE, score_interval
+from eval.statistics import BINS, CONFIDENCE, calibration, score_interval
 from eval.tasks import EvalTask
 from inference.results import ResultsFile
 
@@ -73,7 +73,10 @@ def summarise(
 
     def scored(by_id: Mapping[str, Record]) -> list[Scored]:
         answers = [(one, by_id[one.id]) for one in task.samples]
-        return [Scored(got["answer"], one.targets, got["score"], one.fields) for one, got in answers]
+        own = ({**one.fields, "looked": got.get("looked")} for one, got in answers)
+        return [
+            Scored(got["answer"], one.targets, got["score"], more) for (one, got), more in zip(answers, own)
+        ]
 
     own = scored(records)
     common, beside = {}, {}
@@ -93,6 +96,7 @@ def summarise(
         rows.append(row)
     overall = rows[-1]
     failed = [records[s.id] for s in task.samples if records[s.id].get("error")]
+    sure = [records[one.id] for one in task.samples if "confidence" in records[one.id]]
     listed = [{"id": one["id"], "error": one["error"]} for one in failed[:ERRORS_LISTED]]
     named = ("name", "score", "interval", "n", *beside)
     return {
@@ -101,6 +105,9 @@ def summarise(
         "confidence": CONFIDENCE,
         "n": overall["n"],
         "figures": {key: value for key, value in overall.items() if key not in named},
+        "calibration": calibration(*([one[key] for one in sure] for key in ("confidence", "score")))
+        if sure
+        else None,
         "controls": {name: figures(task.metric, other) for name, other in beside.items()},
         "majority_answers": common,
         "families": rows,
@@ -133,6 +140,13 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
         cells = [interval_text(row[key]) if key == "interval" else f"{row[key]:.1%}" for key in names]
         lines.append(f"| {name} | {' | '.join(cells)} | {row['n']} |")
     return "\n".join(lines)
+
+
+def calibration_text(results: Mapping[str, Any]) -> str:
+    """A sentence on the confidences of answers; "" where there are none."""
+    if not (found := results.get("calibration")):  # of an earlier version
+        return ""
+    return f"Expected calibration error of confidences: {found['ece']:.1%} ({BINS} bins of equal mass)."
 
 
 def official_table(result: Mapping[str, Any]) -> str:

@@ -22,17 +22,17 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from string import Formatter, ascii_uppercase
 from typing import Any
 
-from data.box_rows import BoxRows, centre
+from data.box_rows import CATEGORIES, BoxRows, centre
 from data.errors import BadRow, DatasetError
 from data.row_schemas import COLUMNS as SCHEMA_COLUMNS
 from data.row_schemas import RowSchema, find_images, find_schema, no_images
-from data.sources import columns_of, first_rows, open_rows
+from data.sources import class_names, columns_of, first_rows, open_rows
 from eval.metrics import Metric
 from eval.tasks import EvalSample, EvalTask
 
@@ -55,6 +55,7 @@ class DataConfig:
     prompt: a template with columns in braces; "" is the question with its choices.
     limit: the first so many questions; None is all.
     boxes: rows are read as boxes, which are asked for, or with `points` a point in each of them.
+    looked: see `EvalTask`.
     """
 
     path: str
@@ -71,6 +72,7 @@ class DataConfig:
     allow_text_only: bool = False
     boxes: BoxRows | None = None
     points: bool = False
+    looked: bool = False
 
 
 def data_task(config: DataConfig, metric: Metric) -> EvalTask:
@@ -107,14 +109,15 @@ def data_task(config: DataConfig, metric: Metric) -> EvalTask:
     }
     data |= {"columns": dict(config.columns)}
     name = (Path(path).stem if is_local else path) + (f"/{config.subset}" if config.subset else "")
-    return EvalTask(name, samples[: config.limit], metric, reader.prompt, data, config.system)
+    asked = samples[: config.limit]
+    return EvalTask(name, asked, metric, reader.prompt, data, config.system, config.looked)
 
 
 class _Reader:
     """Samples of a dataset's rows."""
 
     def __init__(self, config: DataConfig, rows: Sequence[Any], folder: Path | None):
-        self.config, self.rows = config, rows
+        self.config, self.rows, self.boxes = config, rows, config.boxes
         columns, path, renamed = columns_of(rows, config.path), config.path, config.columns
         has = f"it has {', '.join(columns) or 'none'}"
         if wrong := ({*renamed} - {*COLUMNS, *SCHEMA_COLUMNS}) | ({*renamed.values()} - {*columns}):
@@ -137,6 +140,8 @@ class _Reader:
         schema_columns = {key: self.names[key] for key in ("image", "images")}
         if config.boxes is not None:
             self.box_names = {name: renamed.get(name, name) for name in BOX_COLUMNS}
+            names = class_names(rows, [self.box_names[key] for key in CATEGORIES])
+            self.boxes = replace(config.boxes, names=names)
             schema_columns |= {key: value for key, value in renamed.items() if key in SCHEMA_COLUMNS}
         elif not self.is_plain:
             if not {"messages", "texts", "completion"} & {*columns, *renamed}:
@@ -195,8 +200,8 @@ class _Reader:
 
     def _asked(self, number: int, row: Mapping[str, Any]) -> Iterator[tuple]:
         """(id, fields, answer, () -> images, images as the row holds them) of each question of a row."""
-        if self.config.boxes is not None:
-            yield from self._located(number, row, self.config.boxes)
+        if self.boxes is not None:
+            yield from self._located(number, row, self.boxes)
             return
         if not self.is_plain:
             for turn, (question, answer, images) in enumerate(self._turns(row)):

@@ -30,6 +30,7 @@ from eval.results import (
     RESULTS,
     RUN,
     SAMPLES,
+    calibration_text,
     official_table,
     read_samples,
     samples_file,
@@ -138,7 +139,7 @@ def _answer(
     label = f"{task.name}, images blanked" if blank else task.name
     began = time.perf_counter()
     bar = tqdm(total=count, desc=label, unit="sample", disable=not (ranks.is_first and count))
-    answered = answers(checkpoint, left, batch_size, groups, blank) if count else ()
+    answered = answers(checkpoint, left, batch_size, groups, blank, task.looked) if count else ()
     with bar, samples_file(path).appending(ranks.rank) as write:
         for number, answer in answered:
             write(record_of(task, left[number], answer))
@@ -230,6 +231,7 @@ def _data_task(settings: argparse.Namespace) -> EvalTask:
         max_new_tokens=settings.max_new_tokens or (BOX_TOKENS if boxes else MAX_NEW_TOKENS),
         boxes=boxes,
         points=bool(options.get("points", False)),
+        looked=bool(options.get("looked", False)),
         **{name: getattr(settings, name) for name in names},
     )
     return data_task(config, find_metric(settings.metric or "exact_match", **options))
@@ -247,6 +249,8 @@ def _run_own(
     if not ranks.is_first:
         return
     print(table_text(results["families"]))
+    if calibrated := calibration_text(results):
+        print(calibrated)
     speed, errors = results["samples_per_second"], results["errors"]
     per_second = f", {speed:.1f} samples/s" if speed else ""
     print(

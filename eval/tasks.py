@@ -42,6 +42,7 @@ class EvalSample:
     images: () -> what `load_image` takes, for each image; may raise ValueError or OSError.
     group: equal for samples that show the same images.
     shows: a key of each of its images.
+    earlier: the turns of the conversation before it, (question, expected answer) each.
     family: what kind of question it is; "" where the data do not say.
     fields: the row's other columns, for the metric.
     """
@@ -54,6 +55,7 @@ class EvalSample:
     group: str
     max_new_tokens: int
     shows: tuple[str, ...] = ()
+    earlier: tuple[tuple[str, str], ...] = ()
     family: str = ""
     system: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class EvalTask:
 
     prompt: the template that the samples' prompts were made with.
     data: where the samples come from, in names and values that JSON can hold.
+    looked: whether the model looks at what it is asked for is measured, too, where that is one box.
     """
 
     name: str
@@ -78,13 +81,15 @@ class EvalTask:
     prompt: str
     data: Mapping[str, Any]
     system: str = ""
+    looked: bool = False
 
     def definition(self) -> dict[str, Any]:
         """What makes this task a different one from others, as run.json and results.json keep it."""
         limits = sorted({one.max_new_tokens for one in self.samples})
         digest = hashlib.sha256()
         for one in self.samples:
-            digest.update(json.dumps([one.id, one.prompt, one.system, one.targets, one.group]).encode())
+            key = [one.id, one.prompt, one.system, one.targets, one.group, *one.earlier]
+            digest.update(json.dumps(key).encode())
         return {
             "name": self.name,
             "data": dict(self.data),
@@ -170,7 +175,8 @@ def shapes_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
 
 def drawings_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
     """Held-out questions about drawings in looks that training never sees, by other programs as well; about
-    places, about what is not there and about what is no drawing. Needs requirements-shapes.txt."""
+    places, about what is not there and about what is no drawing; second and third ones, after turns with the
+    right answers. Needs requirements-shapes.txt."""
     from shapes.heldout import drawing_questions, score_drawing
 
     asked = drawing_questions(questions, seed)
@@ -188,11 +194,10 @@ def drawings_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
             prompt=one.qa.question,
             targets=(one.qa.answer, *one.qa.accept),
             images=partial(lambda one: [one.image()], one),
-            group=f"drawing {number}",
-            shows=(f"drawing {number}",),
-            max_new_tokens=DESCRIBE_TOKENS
-            if one.family in ("describe", "box", "box at 0.5", "point")
-            else 24,
+            group=f"drawing {one.seed}",
+            shows=(f"drawing {one.seed}",),
+            earlier=tuple((turn.question, turn.answer) for turn in one.earlier),
+            max_new_tokens=DESCRIBE_TOKENS if one.qa.family in ("describe", "place") else 24,
             family=one.family,
             fields={"family": one.family, "number": number},
         )

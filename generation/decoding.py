@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from generation import kv_cache as kv
+from generation.confidence import confidences_of
 from generation.kv_cache import CachePosition, KVCache, Prompt, compact, prompt_lengths, seen_tokens
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
@@ -57,6 +58,7 @@ class GenerationOutput:
     decode_steps: int  # calls of the decode step
     proposed_tokens: int  # tokens that calls verified, see `generation.steps`
     accepted_tokens: int  # those among them that the answer holds and that saved a call
+    confidences: list[float]  # of each row, where the options ask for them
 
     def rows(self) -> list[list[int]]:
         """The token ids of each row, up to and including its stop token."""
@@ -64,10 +66,8 @@ class GenerationOutput:
 
 
 class TokenStream:
-    """Iterate for the new ids of each step, (B · N,) on the CPU; at the end `result` is set.
-
-    You may leave the loop and go on later, in another loop or by `drain`.
-    """
+    """Iterate for the new ids of each step, (B · N,) on the CPU; at the end `result` is set. You may leave
+    the loop and go on later, in another loop or by `drain`."""
 
     def __init__(self, steps: Iterator[Tensor]):
         self._steps = steps
@@ -248,6 +248,7 @@ def run_decode(
         decode_steps=len(tokens) - 1 - accepted,
         proposed_tokens=proposed,
         accepted_tokens=accepted,
+        confidences=[] if sampler.sums is None else confidences_of(sampler.sums),
     )
 
 
@@ -283,8 +284,6 @@ class Stopwatch:
 
 
 def initial_capacity(prompt_length: int, max_new_tokens: int) -> int:
-    """Positions to start with: all that will be needed, or what fills the step that the prompt ends in.
-
-    The last token is never fed back, so it takes no position.
-    """
+    """Positions to start with: all that will be needed (the last token is never fed back and takes none), or
+    what fills the step that the prompt ends in."""
     return min(prompt_length + max_new_tokens - 1, kv.round_up(prompt_length + 1, kv.STEP))

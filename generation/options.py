@@ -68,6 +68,7 @@ class GenerationOptions(SamplingParams):
     max_new_tokens: maximum length of an answer; prompt and answer must fit the model's context.
     stop_token_ids: a row ends with any of these; None means the checkpoint's, () none.
     num_return_sequences: answers to each prompt, from one prefill.
+    confidence: also say how sure the model was of each answer (see `generation.confidence`).
     use_cache: False recomputes everything for every token: the slow reference.
     decode_step: replaces the eager step (see `generation.decoding`).
     lookup: tokens that are looked up in prompt and answer and verified together (`generation.steps`):
@@ -80,6 +81,7 @@ class GenerationOptions(SamplingParams):
     max_new_tokens: int = 128
     stop_token_ids: tuple[int, ...] | None = None
     num_return_sequences: int = 1
+    confidence: bool = False
     use_cache: bool = True
     decode_step: Callable | None = None
     lookup: str = "auto"

@@ -74,6 +74,7 @@ class RequestOutput:
     stop_reason: "stop", "length" or "error".
     prompt_tokens: positions of the prompt, images included; 0 after an error.
     reused_tokens: how many of them were copied from another prompt.
+    confidence: see `generation.confidence`; None where the options did not ask for it.
     error: what was wrong with this request, or None.
     """
 
@@ -82,6 +83,7 @@ class RequestOutput:
     stop_reason: str
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    confidence: float | None = None
     error: Exception | None = None
 
 
@@ -103,6 +105,7 @@ class Sequence:
     launched: tokens that were chosen, though not all of them may have been read: see `tokens`.
     seed: set with the first random number.
     seen: (V,) bool, the tokens so far, for a repetition penalty.
+    sums: of `chosen_logprobs`, over the tokens that count for its confidence.
     error: why its constraint allows no token.
     """
 
@@ -123,6 +126,7 @@ class Sequence:
     ended: bool = False
     seed: int | None = None
     seen: Tensor | None = None
+    sums: tuple[float, float] = (0.0, 0.0)
     error: Exception | None = None
 
     @property

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from generation.confidence import add_chosen
 from generation.kv_cache import to_device
 from generation.options import MAX_SEED, GenerationOptions, NotFiniteError, SamplingParams
 
@@ -126,7 +127,8 @@ class Sampler:
     have stopped: those get `pad_id`.
 
     All state is on the device, in tensors that are changed in place and never replaced, so that a CUDA graph
-    can do what `sample` does. `seen` (B · N, V) bool are the prompts' tokens, for a repetition penalty.
+    can do what `sample` does. `seen` (B · N, V) bool are the prompts' tokens, for a repetition penalty;
+    `sums` (2, B · N) is what confidences are made of.
     """
 
     def __init__(self, options: GenerationOptions, prompts: int, pad_id: int, device, seen: Tensor | None):
@@ -141,6 +143,7 @@ class Sampler:
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.finite = torch.ones((), dtype=torch.bool, device=device)
         self.num_finite = torch.zeros((), dtype=torch.int64, device=device)  # tokens before the first bad one
+        self.sums = torch.zeros(2, rows, device=device) if options.confidence else None
 
     @property
     def state(self) -> list[Tensor]:
@@ -162,7 +165,10 @@ class Sampler:
         token = token.masked_fill_(self.stopped[:, None], self.pad_id)
         self.num_drawn += 1
         self.lengths += ~self.stopped
-        self.stopped |= (token == self.stop_ids).any(-1)
+        stops = (token == self.stop_ids).any(-1)
+        if self.sums is not None:
+            add_chosen(self.sums, logits, token, ~self.stopped & (~stops | (self.lengths == 1)))
+        self.stopped |= stops
         if self.seen is not None:
             self.seen.scatter_(1, token, True)
         return token

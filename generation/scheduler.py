@@ -41,6 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
+from generation.confidence import chosen_logprobs, confidence_of
 from generation.decoding import prefill
 from generation.kv_cache import Prompt, seen_tokens
 from generation.memory import available_bytes
@@ -92,11 +93,13 @@ LIMITS = {"cpu": _Limits(64, 2048), "cuda": _Limits(256, 16_384)}
 
 
 class _Chosen(NamedTuple):
-    """Tokens on their way to the host: ids (k,) of k rows, and what `_logprobs` found."""
+    """Tokens on their way to the host: ids (k,) of k rows, the likeliest tokens of rows that report them, and
+    `chosen_logprobs` (2, k) where a row asks for its confidence."""
 
     rows: list[Sequence]
     ids: Tensor
     logprobs: dict[int, tuple[Tensor, Tensor]]
+    chosen: Tensor | None
     copied: torch.cuda.Event | None
 
 
@@ -141,6 +144,7 @@ class Scheduler:
         # the token that a recorded step has chosen, or _BAD.
         self._tokens = torch.zeros(slots, 1, dtype=torch.int64, device=model.device)
         self._counters = torch.zeros(4, slots, dtype=torch.int64, device=model.device)
+        self._logprobs = torch.zeros(2, slots, device=model.device)  # `chosen_logprobs` of a recorded step
         self._records = isinstance(self._step, RecordingStep)
         self._running = False
         self.stats = Stats()
@@ -170,7 +174,7 @@ class Scheduler:
         self._launched: deque[_Chosen] = deque()
         self._events: list[NewTokens | RequestOutput] = []
         self._view: tuple[tuple[int, int, int], kv.KVCache] | None = None
-        self._replay: tuple[kv.KVCache, SamplingParams, Callable[[], None]] | None = None
+        self._replay: tuple[kv.KVCache, tuple[SamplingParams, bool], Callable[[], None]] | None = None
         self._counted: list[tuple[Sequence, int]] = []  # rows and positions that the counters stand at
 
     # --------------------------------------------------------------------------------------- the loop
@@ -427,10 +431,12 @@ class Scheduler:
             self.stats.decode_steps += 1
             if record:
                 assert isinstance(start_pos, Tensor)
-                self._recorded(count, cache, params)()
-                ids = self._counters[3, :count]
+                sure = any(row.options.confidence for row in rows)
+                self._recorded(count, cache, params, sure)()
                 idle = len(rows) < count
-                self._push(rows, ids[self._index([row.slot for row in rows])] if idle else ids.clone(), {})
+                own = self._index([row.slot for row in rows]) if idle else slice(count)
+                chosen = self._logprobs[:, own].clone() if sure else None
+                self._push(rows, self._counters[3, own].clone(), {}, chosen)
             else:
                 logits = self._step(tokens, cache, start_pos)
                 if not isinstance(start_pos, int):
@@ -467,14 +473,17 @@ class Scheduler:
             self._view = (wanted, kv.view(self._cache.kv_cache, length, 0, count))
         return self._view[1]
 
-    def _recorded(self, count: int, cache: kv.KVCache, params: SamplingParams) -> Callable[[], None]:
+    def _recorded(
+        self, count: int, cache: kv.KVCache, params: SamplingParams, sure: bool
+    ) -> Callable[[], None]:
         """A step of the first `count` slots with its choice, recorded; asked for anew where those change."""
-        if self._replay is None or self._replay[0] is not cache or self._replay[1] != params:
+        if self._replay is None or self._replay[0] is not cache or self._replay[1] != (params, sure):
             assert isinstance(self._step, RecordingStep)
             tokens, counters = self._tokens[:count], self._counters[:, :count]
-            choose, state = _chooser(tokens, counters, params), [self._tokens, self._counters]
-            replay = self._step.recorded(tokens, cache, counters[0], choose, state, (count, params))
-            self._replay = cache, params, replay
+            choose = _chooser(tokens, counters, params, self._logprobs[:, :count] if sure else None)
+            state = [self._tokens, self._counters, self._logprobs]
+            replay = self._step.recorded(tokens, cache, counters[0], choose, state, (count, params, sure))
+            self._replay = cache, (params, sure), replay
         return self._replay[2]
 
     def _launch(self, rows: list[Sequence], logits: Tensor) -> None:
@@ -505,15 +514,24 @@ class Scheduler:
                 self._to_host(top.indices),
             )
         finite = logits.amax(-1).isfinite()  # the maximum is NaN or +inf if any logit is
-        self._push(rows, token[:, 0].masked_fill(~finite, _BAD), found)
+        sure = any(row.options.confidence for row in rows)
+        chosen = chosen_logprobs(logits, token) if sure else None
+        self._push(rows, token[:, 0].masked_fill(~finite, _BAD), found, chosen)
 
-    def _push(self, rows: list[Sequence], ids: Tensor, logprobs: dict[int, tuple[Tensor, Tensor]]) -> None:
+    def _push(
+        self,
+        rows: list[Sequence],
+        ids: Tensor,
+        logprobs: dict[int, tuple[Tensor, Tensor]],
+        chosen: Tensor | None,
+    ) -> None:
         """Send the chosen ids (k,) to the host; `_collect` reads them there."""
         ids, copied = self._to_host(ids), None
+        chosen = None if chosen is None else self._to_host(chosen)
         if self.model.device.type == "cuda":
             copied = torch.cuda.Event()
             copied.record(torch.cuda.current_stream(self.model.device))
-        self._launched.append(_Chosen(rows, ids, logprobs, copied))
+        self._launched.append(_Chosen(rows, ids, logprobs, chosen, copied))
         for row in rows:
             row.launched += 1
 
@@ -531,11 +549,14 @@ class Scheduler:
     def _collect(self, lag: int) -> None:
         """Read the tokens of all steps but the last `lag`: the loop's one read from the device."""
         while len(self._launched) > lag:
-            rows, ids, logprobs, copied = self._launched.popleft()
+            rows, ids, logprobs, chosen, copied = self._launched.popleft()
             if copied is not None:
                 copied.synchronize()
+            own = [(0.0, 0.0)] * len(rows) if chosen is None else chosen.T.tolist()
             for index, (row, token_id) in enumerate(zip(rows, ids.tolist(), strict=True)):
                 if not row.ended:
+                    if token_id not in row.stop_ids or not row.tokens:
+                        row.sums = (row.sums[0] + own[index][0], row.sums[1] + own[index][1])
                     self._take(row, token_id, logprobs.get(index))
 
     def _take(self, row: Sequence, token_id: int, logprobs: tuple[Tensor, Tensor] | None) -> None:
@@ -567,7 +588,8 @@ class Scheduler:
             self.stats.completed += 1
             self.stats.new_tokens += len(row.tokens)
             reason = "stop" if stopped else "length"
-            self._events.append(RequestOutput(row.key, row.tokens, reason, len(row.prompt), row.reused))
+            sure = confidence_of(*row.sums) if row.options.confidence else None
+            self._events.append(RequestOutput(row.key, row.tokens, reason, len(row.prompt), row.reused, sure))
         elif len(new_ids) > 1:  # they are computed like a prompt
             row.start = row.position
             row.launched += len(new_ids) - 1
@@ -615,13 +637,18 @@ class Scheduler:
         self.stats.seconds[name] += time.perf_counter() - began
 
 
-def _chooser(tokens: Tensor, counters: Tensor, params: SamplingParams) -> Callable[[Tensor], None]:
-    """What a recorded step does with its logits (B, V): the next tokens (B, 1), and the counters (4, B)."""
+def _chooser(
+    tokens: Tensor, counters: Tensor, params: SamplingParams, logprobs: Tensor | None
+) -> Callable[[Tensor], None]:
+    """What a recorded step does with its logits (B, V): the next tokens (B, 1), the counters (4, B) and, if
+    wanted, the tokens' `chosen_logprobs` (2, B)."""
     _, seeds, drawn, chosen = counters
 
     def choose(logits: Tensor) -> None:
         token = sample(logits, params, None if params.greedy else uniforms(seeds, drawn))
         tokens.copy_(token)
+        if logprobs is not None:
+            logprobs.copy_(chosen_logprobs(logits, token))
         chosen.copy_(token[:, 0].masked_fill(~logits.amax(-1).isfinite(), _BAD))
         counters[::2] += 1  # positions and drawn
 

@@ -117,6 +117,7 @@ class Reply:
         after_first = sum(map(len, ids)) - len(ids)
         return {
             **answers_of(checkpoint, self.row, ids),
+            "confidences": output.confidences,
             "reused_tokens": output.reused if isinstance(output, SessionOutput) else 0,
             "seconds": {"load": checkpoint.load_seconds, "prepare": self.prepare, **output.seconds},
             "decode_tokens_per_second": after_first / decode if after_first else None,

@@ -85,7 +85,7 @@ def run_batch(
         for done in scheduler.run(requests()):
             question, answer = done.key
             question.error = question.error or done.error
-            question.ids[answer] = done.token_ids
+            question.ids[answer], question.confidences[answer] = done.token_ids, done.confidence
             if len(question.ids) < options.num_return_sequences:
                 continue
             write(question.record())
@@ -104,7 +104,7 @@ class _Question:
 
     tiled: opens its images and cuts them into tiles.
     requests: for its answers. Each is given away once, so that its tiles are not kept.
-    ids: the answers so far, by their number. error: why there are none.
+    ids, confidences: the answers so far, by their number. error: why there are none.
     """
 
     number: int
@@ -117,6 +117,7 @@ class _Question:
     value: dict[str, Any] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     ids: dict[int, list[int]] = field(default_factory=dict)
+    confidences: dict[int, float | None] = field(default_factory=dict)
     error: Exception | None = None
     asked: tuple[Line, EncodedConversation] | None = None
 
@@ -147,4 +148,5 @@ class _Question:
         line, row = self.asked
         result |= {"model": self.files.model, "images": line.images, "question": line.question}
         answers = answers_of(self.checkpoint, row, [self.ids[number] for number in sorted(self.ids)])
-        return result | answers | {"options": self.files.options_of(line)}
+        confidences = [self.confidences[number] for number in sorted(self.confidences)]
+        return result | answers | {"confidences": confidences, "options": self.files.options_of(line)}

@@ -7,13 +7,15 @@ save_signed(draw_things(image, found.boxes, found.points), Path("boxes.png"))
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from PIL import Image, ImageDraw
 
 from data.coordinates import Box, Located, Point, form_of
+from inference.attribution.agreement import looked_at
 from inference.attribution.draw import font, save_signed
+from inference.checkpoint import Checkpoint
 from inference.errors import RequestError
 from models.checkpoints.hub import describe
 
@@ -86,6 +88,7 @@ class Locator:
         log: Callable[[str], None],
     ):
         self.drawing, self.log = args.show_boxes, log
+        self.args, self.looking = args, bool(args.json and args.show_attention)
         needed = bool(args.detect or args.point or args.show_boxes)
         self.image = images[0] if len(images) == 1 and args.num_answers == 1 else None
         self.questions = list(own)
@@ -105,20 +108,27 @@ class Locator:
         except ValueError as error:
             raise RequestError(error) from error
 
-    def locate(self, answer: str) -> dict[str, Any]:
+    def locate(self, checkpoint: Checkpoint, question: str, result: Mapping[str, Any]) -> dict[str, Any]:
         """The fields `boxes`, `points` and `malformed` of the next question's answer; {} where a model's form
-        is not known, and where several images or answers leave open which is meant. With the last answer the
-        drawing is written."""
+        is not known, and where several images or answers leave open which is meant. Where maps are drawn,
+        each box says in `looked` whether the answer's attention was there. With the last answer the drawing
+        is written."""
         if self.form is None or self.image is None:
             return {}
         asked = self.asked.get(len(self.found), "")
-        self.found.append(self.form.read(answer, self.image.size, asked))
+        self.found.append(self.form.read(result["answers"][0], self.image.size, asked))
         if self.drawing is not None and len(self.found) == max(1, len(self.questions)):
             boxes = [box for one in self.found for box in one.boxes]
             points = [point for one in self.found for point in one.points]
             save_signed(draw_things(self.image, boxes, points), self.drawing)
             self.log(f"{self.drawing}: {len(boxes)} boxes, {len(points)} points")
-        return located_fields(self.found[-1])
+        fields, corners = located_fields(self.found[-1]), [one.box for one in self.found[-1].boxes]
+        if self.looking and corners:
+            options = self.args.layers, self.args.heads, self.args.system
+            ids = result["token_ids"][0]
+            looked = looked_at(checkpoint, self.image, question, ids, corners, *options)
+            fields["boxes"] = [one | {"looked": own} for one, own in zip(fields["boxes"], looked)]
+        return fields
 
     def text(self, answer: str) -> str:
         """The last answer for a person: a line for each thing, or the answer where it locates nothing."""

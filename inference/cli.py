@@ -415,7 +415,8 @@ def read_stdin_questions() -> list[str]:
 
 # ------------------------------------------------------------------------------ options and figures
 def generation_options(args: argparse.Namespace) -> GenerationOptions:
-    """The options of every answer. A run that samples gets a seed, so that --json can report it."""
+    """The options of every answer. A run that samples gets a seed, so that --json can report it. Confidences
+    are computed where they may be printed."""
     seed = args.seed
     if seed is None and args.temperature > 0:
         seed = secrets.randbelow(2**31)
@@ -423,7 +424,11 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
     own = {name: vars(args)[name] for name in names}
     try:
         return GenerationOptions(
-            num_return_sequences=args.num_answers, seed=seed, use_cache=args.cache, **own
+            num_return_sequences=args.num_answers,
+            confidence=bool(args.json or args.stats or args.chat or args.batch),
+            seed=seed,
+            use_cache=args.cache,
+            **own,
         )
     except ValueError as error:
         raise RequestError(str(error)) from error
@@ -456,10 +461,11 @@ def stats_table(result: dict[str, Any], model: str, **more: str) -> str:
     """The size and speed of an answer, from the fields of `Reply.finish`: a line for each figure."""
     lengths = " + ".join(str(len(ids)) for ids in result["token_ids"])
     reused = f", {result['reused_tokens']} kept from before" if result["reused_tokens"] else ""
+    sure = "".join(f", confidence {one:.1%}" for one in result["confidences"])
     rows = {
         "model": f"{model}, {result['dtype']} on {result['device']}",
         "prompt": f"{result['prompt_tokens']} tokens, {result['image_tokens']} of them image{reused}",
-        "answer": f"{lengths} tokens, ended by {', '.join(sorted(set(result['stop_reasons'])))}",
+        "answer": f"{lengths} tokens, ended by {', '.join(sorted(set(result['stop_reasons'])))}{sure}",
         **{name.replace("_", " "): f"{value:.3f} s" for name, value in result["seconds"].items()},
         "kv cache": f"{result['kv_cache_bytes'] / 2**20:.2f} MiB",
         "step": result["decode_step"],

@@ -188,6 +188,7 @@ class TurnReply:
         self._pieces = self._run(stream)
         self._prepare = time.perf_counter() - began
         self._times: list[float] = []  # of the start, then of each token
+        self._confidences: list[float] = []  # of answers that have ended by themselves
         self._verified = 0, 0  # tokens proposed and accepted, in an answer that has ended by itself
 
     def draft(self) -> Iterator[str]:
@@ -247,6 +248,7 @@ class TurnReply:
             stopped = False
             assert stream.result is not None, "a stream that has ended has a result"
             self._verified = stream.result.proposed_tokens, stream.result.accepted_tokens
+            self._confidences = stream.result.confidences
         except Exception:
             self._ids = [[] for _ in self._ids]  # an answer that failed is none
             raise
@@ -267,6 +269,7 @@ class TurnReply:
         reuse = session.reuse if first else None  # before the first token it is the last turn's
         for name in ("reused", "prefilled"):
             result[f"{name}_tokens"] = getattr(reuse, name, 0)
+        result["confidences"] = self._confidences
         after_first = sum(len(ids) - 1 for ids in self._ids if ids)
         self._result = result | {
             "tiles_encoded": reuse.tiles_encoded if reuse else 0,

@@ -5,7 +5,6 @@ Each family is one bar of an evaluation; `score_drawing` scores an answer.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,37 +14,42 @@ from PIL import Image
 from shapes import looks
 from shapes.drawings import paint, random_aspect, sample_drawing, weather
 from shapes.outside import QUESTIONS, outside_image
-from shapes.places import ask_absent, ask_place
-from shapes.questions import ask
+from shapes.places import FORM, ask_absent, ask_place, follow_up
+from shapes.questions import TEMPLATES, ask, unique_phrases
 from shapes.renderers import drawable, render_matplotlib, render_svg
 from shapes.scoring import score
 from shapes.world import FAMILIES, HELDOUT_SEED, QA, REFUSAL, Scene
 
 LETTERS = 24  # least size of type in pixels where words are read from other programs
+TURNS = ("first question", "second question", "third question")  # of a conversation, about one drawing
 _FOREIGN = ("count", "colour", "shape", "word")
 DRAWING_FAMILIES = (
     *FAMILIES, "box", "box at 0.5", "point", "absent", "outside image", "outside question",
-    *(f"{family}, other program" for family in _FOREIGN),
+    *TURNS, *(f"{family}, other program" for family in _FOREIGN),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class DrawingQuestion:
-    """A question about an image that `image` draws; `family` is one of DRAWING_FAMILIES."""
+    """A question about an image that `image` draws; `family` is one of DRAWING_FAMILIES. `earlier` are the
+    turns of its conversation before it."""
 
     family: str
     qa: QA
     image: Callable[[], Image.Image]
     seed: int
+    earlier: tuple[QA, ...] = ()
 
 
 def drawing_questions(count: int, seed: int = 0) -> list[DrawingQuestion]:
-    """`count` questions, families in turn, each about a drawing of its own."""
+    """`count` questions, families in turn, each about a drawing of its own but the turns of a conversation:
+    its third question is also asked first, so that the two differ in what was said before alone."""
     found = []
     for i in range(count):
         family, made, attempt = DRAWING_FAMILIES[i % len(DRAWING_FAMILIES)], None, 0
+        drawing = i - TURNS.index(family) if family in TURNS else i
         while made is None:
-            number = HELDOUT_SEED + (seed << 32) + (1 << 31) + i * 1000 + attempt
+            number = HELDOUT_SEED + (seed << 32) + (1 << 31) + drawing * 1000 + attempt
             made, attempt = _question(family, number), attempt + 1
         found.append(made)
     return found
@@ -64,8 +68,16 @@ def _question(family: str, number: int) -> DrawingQuestion | None:
         return None
     if other and kind == "word" and not _large_words(scene):
         return None
-    if family == "outside question":
-        qa: QA | None = QA(family, rng.choice(QUESTIONS[looks.HELDOUT]), REFUSAL)
+    earlier: list[QA] = []
+    if family in TURNS:
+        earlier, last = _follow_up(scene, rng), ask(scene, rng, rng.choice(FAMILIES))
+        if not earlier or last is None:
+            return None
+        at = TURNS.index(family)
+        qa: QA | None = earlier[1] if at == 1 else last
+        earlier = earlier[:at]
+    elif family == "outside question":
+        qa = QA(family, rng.choice(QUESTIONS[looks.HELDOUT]), REFUSAL)
     elif kind in ("box", "box at 0.5", "point"):
         qa = ask_place(scene, rng)
         wanted = "point_2d" if kind == "point" else "bbox_2d"
@@ -77,7 +89,18 @@ def _question(family: str, number: int) -> DrawingQuestion | None:
     if other:
         draw = rng.choice((render_svg, render_matplotlib))
         return DrawingQuestion(family, qa, lambda: draw(scene, _PIXELS), number)
-    return DrawingQuestion(family, qa, lambda: paint(scene, random.Random(number)), number)
+    return DrawingQuestion(family, qa, lambda: paint(scene, random.Random(number)), number, tuple(earlier))
+
+
+def _follow_up(scene: Scene, rng: random.Random) -> list[QA]:
+    """Two turns, of which the second asks by "it" for what the first does not say; [] if none are found."""
+    alone = [t for t, phrases in unique_phrases(scene) if t.kind == "shape" and t.name in phrases]
+    if alone and rng.random() < 0.5:
+        thing = rng.choice(alone)
+        first = QA("exists", rng.choice(TEMPLATES["exists"]).format(t=f"a {thing.name}"), "yes")
+        return [first, QA("colour", rng.choice(("What colour is it?", "And its colour?")), thing.colour)]
+    turns = follow_up(scene, rng)
+    return turns if turns and turns[1].family == "place" else []  # its others can be answered from the first
 
 
 _PIXELS = 320  # on the shorter side of what other programs draw
@@ -96,7 +119,9 @@ def _outside(number: int, aspect: float) -> Image.Image:
 
 def score_drawing(family: str, qa: QA, answer: str) -> float:
     """1 or 0, or an F1 for "describe", or for "box" the mean IoU of the boxes that were asked for."""
-    kind = family.partition(", ")[0]
+    kind = qa.family if family in TURNS else family.partition(", ")[0]
+    if kind == "place":
+        kind = "point" if "point_2d" in qa.answer else "box at 0.5"
     if kind in FAMILIES:
         return score(QA(kind, qa.question, qa.answer, qa.accept), qa.answer, answer)
     if kind in ("absent", "outside image", "outside question"):
@@ -111,13 +136,11 @@ def score_drawing(family: str, qa: QA, answer: str) -> float:
     return sum(overlaps) / max(len(wanted), len(given))
 
 
-def _read(text: str) -> list[list[float]]:
-    """The boxes or points in an answer; [] where it is no list of them."""
-    try:
-        found = [one.get("bbox_2d") or one["point_2d"] for one in json.loads(text)]
-        return [[float(number) for number in one] for one in found if len(one) in (2, 4)]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return []
+def _read(text: str) -> list[tuple[float, ...]]:
+    """The boxes and points in an answer, in thousandths; [] where one is malformed."""
+    found = FORM.read(text, (1000, 1000))
+    places = [*(one.box for one in found.boxes), *(one.point for one in found.points)]
+    return [] if found.malformed else places
 
 
 def _distance(one, two) -> float:

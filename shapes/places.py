@@ -1,23 +1,21 @@
 """Questions that plain scenes are not asked: where things are, about things that are not there, follow-ups.
 
-Boxes and points are written as Qwen3-VL writes them: JSON, in thousandths of the image's width and height.
+Boxes and points are asked for and written as Qwen3-VL does it, in thousandths of the image's sides.
 """
 
 from __future__ import annotations
 
-import json
 import random
 
+from data.coordinates import COORDINATES, Box, Point
 from shapes.drawing import box_of
 from shapes.questions import TEMPLATES, absent, plural, reading_order, unique_phrases
 from shapes.world import ABSENT, COLOURS, QA, SHAPES, Scene, Thing
 
 MOST_PLACES = 4  # things in one answer in training, for the sake of a row's length
-DETECT = (
-    'Locate every instance that belongs to the following categories: "{t}". '
-    "Report bbox coordinates in JSON format."
-)
-POINT = 'Locate every instance of "{t}" with points. Report point coordinates in JSON format.'
+FORM = COORDINATES["qwen3-vl"]
+DETECT, POINT = FORM.question("detect", "{t}"), FORM.question("point", "{t}")
+_WHOLE = (1, 1)  # the size of an image in whose fractions places are given
 _DETECT = (DETECT, DETECT, "Where is the {t}?", "Detect {t}.", "Detect the {t}.", "Find the {t}.",
            "Locate the {t}.", "Draw a box around the {t}.", "Give the bounding box of the {t}.")  # fmt: skip
 _POINT = (POINT, POINT, "Point at the {t}.", "Point to the {t}.", "Show me the {t} with a point.")
@@ -29,20 +27,12 @@ _ALL = ("Describe the picture with boxes.", "Describe the image with boxes.", "D
 
 def boxes(scene: Scene, things: list[Thing], label: str = "") -> str:
     """The things' boxes, row by row; `label` in place of their own names."""
-    written = [
-        {"bbox_2d": [round(1000 * one) for one in box_of(t, scene.aspect)], "label": label or name(t)}
-        for t in reading_order(things)
-    ]
-    return json.dumps(written) if written else ABSENT
+    return FORM.write([Box(label or name(t), box_of(t, scene.aspect)) for t in reading_order(things)], _WHOLE)
 
 
 def points(scene: Scene, things: list[Thing], label: str = "") -> str:
     """The things' centres, row by row."""
-    written = [
-        {"point_2d": [round(1000 * t.x), round(1000 * t.y)], "label": label or name(t)}
-        for t in reading_order(things)
-    ]
-    return json.dumps(written) if written else ABSENT
+    return FORM.write([Point(label or name(t), (t.x, t.y)) for t in reading_order(things)], _WHOLE)
 
 
 def name(thing: Thing) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -19,6 +20,7 @@ SAMPLINGS = [
     {"temperature": 0.9, "seed": 11},
     {"temperature": 1.2, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "seed": 5},
     {"repetition_penalty": 1.4},
+    {"confidence": True},
     {"temperature": 0.7, "repetition_penalty": 0.8, "seed": 1, "num_return_sequences": 2},
 ]
 
@@ -43,6 +45,7 @@ def assert_as_eager(model, step: GraphStep, inputs: dict, **options) -> Generati
     assert torch.equal(got.token_ids, expected.token_ids)
     for name in ("lengths", "stop_reasons", "prompt_tokens", "decode_steps"):
         assert getattr(got, name) == getattr(expected, name), name
+    assert got.confidences == pytest.approx(expected.confidences, rel=1e-3)
     assert step.failure is None
     return got
 

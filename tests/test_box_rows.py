@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 
+import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -15,7 +16,9 @@ from data.coordinates import COORDINATES, Box
 from data.errors import BadRow, DatasetError
 from data.loader import Loader, LoaderConfig
 from data.processor import Processor
-from data.sources import DatasetConfig, open_datasets, open_source
+from data.sources import DatasetConfig, first_rows, open_datasets, open_source
+from eval.metrics import find_metric
+from eval.rows import DataConfig, data_task
 from eval.tasks import DEFAULT_MODEL
 
 SIZE = (200, 100)
@@ -139,6 +142,41 @@ def test_a_name_that_a_flip_makes_false(name):
         left, _, right, _ = dark(image)
         assert left / image.width < 1 - right / image.width  # it still stands on the left
         assert np.allclose(groups[name][0].box, (0, 0, *image.size))
+
+
+@pytest.mark.parametrize("layout", ["columns", "list", "ref"])
+@pytest.mark.parametrize("stored", ["saved", "parquet", "stream"])
+def test_numbered_categories_have_the_names_of_the_library(tmp_path, layout, stored):
+    """COCO's `objects` as Hub datasets have them, in training and evaluation."""
+    file = io.BytesIO()
+    drawn().save(file, "PNG")
+    label = datasets.ClassLabel(names=["cat", "the block"])
+    corner = datasets.List(datasets.Value("float32"))
+    one = {"bbox": [40.0, 20.0, 50.0, 40.0], "iscrowd": 0, "category": 1}
+    kinds = {"bbox": corner, "iscrowd": datasets.ClassLabel(names=["no", "yes"]), "category": label}
+    if layout == "ref":
+        row, features = {"ref": 1, "bbox": one["bbox"]}, {"ref": label, "bbox": corner}
+    elif layout == "list":
+        row, features = {"objects": [one]}, {"objects": datasets.List(kinds)}
+    else:
+        row = {"objects": {key: [value] for key, value in one.items()}}
+        features = {"objects": {key: datasets.List(kind) for key, kind in kinds.items()}}
+    row |= {"image": {"bytes": file.getvalue(), "path": None}}
+    features |= {"image": datasets.Image()}
+    rows = datasets.Dataset.from_list([row] * 2, features=datasets.Features(features))
+    if stored == "parquet":
+        path = tmp_path / "rows.parquet"
+        rows.to_parquet(path)
+    else:
+        path = tmp_path / "rows"
+        rows.save_to_disk(path)
+    (source,) = open_datasets([{"path": str(path), "streaming": stored == "stream"}]).sources
+    question, answer, *_ = source.schema.conversation(next(iter(first_rows(source.rows))))
+    assert "the block" in question["content"][-1]["text"]
+    (found,) = COORDINATES["qwen3-vl"].read(answer["content"][0]["text"], SIZE).boxes
+    assert found.label == "the block" and np.allclose(found.box, PLACE, atol=0.2)
+    task = data_task(DataConfig(str(path), boxes=BoxRows()), find_metric("boxes"))
+    assert [one.fields["thing"] for one in task.samples] == ["the block"] * 2
 
 
 def test_training_rows(tmp_path):

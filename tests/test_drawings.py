@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matp
 from shapes import heldout, looks, object_map, outside, places, render, renderers  # noqa: E402
 from shapes.drawing import DENSE, box_of, dense_map, stroke_mask  # noqa: E402
 from shapes.drawings import paint, random_aspect, sample_drawing, sample_words  # noqa: E402
+from shapes.questions import reading_order  # noqa: E402
 from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask  # noqa: E402
 from shapes.training import chat_pieces  # noqa: E402
 from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, Background  # noqa: E402
@@ -110,6 +112,19 @@ def test_answers_about_places():
     assert asked > 100
 
 
+def test_places_are_written_as_they_always_were():
+    """To the byte: a training run goes on with the same rows."""
+    for scene, _ in drawings(60):
+        things = reading_order(scene.things)
+        corners = [[round(1000 * one) for one in box_of(thing, scene.aspect)] for thing in things]
+        written = [{"bbox_2d": box, "label": "it"} for box in corners]
+        assert places.boxes(scene, list(scene.things), "it") == json.dumps(written)
+        centres = [[round(1000 * thing.x), round(1000 * thing.y)] for thing in things]
+        written = [{"point_2d": one, "label": places.name(t)} for one, t in zip(centres, things)]
+        assert places.points(scene, list(scene.things)) == json.dumps(written)
+        assert places.boxes(scene, []) == places.points(scene, []) == ABSENT
+
+
 def test_what_is_absent_is_absent():
     for scene, rng in drawings(200):
         qa = places.ask_absent_place(scene, rng)
@@ -135,6 +150,20 @@ def test_held_out_questions():
     for one in asked:
         assert heldout.score_drawing(one.family, one.qa, one.qa.answer) == 1.0
         assert heldout.score_drawing(one.family, one.qa, "nonsense") == 0.0
+
+
+def test_turns_of_a_conversation():
+    """The three are about one drawing, the third also stands first, and each is asked after those before."""
+    families = heldout.DRAWING_FAMILIES
+    asked = heldout.drawing_questions(8 * len(families))
+    each = {one: asked[families.index(one) :: len(families)] for one in heldout.TURNS}
+    for first, second, third in zip(*each.values(), strict=True):
+        assert first.seed == second.seed == third.seed and first.qa == third.qa
+        assert (len(first.earlier), len(second.earlier)) == (0, 1)
+        assert third.earlier == (*second.earlier, second.qa)
+        assert re.search(r"\b(it|its)\b", second.qa.question)
+        assert second.qa.answer not in f"{second.earlier[0].question} {second.earlier[0].answer}"
+    assert len({second.qa.family for second in each["second question"]}) > 1
 
 
 def test_scores_of_boxes_by_hand():

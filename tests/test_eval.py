@@ -17,12 +17,13 @@ from eval.metrics import find_metric
 from eval.results import official_table
 from eval.rows import DataConfig, data_task
 from eval.run import evaluate
-from eval.statistics import score_interval
+from eval.statistics import calibration, score_interval
 from eval.tasks import DEFAULT_MODEL, TaskError, shapes_task
 from generation.decoding import GenerationOptions
 from generation.requests import Stats
 from inference.answer import ask
 from inference.checkpoint import open_checkpoint
+from inference.conversation import Conversation
 from shapes import heldout_questions, majority_answers
 from shapes import score as shapes_score
 from tests.evaluations import (
@@ -94,6 +95,22 @@ def test_two_ranks_change_nothing(alone, tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_a_follow_up_is_asked_as_in_a_conversation(checkpoint, task):
+    """With the image before its first question; the confidence shows any other prompt."""
+    earlier, options = [], GenerationOptions(max_new_tokens=32, confidence=True)
+    conversation = Conversation(checkpoint, "Be brief.")
+    for number, question in enumerate(("What colour is the star?", "Describe the picture.", "How many?")):
+        images = [] if number else list(task.samples[0].images())
+        result = conversation.send(question, images, options).finish()
+        asked = replace(task.samples[0], prompt=question, earlier=tuple(earlier), system="Be brief.")
+        ((_, together),) = answers(checkpoint, [asked])
+        assert together.text == result["answers"][0]
+        assert together.confidence == pytest.approx(result["confidences"][0], abs=1e-5)
+        ((_, alone),) = answers(checkpoint, [replace(asked, earlier=())])
+        assert number == 0 or abs(alone.confidence - together.confidence) > 1e-4
+        earlier.append((question, together.text))
+
+
 def test_an_image_is_encoded_and_prefilled_once_for_all_its_questions(checkpoint, task):
     stats, opened = Stats(), []
     samples = [
@@ -142,6 +159,7 @@ def test_a_killed_run_resumes_and_a_finished_run_keeps_its_speed(alone, tmp_path
     assert run(*arguments, "--controls") == 0
     second = results_of(tmp_path)
     assert first["samples_per_second"] == second["samples_per_second"]
+    assert first["calibration"] == second["calibration"]
     assert not first["controls"] and set(second["controls"]) == {"blind", "majority"}
 
 
@@ -230,6 +248,9 @@ def test_the_shapes_world_with_its_controls(shapes):
     assert results["model"]["revision"].startswith("sha256:") and results["task"]["scoring"]
     assert {"torch", "transformers", "python"} <= results["versions"].keys()
     assert results["samples_per_second"] == 40 / results["seconds"]
+    given = samples_of(shapes)
+    sure, scored = ([one[key] for one in given] for key in ("confidence", "score"))
+    assert results["calibration"]["ece"] == pytest.approx(calibration(sure, scored)["ece"])
 
 
 def test_a_run_prints_its_prompt_its_metric_and_a_table(tmp_path, capsys):
@@ -313,6 +334,10 @@ def test_results_go_into_a_card_and_its_metadata(shapes, tmp_path):
         card = ModelCard.load(tmp_path / "README.md")
         (index,) = card.data.eval_results
         assert index.metric_value == pytest.approx(results["score"]) and index.dataset_type == "shapes"
+        assert index.metric_args["calibration_error"] == pytest.approx(
+            results["calibration"]["ece"], abs=1e-6
+        )
+        assert f"{results['calibration']['ece']:.1%}" in card.text
         assert index.metric_args["blind"] == pytest.approx(results["controls"]["blind"]["score"])
         assert card.data.license == "mit" and "None yet." not in card.text
         assert card.text.count("| **overall** |") == 1 and card.text.rstrip().endswith("Ask it.")

@@ -168,6 +168,27 @@ def test_rows_with_boxes(rows, tmp_path, capsys):
     assert metric.score(star["targets"][0], star["targets"], fields) == 1  # its own target is right
 
 
+def test_whether_the_model_looked_there(tmp_path):
+    """Of things that are one box; the box of the whole image holds all of its attention."""
+    Image.new("RGB", (120, 90), "white").save(tmp_path / "image.png")
+    rows = [("all", [[0, 0, 120, 90]]), ("nothing", []), ("two", [[0, 0, 9, 9], [20, 20, 9, 9]])]
+    rows.append(("a quarter", [[0, 0, 60, 45]]))
+    lines = [json.dumps({"image": "image.png", "ref": name, "bbox": boxes}) for name, boxes in rows]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    data = ["--data", str(tmp_path / "rows.jsonl"), "--metric", "boxes", "--max-new-tokens", "4", "--compile"]
+    more = ["off", "--metric-option", "looked=true", "--controls", "--output", str(tmp_path / "run")]
+    assert command.main(data + more) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    looked = {one["id"]: one["looked"] for one in samples if "looked" in one}
+    assert set(looked) == {"1", "4"}
+    assert looked["1"] == pytest.approx({"energy": 1, "chance": 1, "pointing": 1})
+    assert looked["4"]["chance"] == pytest.approx(1 / 4) and 0 < looked["4"]["energy"] < 1
+    for key in ("energy", "chance", "pointing"):
+        mean = (looked["1"][key] + looked["4"][key]) / 2
+        assert results["figures"][f"looked_{key}"] == pytest.approx(mean)
+
+
 @pytest.mark.parametrize("row", [{"question": "How?", "answer": "so"}, {"ref": "x", "bbox": [1, 2, 300, 4]}])
 def test_rows_without_good_boxes_are_refused(row, tmp_path, capsys):
     Image.new("RGB", (12, 9), "white").save(tmp_path / "image.png")

@@ -45,7 +45,16 @@ def test_it_holds_its_images_and_names_nothing_outside_itself(path):
     assert len(links) >= SHOWN and all(link.startswith("data:image/webp;base64,") for link in links)
     assert not re.search(r"@import|url\(|https?://|<(script|link|iframe|object|base|b)\b", report)
     assert "default-src 'none'" in report and "&lt;script&gt;alert" in report
-    for part in ("By kind of question", "Worst answers", "majority answer", "sha256:", "samples/s"):
+    points = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', report)
+    assert points and all(0 <= float(one) <= 280 for point in points for one in point)
+    for part in (
+        "By kind of question",
+        "calibration error",
+        "Worst answers",
+        "majority answer",
+        "sha256:",
+        "samples/s",
+    ):
         assert part in report
     worst = report[report.index("Worst answers") : report.index("Random answers")]
     assert all(f"kind {n}" in worst for n in range(1, 10)), "each kind of question has its worst answer there"

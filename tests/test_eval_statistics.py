@@ -7,8 +7,9 @@ import itertools
 import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
+from sklearn.calibration import calibration_curve
 
-from eval.statistics import compare_paired, score_interval
+from eval.statistics import BINS, calibration, compare_paired, score_interval
 
 FEW = [float(n % 4 == 0) for n in range(400)]
 MANY = np.random.default_rng(3).random(300).tolist()
@@ -52,6 +53,38 @@ def test_scores_in_between_are_covered_near_the_end_too(values, monkeypatch):
 def test_equal_scores_leave_doubt(scores):
     low, high = score_interval(scores)
     assert 0 <= low <= scores[0] <= high <= 1 and high - low > 0.1
+
+
+# ------------------------------------------------------------------------------------------ calibration
+@pytest.mark.parametrize("spread", [1.0, 5.0], ids=["even", "mostly sure"])
+@pytest.mark.parametrize("count", [3, 38, 2000])
+def test_calibration_is_scikit_learn_s(count, spread):
+    # Of such counts no answer lies on an edge of bins, from which rounding could send it to either side.
+    draws = np.random.default_rng(count)
+    sure = draws.random(count) ** (1 / spread)
+    sure[: count // 4] = 1.0  # equal ones stand in one bin
+    right = (draws.random(count) < sure**2).astype(float)
+    found = calibration(sure.tolist(), right.tolist())
+    scores, confidences = calibration_curve(right, sure, n_bins=BINS, strategy="quantile")
+    assert [one["score"] for one in found["bins"]] == pytest.approx(scores.tolist())
+    assert [one["confidence"] for one in found["bins"]] == pytest.approx(confidences.tolist())
+    sizes = np.array([one["n"] for one in found["bins"]])
+    assert found["ece"] == pytest.approx(np.abs(scores - confidences) @ sizes / count)
+    order = draws.permutation(count)
+    assert calibration(sure[order].tolist(), right[order].tolist())["ece"] == pytest.approx(found["ece"])
+
+
+def test_calibration_by_hand():
+    """30 answers in 15 bins of two: always right at 0.5 to 0.78; always wrong; one of two."""
+    sure = [0.5 + 0.02 * (n // 2) for n in range(30)]
+    gap = sum(1 - one for one in sure) / 30
+    assert calibration(sure, [1.0] * 30)["ece"] == pytest.approx(gap)
+    assert calibration(sure, [0.0] * 30)["ece"] == pytest.approx(1 - gap)
+    assert calibration(sure, [n % 2 for n in range(30)])["ece"] == pytest.approx(0.5 - gap, abs=1e-9)
+    assert calibration([1.0] * 4, [1.0] * 4) == {
+        "ece": 0.0,
+        "bins": [{"confidence": 1.0, "score": 1.0, "interval": list(score_interval([1.0] * 4)), "n": 4}],
+    }
 
 
 # ------------------------------------------------------------------------------------------- two models

@@ -265,7 +265,9 @@ def _stats(stats: dict[str, Any]) -> str:
         rows["tokens reused"] = f"{stats['reused_tokens']:,} of {stats['prompt_tokens']:,}"
         tokens = sum(map(len, stats["token_ids"]))
         seed = f", seed {stats['seed']}" if stats["sampled"] else ""
-        below = f"{tokens:,} new tokens, {stats['dtype']} on {stats['device']}, {stats['decode_step']}{seed}"
+        sure = "".join(f", confidence {one:.1%}" for one in stats["confidences"])
+        machine = f"{stats['dtype']} on {stats['device']}, {stats['decode_step']}"
+        below = f"{tokens:,} new tokens{sure}, {machine}{seed}"
     cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in rows.items())
     return f'<dl class="figures">{cells}</dl><p class="below">{escape(below)}</p>'
 

@@ -105,7 +105,10 @@ class AskRequest:
         seed = secrets.randbelow(2**31) if self.seed is None else self.seed
         try:
             return GenerationOptions(
-                **{name: getattr(self, name) for name in shared}, num_return_sequences=self.answers, seed=seed
+                **{name: getattr(self, name) for name in shared},
+                num_return_sequences=self.answers,
+                confidence=True,
+                seed=seed,
             )
         except ValueError as error:
             raise RequestError(str(error)) from error

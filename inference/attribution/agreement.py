@@ -1,10 +1,37 @@
-"""Whether a map of where a model looked agrees with a box: as `eval.boxes` says whether an answer does."""
+"""Whether a map of where a model looked agrees with a box: as `eval.boxes` says whether an answer does.
+
+looked_at(checkpoint, image, "Where is the star?", answer_ids, [(20, 10, 90, 60)])[0]["energy"]
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+
+from inference.attribution.attention import Indices, attention_maps
+from inference.checkpoint import Checkpoint
+
+Corners = tuple[float, float, float, float]
+
+
+def looked_at(
+    checkpoint: Checkpoint,
+    image: Any,
+    question: str,
+    answer_ids: Sequence[int],
+    boxes: Sequence[Corners],
+    layers: Indices = None,
+    heads: Indices = None,
+    system: str | None = None,
+) -> list[dict[str, float]]:
+    """`agreement` of each box, in pixels of the image, with the attention of the whole answer, but for its
+    stop token. Raises as `attention_maps` does."""
+    ids = [one for one in answer_ids if one not in checkpoint.stop_token_ids] or answer_ids
+    found = attention_maps(checkpoint, [image], question, ids, layers, heads, system)
+    heat = found.of(range(len(ids)))[0]
+    return [agreement(heat, box, found.images[0].size) for box in boxes]
 
 
 def agreement(heat: np.ndarray, box: Sequence[float], size: tuple[int, int]) -> dict[str, float]:

@@ -466,7 +466,7 @@ class GraphStep:
     def graph(self, run: _Run, kv_cache: KVCache, kv_len: int) -> Callable[[], None]:
         """What runs one step of a run, in a cache of which `kv_len` positions are read."""
         decoder, options = self.decoder(len(run.token)), run.sampler.options
-        plain = options.greedy and options.repetition_penalty == 1
+        plain = options.greedy and options.repetition_penalty == 1 and not options.confidence
 
         def make() -> Callable[[], None]:
             cache = fixed(kv_cache, kv_len)
@@ -487,7 +487,7 @@ class GraphStep:
 
 def signature(sampler: Sampler) -> tuple:
     """Equal for samplers that differ in their state only."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop_token_ids")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop_token_ids", "confidence")
     return sampler.pad_id, *(getattr(sampler.options, name) for name in names)
 
 
