@@ -27,6 +27,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from PIL import Image
 
 import serve
@@ -381,6 +382,7 @@ def test_a_body_that_is_no_json_object(here, content):
         ("GET", "health", {"headers": {"host": "evil.example"}}, 403),
         ("POST", CHAT, {"json": {}, "headers": {"origin": "http://evil.example"}}, 403),
         ("POST", CHAT, {"json": {}, "headers": {"origin": "null"}}, 403),
+        ("POST", CHAT, {"json": {}, "headers": {"origin": "http://[::1"}}, 403),
     ],
 )
 def test_every_refusal_is_an_error_in_openais_form(here, method, path, more, status):
@@ -402,6 +404,18 @@ def test_any_value_of_any_field_is_taken_or_refused(name, value):
         asked = read_request(json.dumps(body() | {name: value}).encode())
         with suppress(ApiError):
             assert asked.options(100, 4).max_new_tokens <= 100
+
+
+def test_a_body_of_very_many_values_is_refused_before_they_are_looked_at():
+    with pytest.raises(ApiError):
+        read_request(json.dumps(body(metadata=[0] * 60_000)).encode())
+    assert read_request(json.dumps(body(metadata=[0] * 40_000)).encode()).n == 1
+
+
+def test_all_fields_of_openais_client_are_known():
+    """Those that this server does not have are refused as such, and not as unknown."""
+    known = HARMLESS | NEUTRAL.keys() | api.ChatRequest.model_fields.keys()
+    assert CompletionCreateParamsBase.__annotations__.keys() <= known
 
 
 def test_openais_harmless_fields_are_taken(here):
@@ -448,8 +462,12 @@ def test_files_are_read_below_one_folder_only(tmp_path):
             str(tmp_path / "outside.png"),
             "",
             "no.png",
+            "%00",
+            "x" * 300,
         ):
-            refused(served.send("POST", json=body(STAR, f"file:///{name}")), 400)
+            said = refused(served.send("POST", json=body(STAR, f"file:///{name}")), 400)["message"]
+            assert str(tmp_path) not in said and str(Path.cwd()) not in said
+        refused(served.send("POST", json=body(STAR, "file://[")), 400)
         refused(served.send("POST", json=body(STAR, "http://example.org/x.png")), 400)
 
 
@@ -580,6 +598,16 @@ def test_all_bodies_together_are_bounded():
         for _ in range(3):
             assert int(served.ask().headers["retry-after"]) >= 1  # the image alone is more
             refused(served.ask("Hm?", b"no image"), 400)  # and room is given back
+
+
+def test_a_body_that_is_only_announced_takes_no_room_from_others():
+    with running(max_held=2**20, max_body=2**20) as served, connect(served) as connection:
+        connection.sendall(
+            f"POST /{CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {2**20}\r\nExpect: 100-continue\r\n\r\n".encode()
+        )
+        assert b" 100 " in connection.recv(2**16)  # it is being waited for
+        assert served.ask().status_code == 200
 
 
 def test_the_log_has_a_line_for_a_request_without_its_content(here, caplog):

@@ -180,7 +180,7 @@ class Images:
             max_bytes=limits.max_file_bytes,
             max_pixels=limits.max_pixels,
             allow_urls=limits.allow_urls,
-            allow_paths=limits.allow_paths is not None,
+            allow_paths=False,
         )
         self._decoding = ThreadPoolExecutor(2, thread_name_prefix="images")
         self._fetching = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetches")  # waits, mostly
@@ -193,16 +193,25 @@ class Images:
 
     def _open(self, url: str, name: str) -> bytes:
         scheme = url[:8].lower()
-        source: str | Path = url
+        source: str | bytes | None = url
         if not scheme.startswith(("data:", "http://", "https://")):
             if self._folder is None or not scheme.startswith("file://"):
                 raise ImageError(f"{name}: expected a data: URL with the image itself")
-            source = Path(os.path.realpath(self._folder / unquote(urlsplit(url).path).lstrip("/")))
-            if not source.is_relative_to(os.path.realpath(self._folder)):
+            if (source := self._file(self._folder, url)) is None:
                 raise ImageError(f"{name}: expected a file within the folder that this server may read")
         data = read_bytes(source, self._limits, name)
         image_size(data, self._limits, name)
         return data
+
+    def _file(self, folder: Path, url: str) -> bytes | None:
+        """A file in the folder, as far as an image may be long and a byte more. None for all else: a client
+        does not learn what there is on this machine."""
+        with suppress(OSError, ValueError):  # it may not be read; no URL, or a NUL in it
+            path = Path(os.path.realpath(folder / unquote(urlsplit(url).path).lstrip("/")))
+            if path.is_relative_to(os.path.realpath(folder)) and path.is_file():  # a pipe might never end
+                with open(path, "rb") as file:
+                    return file.read(self._limits.max_bytes + 1)
+        return None
 
 
 # ------------------------------------------------------------------------------------------- chat completions
@@ -237,13 +246,13 @@ class ChatCompletions:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, "expected a body of content-type application/json", code="unsupported_media")
-        length = headers.get("content-length", str(self.limits.max_body))  # unknown: it may be that long
+        length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 20 or int(length) > self.limits.max_body:
             raise Refused(413, f"expected at most {self.limits.max_body:,} bytes in a request, got more")
-        with self._room.taken(int(length)):
+        with self._room.taken() as take:  # what is only announced takes no room from others
             try:
                 async with asyncio.timeout(min(BODY_SECONDS, self.limits.seconds)):
-                    body = await read_body(receive, self.limits.max_body)
+                    body = await read_body(receive, self.limits.max_body, take)
             except TimeoutError:
                 raise ApiError(408, "the body of this request took too long", code="timeout") from None
             record.read = True
