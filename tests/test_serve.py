@@ -583,6 +583,14 @@ def test_a_connection_that_asks_nothing_is_closed(here, monkeypatch):
         assert heard(silent) == heard(slow) == b""
 
 
+def test_a_connection_that_reads_nothing_is_closed(monkeypatch):
+    monkeypatch.setattr(api, "HEAD_SECONDS", 0.5)
+    with running() as served, connect(served) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10_000)
+        assert wait_for(lambda: served.server.metrics.responses)
+        assert wait_for(lambda: not served.server.server_state.connections)
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(here, monkeypatch):
     monkeypatch.setattr(api, "BODY_SECONDS", 0.1)
     head = (

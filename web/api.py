@@ -542,21 +542,25 @@ class Door:
 
 # ------------------------------------------------------------------------------------------------ the server
 class JsonProtocol(H11Protocol):
-    """uvicorn's protocol, which refuses in JSON what is no HTTP, and does not wait for heads for ever."""
+    """uvicorn's protocol, which refuses in JSON what is no HTTP, and waits neither for heads nor for clients
+    that do not read for ever."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._look_after(self)
+        self._look_after(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._look.cancel()
+        super().connection_lost(exc)
 
     def _look_after(self, before: Any) -> None:
-        """Close a connection that has brought no request since the last look."""
-        if self.transport.is_closing():
-            return
-        idle = self.cycle is None or self.cycle.response_complete
-        if idle and before is self.cycle:
-            self.transport.close()
-            return
-        self.loop.call_later(HEAD_SECONDS / 2, self._look_after, self.cycle if idle else self)
+        """Cut a connection that has brought no request since the last look, or has read nothing."""
+        done = self.cycle is None or self.cycle.response_complete or self.transport.is_closing()
+        waits = done or self.flow.write_paused
+        now = (self.cycle, self.transport.get_write_buffer_size()) if waits else None
+        if waits and now == before:
+            self.transport.abort()
+        self._look = self.loop.call_later(HEAD_SECONDS / 2, self._look_after, now)
 
     def send_400_response(self, msg: str) -> None:
         body = json.dumps(ApiError(400, "expected an HTTP request, got something else").body).encode()
