@@ -751,6 +751,7 @@ def test_the_drain_has_its_time(process, tmp_path):
         (["--host", "203.0.113.9"], "203.0.113.9"),
         (["--model", "no/such/folder"], "no/such/folder"),
         (["--allow-paths", "no/such/folder"], "--allow-paths"),
+        (["--api-key", ""], "--api-key"),
     ],
 )
 def test_a_start_that_fails_is_one_sentence(capsys, arguments, expected):
