@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -16,7 +15,6 @@ from generation.scheduler import Scheduler
 from inference.answer import AnswerText, ask
 from inference.checkpoint import RequestError, open_checkpoint
 from tests.documents import ROOT
-from tests.pages import never_stopping
 from web.engine import Engine, EngineLimits, EngineRequest, Interrupted, QueueFull, Ticket, _Queue, _Text
 from web.models import Models
 
@@ -177,40 +175,6 @@ def test_errors_reach_whom_they_belong_to(engine, monkeypatch):
         with pytest.raises(Interrupted):
             asyncio.run(_answers_of(engine))
     assert asyncio.run(_answers_of(engine)) == ["blue"]
-
-
-def test_what_was_kept_outlives_a_step_that_failed(engine, monkeypatch):
-    async def cached() -> int:
-        await answers(ticket := engine.submit(request()))
-        return ticket.cached_tokens
-
-    def fails(self):
-        raise RuntimeError("a fault")
-
-    asyncio.run(cached())
-    with monkeypatch.context() as patch:
-        patch.setattr(Scheduler, "step", fails)
-        with pytest.raises(Interrupted):
-            asyncio.run(cached())
-    assert asyncio.run(cached()) > 0
-
-
-def test_who_leaves_one_of_two_models_frees_the_slot_there(tmp_path):
-    other = str(never_stopping(tmp_path / "other"))
-    engine = Engine(Models([FOLDER, other], device="cpu", dtype="float32"), EngineLimits(slots=2))
-
-    async def run() -> None:
-        await answers(engine.submit(request()))
-        ticket = engine.submit(replace(request(options={"max_new_tokens": 1500}), model=other))
-        async for _ in ticket:
-            break
-        ticket.cancel()
-        while not all(scheduler.idle for _, scheduler in engine._schedulers.values()):
-            await asyncio.sleep(0.01)
-
-    asyncio.run(run())
-    engine.close()
-    assert [scheduler.stats.cancelled for _, scheduler in engine._schedulers.values()] == [0, 1]
 
 
 async def _answers_of(engine: Engine) -> list[str]:

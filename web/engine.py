@@ -181,7 +181,7 @@ class _Text:
         self.stopped = bool(ends)
         sure = min(ends) if ends else len(self._held)
         if not ends and not last:
-            lengths = range(1, 1 + len(self._held))
+            lengths = range(1, 1 + len(self._held))  # of a stop string's beginning
             begun = (n for stop in self._stop for n in lengths if self._held.endswith(stop[:n]))
             sure -= max(begun, default=0)
         shown, self._held = self._held[:sure], self._held[sure:]
@@ -238,7 +238,7 @@ class Engine:
         self._openers = ThreadPoolExecutor(OPENERS, thread_name_prefix="openers")
         # Of the models' thread, by the id of the model.
         self._schedulers: dict[int, tuple[Checkpoint, Scheduler]] = {}
-        self._stores: dict[int, PrefixStore] = {}
+        self._stores: list[PrefixStore] = []
         self._thread = threading.Thread(target=self._work, daemon=True, name="models")
         self._thread.start()
 
@@ -360,8 +360,6 @@ class Engine:
                         self._give_up(key, error)
                     if scheduler.idle and not self.models.holds(checkpoint):
                         self._schedulers.pop(key, None)
-                        if (store := self._stores.pop(key, None)) is not None:
-                            store.close()
         for ticket in list(self._tickets):
             self._end(ticket, Interrupted("the server has ended"))
 
@@ -401,13 +399,9 @@ class Engine:
         model = checkpoint.model
         if id(model) not in self._schedulers:
             limits = self.limits
-            store = self._stores.get(id(model))  # of a scheduler that failed
-            if store is None:
-                store = with_prefixes(
-                    checkpoint, limits.prefix_folder, limits.prefix_bytes, limits.prefix_bytes
-                ).prefixes
-                assert store is not None, "with_prefixes makes one"
-                self._stores[id(model)] = store
+            store = with_prefixes(
+                checkpoint, limits.prefix_folder, limits.prefix_bytes, limits.prefix_bytes
+            ).prefixes
             scheduler = Scheduler(
                 model,
                 self.limits.slots,
@@ -417,6 +411,7 @@ class Engine:
                 store,
             )
             self._schedulers[id(model)] = checkpoint, scheduler
+            self._stores = [*self._stores, store] if store is not None else self._stores
         return self._schedulers[id(model)][1]
 
     def _leave_ready(self, ticket: Ticket, started: bool = False) -> None:
@@ -434,8 +429,6 @@ class Engine:
         with self._lock:
             gone = [one for one in self._tickets if one.cancelled and one.started is not None]
         for ticket in gone:
-            if ticket.checkpoint is None or ticket.checkpoint.model is not scheduler.model:
-                continue
             for number in list(ticket.texts):
                 scheduler.cancel((ticket, number))
             self._end(ticket)
@@ -492,7 +485,7 @@ class Engine:
         self._openers.shutdown(wait=False, cancel_futures=True)
         if threading.current_thread() is not self._thread:
             self._thread.join(10)
-        for store in list(self._stores.values()):
+        for store in self._stores:
             store.close()
 
 
