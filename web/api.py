@@ -395,9 +395,6 @@ class Answer:
     def __init__(self, ticket: Ticket, asked: ChatRequest, head: Head, vocabulary: Vocabulary):
         self.ticket, self.asked, self.head, self._vocabulary = ticket, asked, head, vocabulary
 
-    def _finish(self) -> list[str]:
-        return ["stop" if reason == "stop" else "length" for reason in self.ticket.finish_reasons]
-
     def _usage(self) -> dict[str, Any]:
         return usage(self.ticket.prompt_tokens, self.ticket.cached_tokens, self.ticket.completion_tokens)
 
@@ -410,7 +407,7 @@ class Answer:
             texts[piece.answer] += piece.text
             if (own := self._vocabulary.logprobs(piece)) is not None:
                 logprobs[piece.answer]["content"] += own["content"]
-        return completion(self.head, texts, self._finish(), logprobs, self._usage())
+        return completion(self.head, texts, self.ticket.finish_reasons, logprobs, self._usage())
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a stream: each answer begins with its role and ends with its reason."""
@@ -430,7 +427,7 @@ class Answer:
                 yield chunk(self.head, piece.answer, {"content": piece.text}, logprobs) | extra
         for index in sorted(silent):
             yield role(index)
-        for index, reason in enumerate(self._finish()):
+        for index, reason in enumerate(self.ticket.finish_reasons):
             yield chunk(self.head, index, {}, finish=reason) | extra
         if extra:
             yield self.head.of("chat.completion.chunk") | {"choices": [], "usage": self._usage()}
