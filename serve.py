@@ -77,6 +77,8 @@ def start(settings: argparse.Namespace):
     names = settings.models or [str(DEFAULT_MODEL)]
     for name in names:  # what is wrong is refused before a model is loaded
         check_model(name, None)
+    if settings.api_key == "":  # of a variable that is not set, say
+        raise ValueError("--api-key: expected a key, got an empty text")
     if settings.allow_paths is not None and not settings.allow_paths.is_dir():
         raise ValueError(f"--allow-paths: expected a folder, got {str(settings.allow_paths)!r}")
     listening = listen(settings.host, settings.port)

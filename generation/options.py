@@ -60,6 +60,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def likeliest(self) -> bool:
+        """Whether the next token is the argmax of the model's own logits."""
+        return self.greedy and self.repetition_penalty == 1
+
 
 @dataclass(frozen=True)
 class GenerationOptions(SamplingParams):

@@ -72,8 +72,11 @@ class VisionLanguage(Protocol):
 
 
 class Constraint(Protocol):
-    """What may stand in one answer, token by token. Where something is forced, `mask` allows its first token
-    alone: so an answer is the same whether forced tokens are taken one at a time or together."""
+    """What may stand in one answer, token by token. Where something is forced, its first token alone is
+    allowed: so an answer is the same whether forced tokens are taken one at a time or together."""
+
+    def allows(self, token_id: int) -> bool:
+        """Whether this may be the next token. It costs less than `mask`, which leaves just these."""
 
     def mask(self, scores: Tensor) -> None:
         """Set scores (V,), of the next token, to -inf where a token is not allowed. A ConstraintError says

@@ -493,13 +493,16 @@ class Scheduler:
             for index, row in enumerate(rows)
             if row.logprobs is not None
         }
-        for index, row in enumerate(rows):
-            if row.constraint is not None:
-                try:
+        held = [(index, row) for index, row in enumerate(rows) if row.constraint is not None]
+        best = logits.argmax(-1).tolist() if held else []
+        for index, row in held:
+            assert row.constraint is not None
+            try:
+                if not row.params.likeliest or not row.constraint.allows(best[index]):
                     row.constraint.mask(logits[index])
-                except ConstraintError as error:  # of this row alone
-                    row.error = error
-                    logits[index] = math.nan
+            except ConstraintError as error:  # of this row alone
+                row.error = error
+                logits[index] = math.nan
         token = sample_rows(rows, logits)  # (k, 1)
         slots = [row.slot for row in rows]
         if slots == list(range(len(rows))):

@@ -215,8 +215,10 @@ class ConstrainedSampler(Sampler):
         self.constraints = [options.constraint() for _ in self.stopped]
 
     def sample(self, logits: Tensor) -> Tensor:
-        for scores, constraint in zip(logits, self.constraints, strict=True):
-            constraint.mask(scores)
+        best = logits.argmax(-1).tolist() if self.options.likeliest else [None] * len(logits)
+        for scores, constraint, token_id in zip(logits, self.constraints, best, strict=True):
+            if token_id is None or not constraint.allows(token_id):  # else a mask would change nothing
+                constraint.mask(scores)
         token = super().sample(logits)
         for (token_id,), constraint in zip(token.tolist(), self.constraints, strict=True):
             constraint.accept(token_id)

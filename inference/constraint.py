@@ -43,6 +43,12 @@ class Constraint:
         self._ended = False
         self._forced = self._find_forced()
 
+    def allows(self, token_id: int) -> bool:
+        if self._ended or self._forced:
+            return token_id in (self._stop_ids if self._ended else self._forced[:1])
+        known = self._stop_ids[0] if token_id in self._stop_ids else token_id  # to llguidance
+        return self._matcher.validate_tokens([known]) == 1
+
     def mask(self, scores: Tensor) -> None:
         """Scores (V,), in place. Raises ConstraintError where the grammar has become too large to go on."""
         if self._ended or self._forced:

@@ -130,7 +130,6 @@ def refusal(message: str) -> str:
     said = message.strip().split("\n")[0]
     said = re.sub(r"^at \d+\(\d+\): ", "", said).removeprefix("failed to compile JSON schema: ")
     said = "nothing fits it" if said.startswith("NoExtension") else said
-    said = "nothing fits it" if said.startswith("NoExtension") else said
     return f"the schema, choices or pattern cannot be used: {one_line(said, 300)}"
 
 

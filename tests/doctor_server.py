@@ -156,6 +156,7 @@ class Handler(BaseHTTPRequestHandler):
             for stop in asked.get("stop") or []:
                 if stop in text and fault != "stop ignored":
                     text, reason = text[: text.index(stop)], "stop"
+            text = [{"type": "text", "text": text}] if fault == "text in parts" else text
             own = self.logprobs(row, ids, new) if asked.get("logprobs") and fault != "no logprobs" else None
             choices.append(
                 {"index": index, "message": {"content": text}, "finish_reason": reason, "logprobs": own}

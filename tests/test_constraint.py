@@ -4,6 +4,7 @@ tokens change nothing but the number of passes."""
 from __future__ import annotations
 
 import json
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -90,10 +91,13 @@ def request(number: int, constraint, **more) -> Request:
 
 
 class OneByOne:
-    """Another constraint, which says nothing of what it forces."""
+    """Another constraint, which says nothing of what it forces, and of what it allows only by its mask."""
 
     def __init__(self, constraint):
         self.mask, self.accept = constraint.mask, constraint.accept
+
+    def allows(self, token_id: int) -> bool:
+        return False
 
     def forced(self) -> list[int]:
         return []
@@ -156,6 +160,19 @@ def test_objects_are_closed_only_where_that_forbids_nothing_required(constraints
     assert texts_of(constraints(json_grammar(closed)), tokenizer, 200) == {'{"a": 1}'}
 
 
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_what_is_allowed_is_what_the_mask_leaves(constraints, name):
+    """Token by token along random answers: a greedy row is asked about its likeliest token alone."""
+    constraint, rng = constraints(json_grammar(SCHEMAS[name])), random.Random(name)
+    for _ in range(3):
+        own = constraint()
+        for _ in range(40):
+            own.mask(scores := torch.zeros(VOCAB))
+            allowed = scores.isfinite().nonzero()[:, 0].tolist()
+            assert allowed == [token_id for token_id in range(VOCAB) if own.allows(token_id)]
+            own.accept(rng.choice(allowed))
+
+
 def can_say(constraint, tokenizer, text: str) -> bool:
     own = constraint()
     for token_id in [*tokenizer(text)["input_ids"], STOPS[0]]:
@@ -180,6 +197,7 @@ def texts_of(constraint, tokenizer, most: int) -> set[str]:
         scores = torch.zeros(VOCAB)
         own.mask(scores)
         allowed = scores.isfinite().nonzero()[:, 0].tolist()
+        assert allowed == [token_id for token_id in range(VOCAB) if own.allows(token_id)]
         assert allowed and (not own.forced() or allowed == own.forced()[:1])
         if set(allowed) & set(STOPS):
             assert set(STOPS) <= set(allowed) or own.forced()
@@ -297,6 +315,9 @@ class Broken:
 
     def __init__(self) -> None:
         self.left = 3
+
+    def allows(self, token_id: int) -> bool:
+        return self.left > 0
 
     def mask(self, scores: torch.Tensor) -> None:
         if self.left == 0:

@@ -35,7 +35,9 @@ FAULTS = {
     "never greedy": ({"the same answer twice"}, ""),
     "n ignored": ({"n"}, ""),
     "no logprobs": ({"logprobs"}, ""),
+    "seed ignored": ({"seed"}, ""),
     "refusals break": ({"refusals"}, ""),
+    "text in parts": ({"usage", "max_tokens", "plain PNG"}, ""),
 }
 
 
@@ -79,7 +81,10 @@ def test_the_names_of_mistakes_and_cases_are_their_own():
 def test_the_command_with_a_reference_and_without(checkpoint, tmp_path, capsys):
     file = tmp_path / "findings.json"
     with serving(checkpoint) as url:
-        assert main(["doctor", url, "--model", NAME, "--json", str(file)]) == 0
+        missing = str(tmp_path / "none" / "findings.json")
+        assert main(["doctor", url, "--model", NAME, "--json", missing]) == 2
+        assert "good" not in capsys.readouterr().out  # it says so before it asks
+        assert main(["doctor", url, "--model", NAME, "--json", str(file), "--api-key", "clé"]) == 0
         assert main(["doctor", url, "--model", NAME, "--reference", str(DEFAULT_MODEL)]) == 0
     with serving(checkpoint, "stop ignored") as url:
         assert main(["doctor", url, "--model", NAME, "--json", str(file)]) == 1

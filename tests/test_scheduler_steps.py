@@ -237,6 +237,9 @@ class Pattern:
     def __init__(self) -> None:
         self.taken: list[int] = []
 
+    def allows(self, token_id: int) -> bool:
+        return token_id % 2 == len(self.taken) % 2
+
     def mask(self, scores: torch.Tensor) -> None:
         scores[(len(self.taken) + 1) % 2 :: 2] = -torch.inf
 

@@ -27,6 +27,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from PIL import Image
 
 import serve
@@ -388,6 +389,7 @@ def test_a_body_that_is_no_json_object(here, content):
         ("GET", "health", {"headers": {"host": "evil.example"}}, 403),
         ("POST", CHAT, {"json": {}, "headers": {"origin": "http://evil.example"}}, 403),
         ("POST", CHAT, {"json": {}, "headers": {"origin": "null"}}, 403),
+        ("POST", CHAT, {"json": {}, "headers": {"origin": "http://[::1"}}, 403),
     ],
 )
 def test_every_refusal_is_an_error_in_openais_form(here, method, path, more, status):
@@ -409,6 +411,18 @@ def test_any_value_of_any_field_is_taken_or_refused(name, value):
         asked = read_request(json.dumps(body() | {name: value}).encode())
         with suppress(ApiError):
             assert asked.options(100, 4).max_new_tokens <= 100
+
+
+def test_a_body_of_very_many_values_is_refused_before_they_are_looked_at():
+    with pytest.raises(ApiError):
+        read_request(json.dumps(body(metadata=[0] * 60_000)).encode())
+    assert read_request(json.dumps(body(metadata=[0] * 40_000)).encode()).n == 1
+
+
+def test_all_fields_of_openais_client_are_known():
+    """Those that this server does not have are refused as such, and not as unknown."""
+    known = HARMLESS | NEUTRAL.keys() | api.ChatRequest.model_fields.keys()
+    assert CompletionCreateParamsBase.__annotations__.keys() <= known
 
 
 def test_openais_harmless_fields_are_taken(here):
@@ -458,9 +472,10 @@ def test_files_are_read_below_one_folder_only(tmp_path):
             "%00",
             "x" * 9999,
         ):
-            error = refused(served.send("POST", json=body(STAR, f"file:///{name}")), 400)
-            assert str(tmp_path) not in error["message"] and os.getcwd() not in error["message"]
-        refused(served.send("POST", json=body(STAR, "file://[x/in%20side.png")), 400)
+            said = refused(served.send("POST", json=body(STAR, f"file:///{name}")), 400)["message"]
+            assert str(tmp_path) not in said and str(Path.cwd()) not in said
+        for url in ("file://[", "file://[x/in%20side.png"):
+            refused(served.send("POST", json=body(STAR, url)), 400)
         refused(served.send("POST", json=body(STAR, "http://example.org/x.png")), 400)
 
 
@@ -592,6 +607,14 @@ def test_a_connection_is_kept_for_the_next_request(here, monkeypatch):
         assert heard(connection) == b""
 
 
+def test_a_connection_that_reads_nothing_is_closed(monkeypatch):
+    monkeypatch.setattr(api, "HEAD_SECONDS", 0.5)
+    with running() as served, connect(served) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10_000)
+        assert wait_for(lambda: served.server.metrics.responses)
+        assert wait_for(lambda: not served.server.server_state.connections)
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(here, monkeypatch):
     monkeypatch.setattr(api, "BODY_SECONDS", 0.1)
     head = (
@@ -607,6 +630,16 @@ def test_all_bodies_together_are_bounded():
         for _ in range(3):
             assert int(served.ask().headers["retry-after"]) >= 1  # the image alone is more
             refused(served.ask("Hm?", b"no image"), 400)  # and room is given back
+
+
+def test_a_body_that_is_only_announced_takes_no_room_from_others():
+    with running(max_held=2**20, max_body=2**20) as served, connect(served) as connection:
+        connection.sendall(
+            f"POST /{CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {2**20}\r\nExpect: 100-continue\r\n\r\n".encode()
+        )
+        assert b" 100 " in connection.recv(2**16)  # it is being waited for
+        assert served.ask().status_code == 200
 
 
 def test_the_log_has_a_line_for_a_request_without_its_content(here, caplog):
@@ -744,6 +777,7 @@ def test_the_drain_has_its_time(process, tmp_path):
         (["--host", "203.0.113.9"], "203.0.113.9"),
         (["--model", "no/such/folder"], "no/such/folder"),
         (["--allow-paths", "no/such/folder"], "--allow-paths"),
+        (["--api-key", ""], "--api-key"),
     ],
 )
 def test_a_start_that_fails_is_one_sentence(capsys, arguments, expected):

@@ -181,7 +181,7 @@ class Images:
             max_bytes=limits.max_file_bytes,
             max_pixels=limits.max_pixels,
             allow_urls=limits.allow_urls,
-            allow_paths=limits.allow_paths is not None,
+            allow_paths=False,
         )
         self._decoding = ThreadPoolExecutor(2, thread_name_prefix="images")
         self._fetching = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetches")  # waits, mostly
@@ -194,24 +194,25 @@ class Images:
 
     def _open(self, url: str, name: str) -> bytes:
         scheme = url[:8].lower()
-        source: str | Path = url
+        source: str | bytes | None = url
         if not scheme.startswith(("data:", "http://", "https://")):
             if self._folder is None or not scheme.startswith("file://"):
                 raise ImageError(f"{name}: expected a data: URL with the image itself")
-            source = self._file(self._folder, url, name)
+            if (source := self._file(self._folder, url)) is None:
+                raise ImageError(f"{name}: expected a file within the folder that this server may read")
         data = read_bytes(source, self._limits, name)
         image_size(data, self._limits, name)
         return data
 
-    @staticmethod
-    def _file(folder: Path, url: str, name: str) -> Path:
-        """What a file: URL names below a folder. The refusal is the same whatever lies elsewhere."""
-        with suppress(ValueError):  # a NUL, or no URL
+    def _file(self, folder: Path, url: str) -> bytes | None:
+        """A file in the folder, as far as an image may be long and a byte more. None for all else: a client
+        does not learn what there is on this machine."""
+        with suppress(OSError, ValueError):  # it may not be read; no URL, or a NUL in it
             path = Path(os.path.realpath(folder / unquote(urlsplit(url).path).lstrip("/")))
-            within = path.is_relative_to(os.path.realpath(folder))
-            if within and os.path.isfile(path) and os.access(path, os.R_OK):
-                return path
-        raise ImageError(f"{name}: expected a file within the folder that this server may read")
+            if path.is_relative_to(os.path.realpath(folder)) and path.is_file():  # a pipe might never end
+                with open(path, "rb") as file:
+                    return file.read(self._limits.max_bytes + 1)
+        return None
 
 
 # ------------------------------------------------------------------------------------------- chat completions
@@ -246,13 +247,13 @@ class ChatCompletions:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, "expected a body of content-type application/json", code="unsupported_media")
-        length = headers.get("content-length", str(self.limits.max_body))  # unknown: it may be that long
+        length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 20 or int(length) > self.limits.max_body:
             raise Refused(413, f"expected at most {self.limits.max_body:,} bytes in a request, got more")
-        with self._room.taken(int(length)):
+        with self._room.taken() as take:  # what is only announced takes no room from others
             try:
                 async with asyncio.timeout(min(BODY_SECONDS, self.limits.seconds)):
-                    body = await read_body(receive, self.limits.max_body)
+                    body = await read_body(receive, self.limits.max_body, take)
             except TimeoutError:
                 raise ApiError(408, "the body of this request took too long", code="timeout") from None
             record.read = True
@@ -395,9 +396,6 @@ class Answer:
     def __init__(self, ticket: Ticket, asked: ChatRequest, head: Head, vocabulary: Vocabulary):
         self.ticket, self.asked, self.head, self._vocabulary = ticket, asked, head, vocabulary
 
-    def _finish(self) -> list[str]:
-        return ["stop" if reason == "stop" else "length" for reason in self.ticket.finish_reasons]
-
     def _usage(self) -> dict[str, Any]:
         return usage(self.ticket.prompt_tokens, self.ticket.cached_tokens, self.ticket.completion_tokens)
 
@@ -410,7 +408,7 @@ class Answer:
             texts[piece.answer] += piece.text
             if (own := self._vocabulary.logprobs(piece)) is not None:
                 logprobs[piece.answer]["content"] += own["content"]
-        return completion(self.head, texts, self._finish(), logprobs, self._usage())
+        return completion(self.head, texts, self.ticket.finish_reasons, logprobs, self._usage())
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a stream: each answer begins with its role and ends with its reason."""
@@ -430,7 +428,7 @@ class Answer:
                 yield chunk(self.head, piece.answer, {"content": piece.text}, logprobs) | extra
         for index in sorted(silent):
             yield role(index)
-        for index, reason in enumerate(self._finish()):
+        for index, reason in enumerate(self.ticket.finish_reasons):
             yield chunk(self.head, index, {}, finish=reason) | extra
         if extra:
             yield self.head.of("chat.completion.chunk") | {"choices": [], "usage": self._usage()}
@@ -542,22 +540,28 @@ class Door:
 
 # ------------------------------------------------------------------------------------------------ the server
 class JsonProtocol(H11Protocol):
-    """uvicorn's protocol, which refuses in JSON what is no HTTP, and does not wait for heads for ever."""
+    """uvicorn's protocol, which refuses in JSON what is no HTTP, and waits neither for heads nor for clients
+    that do not read for ever."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._look_after(self)
+        self._look_after(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._look.cancel()
+        super().connection_lost(exc)
 
     def _look_after(self, before: Any) -> None:
-        """Close a connection whose request has not come since the last look. Where none has begun after an
-        answer, uvicorn's own timer runs."""
-        if self.transport.is_closing():
-            return
-        idle = self.cycle is None or self.cycle.response_complete
-        if idle and before is self.cycle and self.timeout_keep_alive_task is None:
-            self.transport.close()
-            return
-        self.loop.call_later(HEAD_SECONDS / 2, self._look_after, self.cycle if idle else self)
+        """Cut a connection that has brought no request since the last look, or has read nothing. Where
+        none has begun after an answer, uvicorn's own timer runs."""
+        closing = self.transport.is_closing()
+        done = self.cycle is None or self.cycle.response_complete or closing
+        kept = self.timeout_keep_alive_task is not None and not closing
+        waits = (done and not kept) or self.flow.write_paused
+        now = (self.cycle, self.transport.get_write_buffer_size()) if waits else None
+        if waits and now == before:
+            self.transport.abort()
+        self._look = self.loop.call_later(HEAD_SECONDS / 2, self._look_after, now)
 
     def send_400_response(self, msg: str) -> None:
         body = json.dumps(ApiError(400, "expected an HTTP request, got something else").body).encode()

@@ -181,7 +181,8 @@ class _Text:
         self.stopped = bool(ends)
         sure = min(ends) if ends else len(self._held)
         if not ends and not last:
-            begun = (n for stop in self._stop for n in range(1, len(stop)) if self._held.endswith(stop[:n]))
+            lengths = range(1, 1 + len(self._held))  # of a stop string's beginning
+            begun = (n for stop in self._stop for n in lengths if self._held.endswith(stop[:n]))
             sure -= max(begun, default=0)
         shown, self._held = self._held[:sure], self._held[sure:]
         return shown
@@ -455,7 +456,7 @@ class Engine:
             return
         else:
             ticket.put(Piece(number, text.put([], last=True), [], None))
-            ticket.finish_reasons[number] = event.stop_reason
+            ticket.finish_reasons[number] = "stop" if text.stopped else event.stop_reason
         del ticket.texts[number]
         if not ticket.texts:
             self._end(ticket)

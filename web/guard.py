@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
@@ -65,24 +64,33 @@ class Room:
         self.most_bytes, self.held = most_bytes, 0
 
     @contextmanager
-    def taken(self, size: int) -> Iterator[None]:
-        """So many bytes are here, or on their way. Raises Refused where all together are too much."""
-        if self.held + size > self.most_bytes:
-            raise Refused(503, "too much is being sent here just now: try again in a moment", 10)
-        self.held += size
+    def taken(self, size: int = 0) -> Iterator[Callable[[int], None]]:
+        """So many bytes are here, or on their way; what this gives takes room for more of them. Both raise
+        Refused where all together are too much."""
+        own = 0
+
+        def take(more: int) -> None:
+            nonlocal own
+            if self.held + more > self.most_bytes:
+                raise Refused(503, "too much is being sent here just now: try again in a moment", 10)
+            self.held, own = self.held + more, own + more
+
+        take(size)
         try:
-            yield
+            yield take
         finally:
-            self.held -= size
+            self.held -= own
 
 
-async def read_body(receive: Receive, most: int) -> bytes:
-    """The body of a request. Raises Refused once it is longer than `most` bytes, and ClientDisconnect."""
+async def read_body(receive: Receive, most: int, take: Callable[[int], None] = lambda more: None) -> bytes:
+    """The body of a request; `take` is told the bytes of each piece. Raises Refused once it is longer than
+    `most` bytes, and ClientDisconnect."""
     body, more = bytearray(), True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
+        take(len(message.get("body", b"")))
         body += message.get("body", b"")
         more = message.get("more_body", False)
         if len(body) > most:
@@ -163,7 +171,7 @@ class Hosts:
             foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
             foreign = foreign and headers.get("sec-fetch-mode") != "navigate"
         else:
-            place = urlsplit(origin.lower()).netloc
+            place = origin.lower().partition("://")[2]
             foreign = place != host and _name(place) not in self.allowed
         if foreign:
             raise Refused(403, "pages of other sites may not send requests here")

@@ -24,6 +24,7 @@ from inference.errors import RequestError
 from inference.grammar import response_grammar
 
 DEFAULT_MAX_TOKENS = 256  # as of generate.py
+MOST_VALUES = 50_000  # of a body: looking at them holds everybody up
 # OpenAI's fields that change no answer here.
 HARMLESS = frozenset((
     "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
@@ -32,8 +33,8 @@ HARMLESS = frozenset((
 # OpenAI's fields that ask for nothing with these values, and for what does not exist here with any other.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (), "frequency_penalty": (0,), "function_call": ("none", "auto"), "functions": ([],),
-    "logit_bias": ({},), "modalities": (["text"],), "prediction": (), "presence_penalty": (0,),
-    "reasoning_effort": ("none",), "tool_choice": ("none", "auto"), "tools": ([],),
+    "logit_bias": ({},), "modalities": (["text"],), "moderation": (), "prediction": (),
+    "presence_penalty": (0,), "reasoning_effort": ("none",), "tool_choice": ("none", "auto"), "tools": ([],),
     "verbosity": ("medium",), "web_search_options": (),
 }  # fmt: skip
 
@@ -91,7 +92,7 @@ class ChatMessage(Strict):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        list[Part] | None,
+        Annotated[list[Part], Field(fail_fast=True)] | None,
         BeforeValidator(lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value),
     ] = None
     name: str | None = None
@@ -142,7 +143,7 @@ class ChatRequest(Strict):
     """A body of /v1/chat/completions. `top_k`, `min_p` and `repetition_penalty` are Ocelli's own."""
 
     model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000, fail_fast=True)]
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
@@ -212,6 +213,8 @@ class ChatRequest(Strict):
 
 def read_request(body: bytes) -> ChatRequest:
     """The request of a body. Raises ApiError, which quotes nothing but the names of fields."""
+    if body.count(b",") > MOST_VALUES:  # there is one between any two
+        raise ApiError(400, f"expected at most {MOST_VALUES:,} values in the body, got more")
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError:  # nested too deep, as well

@@ -69,7 +69,7 @@ class Client:
     """Asks a server at `url` (with /v1) about `model`; a request may take `seconds`."""
 
     def __init__(self, url: str, model: str, key: str | None = None, seconds: float = 600):
-        headers = {"authorization": f"Bearer {key}"} if key else {}
+        headers = {b"authorization": f"Bearer {key}".encode()} if key else {}
         self.url, self.model = url.rstrip("/"), model
         try:
             httpx.URL(self.url).host  # noqa: B018
@@ -93,7 +93,7 @@ class Client:
             raise ServerError(f"{self.url}: the key is refused (status {reply.status_code}); see --api-key")
         try:
             return [str(one["id"]) for one in reply.json()["data"]]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def ask(self, messages: Sequence[Message], **fields: Any) -> Answer:
@@ -118,7 +118,7 @@ class Client:
             return refusal(reply.status_code, text)
         try:
             return read_events(lines) if body.get("stream") else read_completion(json.loads(text))
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             return Answer(problem=f"not the protocol's form ({type(error).__name__}: {one_line(error, 100)})")
 
 
@@ -128,8 +128,14 @@ def refusal(status: int, text: str) -> Answer:
         error = error.get("error", error.get("detail", error)) if isinstance(error, dict) else error
         said = error.get("message", error) if isinstance(error, dict) else error
         return Answer(status, error=one_line(str(said), 200))
-    except ValueError:
+    except (ValueError, RecursionError):
         return Answer(status, error=one_line(text, 200), problem="the error is not JSON")
+
+
+def text_of(part: dict[str, Any]) -> str:
+    if not isinstance(content := part.get("content") or "", str):
+        raise TypeError(f"content: expected a text, got {type(content).__name__}")
+    return content
 
 
 def tokens_of(choice: dict[str, Any]) -> list[tuple[str, float]] | None:
@@ -148,7 +154,7 @@ def put_usage(answer: Answer, usage: dict[str, Any] | None) -> None:
 def read_completion(value: dict[str, Any]) -> Answer:
     answer = Answer()
     for choice in sorted(value["choices"], key=lambda choice: choice["index"]):
-        answer.texts.append(choice["message"]["content"] or "")
+        answer.texts.append(text_of(choice["message"]))
         answer.finish.append(choice["finish_reason"])
         answer.logprobs.append(tokens_of(choice))
     put_usage(answer, value.get("usage"))
@@ -163,12 +169,12 @@ def read_events(lines: Sequence[str]) -> Answer:
         if one == "[DONE]":
             break
         event = json.loads(one)
-        if "error" in event:
+        if event.get("error"):
             answer.problem = f"an error in the stream: {one_line(str(event['error']), 200)}"
             return answer
         for choice in event["choices"]:
             index = choice["index"]
-            texts[index] = texts.get(index, "") + (choice["delta"].get("content") or "")
+            texts[index] = texts.get(index, "") + text_of(choice["delta"])
             finish[index] = choice.get("finish_reason") or finish.get(index)
         put_usage(answer, event.get("usage"))
     answer.texts = [texts[index] for index in sorted(texts)]

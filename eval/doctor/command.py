@@ -93,6 +93,8 @@ def main(arguments: list[str]) -> int:
         check_model(settings.reference, None)
     client = Client(settings.url, settings.model, settings.api_key, settings.timeout)
     client.models()  # whether anybody answers
+    if settings.json:
+        settings.json.touch()  # whether it can be written, before minutes of questions
     reference = None
     if settings.reference:
         from eval.doctor.reference import Reference  # imports torch
