@@ -73,7 +73,7 @@ def start(settings: argparse.Namespace, host: str, port: int):
     for name in names:  # a wrong name is refused before a model is loaded
         check_model(name, None)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-    from web import guard, models, page, service
+    from web import engine, guard, models, page, service
 
     largest = settings.largest_model * 10**9
     opened = models.Models(names, settings.any_model, settings.device, settings.dtype, largest)
@@ -81,7 +81,8 @@ def start(settings: argparse.Namespace, host: str, port: int):
         first = opened.open(opened.default)
     space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name
     hosts = guard.Hosts(host, [*settings.allowed_host, *([space] if space else [])])
-    server = page.Server(service.Service(opened), hosts, remember=not first.single_turn)
+    visitors = service.Service(engine.Engine(opened))
+    server = page.Server(visitors, hosts, remember=not first.single_turn)
     if not settings.share:
         return server, address(host, port)
     from gradio.networking import setup_tunnel

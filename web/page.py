@@ -1,6 +1,6 @@
 """The page: its tabs, and the server that answers for it. No other host is asked for anything.
 
-    service = Service(Models(["checkpoints/ocelli-shapes"]))
+    service = Service(Engine(Models(["checkpoints/ocelli-shapes"])))
     with socket.create_server(("127.0.0.1", 7860)) as listening:
         Server(service, Hosts("127.0.0.1")).run([listening])
 
