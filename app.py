@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import signal
 import sys
 import webbrowser
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.parse import urlsplit
 
 from data.errors import one_line
 from inference.cli import DTYPES, Parser, address, check_model, device, dtype, listen, log_if_slow, positive
@@ -83,13 +81,7 @@ def start(settings: argparse.Namespace, host: str, port: int):
     hosts = guard.Hosts(host, [*settings.allowed_host, *([space] if space else [])])
     visitors = service.Service(engine.Engine(opened))
     server = page.Server(visitors, hosts, remember=not first.single_turn)
-    if not settings.share:
-        return server, address(host, port)
-    from gradio.networking import setup_tunnel
-
-    url = setup_tunnel(host, port, secrets.token_urlsafe(32), None, None)
-    hosts.allowed.add(urlsplit(url).hostname)
-    return server, url
+    return server, server.share(host, port) if settings.share else address(host, port)
 
 
 def run(settings: argparse.Namespace) -> int:
@@ -106,18 +98,8 @@ def run(settings: argparse.Namespace) -> int:
         note(f"{url} (press Ctrl-C to stop)")
         if has_screen() if settings.browser is None else settings.browser:
             webbrowser.open(url)
-        try:
-            server.run([listening])
-        finally:
-            stop_sharing()
+        server.run([listening])
     return 0
-
-
-def stop_sharing() -> None:
-    from gradio.tunneling import CURRENT_TUNNELS
-
-    for tunnel in CURRENT_TUNNELS:
-        tunnel.kill()
 
 
 def note(text: str) -> None:

@@ -63,6 +63,7 @@ STREAM_HEADERS = [  # the last one is for nginx, which would collect events
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+PATHS = ("/v1/", "/health", "/metrics")  # of the server for programs, beside a page
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)  # seconds
 
@@ -472,6 +473,16 @@ def make_app(engine: Engine, limits: ApiLimits, metrics: Metrics) -> FastAPI:
     return app
 
 
+def beside(door: ASGIApp, page: ASGIApp) -> ASGIApp:
+    """The server for programs at its own paths, and a page at all others."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        own = scope["type"] == "http" and scope["path"].startswith(PATHS)
+        await (door if own else page)(scope, receive, send)
+
+    return app
+
+
 class Door:
     """ASGI middleware around everything: who may ask, what is logged, and an answer whatever happens.
 
@@ -565,6 +576,7 @@ class Server(uvicorn.Server):
 
     Args:
         proxies: addresses whose X-Forwarded-For is believed, such as a balancer's.
+        page: answers for all other paths, if there is one; with its own guard.
     """
 
     def __init__(
@@ -575,12 +587,13 @@ class Server(uvicorn.Server):
         api_key: str | None = None,
         drain: float = 30,
         proxies: Sequence[str] = (),
+        page: ASGIApp | None = None,
     ):
         self.metrics = Metrics(engine)
         door = Door(make_app(engine, limits, self.metrics), hosts, self.metrics, api_key)
         super().__init__(
             uvicorn.Config(
-                door,
+                door if page is None else beside(door, page),
                 http=JsonProtocol,
                 ws="none",
                 log_level="critical",
@@ -591,7 +604,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=max(1, round(drain)) + 2,
             )
         )
-        self._engine, self._drain = engine, drain
+        self._engine, self._drain, self._page = engine, drain, page
 
     async def shutdown(self, sockets: list | None = None) -> None:
         """After the drain what is left is told that the server ends."""
@@ -603,3 +616,6 @@ class Server(uvicorn.Server):
     async def _end(self) -> None:
         await self._engine.drain(self._drain)
         self._engine.close()
+        if self._page is not None:  # the connections of open pages do not end by themselves
+            await asyncio.sleep(1)
+            self.force_exit = True
