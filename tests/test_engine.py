@@ -162,6 +162,26 @@ def test_who_leaves_frees_the_slot_and_gets_nothing_more(engine):
     asyncio.run(run())
 
 
+def test_who_leaves_one_of_two_models_frees_the_slot_there(model_folder, photo):
+    names = [FOLDER, str(model_folder)]
+    engine = Engine(Models(names, device="cpu"), EngineLimits(slots=1))
+    message = Message("user", (("image", photo.read_bytes()), ("text", "how many?")))
+    options = GenerationOptions(max_new_tokens=300, temperature=1.0, seed=1)
+
+    async def run() -> None:
+        assert await _answers_of(engine) == ["blue"]
+        ticket = engine.submit(EngineRequest(names[1], [message], options))
+        async for _ in ticket:
+            break
+        while engine.stats.running:
+            await asyncio.sleep(0.005)
+
+    asyncio.run(run())
+    cancelled = [scheduler.stats.cancelled for _, scheduler, _ in engine._schedulers.values()]
+    engine.close()
+    assert cancelled == [0, 1]
+
+
 def test_errors_reach_whom_they_belong_to(engine, monkeypatch):
     """A broken image, a prompt that does not fit, a fault in a step: the others are answered."""
 
@@ -219,7 +239,7 @@ def test_what_follows_an_answer_takes_turns_ends_when_left_and_fails_alone(model
         leaving = asyncio.create_task(made(endless))
         await began.wait()
         assert await made(counts) == ["blue", 0, 1, 2]
-        assert await answers(engine.submit(request(QUESTIONS[2]))) == ["4"]
+        assert await answers(engine.submit(request(QUESTIONS[2]))) == ["5"]
         with pytest.raises(ValueError, match="mine"):
             await made(broken)
         leaving.cancel()

@@ -377,7 +377,7 @@ class Engine:
         self._admit()
         if self._later:
             self._continue(*self._later.popleft())
-        working = bool(self._later)
+        working = False
         for key, (_, scheduler, _) in list(self._schedulers.items()):
             try:
                 self._withdraw_cancelled(scheduler)
@@ -387,7 +387,7 @@ class Engine:
             except Exception as error:  # of a step: it belongs to nobody, and the others go on
                 traceback.print_exception(error)
                 self._give_up(key, error)
-        return working
+        return working or bool(self._later)
 
     def _continue(self, ticket: Ticket, steps: Iterator[Any]) -> None:
         """One step of what follows an answer."""
