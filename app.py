@@ -27,6 +27,7 @@ from inference.cli import DTYPES, Parser, address, check_model, device, dtype, l
 ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 FIRST_PORT, PORTS = 7860, 100
+MOST_NEW_TOKENS = 1_024  # of an answer
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -79,7 +80,7 @@ def start(settings: argparse.Namespace, host: str, port: int):
         first = opened.open(opened.default)
     space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name
     hosts = guard.Hosts(host, [*settings.allowed_host, *([space] if space else [])])
-    visitors = service.Service(engine.Engine(opened))
+    visitors = service.Service(engine.Engine(opened, engine.EngineLimits(max_new_tokens=MOST_NEW_TOKENS)))
     server = page.Server(visitors, hosts, remember=not first.single_turn)
     return server, server.share(host, port) if settings.share else address(host, port)
 

@@ -96,9 +96,6 @@ def start(settings: argparse.Namespace, uploads: str):
         first = opened.open(opened.default)
     limits = api.ApiLimits(
         max_body=settings.max_body,
-        max_images=settings.max_images,
-        max_answers=settings.slots,
-        max_new_tokens=settings.max_tokens,
         seconds=settings.timeout,
         allow_urls=settings.allow_urls,
         allow_paths=settings.allow_paths,
@@ -109,6 +106,8 @@ def start(settings: argparse.Namespace, uploads: str):
         settings.prefill_chunk,
         settings.prefix_bytes,
         settings.prefix_cache,
+        settings.max_images,
+        settings.max_tokens,
     )
     hosts = guard.Hosts(settings.host, settings.allowed_host)
     answering = engine.Engine(opened, bounds)
@@ -117,10 +116,7 @@ def start(settings: argparse.Namespace, uploads: str):
         os.environ |= {"GRADIO_TEMP_DIR": uploads, "GRADIO_ANALYTICS_ENABLED": "False"}
         from web import page, service
 
-        visitors = service.ServiceLimits(
-            max_images=settings.max_images, max_answers=settings.slots, max_new_tokens=settings.max_tokens
-        )
-        shown = page.make_app(service.Service(answering, visitors), hosts, remember=not first.single_turn)
+        shown = page.make_app(service.Service(answering), hosts, remember=not first.single_turn)
     server = api.Server(answering, hosts, limits, settings.api_key, settings.drain, settings.proxy, shown)
     return server, listening
 

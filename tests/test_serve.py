@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gradio_client
@@ -71,7 +71,8 @@ def running(models: Models | None = None, api_key: str | None = None, slots: int
     """A server in this process for as long as the block lasts."""
     models = models or Models([str(FOLDER)], device="cpu")
     models.open(models.default)
-    engine = Engine(models, EngineLimits(slots, queue))
+    bounds = {name: limits.pop(name) for name in ("max_images", "max_new_tokens", "image") if name in limits}
+    engine = Engine(models, EngineLimits(slots, queue, **bounds))
     server = Server(engine, Hosts("127.0.0.1", ["api.example"]), ApiLimits(**limits), api_key, drain=1)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -87,7 +88,8 @@ def running(models: Models | None = None, api_key: str | None = None, slots: int
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Running]:
-    with running(max_body=2**20, max_pixels=1_000_000, max_images=3, max_new_tokens=300) as served:
+    small = replace(EngineLimits().image, max_pixels=1_000_000)
+    with running(max_body=2**20, image=small, max_images=3, max_new_tokens=300) as served:
         yield served
 
 

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -70,11 +70,9 @@ BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)  # seconds
 
 @dataclass(frozen=True)
 class ApiLimits:
-    """What one client may take.
+    """What one client may take besides `EngineLimits`.
 
     max_body: bytes of a request. max_held: bytes of all requests that are being answered together.
-    max_images, max_file_bytes, max_pixels: of the images of one request, and of each.
-    max_answers, max_new_tokens: of one request.
     seconds: from a request's beginning to its end.
     allow_urls: images may be fetched from public addresses. allow_paths: the folder from whose files images
         may be read, or None.
@@ -82,11 +80,6 @@ class ApiLimits:
 
     max_body: int = 32 * 2**20
     max_held: int = 2**30
-    max_images: int = 8
-    max_file_bytes: int = 10 * 2**20
-    max_pixels: int = 24_000_000
-    max_answers: int = 8
-    max_new_tokens: int = 4_096
     seconds: float = 600
     allow_urls: bool = False
     allow_paths: Path | None = None
@@ -175,14 +168,9 @@ class Metrics:
 class Images:
     """Opens what `image_url` names, in threads."""
 
-    def __init__(self, limits: ApiLimits):
-        self._folder = limits.allow_paths
-        self._limits = ImageLimits(
-            max_bytes=limits.max_file_bytes,
-            max_pixels=limits.max_pixels,
-            allow_urls=limits.allow_urls,
-            allow_paths=limits.allow_paths is not None,
-        )
+    def __init__(self, limits: ApiLimits, image: ImageLimits):
+        self._folder, paths = limits.allow_paths, limits.allow_paths is not None
+        self._limits = replace(image, allow_urls=limits.allow_urls, allow_paths=paths)
         self._decoding = ThreadPoolExecutor(2, thread_name_prefix="images")
         self._fetching = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetches")  # waits, mostly
 
@@ -231,7 +219,7 @@ class ChatCompletions:
     def __init__(self, engine: Engine, limits: ApiLimits, metrics: Metrics):
         self.engine, self.limits, self.metrics = engine, limits, metrics
         self.names = model_ids(engine.models.names)
-        self._images, self._room = Images(limits), Room(limits.max_held)
+        self._images, self._room = Images(limits, engine.limits.image), Room(limits.max_held)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, record = Headers(scope=scope), scope["state"]["record"]
@@ -274,7 +262,8 @@ class ChatCompletions:
             message = f"there is no model {asked.model[:100]!r} here: expected one of {known}"
             raise ApiError(404, message, "model", "model_not_found")
         record.model = asked.model
-        options, grammar = asked.options(self.limits.max_new_tokens, self.limits.max_answers), asked.grammar
+        bounds = self.engine.limits
+        options, grammar = asked.options(bounds.max_new_tokens, bounds.slots), asked.grammar
         started = False
         try:
             async with asyncio.timeout(self.limits.seconds):
@@ -313,7 +302,7 @@ class ChatCompletions:
         parts = [part for message in asked.messages for part in message.content or ()]
         urls = [part.image_url.url for part in parts if part.image_url is not None]
         record.images = len(urls)
-        if len(urls) > (most := self.limits.max_images):
+        if len(urls) > (most := self.engine.limits.max_images):
             raise ApiError(400, f"messages: expected at most {most} images, got {len(urls)}", "messages")
         opening = [self._images.open(url, f"image {number}") for number, url in enumerate(urls, start=1)]
         opened = iter(await asyncio.gather(*opening))

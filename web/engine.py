@@ -52,6 +52,9 @@ END = object()  # of an iterator
 DRAFT = -1  # in place of the number of an answer: a piece of the draft
 
 
+OF_STRANGERS = ImageLimits(10 * 2**20, 24_000_000, allow_urls=False, allow_paths=False)
+
+
 class QueueFull(RequestError):
     """Too many requests wait; `retry_after` is when to ask again, in seconds."""
 
@@ -70,6 +73,8 @@ class EngineLimits:
     positions of a prompt, or one tile, between two tokens of the others; None computes prompts at once.
     prefix_bytes: of prefixes that a model keeps in memory, and prefix_folder, where as many outlive the
     process; None is no folder.
+
+    Page and API hold requests to the rest: max_images, what each image may be, and max_new_tokens.
     """
 
     slots: int = 8
@@ -77,6 +82,9 @@ class EngineLimits:
     prefill_chunk: int | None = 256
     prefix_bytes: int = PREFIX_BYTES
     prefix_folder: Path | None = None
+    max_images: int = 8
+    max_new_tokens: int = 4_096
+    image: ImageLimits = OF_STRANGERS
 
 
 @dataclass(frozen=True, eq=False)

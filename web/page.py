@@ -114,10 +114,10 @@ class AskTab:
         self._connect()
 
     def _lay_out_settings(self, remember: bool) -> list[gr.components.Component]:
-        limits = self.service.limits
+        limits = self.service.engine.limits
         with gr.Accordion("Settings", open=False, elem_id="sampling"):
             return [
-                gr.Slider(1, limits.max_answers, 1, step=1, label="Number of answers"),
+                gr.Slider(1, limits.slots, 1, step=1, label="Number of answers"),
                 gr.Slider(0, 2, 0, step=0.05, label="Temperature", info="0 takes the likeliest token"),
                 gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", info="samples from this much probability"),
                 gr.Slider(0, 200, 0, step=1, label="Top-k", info="samples from this many tokens; 0 is off"),
@@ -277,14 +277,14 @@ def _stats(stats: dict[str, Any]) -> str:
 # --------------------------------------------------------------------------------------------- the server
 def make_app(service: Service, hosts: Hosts, remember: bool = False) -> Guard:
     """The page of a service as an ASGI application, with the guard before all that Gradio has there."""
-    limits = service.limits
+    limits = service.engine.limits
     page = build(service, remember)
-    uploads = Uploads(get_upload_folder(), limits.max_uploaded_bytes)
+    uploads = Uploads(get_upload_folder(), service.limits.max_uploaded_bytes)
     app = gr.mount_gradio_app(
         FastAPI(openapi_url=None),
         page,
         path="/",
-        max_file_size=limits.max_file_bytes,
+        max_file_size=limits.image.max_bytes,
         footer_links=[],
         run_history=False,
         enable_monitoring=False,
@@ -297,7 +297,7 @@ def make_app(service: Service, hosts: Hosts, remember: bool = False) -> Guard:
         css_paths=[CSS],
         js=JS.read_text(encoding="utf-8"),
     )
-    largest = limits.max_images * (limits.max_file_bytes + 2**16)
+    largest = limits.max_images * (limits.image.max_bytes + 2**16)
     return Guard(app, hosts, uploads, service.connected, largest)
 
 

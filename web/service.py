@@ -30,7 +30,7 @@ from PIL import Image
 from torch import OutOfMemoryError
 
 from data.errors import ImageError, PromptError, one_line
-from data.images import ImageLimits, TiledImage, load_image
+from data.images import TiledImage, load_image
 from data.processor import EncodedConversation
 from generation.kv_cache import bytes_per_position
 from generation.options import CacheMemoryError, GenerationOptions
@@ -38,7 +38,7 @@ from inference.checkpoint import Checkpoint, RequestError
 from inference.conversation import NextTurn, Turn, encode_short, next_turn
 from inference.errors import user_errors
 from models.checkpoints.hub import Origin
-from web.engine import DRAFT, Engine, EngineRequest, Interrupted, Piece, Ticket
+from web.engine import DRAFT, Engine, EngineLimits, EngineRequest, Interrupted, Piece, Ticket
 from web.guard import FOR_PROGRAMS
 
 REDRAW = 0.1  # an answer is shown anew at most this often
@@ -49,21 +49,15 @@ STOPPED = "Stopped before the first word."
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """What visitors may take.
+    """What visitors may take besides `EngineLimits`.
 
-    max_file_bytes, max_pixels: of one image. max_images: in one question. max_characters: of one question.
-    max_answers, max_new_tokens: of one request. max_turns: kept of a conversation, the latest.
+    max_characters: of one question. max_turns: kept of a conversation, the latest.
     max_uploaded_bytes: kept of all visitors together.
     max_visitors: remembered without an open page. max_open: open pages.
     max_tiled_bytes: of images cut into tiles, which are kept for their visitors' next questions.
     """
 
-    max_file_bytes: int = 10 * 2**20
-    max_pixels: int = 24_000_000
-    max_images: int = 8
     max_characters: int = 4_000
-    max_answers: int = 8
-    max_new_tokens: int = 1_024
     max_turns: int = 50
     max_uploaded_bytes: int = 2**30
     max_visitors: int = 100
@@ -95,9 +89,9 @@ class AskRequest:
     remember: bool = False
     draft: bool = False
 
-    def options(self, limits: ServiceLimits) -> GenerationOptions:
+    def options(self, limits: EngineLimits) -> GenerationOptions:
         """The options of the answer. Raises RequestError."""
-        for name, most in (("answers", limits.max_answers), ("max_new_tokens", limits.max_new_tokens)):
+        for name, most in (("answers", limits.slots), ("max_new_tokens", limits.max_new_tokens)):
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value <= most:
                 raise RequestError(f"{name}: expected a whole number from 1 to {most}, got {str(value)[:40]}")
@@ -256,12 +250,6 @@ class Service:
 
     def __init__(self, engine: Engine, limits: ServiceLimits | None = None):
         self.engine, self.models, self.limits = engine, engine.models, limits or ServiceLimits()
-        self._image_limits = ImageLimits(
-            max_bytes=self.limits.max_file_bytes,
-            max_pixels=self.limits.max_pixels,
-            allow_urls=False,
-            allow_paths=False,
-        )
         self._visitors: OrderedDict[str, Visitor] = OrderedDict()  # the latest to ask stands last
         self._open: Counter[str] = Counter()  # connections of open pages, by session
         self._tiled: OrderedDict[tuple[Origin | None, str], TiledImage] = OrderedDict()
@@ -277,7 +265,7 @@ class Service:
 
     def check(self, request: AskRequest) -> GenerationOptions:
         """Refuse what can be refused without a model. Raises one of `user_errors`."""
-        most, images = self.limits.max_characters, self.limits.max_images
+        most, images = self.limits.max_characters, self.engine.limits.max_images
         self.models.check(request.model)
         if not request.question.strip():
             raise PromptError("Type a question first: the field is empty.")
@@ -285,14 +273,14 @@ class Service:
             raise PromptError(f"question: expected at most {most:,} characters, got {length:,}")
         if (count := len(request.images)) > images:
             raise ImageError(f"images: expected at most {images} at once, got {count}; remove some of them")
-        return request.options(self.limits)
+        return request.options(self.engine.limits)
 
     def load(self, path: str) -> Image.Image:
         """An uploaded image, within the limits of the service."""
         name = Path(path).name
         try:
             with open(path, "rb") as file:
-                return load_image(file, self._image_limits, name=repr(name))
+                return load_image(file, self.engine.limits.image, name=repr(name))
         except FileNotFoundError:
             raise ImageError(f"{name!r} is no longer kept here: add it again") from None
 
