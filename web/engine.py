@@ -154,7 +154,9 @@ class Ticket:
         self.first_token_seconds: float | None = None
         self.decode_seconds = 0.0
         self._engine, self._loop = engine, asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        self._pieces: list[Piece] = []
+        self._news, self._over = asyncio.Event(), asyncio.Event()
+        self._error: Exception | None = None
         # Of the models' thread: what is to be scheduled, and the texts of answers that have not ended.
         self.checkpoint: Checkpoint | None = None
         self.requests: list[Request] = []
@@ -176,14 +178,37 @@ class Ticket:
     def put(self, piece: Piece | Exception | None) -> None:
         """From any thread; None is the end."""
         with suppress(RuntimeError):  # the loop has been closed
-            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+            self._loop.call_soon_threadsafe(self._put, piece)
+
+    def _put(self, piece: Piece | Exception | None) -> None:
+        self._news.set()
+        if isinstance(piece, Piece):
+            self._pieces.append(piece)
+        elif not self._over.is_set():
+            self._error = piece
+            self._over.set()
+
+    async def some(self, seconds: float | None = None) -> list[Piece] | None:
+        """The pieces that have come, or the next one; [] if none comes for so long, None at the end."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), seconds)
+        pieces, self._pieces = self._pieces, []
+        if not self._over.is_set():
+            self._news.clear()
+        elif not pieces and self._error is not None:
+            raise self._error
+        return None if self._over.is_set() and not pieces else pieces
+
+    async def pause(self, seconds: float) -> None:
+        """For so long, or until the end."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         try:
-            while (piece := await self._pieces.get()) is not None:
-                if isinstance(piece, Exception):
-                    raise piece
-                yield piece
+            while (pieces := await self.some()) is not None:
+                for piece in pieces:
+                    yield piece
         finally:
             self.cancel()
 

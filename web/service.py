@@ -236,7 +236,6 @@ class Question:
         exchange.stats |= {
             **result,
             "reused_tokens": ticket.cached_tokens,
-            "prefilled_tokens": positions - ticket.cached_tokens,
             "decode_tokens_per_second": after_first / seconds if (seconds := ticket.decode_seconds) else None,
             "kv_cache_bytes": per_position * sum(positions + len(own) for own in ids),
             "sampled": not asked.options.greedy,
@@ -357,27 +356,14 @@ class Service:
         visitor.ticket = ticket
         if visitor.cancelled:
             ticket.cancel()
-        arriving = aiter(ticket)
-        coming = asyncio.ensure_future(anext(arriving, None))
-        pieces: list[Piece] = []
-        shown = due = 0.0
         try:
-            while True:
-                if (await asyncio.wait({coming}, timeout=max(0.0, due - time.monotonic())))[0]:
-                    if (piece := coming.result()) is None:
-                        break
-                    pieces.append(piece)
-                    due = min(due, shown + REDRAW)
-                    coming = asyncio.ensure_future(anext(arriving, None))
-                if (now := time.monotonic()) >= due:
-                    yield pieces, ticket.place
-                    pieces, shown, due = [], now, now + ALIVE
-            if pieces:
-                yield pieces, 0
+            yield [], ticket.place
+            while (pieces := await ticket.some(ALIVE)) is not None:
+                yield pieces, ticket.place
+                await ticket.pause(REDRAW)
         finally:
             visitor.ticket = None
             ticket.cancel()
-            coming.cancel()
 
     async def undo(self, visitor: Visitor) -> View:
         """Take the last question back, which may be the one in work."""
