@@ -70,8 +70,8 @@ def test_visitors_wait_in_order_and_see_their_places(monkeypatch):
     async def all_of_them() -> list[list[str]]:
         with full(service):
             tasks = []
-            for number in range(5):
-                tasks.append(asyncio.create_task(ask(number)))
+            for _ in range(5):
+                tasks.append(asyncio.create_task(ask()))
                 await asyncio.sleep(0.05)
             await asyncio.sleep(0.2)
         return await asyncio.gather(*tasks)
