@@ -27,7 +27,7 @@ from inference.cli import DTYPES, Parser, address, check_model, device, dtype, l
 ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 FIRST_PORT, PORTS = 7860, 100
-MOST_NEW_TOKENS = 1_024  # of an answer
+KEPT_BYTES, MOST_NEW_TOKENS = 384 * 2**20, 1_024  # of a model's prompts; of an answer
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -80,7 +80,8 @@ def start(settings: argparse.Namespace, host: str, port: int):
         first = opened.open(opened.default)
     space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name
     hosts = guard.Hosts(host, [*settings.allowed_host, *([space] if space else [])])
-    visitors = service.Service(engine.Engine(opened, engine.EngineLimits(max_new_tokens=MOST_NEW_TOKENS)))
+    limits = engine.EngineLimits(prefix_bytes=KEPT_BYTES, max_new_tokens=MOST_NEW_TOKENS)
+    visitors = service.Service(engine.Engine(opened, limits))
     server = page.Server(visitors, hosts, remember=not first.single_turn)
     return server, server.share(host, port) if settings.share else address(host, port)
 

@@ -62,7 +62,7 @@ class ServiceLimits:
     max_uploaded_bytes: int = 2**30
     max_visitors: int = 100
     max_open: int = 500
-    max_tiled_bytes: int = 256 * 2**20
+    max_tiled_bytes: int = 128 * 2**20
 
 
 @dataclass(frozen=True)
