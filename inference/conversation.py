@@ -59,19 +59,16 @@ class Turn:
 
 
 class Conversation:
-    """See the module's docstring. `system` stands before everything; `session` is of the checkpoint's model
-    and used by nobody else.
+    """See the module's docstring. `system` stands before everything.
 
     turns: those so far, without an answer that is still being made.
     remember: whether earlier turns stand before the next question; may be changed between turns, as `system`.
     """
 
-    def __init__(self, checkpoint: Checkpoint, system: str | None = None, session: Session | None = None):
+    def __init__(self, checkpoint: Checkpoint, system: str | None = None):
         self.checkpoint, self.system, self.remember = checkpoint, system, True
         # Features are for what the key-value cache loses, as when a turn is undone.
-        self.session = session or Session(
-            checkpoint.model, FeatureCache(checkpoint.model), checkpoint.prefixes
-        )
+        self.session = Session(checkpoint.model, FeatureCache(checkpoint.model), checkpoint.prefixes)
         self.turns: list[Turn] = []
         self._pending: TurnReply | None = None
 
@@ -168,12 +165,9 @@ class TurnReply:
             yield from draft_text(self._conversation.checkpoint, self._drafted)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        return ((number, piece) for number, piece in self.steps() if piece)
-
-    def steps(self) -> Iterator[tuple[int, str]]:
-        """As iterating, but with a piece "" for each token that completes no text."""
         # Not the generator itself: a loop over it that is interrupted could close it.
-        return iter(lambda: next(self._pieces, None), None)
+        steps = iter(lambda: next(self._pieces, None), None)
+        return ((number, piece) for number, piece in steps if piece)
 
     def __enter__(self) -> TurnReply:
         return self
