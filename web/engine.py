@@ -425,7 +425,8 @@ class Engine:
     def _continue(self, ticket: Ticket, steps: Iterator[Any]) -> None:
         """One step of what follows an answer."""
         try:
-            made = END if ticket.cancelled else next(steps, END)
+            ended = ticket.cancelled or ticket not in self._tickets
+            made = END if ended else next(steps, END)
         except Exception as error:
             self._end(ticket, error)
             return
