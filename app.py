@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import signal
 import sys
 import webbrowser
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.parse import urlsplit
 
 from data.errors import one_line
 from inference.cli import DTYPES, Parser, address, check_model, device, dtype, listen, log_if_slow, positive
@@ -29,6 +27,7 @@ from inference.cli import DTYPES, Parser, address, check_model, device, dtype, l
 ROOT = Path(__file__).resolve().parent
 DEFAULT_MODEL = ROOT / "checkpoints" / "ocelli-shapes"
 FIRST_PORT, PORTS = 7860, 100
+KEPT_BYTES, MOST_NEW_TOKENS = 384 * 2**20, 1_024  # of a model's prompts; of an answer
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,7 +72,7 @@ def start(settings: argparse.Namespace, host: str, port: int):
     for name in names:  # a wrong name is refused before a model is loaded
         check_model(name, None)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-    from web import guard, models, page, service
+    from web import engine, guard, models, page, service
 
     largest = settings.largest_model * 10**9
     opened = models.Models(names, settings.any_model, settings.device, settings.dtype, largest)
@@ -81,14 +80,10 @@ def start(settings: argparse.Namespace, host: str, port: int):
         first = opened.open(opened.default)
     space = os.environ.get("SPACE_HOST")  # a Space of Hugging Face is asked by its own name
     hosts = guard.Hosts(host, [*settings.allowed_host, *([space] if space else [])])
-    server = page.Server(service.Service(opened), hosts, remember=not first.single_turn)
-    if not settings.share:
-        return server, address(host, port)
-    from gradio.networking import setup_tunnel
-
-    url = setup_tunnel(host, port, secrets.token_urlsafe(32), None, None)
-    hosts.allowed.add(urlsplit(url).hostname)
-    return server, url
+    limits = engine.EngineLimits(prefix_bytes=KEPT_BYTES, max_new_tokens=MOST_NEW_TOKENS)
+    visitors = service.Service(engine.Engine(opened, limits))
+    server = page.Server(visitors, hosts, remember=not first.single_turn)
+    return server, server.share(host, port) if settings.share else address(host, port)
 
 
 def run(settings: argparse.Namespace) -> int:
@@ -105,18 +100,8 @@ def run(settings: argparse.Namespace) -> int:
         note(f"{url} (press Ctrl-C to stop)")
         if has_screen() if settings.browser is None else settings.browser:
             webbrowser.open(url)
-        try:
-            server.run([listening])
-        finally:
-            stop_sharing()
+        server.run([listening])
     return 0
-
-
-def stop_sharing() -> None:
-    from gradio.tunneling import CURRENT_TUNNELS
-
-    for tunnel in CURRENT_TUNNELS:
-        tunnel.kill()
 
 
 def note(text: str) -> None:

@@ -3,6 +3,7 @@
     python serve.py                                           # the embedded model, http://127.0.0.1:8000/v1
     python serve.py --model HuggingFaceTB/SmolVLM-256M-Instruct --dtype int8 --prefix-cache kept
     OCELLI_API_KEY=secret python serve.py --host 0.0.0.0      # all networks, for those who have the key
+    python serve.py --page                                    # and the page of app.py, at http://127.0.0.1:8000
 
 It works without a network and reads only what a request carries. Exit status: 0 after Ctrl-C or SIGTERM, when
 what was accepted has been answered; 2 with one sentence if it cannot start.
@@ -15,7 +16,9 @@ import logging
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from data.errors import one_line
 from inference.cli import DTYPES, Parser, address, check_model, device, dtype, listen, log_if_slow, positive
@@ -66,14 +69,18 @@ def build_parser() -> argparse.ArgumentParser:
         help="fetch images that clients name from public addresses (default: off)")
     add("--allow-paths", type=Path, metavar="DIR",
         help="folder below which clients may name images as file:///NAME (default: none)")
+    add("--page", action=argparse.BooleanOptionalAction, default=False,
+        help="serve the page of app.py as well; both share queue and slots (default: off)")
     add("--drain", type=positive, default=30, metavar="SECONDS",
         help="seconds for the rest of the answers after SIGTERM or Ctrl-C (default 30)")
     # fmt: on
     return parser
 
 
-def start(settings: argparse.Namespace):
-    """(the server with its first model open, the socket it listens on). Raises ValueError or OSError."""
+def start(settings: argparse.Namespace, uploads: str):
+    """(the server with its first model open, the socket it listens on). Raises ValueError or OSError.
+
+    uploads: folder for the images of the page's visitors."""
     names = settings.models or [str(DEFAULT_MODEL)]
     for name in names:  # what is wrong is refused before a model is loaded
         check_model(name, None)
@@ -81,17 +88,16 @@ def start(settings: argparse.Namespace):
         raise ValueError("--api-key: expected a key, got an empty text")
     if settings.allow_paths is not None and not settings.allow_paths.is_dir():
         raise ValueError(f"--allow-paths: expected a folder, got {str(settings.allow_paths)!r}")
+    if settings.page and settings.api_key is not None:
+        raise ValueError("--page: expected no --api-key beside it, because the page asks visitors for none")
     listening = listen(settings.host, settings.port)
     from web import api, engine, guard, models
 
     opened = models.Models(names, device=settings.device, dtype=settings.dtype)
     with log_if_slow("serve.py", opened.default):
-        opened.open(opened.default)
+        first = opened.open(opened.default)
     limits = api.ApiLimits(
         max_body=settings.max_body,
-        max_images=settings.max_images,
-        max_answers=settings.slots,
-        max_new_tokens=settings.max_tokens,
         seconds=settings.timeout,
         allow_urls=settings.allow_urls,
         allow_paths=settings.allow_paths,
@@ -102,11 +108,23 @@ def start(settings: argparse.Namespace):
         settings.prefill_chunk,
         settings.prefix_bytes,
         settings.prefix_cache,
+        settings.max_images,
+        settings.max_tokens,
     )
     hosts = guard.Hosts(settings.host, settings.allowed_host)
     answering = engine.Engine(opened, bounds)
-    server = api.Server(answering, hosts, limits, settings.api_key, settings.drain, settings.proxy)
+    shown = None
+    if settings.page:
+        os.environ |= {"GRADIO_TEMP_DIR": uploads, "GRADIO_ANALYTICS_ENABLED": "False"}
+        from web import page, service
+
+        shown = page.make_app(service.Service(answering), hosts, remember=not first.single_turn)
+    server = api.Server(answering, hosts, limits, settings.api_key, settings.drain, settings.proxy, shown)
     return server, listening
+
+
+def uploads_folder() -> TemporaryDirectory:
+    return TemporaryDirectory(prefix="ocelli-page-", ignore_cleanup_errors=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -114,9 +132,11 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("ocelli.server").setLevel(logging.INFO)
     try:
-        server, listening = start(settings)
-        print(f"serve.py: {address(settings.host, settings.port)}v1 (press Ctrl-C to stop)", file=sys.stderr)
-        server.run([listening])
+        with uploads_folder() if settings.page else nullcontext("") as uploads:
+            server, listening = start(settings, uploads)
+            url = address(settings.host, settings.port)
+            print(f"serve.py: {url}v1 (press Ctrl-C to stop)", file=sys.stderr)
+            server.run([listening])
     except KeyboardInterrupt:
         pass
     except (ValueError, OSError) as error:  # what users get wrong are all ValueErrors

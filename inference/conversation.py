@@ -59,19 +59,16 @@ class Turn:
 
 
 class Conversation:
-    """See the module's docstring. `system` stands before everything; `session` is of the checkpoint's model
-    and used by nobody else.
+    """See the module's docstring. `system` stands before everything.
 
     turns: those so far, without an answer that is still being made.
     remember: whether earlier turns stand before the next question; may be changed between turns, as `system`.
     """
 
-    def __init__(self, checkpoint: Checkpoint, system: str | None = None, session: Session | None = None):
+    def __init__(self, checkpoint: Checkpoint, system: str | None = None):
         self.checkpoint, self.system, self.remember = checkpoint, system, True
         # Features are for what the key-value cache loses, as when a turn is undone.
-        self.session = session or Session(
-            checkpoint.model, FeatureCache(checkpoint.model), checkpoint.prefixes
-        )
+        self.session = Session(checkpoint.model, FeatureCache(checkpoint.model), checkpoint.prefixes)
         self.turns: list[Turn] = []
         self._pending: TurnReply | None = None
 
@@ -103,40 +100,14 @@ class Conversation:
         checkpoint, tiled = self.checkpoint, tuple(map(self.image, images))
         before = self.turns if self.remember else []
         before = before[max((place for place, turn in enumerate(before) if turn.alone), default=0) :]
-        checkpoint.check_images(len(tiled) + sum(len(turn.images) for turn in before))
-        row = encode_next(
-            checkpoint.processor, checkpoint.stop_token_ids, self.system, before, tiled, question
-        )
-        prompt = prompt_tokens(checkpoint, row)
-        room = checkpoint.context - prompt
-        if room <= 0:
-            advice = "undo some turns, or reset" if before else "shorten the question, or show less"
-            raise ContextFullError(
-                f"context full: expected fewer than {checkpoint.context} tokens, got {prompt} of conversation"
-                f" and question ({row.image_tokens} are image tokens); {advice}"
-            )
-        options = replace(options, max_new_tokens=min(options.max_new_tokens, room))
-        turn = Turn(question, tiled, tuple(row.input_ids[-TAIL:]), alone=not before)
-        limit = "context" if options.max_new_tokens == room else "length"
+        asked = next_turn(checkpoint, self.system, before, tiled, question, options)
         if draft:
-            short = self._encode_short(before, tiled, question) if tiled else None
-            stream: TokenStream = start_drafted(checkpoint, row, short, options, self.session)
+            short = encode_short(checkpoint, self.system, before, tiled, question) if tiled else None
+            stream: TokenStream = start_drafted(checkpoint, asked.row, short, asked.options, self.session)
         else:
-            stream = start(checkpoint, row, options, self.session)
-        self._pending = TurnReply(self, turn, row, options, limit, began, stream)
+            stream = start(checkpoint, asked.row, asked.options, self.session)
+        self._pending = TurnReply(self, asked, began, stream)
         return self._pending
-
-    def _encode_short(
-        self, before: Sequence[Turn], images: Sequence[TiledImage], question: str
-    ) -> EncodedConversation | None:
-        """The next prompt with each image as one tile; None where that cannot be, or is nothing else."""
-        processor = self.checkpoint.processor
-        alone = iter(wholes(processor, [*(image for turn in before for image in turn.images), *images]))
-        turns = [replace(turn, images=tuple(islice(alone, len(turn.images)))) for turn in before]
-        if not (last := list(alone)):
-            return None
-        stops = self.checkpoint.stop_token_ids
-        return encode_next(processor, stops, self.system, turns, last, question)
 
     def undo(self) -> Turn:
         """Remove and return the last turn. An answer that is being made is stopped, and its turn removed even
@@ -171,17 +142,13 @@ class TurnReply:
     def __init__(
         self,
         conversation: Conversation,
-        turn: Turn,
-        row: EncodedConversation,
-        options: GenerationOptions,
-        limit: str,
+        asked: NextTurn,
         began: float,
         stream: TokenStream,
     ):
-        self.turn, self.kept = turn, False
-        self._conversation, self._row, self._limit = conversation, replace(row, tiles=None), limit
-        self._most = options.max_new_tokens
-        self._ids: list[list[int]] = [[] for _ in range(options.num_return_sequences)]
+        self.turn, self.kept = asked.turn, False
+        self._conversation, self._asked = conversation, asked.without_tiles()
+        self._ids: list[list[int]] = [[] for _ in range(asked.options.num_return_sequences)]
         self._result: dict[str, Any] | None = None
         self._drafted = stream if isinstance(stream, DraftStream) else None
         # The generator alone holds other streams: at its end the memory of several answers is freed.
@@ -199,12 +166,9 @@ class TurnReply:
             yield from draft_text(self._conversation.checkpoint, self._drafted)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        return ((number, piece) for number, piece in self.steps() if piece)
-
-    def steps(self) -> Iterator[tuple[int, str]]:
-        """As iterating, but with a piece "" for each token that completes no text."""
         # Not the generator itself: a loop over it that is interrupted could close it.
-        return iter(lambda: next(self._pieces, None), None)
+        steps = iter(lambda: next(self._pieces, None), None)
+        return ((number, piece) for number, piece in steps if piece)
 
     def __enter__(self) -> TurnReply:
         return self
@@ -260,11 +224,7 @@ class TurnReply:
     def _settle(self, stopped: bool) -> None:
         """Describe the answers, and put their turn into the history if each has a token."""
         checkpoint, session = self._conversation.checkpoint, self._conversation.session
-        result = answers_of(checkpoint, self._row, self._ids)
-        result["stop_reasons"] = [
-            "stop" if reason == "stop" else "stopped" if stopped and len(ids) < self._most else self._limit
-            for reason, ids in zip(result["stop_reasons"], self._ids)
-        ]
+        result = self._asked.result(checkpoint, self._ids, stopped)
         begun, first, last = (*self._times[:2], self._times[-1]) if len(self._times) > 1 else (0.0, 0.0, 0.0)
         reuse = session.reuse if first else None  # before the first token it is the last turn's
         for name in ("reused", "prefilled"):
@@ -291,12 +251,83 @@ class TurnReply:
         self._conversation._pending = None
         self.kept = all(self._ids)
         if self.kept:
-            answer, ids, ended = result["answers"][0], tuple(self._ids[0]), result["stop_reasons"][0]
-            self.turn = replace(self.turn, answer=answer, answer_ids=ids, ended=ended)
+            self.turn = self._asked.answered(result)
             self._conversation.turns.append(self.turn)
 
 
 # ------------------------------------------------------------------------------- the prompt of a turn
+@dataclass(frozen=True)
+class NextTurn:
+    """A question as the model is asked it.
+
+    turn: without its answer. row: its prompt.
+    limit: why an answer of `options.max_new_tokens` ends: "length", or "context" where no more fit.
+    """
+
+    turn: Turn
+    row: EncodedConversation
+    options: GenerationOptions
+    limit: str
+
+    def without_tiles(self) -> NextTurn:
+        return replace(self, row=replace(self.row, tiles=None))
+
+    def result(self, checkpoint: Checkpoint, ids: list[list[int]], stopped: bool) -> dict[str, Any]:
+        """`answers_of` these ids, with reasons as in `Turn.ended`."""
+        result, most = answers_of(checkpoint, self.row, ids), self.options.max_new_tokens
+        result["stop_reasons"] = [
+            "stop" if reason == "stop" else "stopped" if stopped and len(own) < most else self.limit
+            for reason, own in zip(result["stop_reasons"], ids)
+        ]
+        return result
+
+    def answered(self, result: dict[str, Any]) -> Turn:
+        """The turn with the first answer of a `result`."""
+        answer, ids, ended = (result[name][0] for name in ("answers", "token_ids", "stop_reasons"))
+        return replace(self.turn, answer=answer, answer_ids=tuple(ids), ended=ended)
+
+
+def next_turn(
+    checkpoint: Checkpoint,
+    system: str | None,
+    before: Sequence[Turn],
+    images: tuple[TiledImage, ...],
+    question: str,
+    options: GenerationOptions,
+) -> NextTurn:
+    """The next question after these turns, about their images and new ones. Raises PromptError,
+    ContextFullError, RequestError."""
+    checkpoint.check_images(len(images) + sum(len(turn.images) for turn in before))
+    row = encode_next(checkpoint.processor, checkpoint.stop_token_ids, system, before, images, question)
+    prompt = prompt_tokens(checkpoint, row)
+    room = checkpoint.context - prompt
+    if room <= 0:
+        advice = "undo some turns, or reset" if before else "shorten the question, or show less"
+        raise ContextFullError(
+            f"context full: expected fewer than {checkpoint.context} tokens, got {prompt} of conversation"
+            f" and question ({row.image_tokens} are image tokens); {advice}"
+        )
+    options = replace(options, max_new_tokens=min(options.max_new_tokens, room))
+    turn = Turn(question, images, tuple(row.input_ids[-TAIL:]), alone=not before)
+    return NextTurn(turn, row, options, "context" if options.max_new_tokens == room else "length")
+
+
+def encode_short(
+    checkpoint: Checkpoint,
+    system: str | None,
+    before: Sequence[Turn],
+    images: Sequence[TiledImage],
+    question: str,
+) -> EncodedConversation | None:
+    """The next prompt with each image as one tile; None where that cannot be, or is nothing else."""
+    processor = checkpoint.processor
+    alone = iter(wholes(processor, [*(image for turn in before for image in turn.images), *images]))
+    turns = [replace(turn, images=tuple(islice(alone, len(turn.images)))) for turn in before]
+    if not (last := list(alone)):
+        return None
+    return encode_next(processor, checkpoint.stop_token_ids, system, turns, last, question)
+
+
 def messages_of(
     processor: Processor, system: str | None, turns: Sequence[Turn], answers: Sequence[str]
 ) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ import app
 from generation.decoding import eager_step
 from inference.checkpoint import Checkpoint, open_checkpoint
 from tests.waiting import PATIENCE, wait_for
+from web.engine import OPENERS, Engine
 from web.guard import Hosts
 from web.models import Models
 from web.page import Server
@@ -57,7 +58,7 @@ def make_service(*names: str | Path, slow: bool = False, any_model: bool = False
     """A service with these models (the embedded one)."""
     kind = SlowModels if slow else Models
     models = kind([str(name) for name in names] or [EMBEDDED], any_model, "cpu")
-    return Service(models, ServiceLimits(**limits))
+    return Service(Engine(models), ServiceLimits(**limits))
 
 
 @contextmanager
@@ -83,14 +84,15 @@ def client_of(page: Served) -> Client:
 
 @contextmanager
 def full(service: Service) -> Iterator[None]:
-    """The thread of the models has its hands full: no answer has a first word before the block's end."""
+    """The engine has its hands full: no answer has a first word before the block's end."""
     gate = threading.Event()
-    task = service._thread.submit(gate.wait, PATIENCE)
+    tasks = [service.engine._openers.submit(gate.wait, PATIENCE) for _ in range(OPENERS)]
     try:
         yield
     finally:
         gate.set()
-        task.result(PATIENCE)
+        for task in tasks:
+            task.result(PATIENCE)
 
 
 def never_stopping(folder: Path) -> Path:

@@ -420,7 +420,6 @@ def test_a_turn_that_is_closed_during_its_draft_is_not_kept(checkpoint, always):
 
 def test_the_page_shows_a_draft_until_the_answer_begins(model_folder, photo, always, monkeypatch):
     monkeypatch.setattr("web.service.REDRAW", 0)
-    monkeypatch.setattr("web.service.BURST", 0)
     service = make_service(model_folder)
     request = AskRequest((str(photo),), "how <b>many</b>?", str(model_folder), max_new_tokens=12)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,10 +13,21 @@ from data.chat import Message
 from data.errors import ImageError
 from generation.options import GenerationOptions
 from generation.scheduler import Scheduler
-from inference.answer import AnswerText, ask
+from inference.answer import AnswerText, ask, encode
 from inference.checkpoint import RequestError, open_checkpoint
+from inference.draft import wholes
 from tests.documents import ROOT
-from web.engine import Engine, EngineLimits, EngineRequest, Interrupted, QueueFull, Ticket, _Queue, _Text
+from web.engine import (
+    DRAFT,
+    Engine,
+    EngineLimits,
+    EngineRequest,
+    Interrupted,
+    QueueFull,
+    Ticket,
+    _Queue,
+    _Text,
+)
 from web.models import Models
 
 FOLDER = str(ROOT / "checkpoints/ocelli-shapes")
@@ -150,6 +162,26 @@ def test_who_leaves_frees_the_slot_and_gets_nothing_more(engine):
     asyncio.run(run())
 
 
+def test_who_leaves_one_of_two_models_frees_the_slot_there(model_folder, photo):
+    names = [FOLDER, str(model_folder)]
+    engine = Engine(Models(names, device="cpu"), EngineLimits(slots=1))
+    message = Message("user", (("image", photo.read_bytes()), ("text", "how many?")))
+    options = GenerationOptions(max_new_tokens=300, temperature=1.0, seed=1)
+
+    async def run() -> None:
+        assert await _answers_of(engine) == ["blue"]
+        ticket = engine.submit(EngineRequest(names[1], [message], options))
+        async for _ in ticket:
+            break
+        while engine.stats.running:
+            await asyncio.sleep(0.005)
+
+    asyncio.run(run())
+    cancelled = [scheduler.stats.cancelled for _, scheduler, _ in engine._schedulers.values()]
+    engine.close()
+    assert cancelled == [0, 1]
+
+
 def test_errors_reach_whom_they_belong_to(engine, monkeypatch):
     """A broken image, a prompt that does not fit, a fault in a step: the others are answered."""
 
@@ -175,6 +207,74 @@ def test_errors_reach_whom_they_belong_to(engine, monkeypatch):
         with pytest.raises(Interrupted):
             asyncio.run(_answers_of(engine))
     assert asyncio.run(_answers_of(engine)) == ["blue"]
+
+
+def test_what_follows_an_answer_takes_turns_ends_when_left_and_fails_alone(models):
+    engine, began, closed = Engine(models, EngineLimits(slots=2)), asyncio.Event(), []
+
+    def counts(checkpoint, ids):
+        yield checkpoint.processor.tokenizer.decode(ids, skip_special_tokens=True).strip()
+        yield from range(3)
+
+    def endless(checkpoint, ids):
+        try:
+            while True:
+                yield "more"
+        finally:
+            closed.append(threading.current_thread().name)
+
+    def broken(checkpoint, ids):
+        yield 1
+        raise ValueError("mine")
+
+    async def made(then) -> list:
+        found = []
+        async for piece in engine.submit(request(then=then)):
+            found += [] if piece.made is None else [piece.made]
+            if len(found) > 5:
+                began.set()
+        return found
+
+    async def run() -> None:
+        leaving = asyncio.create_task(made(endless))
+        await began.wait()
+        assert await made(counts) == ["blue", 0, 1, 2]
+        assert await answers(engine.submit(request(QUESTIONS[2]))) == ["5"]
+        with pytest.raises(ValueError, match="mine"):
+            await made(broken)
+        leaving.cancel()
+        while engine.stats.running:
+            await asyncio.sleep(0.005)
+
+    asyncio.run(run())
+    assert closed == ["models"]
+    engine.close()
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_draft_comes_before_an_answer_that_it_does_not_change(model_folder, photo, slots):
+    """Where there is a slot for it."""
+    models = Models([str(model_folder)], device="cpu")
+    checkpoint, options = models.open(models.default), GenerationOptions(max_new_tokens=12)
+    tiled = checkpoint.processor.tile(str(photo))
+
+    def prompt(checkpoint):
+        return encode(checkpoint, [tiled], "how many?"), options
+
+    def short(checkpoint):
+        return encode(checkpoint, wholes(checkpoint.processor, [tiled]), "how many?")
+
+    async def run() -> list:
+        asked = EngineRequest(models.default, prompt, options, draft=short)
+        return [piece async for piece in engine.submit(asked)]
+
+    engine = Engine(models, EngineLimits(slots=slots, prefill_chunk=16))
+    pieces = asyncio.run(run())
+    engine.close()
+    numbers = [piece.answer for piece in pieces]
+    assert numbers == sorted(numbers) and (DRAFT in numbers) == (slots > 1) and len(tiled.tiles) > 1
+    ids = [one for piece in pieces for one in piece.token_ids if piece.answer == 0]
+    assert ids == ask(checkpoint, [photo], "how many?", options).finish()["token_ids"][0]
 
 
 async def _answers_of(engine: Engine) -> list[str]:

@@ -298,7 +298,9 @@ def test_who_goes_away_stops_the_answer_and_the_end_does_not_wait(tmp_path):
                     break
         alive.close()
         assert wait_for(lambda: exchange.stop_reasons) and exchange.stop_reasons == ["stopped"]
-        assert wait_for(lambda: slow.kept_bytes == 0 and not slow._visitors and not visitor.busy.locked())
+        assert wait_for(
+            lambda: slow.engine.stats.running == 0 and not slow._visitors and not visitor.busy.locked()
+        )
         begin_answer(page, "long")
         threading.Thread(target=follow, daemon=True).start()
         assert began.wait(PATIENCE)

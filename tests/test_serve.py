@@ -18,9 +18,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import gradio_client
 import httpx
 import jsonschema
 import openai
@@ -72,7 +73,8 @@ def running(models: Models | None = None, api_key: str | None = None, slots: int
     """A server in this process for as long as the block lasts."""
     models = models or Models([str(FOLDER)], device="cpu")
     models.open(models.default)
-    engine = Engine(models, EngineLimits(slots, queue))
+    bounds = {name: limits.pop(name) for name in ("max_images", "max_new_tokens", "image") if name in limits}
+    engine = Engine(models, EngineLimits(slots, queue, **bounds))
     server = Server(engine, Hosts("127.0.0.1", ["api.example"]), ApiLimits(**limits), api_key, drain=1)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -88,7 +90,8 @@ def running(models: Models | None = None, api_key: str | None = None, slots: int
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Running]:
-    with running(max_body=2**20, max_pixels=1_000_000, max_images=3, max_new_tokens=300) as served:
+    small = replace(EngineLimits().image, max_pixels=1_000_000)
+    with running(max_body=2**20, image=small, max_images=3, max_new_tokens=300) as served:
         yield served
 
 
@@ -739,6 +742,27 @@ def process(tmp_path):
         one.communicate()
 
 
+def test_one_process_serves_programs_and_the_page(process):
+    """What a visitor asked is kept for programs, and one count is kept of both."""
+    server, url = process("--page", "--drain", "10000")
+    root = url.removesuffix("v1")
+    visitor = gradio_client.Client(root, verbose=False, httpx_kwargs={"timeout": PATIENCE})
+    picture = gradio_client.handle_file(str(EXAMPLE))
+    chat, *_ = visitor.predict({"text": STAR, "files": [picture]}, str(FOLDER), api_name="/ask")
+    assert chat[-1]["content"][0]["text"] == "blue"
+    answer = httpx.post(f"{url}/chat/completions", json=body(), trust_env=False, timeout=PATIENCE).json()
+    assert answer["choices"][0]["message"]["content"] == "blue"
+    used = answer["usage"]
+    assert used["prompt_tokens_details"]["cached_tokens"] > used["prompt_tokens"] / 2
+    assert "ocelli_requests_total 2\n" in httpx.get(f"{root}metrics", trust_env=False).text
+    foreign = {"Host": "evil.example"}
+    for path in ("", "config", "v1/models"):
+        assert httpx.get(root + path, headers=foreign, trust_env=False).status_code == 403
+    server.send_signal(signal.SIGTERM)  # the visitor's page is open
+    _, said = server.communicate(timeout=PATIENCE)
+    assert server.returncode == 0 and "Traceback" not in said
+
+
 def test_after_sigterm_what_was_accepted_is_answered(process, tmp_path):
     folder = never_stopping(tmp_path / "model")
     server, url = process("--model", str(folder))
@@ -778,6 +802,7 @@ def test_the_drain_has_its_time(process, tmp_path):
         (["--model", "no/such/folder"], "no/such/folder"),
         (["--allow-paths", "no/such/folder"], "--allow-paths"),
         (["--api-key", ""], "--api-key"),
+        (["--page", "--api-key", "secret"], "--api-key"),
     ],
 )
 def test_a_start_that_fails_is_one_sentence(capsys, arguments, expected):

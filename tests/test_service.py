@@ -1,24 +1,24 @@
-"""Behind the web page: the queue of the models' thread, questions from check to answer, what is kept."""
+"""Behind the web page: places in the queue, questions from check to answer, what is kept of visitors."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import time
 import weakref
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 from PIL import Image
 
+from generation.options import GenerationOptions
 from inference.checkpoint import RequestError, open_checkpoint
+from inference.conversation import Conversation
 from tests.pages import CUP, EMBEDDED, EXAMPLE, full, make_service, never_stopping
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 from web import service as service_module
+from web.engine import Engine, EngineLimits
 from web.models import Models
-from web.service import AskRequest, Service, ServiceLimits, Visitor
+from web.service import AskRequest, Service, ServiceLimits, Visitor, queue_notice
 
 STAR = AskRequest((EXAMPLE,), "What colour is the star?", EMBEDDED)
 WORD = replace(STAR, images=(CUP,), question="What is the printed word?")
@@ -57,81 +57,29 @@ async def last_of(stream):
 
 
 # ---------------------------------------------------------------------------------------------- the queue
-def test_generators_take_turns_and_the_others_wait_in_order(service, monkeypatch):
-    monkeypatch.setattr(service_module, "BURST", 0.0)
-    order = []
+def test_visitors_wait_in_order_and_see_their_places(monkeypatch):
+    monkeypatch.setattr(service_module, "ALIVE", 0.05)
+    service = Service(Engine(Models([EMBEDDED], device="cpu"), EngineLimits(slots=1)))
+    service.models.open(EMBEDDED)
 
-    def counting(name):
-        for step in range(3):
-            order.append((name, step))
-            yield step
+    async def ask() -> list[str]:
+        seen = [view async for view in service.ask(Visitor(), STAR)]
+        assert seen[-1].log[0].answers == ["blue"]
+        return [view.notice for view in seen]
 
-    async def collect(name):
-        places, pieces = [], []
-        async for got, place in service.run(Visitor(), counting(name)):
-            pieces += got
-            places.append(place)
-        return pieces, places
-
-    async def all_of_them():
+    async def all_of_them() -> list[list[str]]:
         with full(service):
-            tasks = [asyncio.create_task(collect(name)) for name in "ab"]
-            await asyncio.sleep(0.1)
-            gives_up = service.run(Visitor(), counting("gives up"))
-            assert (await anext(gives_up)) == ([], 1)
-            leaving = asyncio.create_task(gives_up.aclose())
-            await asyncio.sleep(0)
-            tasks += [asyncio.create_task(collect(name)) for name in "cd"]
+            tasks = []
+            for _ in range(5):
+                tasks.append(asyncio.create_task(ask()))
+                await asyncio.sleep(0.05)
             await asyncio.sleep(0.2)
-        await leaving
         return await asyncio.gather(*tasks)
 
-    monkeypatch.setattr(service, "_slots", asyncio.Semaphore(2))
-    results = asyncio.run(all_of_them())
-    assert [pieces for pieces, _ in results] == [[0, 1, 2]] * 4
-    assert [max(places) for _, places in results] == [0, 0, 1, 2]
-    when = {name: [order.index((name, step)) for step in range(3)] for name in "abcd"}
-    assert when["b"][0] < when["a"][2]  # a and b in turns
-    assert when["c"][0] > min(when["a"][2], when["b"][2])  # two at once
-
-
-def test_cancelled_work_is_closed_and_let_go_and_an_error_is_its_own(service):
-    closed = []
-
-    class Heavy:
-        pass
-
-    def endless(held):
-        try:
-            while True:
-                time.sleep(0.001)
-                yield held is not None
-        finally:
-            closed.append(threading.current_thread().name)
-
-    def broken():
-        yield 1
-        raise ValueError("mine")
-
-    async def cancel_in_the_middle():
-        visitor, heavy = Visitor(), Heavy()
-        gone = weakref.ref(heavy)
-        stream = service.run(visitor, endless(heavy))
-        del heavy
-        async for pieces, _ in stream:
-            if pieces:
-                visitor.cancel()
-        async with aclosing(service.run(Visitor(), endless(None))) as other:  # broken off from outside
-            while not (await anext(other))[0]:
-                pass
-        with pytest.raises(ValueError, match="mine"):
-            await last_of(service.run(Visitor(), broken()))
-        del stream
-        gc.collect()
-        return gone() is None
-
-    assert asyncio.run(cancel_in_the_middle())
-    assert len(closed) == 2 and all(name.startswith("models") for name in closed)
+    notices = asyncio.run(all_of_them())
+    service.close()
+    # The images of the first two are being opened: they wait for no place.
+    assert [queue_notice(place) in own for place, own in zip((1, 2, 3), notices[2:])] == [True] * 3
 
 
 # ----------------------------------------------------------------------------------------------- answers
@@ -142,47 +90,55 @@ def test_a_question_is_answered_and_measured(service):
     assert last.log[0].stop_reasons == ["stop"]
     assert not last.busy and last.notice == "" and all(view.busy for view in seen[:-1])
     stats = last.log[0].stats
-    assert stats["first_words"] > 0 and stats["kv_cache_bytes"] > 0
-    assert stats["prompt_tokens"] > stats["reused_tokens"] == 0
+    assert stats["first_words"] > 0 and stats["kv_cache_bytes"] > 0 and stats["decode_tokens_per_second"] > 0
+    assert 0 <= stats["reused_tokens"] < stats["prompt_tokens"]
+    another = views(service, STAR)[-1].log[0].stats  # another visitor, about the same image
+    assert another["reused_tokens"] > another["image_tokens"]
 
 
-def test_a_second_question_reuses_the_image_and_another_image_does_not(service):
+def test_a_second_question_reuses_the_image(service):
     visitor = Visitor()
     views(service, STAR, visitor)
     word = views(service, replace(STAR, question="What word do you see?"), visitor)[-1]
     assert word.log[1].answers == ["tree"] and word.log[1].images == ()
     assert word.log[1].stats["reused_tokens"] > word.log[1].stats["image_tokens"]
-    assert len(visitor.conversation.turns) == 1  # the first question is not in the second one's prompt
+    assert word.log[1].turn.alone  # the first question is not in the second one's prompt
     cup = views(service, WORD, visitor)[-1]
     assert cup.log[2].answers == ["cup"] and cup.log[2].images == (CUP,)
-    assert cup.log[2].stats["reused_tokens"] < cup.log[2].stats["image_tokens"]
     asyncio.run(service.undo(visitor))
     assert views(service, WORD, visitor)[-1].log[2].images == (CUP,)  # new again, so shown again
 
 
-def test_the_next_question_about_an_image_opens_it_no_more(service, monkeypatch):
-    visitor, opened, load = Visitor(), [], service.load
+@pytest.mark.parametrize("most_bytes, times", [(2**28, [1, 0, 1, 0]), (0, [1, 1, 1, 1])])
+def test_images_used_last_are_opened_once(monkeypatch, most_bytes, times):
+    service, visitor, opened = make_service(max_tiled_bytes=most_bytes), Visitor(), []
+    load = service.load
     monkeypatch.setattr(service, "load", lambda path: opened.append(path) or load(path))
-    for request, times in ((STAR, [1, 0]), (WORD, [1, 0])):
-        for expected in times:
-            answer = views(service, request, visitor)[-1].log[-1].answers
-            assert len(opened) == expected and answer == views(service, request)[-1].log[-1].answers
-            opened.clear()
+    for request, expected in zip((STAR, STAR, WORD, WORD), times):
+        views(service, request, visitor)
+        assert len(opened) == expected
+        opened.clear()
+    service.close()
+    assert [exchange.answers for exchange in visitor.log] == [["blue"], ["blue"], ["cup"], ["cup"]]
 
 
-def test_a_remembered_conversation_grows_and_is_undone(service):
-    visitor, again = Visitor(), replace(STAR, remember=True)
-    views(service, again, visitor)
-    second = views(service, again, visitor)[-1]
-    assert len(visitor.conversation.turns) == 2
-    stats = second.log[1].stats
-    assert stats["prefilled_tokens"] < stats["prompt_tokens"] / 2
-    view = asyncio.run(service.undo(visitor))
-    assert len(view.log) == len(visitor.conversation.turns) == 1
-    asyncio.run(service.undo(visitor))
+def test_a_remembered_conversation_is_that_of_the_chat_and_is_undone(service):
+    checkpoint, visitor = service.models.open(EMBEDDED), Visitor()
+    chat, asked = Conversation(checkpoint), ("What colour is the star?", "Describe the picture.", "Why?")
+    for number, question in enumerate(asked):
+        last = views(service, replace(STAR, question=question, remember=True), visitor)[-1].log[-1]
+        options = GenerationOptions(max_new_tokens=last.request.max_new_tokens)
+        expected = chat.send(question, () if number else (EXAMPLE,), options).finish()
+        same = ("token_ids", "prompt_tokens", "image_tokens", "stop_reasons")
+        assert [last.stats[name] for name in same] == [expected[name] for name in same]
+        assert last.turn.alone == (number == 0)
+    assert last.stats["reused_tokens"] > last.stats["prompt_tokens"] / 2
+    for left in (2, 1, 0):
+        assert len(asyncio.run(service.undo(visitor)).log) == left
     assert asyncio.run(service.undo(visitor)).failed
-    assert views(service, again, visitor)[-1].log[0].answers == ["blue"]  # with its image again
-    assert asyncio.run(service.clear(visitor)).log == [] and visitor.kept_bytes == 0
+    again = views(service, replace(STAR, remember=True), visitor)[-1].log[0]
+    assert again.answers == ["blue"] and again.turn.alone  # with its image again
+    assert asyncio.run(service.clear(visitor)).log == []
 
 
 def test_several_answers_and_their_seed(service):
@@ -261,7 +217,7 @@ def test_another_question_and_undo_interrupt_the_answer(slow):
 def test_undo_before_the_first_word_leaves_the_answer_before(service):
     visitor = Visitor()
     views(service, STAR, visitor)
-    conversation, (kept,) = visitor.conversation, visitor.log
+    (kept,) = visitor.log
     request = replace(WORD, remember=True)
 
     async def undo_at_once():
@@ -278,7 +234,6 @@ def test_undo_before_the_first_word_leaves_the_answer_before(service):
 
     last, undone = asyncio.run(both())
     assert undone.log == [kept] == visitor.log and undone.returned is request
-    assert visitor.conversation is conversation and len(conversation.turns) == 1
     assert last.returned is request and not last.busy and visitor.images == (EXAMPLE,)
     assert asyncio.run(service.undo(visitor)).returned is STAR and visitor.images == ()
 
@@ -296,13 +251,21 @@ class GatedModels(Models):
         if name == "far":
             self.opened.set()
             assert self.gate.wait(PATIENCE)
-        self._drop_guest()
         return replace(self.checkpoint)
 
 
+class Guests(Models):
+    """Models of which others may be named, which need no Hub."""
+
+    def _load(self, name):
+        self._drop_guest()
+        return replace(open_checkpoint(EMBEDDED, device="cpu"), name=name)
+
+
 def test_a_model_that_is_dropped_while_it_answers_is_let_go():
-    service = Service(GatedModels([EMBEDDED], any_model=True))
+    service = Service(Engine(Guests([EMBEDDED], any_model=True)))
     models, visitor = service.models, service.visitor("a")
+    old = weakref.ref(models.open("some/one").model)
 
     async def dropped_in_the_middle():
         async for view in service.ask(visitor, replace(STAR, model="some/one")):
@@ -311,7 +274,11 @@ def test_a_model_that_is_dropped_while_it_answers_is_let_go():
 
     asyncio.run(dropped_in_the_middle())
     assert [exchange.answers for exchange in visitor.log] == [["blue"]]
-    assert models.held("some/one") is None and visitor.conversation is None and not service._features
+    assert models.held("some/one") is None and wait_for(lambda: old() is None)
+    idle = weakref.ref(models.held("some/other").model)
+    views(service, replace(STAR, model="some/other"), visitor)
+    models.open("some/third")
+    assert wait_for(lambda: idle() is None)
     service.close()
 
 
@@ -329,16 +296,14 @@ def test_an_open_model_answers_while_another_one_is_being_opened():
     assert models.held("far") is models.open("far") and models.holds(models.held("far"))
 
 
-def test_caches_visitors_and_open_pages_stay_within_their_bounds(service, monkeypatch):
-    limits = ServiceLimits(max_visitors=3, max_kept_bytes=5 * 2**20, max_open=2)
-    monkeypatch.setattr(service, "limits", limits)
+def test_visitors_and_open_pages_stay_within_their_bounds(service, monkeypatch):
+    monkeypatch.setattr(service, "limits", ServiceLimits(max_visitors=3, max_open=2))
     for name in "abcdef":
         views(service, STAR, service.visitor(name))
-        assert service.kept_bytes <= 5 * 2**20 and len(service._visitors) <= 3
-    kept = service.visitor("f")
+        assert len(service._visitors) <= 3
     with service.connected("f"):
-        assert kept.kept_bytes > 0 and service.visitor("a").log == []
-    assert kept.kept_bytes == 0  # the page is closed
+        assert service.visitor("f").log and service.visitor("a").log == []
+    assert "f" not in service._visitors  # the page is closed
     with service.connected("a"), service.connected("b"):
         with pytest.raises(RequestError), service.connected("c"):
             pass

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -64,17 +64,16 @@ STREAM_HEADERS = [  # the last one is for nginx, which would collect events
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+PATHS = ("/v1/", "/health", "/metrics")  # of the server for programs, beside a page
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)  # seconds
 
 
 @dataclass(frozen=True)
 class ApiLimits:
-    """What one client may take.
+    """What one client may take besides `EngineLimits`.
 
     max_body: bytes of a request. max_held: bytes of all requests that are being answered together.
-    max_images, max_file_bytes, max_pixels: of the images of one request, and of each.
-    max_answers, max_new_tokens: of one request.
     seconds: from a request's beginning to its end.
     allow_urls: images may be fetched from public addresses. allow_paths: the folder from whose files images
         may be read, or None.
@@ -82,11 +81,6 @@ class ApiLimits:
 
     max_body: int = 32 * 2**20
     max_held: int = 2**30
-    max_images: int = 8
-    max_file_bytes: int = 10 * 2**20
-    max_pixels: int = 24_000_000
-    max_answers: int = 8
-    max_new_tokens: int = 4_096
     seconds: float = 600
     allow_urls: bool = False
     allow_paths: Path | None = None
@@ -175,14 +169,9 @@ class Metrics:
 class Images:
     """Opens what `image_url` names, in threads."""
 
-    def __init__(self, limits: ApiLimits):
+    def __init__(self, limits: ApiLimits, image: ImageLimits):
         self._folder = limits.allow_paths
-        self._limits = ImageLimits(
-            max_bytes=limits.max_file_bytes,
-            max_pixels=limits.max_pixels,
-            allow_urls=limits.allow_urls,
-            allow_paths=False,
-        )
+        self._limits = replace(image, allow_urls=limits.allow_urls, allow_paths=False)
         self._decoding = ThreadPoolExecutor(2, thread_name_prefix="images")
         self._fetching = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetches")  # waits, mostly
 
@@ -240,7 +229,7 @@ class ChatCompletions:
     def __init__(self, engine: Engine, limits: ApiLimits, metrics: Metrics):
         self.engine, self.limits, self.metrics = engine, limits, metrics
         self.names = model_ids(engine.models.names)
-        self._images, self._room = Images(limits), Room(limits.max_held)
+        self._images, self._room = Images(limits, engine.limits.image), Room(limits.max_held)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, record = Headers(scope=scope), scope["state"]["record"]
@@ -283,7 +272,8 @@ class ChatCompletions:
             message = f"there is no model {asked.model[:100]!r} here: expected one of {known}"
             raise ApiError(404, message, "model", "model_not_found")
         record.model = asked.model
-        options, grammar = asked.options(self.limits.max_new_tokens, self.limits.max_answers), asked.grammar
+        bounds = self.engine.limits
+        options, grammar = asked.options(bounds.max_new_tokens, bounds.slots), asked.grammar
         started = False
         try:
             async with asyncio.timeout(self.limits.seconds):
@@ -322,7 +312,7 @@ class ChatCompletions:
         parts = [part for message in asked.messages for part in message.content or ()]
         urls = [part.image_url.url for part in parts if part.image_url is not None]
         record.images = len(urls)
-        if len(urls) > (most := self.limits.max_images):
+        if len(urls) > (most := self.engine.limits.max_images):
             raise ApiError(400, f"messages: expected at most {most} images, got {len(urls)}", "messages")
         opening = [self._images.open(url, f"image {number}") for number, url in enumerate(urls, start=1)]
         opened = iter(await asyncio.gather(*opening))
@@ -479,6 +469,16 @@ def make_app(engine: Engine, limits: ApiLimits, metrics: Metrics) -> FastAPI:
     return app
 
 
+def beside(door: ASGIApp, page: ASGIApp) -> ASGIApp:
+    """The server for programs at its own paths, and a page at all others."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        own = scope["type"] == "http" and scope["path"].startswith(PATHS)
+        await (door if own else page)(scope, receive, send)
+
+    return app
+
+
 class Door:
     """ASGI middleware around everything: who may ask, what is logged, and an answer whatever happens.
 
@@ -579,6 +579,7 @@ class Server(uvicorn.Server):
 
     Args:
         proxies: addresses whose X-Forwarded-For is believed, such as a balancer's.
+        page: answers for all other paths, if there is one; with its own guard.
     """
 
     def __init__(
@@ -589,12 +590,13 @@ class Server(uvicorn.Server):
         api_key: str | None = None,
         drain: float = 30,
         proxies: Sequence[str] = (),
+        page: ASGIApp | None = None,
     ):
         self.metrics = Metrics(engine)
         door = Door(make_app(engine, limits, self.metrics), hosts, self.metrics, api_key)
         super().__init__(
             uvicorn.Config(
-                door,
+                door if page is None else beside(door, page),
                 http=JsonProtocol,
                 ws="none",
                 log_level="critical",
@@ -606,7 +608,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=max(1, round(drain)) + 2,
             )
         )
-        self._engine, self._drain = engine, drain
+        self._engine, self._drain, self._page = engine, drain, page
 
     async def shutdown(self, sockets: list | None = None) -> None:
         """After the drain what is left is told that the server ends."""
@@ -618,3 +620,6 @@ class Server(uvicorn.Server):
     async def _end(self) -> None:
         await self._engine.drain(self._drain)
         self._engine.close()
+        if self._page is not None:  # the connections of open pages do not end by themselves
+            await asyncio.sleep(1)
+            self.force_exit = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -11,16 +11,18 @@ import gradio as gr
 from PIL import Image
 
 from data.errors import ImageError
+from data.processor import EncodedConversation
 from generation.decoding import GenerationOptions
-from inference.answer import ask
+from inference.answer import answer_text, encode
 from inference.attribution import METHODS
 from inference.attribution.attention import attention_maps
 from inference.attribution.draw import draw_maps
 from inference.attribution.occlusion import occlusion_steps
 from inference.attribution.teacher_forcing import answer_words
 from inference.checkpoint import Checkpoint, RequestError
+from web.engine import EngineRequest
 from web.parts import message_box, model_choice, notice, visitor_of
-from web.service import AskRequest, Service, queue_notice, user_message
+from web.service import AskRequest, Service, Visitor, queue_notice, user_message
 
 MAX_NEW_TOKENS = 64  # of an answer: every word gets a map
 _ABOUT = (
@@ -90,12 +92,14 @@ class AttributionTab:
                 raise RequestError("An answer of yours is in progress: wait for it, or stop it first.")
             async with visitor.busy:
                 visitor.cancelled, began = False, True
-                if (checkpoint := service.models.held(asked.model)) is None:
+                if service.models.held(asked.model) is None:
                     yield self._shown(Progress(doing=f"Opening {asked.model} …"))
-                    checkpoint = await asyncio.to_thread(service.models.open, asked.model)
-                async with aclosing(service.run(visitor, self._steps(checkpoint, asked, method))) as bursts:
-                    async for steps, place in bursts:
-                        now = steps[-1] if steps else now
+                    await asyncio.to_thread(service.models.open, asked.model)
+                looking = self._request(visitor, asked, method)
+                async with aclosing(service.follow(visitor, service.engine.submit(looking))) as bursts:
+                    async for pieces, place in bursts:
+                        for piece in pieces:
+                            now = piece.made or Progress(now.answer + piece.text, "Answering …")
                         yield self._shown(now._replace(doing=queue_notice(place) or now.doing))
             if now.sheet is None:
                 raise RequestError("Stopped before there was anything to see.")
@@ -117,29 +121,31 @@ class AttributionTab:
             self.message: gr.update(submit_btn=not busy, stop_btn=busy),
         }
 
-    def _steps(
-        self, checkpoint: Checkpoint, asked: AskRequest, method: str
-    ) -> Generator[Progress, None, None]:
-        """In the models' thread: the answer, then its maps."""
-        images, answer = [self.service.load(image) for image in asked.images], ""
-        reply = ask(checkpoint, images, asked.question, GenerationOptions(max_new_tokens=MAX_NEW_TOKENS))
-        for _, piece in reply:
-            answer += piece
-            yield Progress(answer, "Answering …")
-        ids = reply.finish()["token_ids"][0]
-        words = answer_words(checkpoint, ids)
-        if not words:
-            raise RequestError("The answer has no word to draw a map for.")
-        yield Progress(answer, "Looking …")
-        if method == "attention":
-            maps = attention_maps(checkpoint, images, asked.question, ids)
-        else:
-            steps = occlusion_steps(checkpoint, images, asked.question, ids)
-            while True:
-                try:
-                    done, windows = next(steps)
-                except StopIteration as end:
-                    maps = end.value
-                    break
-                yield Progress(answer, f"Greying out one place after another: {done} of {windows}")
-        yield Progress(answer, "", draw_maps(maps, words, asked.question))
+    def _request(self, visitor: Visitor, asked: AskRequest, method: str) -> EngineRequest:
+        """The answer, then its maps."""
+        images: list[Image.Image] = []
+        options, question = GenerationOptions(max_new_tokens=MAX_NEW_TOKENS), asked.question
+
+        def prompt(checkpoint: Checkpoint) -> tuple[EncodedConversation, GenerationOptions]:
+            images.extend(map(self.service.load, asked.images))
+            return encode(checkpoint, images, question), options
+
+        def steps(checkpoint: Checkpoint, ids: list[int]) -> Iterator[Progress]:
+            words, answer = answer_words(checkpoint, ids), answer_text(checkpoint, ids)
+            if not words:
+                raise RequestError("The answer has no word to draw a map for.")
+            yield Progress(answer, "Looking …")
+            if method == "attention":
+                maps = attention_maps(checkpoint, images, question, ids)
+            else:
+                places = occlusion_steps(checkpoint, images, question, ids)
+                while True:
+                    try:
+                        done, windows = next(places)
+                    except StopIteration as end:
+                        maps = end.value
+                        break
+                    yield Progress(answer, f"Greying out one place after another: {done} of {windows}")
+            yield Progress(answer, "", draw_maps(maps, words, question))
+
+        return EngineRequest(asked.model, prompt, options, client=visitor.client, then=steps)

@@ -9,12 +9,14 @@
 Requests wait in one queue, clients take turns in it, and worker threads open the images of those that come
 next. Each model has a `Scheduler`, whose slots are shared by all who ask it, and what prompts left in them is
 kept for whoever asks about the same image or goes on with a conversation. Between two steps new requests
-enter, and those that nobody waits for any more leave. An error is told to the request that it belongs to.
+enter, and those that nobody waits for any more leave; work that follows an answer has its turn there. An
+error is told to the request that it belongs to.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
 import time
@@ -46,6 +48,11 @@ from web.models import Models
 OPENERS = 2  # threads that open images and encode prompts
 LONGEST_WAIT = 60.0  # seconds that a refused client is asked to wait at most
 FORGETTING = 0.9  # weight of the seconds that requests took so far, after each one more
+END = object()  # of an iterator
+DRAFT = -1  # in place of the number of an answer: a piece of the draft
+
+
+OF_STRANGERS = ImageLimits(10 * 2**20, 24_000_000, allow_urls=False, allow_paths=False)
 
 
 class QueueFull(RequestError):
@@ -66,6 +73,8 @@ class EngineLimits:
     positions of a prompt, or one tile, between two tokens of the others; None computes prompts at once.
     prefix_bytes: of prefixes that a model keeps in memory, and prefix_folder, where as many outlive the
     process; None is no folder.
+
+    Page and API hold requests to the rest: max_images, what each image may be, and max_new_tokens.
     """
 
     slots: int = 8
@@ -73,28 +82,37 @@ class EngineLimits:
     prefill_chunk: int | None = 256
     prefix_bytes: int = PREFIX_BYTES
     prefix_folder: Path | None = None
+    max_images: int = 8
+    max_new_tokens: int = 4_096
+    image: ImageLimits = OF_STRANGERS
 
 
 @dataclass(frozen=True, eq=False)
 class EngineRequest:
     """A question to a model.
 
-    messages: a conversation whose last turn is the user's, or what makes the prompt of a checkpoint, in a
-        worker thread. Images are bytes, files or `PIL.Image`s.
+    messages: a conversation whose last turn is the user's, or what makes the prompt for a checkpoint and the
+        options for it, in a worker thread. Images are bytes, files or `PIL.Image`s.
     options: `num_return_sequences` is the number of answers.
     grammar: what answers are held to (see `inference.grammar`); None for anything.
     stop: texts before which an answer ends; they are not shown.
     logprobs: see `generation.requests.Request`.
     client: who takes turns with the others.
+    draft: after `messages`, makes a shorter prompt, or None. What of its answer is made before the other one
+        begins comes out as pieces of answer DRAFT. It takes a slot, if there are two.
+    then: other work in the models' thread after the (one) answer with these ids, step by step between those
+        of other answers; what it yields comes out of the ticket as `Piece.made`.
     """
 
     model: str
-    messages: list[Message] | Callable[[Checkpoint], EncodedConversation]
+    messages: list[Message] | Callable[[Checkpoint], tuple[EncodedConversation, GenerationOptions]]
     options: GenerationOptions
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     client: str = ""
     grammar: str | None = None
+    draft: Callable[[Checkpoint], EncodedConversation | None] | None = None
+    then: Callable[[Checkpoint, list[int]], Iterator[Any]] | None = None
 
 
 @dataclass
@@ -115,7 +133,8 @@ class Piece(NamedTuple):
     answer: int
     text: str
     token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None
+    logprobs: list[TokenLogprobs] | None = None
+    made: Any = None
 
 
 class Ticket:
@@ -124,7 +143,7 @@ class Ticket:
 
     finish_reasons: of each answer, "stop" or "length", at the end.
     prompt_tokens: positions of the prompt, and cached_tokens: those of them that were kept from before.
-    first_token_seconds: from the arrival; None before it.
+    first_token_seconds: from the arrival; None before it. decode_seconds: from there to the latest token.
     """
 
     def __init__(self, engine: Engine, request: EngineRequest):
@@ -133,8 +152,11 @@ class Ticket:
         self.finish_reasons = [""] * answers
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
         self.first_token_seconds: float | None = None
+        self.decode_seconds = 0.0
         self._engine, self._loop = engine, asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        self._pieces: list[Piece] = []
+        self._news, self._over = asyncio.Event(), asyncio.Event()
+        self._error: Exception | None = None
         # Of the models' thread: what is to be scheduled, and the texts of answers that have not ended.
         self.checkpoint: Checkpoint | None = None
         self.requests: list[Request] = []
@@ -147,21 +169,46 @@ class Ticket:
         return self._engine.place(self)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more: its slots are free at the next step. In vain after its end."""
+        """Nobody waits for it any more: iterating ends, and its slots are free at the next step. In vain
+        after its end."""
         self.cancelled = True
         self._engine.withdraw(self)
+        self.put(None)
 
     def put(self, piece: Piece | Exception | None) -> None:
         """From any thread; None is the end."""
         with suppress(RuntimeError):  # the loop has been closed
-            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+            self._loop.call_soon_threadsafe(self._put, piece)
+
+    def _put(self, piece: Piece | Exception | None) -> None:
+        self._news.set()
+        if isinstance(piece, Piece):
+            self._pieces.append(piece)
+        elif not self._over.is_set():
+            self._error = piece
+            self._over.set()
+
+    async def some(self, seconds: float | None = None) -> list[Piece] | None:
+        """The pieces that have come, or the next one; [] if none comes for so long, None at the end."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), seconds)
+        pieces, self._pieces = self._pieces, []
+        if not self._over.is_set():
+            self._news.clear()
+        elif not pieces and self._error is not None:
+            raise self._error
+        return None if self._over.is_set() and not pieces else pieces
+
+    async def pause(self, seconds: float) -> None:
+        """For so long, or until the end."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         try:
-            while (piece := await self._pieces.get()) is not None:
-                if isinstance(piece, Exception):
-                    raise piece
-                yield piece
+            while (pieces := await self.some()) is not None:
+                for piece in pieces:
+                    yield piece
         finally:
             self.cancel()
 
@@ -228,6 +275,7 @@ class Engine:
 
     def __init__(self, models: Models, limits: EngineLimits | None = None):
         self.models, self.limits, self.stats = models, limits or EngineLimits(), EngineStats()
+        models.closed = lambda checkpoint: self._wake.set()
         self._lock = threading.Lock()  # of all that follows, but the schedulers
         self._queue, self._opening = _Queue(), 0
         self._ready: deque[Ticket] = deque()
@@ -236,9 +284,9 @@ class Engine:
         self._closed, self._draining = False, False
         self._wake = threading.Event()
         self._openers = ThreadPoolExecutor(OPENERS, thread_name_prefix="openers")
-        # Of the models' thread, by the id of the model.
-        self._schedulers: dict[int, tuple[Checkpoint, Scheduler]] = {}
-        self._stores: list[PrefixStore] = []
+        # Of the models' thread: schedulers by the id of the model, and work that follows answers.
+        self._schedulers: dict[int, tuple[Checkpoint, Scheduler, PrefixStore | None]] = {}
+        self._later: deque[tuple[Ticket, Iterator[Any]]] = deque()
         self._thread = threading.Thread(target=self._work, daemon=True, name="models")
         self._thread.start()
 
@@ -306,19 +354,25 @@ class Engine:
     def _encode(self, ticket: Ticket) -> None:
         request = ticket.request
         checkpoint = self.models.open(request.model)
-        made = request.messages
-        row = made(checkpoint) if callable(made) else encode_messages(checkpoint, made)
+        made, options = request.messages, request.options
+        if callable(made):
+            row, options = made(checkpoint)
+        else:
+            row = encode_messages(checkpoint, made)
         checkpoint.check_images(row.image_tokens)
-        options = request.options
         if request.grammar is not None:
             options = replace(options, constraint=checkpoint.constraint(request.grammar))
         ticket.checkpoint = checkpoint
         ticket.prompt_tokens = prompt_tokens(checkpoint, row)
+        numbered = list(enumerate(requests_for(checkpoint, row, options.max_new_tokens, options)))
+        short = request.draft(checkpoint) if request.draft and self.limits.slots > len(numbered) else None
+        if short is not None:
+            (draft,) = requests_for(checkpoint, short, options.max_new_tokens, options)
+            numbered.insert(0, (DRAFT, draft))
         ticket.requests = [
-            replace(one, key=(ticket, number), logprobs=request.logprobs)
-            for number, one in enumerate(requests_for(checkpoint, row, options.max_new_tokens, options))
+            replace(one, key=(ticket, number), logprobs=request.logprobs) for number, one in numbered
         ]
-        ticket.texts = {number: _Text(checkpoint, request.stop) for number in range(len(ticket.requests))}
+        ticket.texts = {number: _Text(checkpoint, request.stop) for number, _ in numbered}
 
     def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
         """A ticket has come to its end, for whatever reason."""
@@ -336,7 +390,7 @@ class Engine:
             stats.new_tokens += ticket.completion_tokens
             stats.prompt_tokens += ticket.prompt_tokens if ticket.started is not None else 0
             stats.cached_tokens += ticket.cached_tokens
-        ticket.requests = []
+        ticket.requests, ticket.checkpoint = [], None
         ticket.put(error)
 
     # -------------------------------------------------------------------------------- the models' thread
@@ -347,21 +401,41 @@ class Engine:
             self._wake.clear()
             working = True
             while working and not self._closed:
-                self._admit()
-                working = False
-                for key, (checkpoint, scheduler) in list(self._schedulers.items()):
-                    try:
-                        self._withdraw_cancelled(scheduler)
-                        for event in scheduler.step():
-                            self._deliver(scheduler, event)
-                        working = working or not scheduler.idle
-                    except Exception as error:  # of a step: it belongs to nobody, and the others go on
-                        traceback.print_exception(error)
-                        self._give_up(key, error)
-                    if scheduler.idle and not self.models.holds(checkpoint):
-                        self._schedulers.pop(key, None)
+                working = self._turn()
+                self._drop_closed()
         for ticket in list(self._tickets):
             self._end(ticket, Interrupted("the server has ended"))
+
+    def _turn(self) -> bool:
+        """A step of each model, and one of what follows answers. Whether there is more to do."""
+        self._admit()
+        if self._later:
+            self._continue(*self._later.popleft())
+        working = False
+        for key, (_, scheduler, _) in list(self._schedulers.items()):
+            try:
+                self._withdraw_cancelled(scheduler)
+                for event in scheduler.step():
+                    self._deliver(scheduler, event)
+                working = working or not scheduler.idle
+            except Exception as error:  # of a step: it belongs to nobody, and the others go on
+                traceback.print_exception(error)
+                self._give_up(key, error)
+        return working or bool(self._later)
+
+    def _continue(self, ticket: Ticket, steps: Iterator[Any]) -> None:
+        """One step of what follows an answer."""
+        try:
+            ended = ticket.cancelled or ticket not in self._tickets
+            made = END if ended else next(steps, END)
+        except Exception as error:
+            self._end(ticket, error)
+            return
+        if made is END:
+            self._end(ticket)
+        else:
+            ticket.put(Piece(0, "", [], made=made))
+            self._later.append((ticket, steps))
 
     def _admit(self) -> None:
         """Give free slots to the tickets that are ready, in their order for each model."""
@@ -379,7 +453,7 @@ class Engine:
                 continue
             try:
                 scheduler = self._scheduler(checkpoint)
-                if scheduler.free < len(ticket.requests):
+                if scheduler.free - len(self._later) < len(ticket.requests):
                     full.add(id(checkpoint.model))
                     continue
                 self._leave_ready(ticket, started=True)
@@ -410,9 +484,25 @@ class Engine:
                 self.limits.prefill_chunk,
                 store,
             )
-            self._schedulers[id(model)] = checkpoint, scheduler
-            self._stores = [*self._stores, store] if store is not None else self._stores
+            self._schedulers[id(model)] = checkpoint, scheduler, store
         return self._schedulers[id(model)][1]
+
+    def _drop_closed(self) -> None:
+        """Let go of models that are kept no longer and have nothing to do."""
+        for key in [
+            key
+            for key, (checkpoint, scheduler, _) in self._schedulers.items()
+            if scheduler.idle and not self.models.holds(checkpoint)
+        ]:
+            self._drop(key)
+            gc.collect()  # a model and its decode step may hold each other
+
+    def _drop(self, key: int) -> Checkpoint:
+        """Let go of a model's scheduler and of what is kept for it in memory."""
+        checkpoint, _, store = self._schedulers.pop(key)
+        if store is not None:
+            store.close()
+        return checkpoint
 
     def _leave_ready(self, ticket: Ticket, started: bool = False) -> None:
         with self._lock:
@@ -429,6 +519,8 @@ class Engine:
         with self._lock:
             gone = [one for one in self._tickets if one.cancelled and one.started is not None]
         for ticket in gone:
+            if ticket.checkpoint is None or ticket.checkpoint.model is not scheduler.model:
+                continue
             for number in list(ticket.texts):
                 scheduler.cancel((ticket, number))
             self._end(ticket)
@@ -438,9 +530,17 @@ class Engine:
         text = ticket.texts.get(number)
         if text is None:  # it has ended at a stop string
             return
+        if number == DRAFT:
+            if isinstance(event, NewTokens):
+                ticket.put(Piece(DRAFT, text.put(event.token_ids), event.token_ids))
+            return
         if isinstance(event, NewTokens):
+            if ticket.texts.pop(DRAFT, None) is not None:
+                scheduler.cancel((ticket, DRAFT))
+            seconds = time.monotonic() - ticket.began
             if ticket.first_token_seconds is None:
-                ticket.first_token_seconds = time.monotonic() - ticket.began
+                ticket.first_token_seconds = seconds
+            ticket.decode_seconds = seconds - ticket.first_token_seconds
             if number == 0:
                 ticket.cached_tokens = event.reused_tokens
             ticket.completion_tokens += len(event.token_ids)
@@ -458,12 +558,14 @@ class Engine:
             ticket.put(Piece(number, text.put([], last=True), [], None))
             ticket.finish_reasons[number] = "stop" if text.stopped else event.stop_reason
         del ticket.texts[number]
-        if not ticket.texts:
+        if not ticket.texts and ticket.request.then is not None and ticket.checkpoint is not None:
+            self._later.append((ticket, ticket.request.then(ticket.checkpoint, event.token_ids)))
+        elif not ticket.texts:
             self._end(ticket)
 
     def _give_up(self, key: int, error: Exception) -> None:
         """A model's step has failed: its requests end, and a new scheduler begins."""
-        checkpoint, _ = self._schedulers.pop(key)
+        checkpoint = self._drop(key)
         told = error if isinstance(error, OutOfMemoryError | MemoryError) else Interrupted(str(error))
         for ticket in list(self._tickets):
             own = ticket.checkpoint
@@ -485,8 +587,8 @@ class Engine:
         self._openers.shutdown(wait=False, cancel_futures=True)
         if threading.current_thread() is not self._thread:
             self._thread.join(10)
-        for store in self._stores:
-            store.close()
+        for key in list(self._schedulers):
+            self._drop(key)
 
 
 def encode_messages(checkpoint: Checkpoint, messages: list[Message]) -> EncodedConversation:

@@ -1,6 +1,6 @@
 """The page: its tabs, and the server that answers for it. No other host is asked for anything.
 
-    service = Service(Models(["checkpoints/ocelli-shapes"]))
+    service = Service(Engine(Models(["checkpoints/ocelli-shapes"])))
     with socket.create_server(("127.0.0.1", 7860)) as listening:
         Server(service, Hosts("127.0.0.1")).run([listening])
 
@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import fields
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI
+from gradio.networking import setup_tunnel
+from gradio.tunneling import CURRENT_TUNNELS
 from gradio.utils import get_upload_folder
 
 from web.attribution_tab import AttributionTab
@@ -110,10 +114,10 @@ class AskTab:
         self._connect()
 
     def _lay_out_settings(self, remember: bool) -> list[gr.components.Component]:
-        limits = self.service.limits
+        limits = self.service.engine.limits
         with gr.Accordion("Settings", open=False, elem_id="sampling"):
             return [
-                gr.Slider(1, limits.max_answers, 1, step=1, label="Number of answers"),
+                gr.Slider(1, limits.slots, 1, step=1, label="Number of answers"),
                 gr.Slider(0, 2, 0, step=0.05, label="Temperature", info="0 takes the likeliest token"),
                 gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", info="samples from this much probability"),
                 gr.Slider(0, 200, 0, step=1, label="Top-k", info="samples from this many tokens; 0 is off"),
@@ -273,37 +277,50 @@ def _stats(stats: dict[str, Any]) -> str:
 
 
 # --------------------------------------------------------------------------------------------- the server
+def make_app(service: Service, hosts: Hosts, remember: bool = False) -> Guard:
+    """The page of a service as an ASGI application, with the guard before all that Gradio has there."""
+    limits = service.engine.limits
+    page = build(service, remember)
+    uploads = Uploads(get_upload_folder(), service.limits.max_uploaded_bytes)
+    app = gr.mount_gradio_app(
+        FastAPI(openapi_url=None),
+        page,
+        path="/",
+        max_file_size=limits.image.max_bytes,
+        footer_links=[],
+        run_history=False,
+        enable_monitoring=False,
+        ssr_mode=False,
+        mcp_server=False,
+        pwa=False,
+        theme=gr.themes.Default(
+            primary_hue="indigo", neutral_hue="slate", font=["sans-serif"], font_mono=["monospace"]
+        ).set(**CONTRAST),
+        css_paths=[CSS],
+        js=JS.read_text(encoding="utf-8"),
+    )
+    largest = limits.max_images * (limits.image.max_bytes + 2**16)
+    return Guard(app, hosts, uploads, service.connected, largest)
+
+
 class Server(uvicorn.Server):
-    """Serves the page of a service, with the guard before all that Gradio has there: `run([socket])` until a
-    signal comes or `should_exit` is set. Connections that are then open, and work, end within a second."""
+    """Serves the page of a service: `run([socket])` until a signal comes or `should_exit` is set. Connections
+    that are then open, and work, end within a second; so does what `share` began."""
 
     def __init__(self, service: Service, hosts: Hosts, remember: bool = False):
-        limits = service.limits
-        page = build(service, remember)
-        uploads = Uploads(get_upload_folder(), limits.max_uploaded_bytes)
-        app = gr.mount_gradio_app(
-            FastAPI(openapi_url=None),
-            page,
-            path="/",
-            max_file_size=limits.max_file_bytes,
-            footer_links=[],
-            run_history=False,
-            enable_monitoring=False,
-            ssr_mode=False,
-            mcp_server=False,
-            pwa=False,
-            theme=gr.themes.Default(
-                primary_hue="indigo", neutral_hue="slate", font=["sans-serif"], font_mono=["monospace"]
-            ).set(**CONTRAST),
-            css_paths=[CSS],
-            js=JS.read_text(encoding="utf-8"),
-        )
-        largest = limits.max_images * (limits.max_file_bytes + 2**16)
-        guard = Guard(app, hosts, uploads, service.connected, largest)
-        super().__init__(uvicorn.Config(guard, log_level="warning", timeout_graceful_shutdown=1))
-        self._service = service
+        app = make_app(service, hosts, remember)
+        super().__init__(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        self._service, self._hosts = service, hosts
+
+    def share(self, host: str, port: int) -> str:
+        """The public URL of this page, through Gradio's servers."""
+        url = setup_tunnel(host, port, secrets.token_urlsafe(32), None, None)
+        self._hosts.allowed.add(urlsplit(url).hostname or "")
+        return url
 
     async def shutdown(self, sockets=None) -> None:
         self._service.close()
+        for tunnel in CURRENT_TUNNELS:
+            tunnel.kill()
         logging.getLogger("uvicorn.error").disabled = True  # about the connections that are broken off
         await super().shutdown(sockets)

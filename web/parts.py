@@ -52,7 +52,8 @@ def model_choice(service: Service, name: str) -> gr.Dropdown:
 
 
 def visitor_of(service: Service, request: gr.Request) -> Visitor:
-    return service.visitor(request.session_hash or secrets.token_hex(8))
+    client = request.client.host if request.client else ""
+    return service.visitor(request.session_hash or secrets.token_hex(8), client)
 
 
 def notice(text: str, failed: bool) -> str:

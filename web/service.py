@@ -1,28 +1,28 @@
-"""Answers to visitors' questions: one queue, one thread in which all models work, bounds for every visitor.
+"""The page's visitors: what they may take, their conversations, and what they see while an engine answers.
 
-    service = Service(Models(["checkpoints/ocelli-shapes"]))
+    service = Service(Engine(Models(["checkpoints/ocelli-shapes"])))
     visitor = service.visitor("a session")
     request = AskRequest(("photo.png",), "How many boats?", "checkpoints/ocelli-shapes")
     async for view in service.ask(visitor, request):
         show(view)
 
-Work is a generator. Up to `AT_ONCE` of them take turns in the thread of the models; the others wait in the
-order in which they came. Every error ends in a view with one sentence, and the service goes on. A service
-belongs to one event loop; only `close` and `close_model` may be called elsewhere.
+Questions wait in the engine's queue and are answered in its slots, together with those of programs. A visitor
+keeps texts and token ids alone: a conversation's prompt is made of them anew, and the engine finds what it
+kept of it. Every error ends in a view with one sentence. A service belongs to one event loop; only `close`
+may be called elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 import time
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,46 +30,39 @@ from PIL import Image
 from torch import OutOfMemoryError
 
 from data.errors import ImageError, PromptError, one_line
-from data.images import ImageLimits, TiledImage, load_image
-from generation.decoding import GenerationOptions
-from generation.prefix import FeatureCache
-from generation.session import Session
+from data.images import TiledImage, load_image
+from data.processor import EncodedConversation
+from generation.kv_cache import bytes_per_position
+from generation.options import CacheMemoryError, GenerationOptions
 from inference.checkpoint import Checkpoint, RequestError
-from inference.conversation import Conversation
+from inference.conversation import NextTurn, Turn, encode_short, next_turn
 from inference.errors import user_errors
+from models.checkpoints.hub import Origin
+from web.engine import DRAFT, Engine, EngineLimits, EngineRequest, Interrupted, Piece, Ticket
 from web.guard import FOR_PROGRAMS
-from web.models import Models
 
-AT_ONCE = 8  # generators in work
-BURST = 0.02  # seconds of work before it is the next one's turn
 REDRAW = 0.1  # an answer is shown anew at most this often
 ALIVE = 1.0  # while nothing happens, a view is given this often: it fails where the visitor has gone
-DRAFT = -1  # in place of the number of an answer: a piece of the draft
+MOST_SHORT = 1 / 3  # positions of a draft's prompt, as a share of the answer's
 STOPPED = "Stopped before the first word."
 
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """What visitors may take.
+    """What visitors may take besides `EngineLimits`.
 
-    max_file_bytes, max_pixels: of one image. max_images: in one question. max_characters: of one question.
-    max_answers, max_new_tokens: of one request. max_turns: kept of a conversation, the latest.
+    max_characters: of one question. max_turns: kept of a conversation, the latest.
     max_uploaded_bytes: kept of all visitors together.
     max_visitors: remembered without an open page. max_open: open pages.
-    max_kept_bytes: of caches and images that wait for their visitors' next questions.
+    max_tiled_bytes: of images cut into tiles, which are kept for their visitors' next questions.
     """
 
-    max_file_bytes: int = 10 * 2**20
-    max_pixels: int = 24_000_000
-    max_images: int = 8
     max_characters: int = 4_000
-    max_answers: int = 8
-    max_new_tokens: int = 1_024
     max_turns: int = 50
     max_uploaded_bytes: int = 2**30
     max_visitors: int = 100
     max_open: int = 500
-    max_kept_bytes: int = 512 * 2**20
+    max_tiled_bytes: int = 128 * 2**20
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,8 @@ class AskRequest:
     images: uploaded files on this machine.
     seed: None draws one.
     remember: whether earlier questions about the same images stand before this one.
-    draft: whether a single answer may be drafted from the whole image while its tiles are encoded.
+    draft: whether a single answer about new images may be drafted from the whole image while its tiles are
+        encoded.
     """
 
     images: tuple[str, ...]
@@ -95,9 +89,9 @@ class AskRequest:
     remember: bool = False
     draft: bool = False
 
-    def options(self, limits: ServiceLimits) -> GenerationOptions:
+    def options(self, limits: EngineLimits) -> GenerationOptions:
         """The options of the answer. Raises RequestError."""
-        for name, most in (("answers", limits.max_answers), ("max_new_tokens", limits.max_new_tokens)):
+        for name, most in (("answers", limits.slots), ("max_new_tokens", limits.max_new_tokens)):
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value <= most:
                 raise RequestError(f"{name}: expected a whole number from 1 to {most}, got {str(value)[:40]}")
@@ -123,6 +117,8 @@ class Exchange:
     stats: see `TurnReply.finish`; "first_words" is the time from the question to them, in seconds, and
         "drafted_words" that to the draft's.
     draft: what is shown until an answer begins.
+    turn: once all answers have ended, for the prompts of later questions, of a model from `origin`; without
+        its images, which are the request's.
     """
 
     request: AskRequest
@@ -131,6 +127,17 @@ class Exchange:
     stop_reasons: list[str] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     draft: str = ""
+    turn: Turn | None = None
+    origin: Origin | None = None
+
+    def take(self, piece: Piece, seconds: float) -> None:
+        """More of an answer or of its draft, so long after the question."""
+        if piece.answer == DRAFT:
+            self.draft += piece.text
+        else:
+            self.answers[piece.answer] += piece.text
+        if piece.text:
+            self.stats.setdefault("drafted_words" if piece.answer == DRAFT else "first_words", seconds)
 
 
 @dataclass(frozen=True)
@@ -150,124 +157,117 @@ class View:
 
 
 class Visitor:
-    """One open page: its conversation, and the lock that whoever works for it holds."""
+    """One open page: its conversation, and the lock that whoever works for it holds.
 
-    def __init__(self) -> None:
+    client: who takes turns with others at the engine.
+    """
+
+    def __init__(self, client: str = "") -> None:
+        self.client = client
         self.log: list[Exchange] = []
-        self.conversation: Conversation | None = None  # of the models' thread, while that works on it
         self.busy = asyncio.Lock()
         self.request: AskRequest | None = None  # the one in work
-        self.turn: asyncio.Task | None = None  # done when a place among those in work is free
-        self.cancelled = self.gone = False
+        self.ticket: Ticket | None = None  # of what the engine is asked
+        self.cancelled = False
 
     @property
     def images(self) -> tuple[str, ...]:
         """The images that the last question was about."""
         return self.log[-1].request.images if self.log else ()
 
-    @property
-    def kept_bytes(self) -> int:
-        """Memory that is kept between questions: the cache, and images cut into tiles."""
-        if (kept := self.conversation) is None:
-            return 0
-        tiles = [image.tiles for turn in kept.turns for image in turn.images]
-        return kept.session.kv_cache_bytes + sum(tile.nbytes for tile in tiles)
-
     def cancel(self) -> None:
-        """End the work in progress at its next step."""
+        """End the work in progress."""
         self.cancelled = True
-        if self.turn is not None:
-            self.turn.cancel()
+        if self.ticket is not None:
+            self.ticket.cancel()
+
+
+class Question:
+    """The prompt of an exchange, made in a worker thread.
+
+    Args:
+        log: the exchanges before it, if they are to stand before it in the prompt.
+
+    asked, checkpoint: known once the prompt is made.
+    """
+
+    def __init__(
+        self, service: Service, exchange: Exchange, log: tuple[Exchange, ...], options: GenerationOptions
+    ):
+        self._service, self._request, self._log, self._options = service, exchange.request, log, options
+        self.asked: NextTurn | None = None
+        self.checkpoint: Checkpoint | None = None
+
+    def prompt(self, checkpoint: Checkpoint) -> tuple[EncodedConversation, GenerationOptions]:
+        images, before = self._images(checkpoint), self._before(checkpoint)
+        if before:
+            before[0], images = replace(before[0], images=images), ()
+        asked = next_turn(checkpoint, None, before, images, self._request.question, self._options)
+        self.asked, self.checkpoint = asked.without_tiles(), checkpoint
+        return asked.row, asked.options
+
+    def short(self, checkpoint: Checkpoint) -> EncodedConversation | None:
+        """The prompt of a draft, if it is short."""
+        row = encode_short(checkpoint, None, (), self._images(checkpoint), self._request.question)
+        assert self.asked is not None, "the prompt has been made"
+        most = MOST_SHORT * len(self.asked.row.input_ids)
+        return None if row is None or len(row.input_ids) > most else row
+
+    def _images(self, checkpoint: Checkpoint) -> tuple[TiledImage, ...]:
+        return tuple(self._service.tiled(checkpoint, image) for image in self._request.images)
+
+    def _before(self, checkpoint: Checkpoint) -> list[Turn]:
+        """The turns of the conversation that the last exchange belongs to."""
+        turns: list[Turn] = []
+        for exchange in reversed(self._log):
+            if exchange.turn is None or exchange.origin != checkpoint.model.origin:
+                break
+            turns.insert(0, exchange.turn)
+            if exchange.turn.alone:
+                break
+        return turns
+
+    def settle(self, exchange: Exchange, ids: list[list[int]], ticket: Ticket, stopped: bool) -> None:
+        """Describe the answers with these ids."""
+        asked, checkpoint = self.asked, self.checkpoint
+        assert asked is not None and checkpoint is not None, "what was answered was asked"
+        result = asked.result(checkpoint, ids, stopped)
+        per_position, positions = bytes_per_position(checkpoint.model.language_model), result["prompt_tokens"]
+        after_first = sum(len(own) - 1 for own in ids)
+        exchange.turn = replace(asked.answered(result), images=())
+        exchange.origin, exchange.stop_reasons = checkpoint.model.origin, result["stop_reasons"]
+        exchange.stats |= {
+            **result,
+            "reused_tokens": ticket.cached_tokens,
+            "decode_tokens_per_second": after_first / seconds if (seconds := ticket.decode_seconds) else None,
+            "kv_cache_bytes": per_position * sum(positions + len(own) for own in ids),
+            "sampled": not asked.options.greedy,
+            "seed": asked.options.seed,
+            **checkpoint.settings,
+        }
 
 
 class Service:
     """See the module's docstring."""
 
-    def __init__(self, models: Models, limits: ServiceLimits | None = None):
-        self.models, self.limits = models, limits or ServiceLimits()
-        models.closed = self.close_model
-        self._image_limits = ImageLimits(
-            max_bytes=self.limits.max_file_bytes,
-            max_pixels=self.limits.max_pixels,
-            allow_urls=False,
-            allow_paths=False,
-        )
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="models")
-        self._slots = asyncio.Semaphore(AT_ONCE)
-        self._waiting: list[asyncio.Task] = []
-        self._closed = False
+    def __init__(self, engine: Engine, limits: ServiceLimits | None = None):
+        self.engine, self.models, self.limits = engine, engine.models, limits or ServiceLimits()
         self._visitors: OrderedDict[str, Visitor] = OrderedDict()  # the latest to ask stands last
         self._open: Counter[str] = Counter()  # connections of open pages, by session
-        self._features: dict[int, FeatureCache] = {}  # by id of the model
+        self._tiled: OrderedDict[tuple[Origin | None, str], TiledImage] = OrderedDict()
+        self._lock = threading.Lock()  # of the tiled images
 
     def close(self) -> None:
-        """End all work at its next step."""
-        self._closed = True
-        self._thread.shutdown(wait=False)
-
-    # ---------------------------------------------------------------------------------------- the queue
-
-    async def run(
-        self, visitor: Visitor, steps: Generator[Any, None, None]
-    ) -> AsyncGenerator[tuple[list, int], None]:
-        """What `steps` yields except None, in lists to be shown at once, with the place in the queue: ([], 3)
-        while it waits. It ends early when the visitor cancels.
-
-        `steps` runs, and is closed, in the models' thread.
-        """
-        work = partial(asyncio.get_running_loop().run_in_executor, self._thread)
-        turn = visitor.turn = asyncio.create_task(self._slots.acquire())
-        self._waiting.append(turn)
-        try:
-            pause = BURST
-            while not visitor.cancelled and not (await asyncio.wait({turn}, timeout=pause))[0]:
-                yield [], self._waiting.index(turn) + 1
-                pause = ALIVE
-            self._waiting.remove(turn)
-            yield [], 0
-            pieces: list[Any] = []
-            drawn, more = 0.0, True
-            while more and not visitor.cancelled and not self._closed:
-                burst = work(self._burst, visitor, steps)
-                while not (await asyncio.wait({burst}, timeout=ALIVE))[0]:  # so may the others' be
-                    yield [], 0
-                new, more = burst.result()
-                pieces += new
-                if pieces and time.monotonic() - drawn > REDRAW:
-                    yield pieces, 0
-                    pieces, drawn = [], time.monotonic()
-            if pieces:
-                yield pieces, 0
-        finally:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-            if not self._closed:  # one thread: whatever it still does for these steps comes before this
-                await work(steps.close)
-            if turn.done() and not turn.cancelled():
-                self._slots.release()
-            else:
-                turn.cancel()
-
-    def _burst(self, visitor: Visitor, steps: Generator[Any, None, None]) -> tuple[list, bool]:
-        """Steps for a moment: what they gave, and whether there are more."""
-        pieces: list[Any] = []
-        end = time.monotonic() + BURST
-        while not visitor.cancelled:
-            try:
-                piece = next(steps)
-            except StopIteration:
-                return pieces, False
-            if piece is not None:
-                pieces.append(piece)
-            if time.monotonic() > end or self._closed:
-                break
-        return pieces, True
+        """End all work, and the engine."""
+        for visitor in list(self._visitors.values()):
+            visitor.cancel()
+        self.engine.close()
 
     # ---------------------------------------------------------------------------------------- questions
 
     def check(self, request: AskRequest) -> GenerationOptions:
         """Refuse what can be refused without a model. Raises one of `user_errors`."""
-        most, images = self.limits.max_characters, self.limits.max_images
+        most, images = self.limits.max_characters, self.engine.limits.max_images
         self.models.check(request.model)
         if not request.question.strip():
             raise PromptError("Type a question first: the field is empty.")
@@ -275,111 +275,98 @@ class Service:
             raise PromptError(f"question: expected at most {most:,} characters, got {length:,}")
         if (count := len(request.images)) > images:
             raise ImageError(f"images: expected at most {images} at once, got {count}; remove some of them")
-        return request.options(self.limits)
+        return request.options(self.engine.limits)
 
     def load(self, path: str) -> Image.Image:
         """An uploaded image, within the limits of the service."""
         name = Path(path).name
         try:
             with open(path, "rb") as file:
-                return load_image(file, self._image_limits, name=repr(name))
+                return load_image(file, self.engine.limits.image, name=repr(name))
         except FileNotFoundError:
             raise ImageError(f"{name!r} is no longer kept here: add it again") from None
 
+    def tiled(self, checkpoint: Checkpoint, path: str) -> TiledImage:
+        """An uploaded image, opened and cut into tiles. In any thread."""
+        key = checkpoint.model.origin, path
+        with self._lock:
+            if key in self._tiled:
+                self._tiled.move_to_end(key)
+                return self._tiled[key]
+        tiled = checkpoint.processor.tile(self.load(path))
+        with self._lock:
+            self._tiled[key] = tiled
+            size = sum(one.tiles.nbytes for one in self._tiled.values())
+            while size > self.limits.max_tiled_bytes:
+                size -= self._tiled.popitem(last=False)[1].tiles.nbytes
+        return tiled
+
     async def ask(self, visitor: Visitor, request: AskRequest) -> AsyncGenerator[View, None]:
         """Answer a question. The visitor's next question ends the answer, as does closing the iteration."""
-        began, checkpoint = time.perf_counter(), None
+        began = time.perf_counter()
         visitor.cancel()
-        try:
-            async with visitor.busy:
-                visitor.cancelled, visitor.request = False, request
-                try:
-                    options = self.check(request)
-                    checkpoint = self.models.held(request.model)
-                    if checkpoint is None:
-                        yield View(visitor.log, f"Opening {request.model} …", busy=True)
-                        checkpoint = await asyncio.to_thread(self.models.open, request.model)
-                    new = () if visitor.log and request.images == visitor.images else request.images
-                    exchange = Exchange(request, new, [""] * request.answers)
-                    steps = self._steps(visitor, exchange, checkpoint, options, began)
-                    async with aclosing(self._answer(visitor, exchange, steps)) as views:
-                        async for view in views:
-                            yield view
-                except Exception as error:  # the service goes on in any case
-                    yield View(visitor.log, user_message(error), failed=True, returned=request)
-                finally:
-                    visitor.request = None
-        finally:
-            self._release(visitor, checkpoint)
+        async with visitor.busy:
+            visitor.cancelled, visitor.request = False, request
+            try:
+                options = self.check(request)
+                if self.models.held(request.model) is None:
+                    yield View(visitor.log, f"Opening {request.model} …", busy=True)
+                    await asyncio.to_thread(self.models.open, request.model)
+                new = () if visitor.log and request.images == visitor.images else request.images
+                exchange = Exchange(request, new, [""] * request.answers)
+                async with aclosing(self._answer(visitor, exchange, options, began)) as views:
+                    async for view in views:
+                        yield view
+            except Exception as error:  # the service goes on in any case
+                yield View(visitor.log, user_message(error), failed=True, returned=request)
+            finally:
+                visitor.request = None
 
     async def _answer(
-        self, visitor: Visitor, exchange: Exchange, steps: Generator
+        self, visitor: Visitor, exchange: Exchange, options: GenerationOptions, began: float
     ) -> AsyncGenerator[View, None]:
         """The question and its answers as they grow. An answer without a word does not stay."""
+        request, ids = exchange.request, [list[int]() for _ in exchange.answers]
+        before = tuple(visitor.log) if request.remember and not exchange.images else ()
+        question = Question(self, exchange, before, options)
+        drafted = question.short if request.draft and request.answers == 1 and exchange.images else None
+        ticket = self.engine.submit(
+            EngineRequest(request.model, question.prompt, options, client=visitor.client, draft=drafted)
+        )
         visitor.log.append(exchange)
         del visitor.log[: -self.limits.max_turns]
         try:
-            async with aclosing(self.run(visitor, steps)) as bursts:
+            async with aclosing(self.follow(visitor, ticket)) as bursts:
                 async for pieces, place in bursts:
-                    for number, piece in pieces:
-                        if number == DRAFT:
-                            exchange.draft += piece
-                        else:
-                            exchange.answers[number] += piece
+                    for piece in pieces:
+                        exchange.take(piece, time.perf_counter() - began)
+                        if piece.answer != DRAFT:
+                            ids[piece.answer] += piece.token_ids
                     yield View(visitor.log, queue_notice(place), busy=True)
+        except Exception:
+            ids = [[]]  # an answer that failed is none
+            raise
         finally:
-            exchange.stop_reasons = exchange.stats.get("stop_reasons", [])
-            if not exchange.stop_reasons and exchange in visitor.log:
+            if kept := all(ids):
+                question.settle(exchange, ids, ticket, visitor.cancelled or "" in ticket.finish_reasons)
+            elif exchange in visitor.log:
                 visitor.log.remove(exchange)
-        kept = exchange in visitor.log
-        yield View(visitor.log) if kept else View(visitor.log, STOPPED, returned=exchange.request)
+        yield View(visitor.log) if kept else View(visitor.log, STOPPED, returned=request)
 
-    def _steps(
-        self,
-        visitor: Visitor,
-        exchange: Exchange,
-        checkpoint: Checkpoint,
-        options: GenerationOptions,
-        began: float,
-    ) -> Generator[tuple[int, str] | None, None, None]:
-        """In the models' thread: open the images, one a step, then answer."""
-        request, before, stats = exchange.request, visitor.conversation, exchange.stats
-        images: list[TiledImage] = []
-        if before is not None and before.checkpoint is not checkpoint:
-            before = None
-        if before is not None and before.turns and request.remember and not exchange.images:
-            conversation = before
-        else:
-            session = self._session(checkpoint) if before is None else before.session
-            conversation = Conversation(checkpoint, session=session)
-            if before is not None and before.turns and not exchange.images:  # the last question's
-                images += before.turns[0].images
-            else:
-                for image in request.images:
-                    images.append(conversation.image(self.load(image)))
-                    yield None
-        visitor.conversation = conversation
-        draft = request.draft and request.answers == 1
-        with conversation.send(request.question, images, options, draft) as reply:
-            try:
-                for piece in reply.draft():
-                    if piece:
-                        stats.setdefault("drafted_words", time.perf_counter() - began)
-                    yield (DRAFT, piece) if piece else None
-                for number, piece in reply.steps():
-                    if piece:
-                        stats.setdefault("first_words", time.perf_counter() - began)
-                    yield (number, piece) if piece else None
-            finally:
-                reply.close()
-                if reply.kept:
-                    stats |= reply.finish() | {"sampled": not options.greedy, "seed": options.seed}
-
-    def _session(self, checkpoint: Checkpoint) -> Session:
-        key = id(checkpoint.model)
-        if key not in self._features:
-            self._features[key] = FeatureCache(checkpoint.model)
-        return Session(checkpoint.model, self._features[key])
+    async def follow(self, visitor: Visitor, ticket: Ticket) -> AsyncGenerator[tuple[list[Piece], int], None]:
+        """The pieces of a ticket, in lists to be shown at once, with its place in the queue: ([], 3) while it
+        waits. It ends early when the visitor cancels."""
+        visitor.ticket = ticket
+        if visitor.cancelled:
+            ticket.cancel()
+        try:
+            yield [], ticket.place
+            while (pieces := await ticket.some(ALIVE)) is not None:
+                yield pieces, ticket.place
+                await ticket.pause(REDRAW)
+        finally:
+            visitor.ticket = None
+            ticket.cancel()
 
     async def undo(self, visitor: Visitor) -> View:
         """Take the last question back, which may be the one in work."""
@@ -390,30 +377,21 @@ class Service:
                 return View(visitor.log, returned=in_work)  # it had no answer yet: it is out of the log
             if not visitor.log:
                 return View([], "There is nothing to undo.", failed=True)
-            taken = visitor.log.pop()
-            if visitor.conversation is not None and visitor.conversation.turns:
-                visitor.conversation.undo()
-            return View(visitor.log, returned=taken.request)
+            return View(visitor.log, returned=visitor.log.pop().request)
 
     async def clear(self, visitor: Visitor) -> View:
         """Forget the conversation."""
         visitor.cancel()
         async with visitor.busy:
             visitor.log.clear()
-            visitor.conversation = None
             return View(visitor.log)
 
     # ----------------------------------------------------------------------------------------- visitors
 
-    @property
-    def kept_bytes(self) -> int:
-        """Memory that is kept for all visitors' next questions."""
-        return sum(visitor.kept_bytes for visitor in list(self._visitors.values()))
-
-    def visitor(self, session: str) -> Visitor:
+    def visitor(self, session: str, client: str = "") -> Visitor:
         """The visitor of a session, now the latest to ask. Of those without an open page, the first to have
         asked are forgotten: anybody can invent sessions."""
-        visitor = self._visitors.setdefault(session, Visitor())
+        visitor = self._visitors.setdefault(session, Visitor(client))
         self._visitors.move_to_end(session)
         closed = {key: other for key, other in self._visitors.items() if key not in self._open}
         idle = [key for key, other in closed.items() if key != session and not other.busy.locked()]
@@ -423,7 +401,7 @@ class Service:
 
     @contextmanager
     def connected(self, session: str) -> Iterator[None]:
-        """A page of the session is open. At the end of the last one its answer ends, and its memory is free.
+        """A page of the session is open. At the end of the last one its answer ends, and it is forgotten.
 
         Raises RequestError where too many pages are open."""
         if self._open.total() >= self.limits.max_open:
@@ -436,35 +414,7 @@ class Service:
             if not self._open[session]:
                 del self._open[session]
                 if (visitor := self._visitors.pop(session, None)) is not None:
-                    visitor.gone = True
                     visitor.cancel()
-                    if not visitor.busy.locked():
-                        visitor.conversation = None
-
-    def _release(self, visitor: Visitor, checkpoint: Checkpoint | None) -> None:
-        """After a question: forget who has left, a model that is kept no longer, and what is too much."""
-        if visitor.gone:
-            visitor.conversation = None
-        if checkpoint is not None and not self.models.holds(checkpoint):
-            self._features.pop(id(checkpoint.model), None)
-        self._trim()
-
-    def close_model(self, checkpoint: Checkpoint) -> None:
-        """Let go of all that holds a model that was dropped, except answers in work."""
-        self._features.pop(id(checkpoint.model), None)
-        self._trim()
-
-    def _trim(self) -> None:
-        """Forget conversations with dropped models, and others beyond `max_kept_bytes`: those without an open
-        page first, then the first to have asked."""
-        total = self.kept_bytes
-        for _, visitor in sorted(list(self._visitors.items()), key=lambda known: known[0] in self._open):
-            kept = visitor.conversation
-            if kept is None or visitor.busy.locked():
-                continue
-            if total > self.limits.max_kept_bytes or not self.models.holds(kept.checkpoint):
-                total -= visitor.kept_bytes
-                visitor.conversation = None
 
 
 def queue_notice(place: int) -> str:
@@ -474,9 +424,10 @@ def queue_notice(place: int) -> str:
 def user_message(error: Exception) -> str:
     """An error in one sentence. Visitors do not read about our own faults, whose traceback goes to the
     terminal, nor about limits that only a program can change."""
-    if isinstance(error, OutOfMemoryError | MemoryError):
+    if isinstance(error, OutOfMemoryError | MemoryError | CacheMemoryError):
         return "There is not enough memory: ask for fewer or shorter answers, or use smaller images."
     if isinstance(error, OSError) or not isinstance(error, user_errors()):
-        traceback.print_exception(error)
+        if not isinstance(error, Interrupted):  # the engine has printed the reason
+            traceback.print_exception(error)
         return "Something went wrong on the server. Other visitors are not affected; please ask again."
     return FOR_PROGRAMS.sub("", one_line(error))

@@ -28,6 +28,7 @@ from tests.cuda_check.pretend import Device, pretended
 from tests.graph_cases import batch
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, some_rows, tiny_vlm, words
 from tests.runs import SETTINGS, flags, named, write_rows
+from web.engine import Engine
 from web.models import Models
 from web.service import AskRequest, Service, Visitor
 
@@ -219,7 +220,7 @@ def test_service_of_the_page():
     answers = []
     for device in ("cpu", "cuda"):
         with pretended():
-            service = Service(Models([EMBEDDED], device=device, dtype="float32"))
+            service = Service(Engine(Models([EMBEDDED], device=device, dtype="float32")))
             try:
                 view = asyncio.run(last_view(service))
             finally:
