@@ -141,7 +141,8 @@ class Ticket:
     """A request that was accepted: iterate, once, for its pieces. Errors come out of the iteration: one of
     `user_errors`, or Interrupted.
 
-    finish_reasons: of each answer, "stop" or "length", at the end.
+    finish_reasons: of each answer, "stop" or "length", at the end; confidences: where the options ask for
+        them, of those that no stop string ended.
     prompt_tokens: positions of the prompt, and cached_tokens: those of them that were kept from before.
     first_token_seconds: from the arrival; None before it. decode_seconds: from there to the latest token.
     """
@@ -150,6 +151,7 @@ class Ticket:
         answers = request.options.num_return_sequences
         self.request, self.began, self.cancelled = request, time.monotonic(), False
         self.finish_reasons = [""] * answers
+        self.confidences: list[float | None] = [None] * answers
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
         self.first_token_seconds: float | None = None
         self.decode_seconds = 0.0
@@ -557,6 +559,7 @@ class Engine:
         else:
             ticket.put(Piece(number, text.put([], last=True), [], None))
             ticket.finish_reasons[number] = "stop" if text.stopped else event.stop_reason
+            ticket.confidences[number] = event.confidence
         del ticket.texts[number]
         if not ticket.texts and ticket.request.then is not None and ticket.checkpoint is not None:
             self._later.append((ticket, ticket.request.then(ticket.checkpoint, event.token_ids)))

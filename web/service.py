@@ -239,6 +239,7 @@ class Question:
         exchange.stats |= {
             **result,
             "reused_tokens": ticket.cached_tokens,
+            "confidences": [one for one in ticket.confidences if one is not None],
             "decode_tokens_per_second": after_first / seconds if (seconds := ticket.decode_seconds) else None,
             "kv_cache_bytes": per_position * sum(positions + len(own) for own in ids),
             "sampled": not asked.options.greedy,
