@@ -383,6 +383,7 @@ class Service:
     async def clear(self, visitor: Visitor) -> View:
         """Forget the conversation."""
         visitor.cancel()
+        visitor.log.clear()  # at once: a page may show the end of the answer after what is returned here
         async with visitor.busy:
             visitor.log.clear()
             return View(visitor.log)
