@@ -498,7 +498,8 @@ class Scheduler:
         for index, row in held:
             assert row.constraint is not None
             try:
-                if not row.params.likeliest or not row.constraint.allows(best[index]):
+                alone = row.params.likeliest and not row.options.confidence
+                if not alone or not row.constraint.allows(best[index]):
                     row.constraint.mask(logits[index])
             except ConstraintError as error:  # of this row alone
                 row.error = error

@@ -215,7 +215,8 @@ class ConstrainedSampler(Sampler):
         self.constraints = [options.constraint() for _ in self.stopped]
 
     def sample(self, logits: Tensor) -> Tensor:
-        best = logits.argmax(-1).tolist() if self.options.likeliest else [None] * len(logits)
+        alone = self.options.likeliest and self.sums is None  # confidences are among what is allowed
+        best = logits.argmax(-1).tolist() if alone else [None] * len(logits)
         for scores, constraint, token_id in zip(logits, self.constraints, best, strict=True):
             if token_id is None or not constraint.allows(token_id):  # else a mask would change nothing
                 constraint.mask(scores)

@@ -148,5 +148,7 @@ class _Question:
         line, row = self.asked
         result |= {"model": self.files.model, "images": line.images, "question": line.question}
         answers = answers_of(self.checkpoint, row, [self.ids[number] for number in sorted(self.ids)])
-        confidences = [self.confidences[number] for number in sorted(self.confidences)]
+        # With so few digits a line is the same in whatever company it was answered.
+        sure = (self.confidences[number] for number in sorted(self.confidences))
+        confidences = [one if one is None else round(one, 4) for one in sure]
         return result | answers | {"confidences": confidences, "options": self.files.options_of(line)}

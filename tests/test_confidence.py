@@ -133,6 +133,6 @@ def test_json_batches_and_stats_say_it(cli, as_json, photo, tmp_path):
     (tmp_path / "q.jsonl").write_text(json.dumps({"image": str(photo), "question": ask[0]}) + "\n")
     assert cli("--batch", tmp_path / "q.jsonl", "--out", tmp_path / "a.jsonl", *ask[1:])[0] == 0
     (line,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
-    assert line["confidences"] == pytest.approx(made["confidences"], **CLOSE)
+    assert line["confidences"] == pytest.approx(made["confidences"], abs=1e-4)
     *_, err = cli(photo, *ask, "--stats")
     assert all(f"{one:.1%}" in err for one in made["confidences"])

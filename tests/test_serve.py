@@ -349,7 +349,6 @@ def text_only(text: object) -> dict:
         ({"messages": [message("Hm?", b"no image")]}, 400, "messages"),
         ({"messages": [message("Hm?", EXAMPLE.read_bytes()[:900])]}, 400, "messages"),
         ({"messages": [message("Hm?", bomb())]}, 400, "messages"),
-        ({"messages": [message("word " * 3000, EXAMPLE)]}, 400, None),  # the context is full
     ],
 )
 def test_what_is_wrong_is_named(here, fields, status, param):
@@ -358,6 +357,17 @@ def test_what_is_wrong_is_named(here, fields, status, param):
         if param is not None:
             assert error["param"] == param
     assert here.engine.stats.running == 0
+
+
+def test_an_answer_gets_the_tokens_that_the_context_has_left(tmp_path):
+    models = Models([str(never_stopping(tmp_path / "model"))], device="cpu")
+    with running(models) as served:
+        asked = {"model": "model", "max_tokens": served.engine.limits.max_new_tokens}
+        answer = served.ask(**asked).json()
+        error = refused(served.ask("word " * 3000, **asked), 400)
+    assert answer["usage"]["total_tokens"] == models.open(models.default).context
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert error["code"] == "context_length_exceeded"
 
 
 def test_a_text_that_is_no_field_is_not_quoted(here):

@@ -46,6 +46,7 @@ from data import chat
 from data.errors import ImageError, ProcessorError, one_line, printable
 from data.images import ImageLimits, image_size, read_bytes
 from generation.options import CacheMemoryError, NotFiniteError
+from inference.conversation import ContextFullError
 from inference.errors import user_errors
 from models.checkpoints.hub import CheckpointError
 from web.engine import Engine, EngineRequest, Piece, QueueFull, Ticket
@@ -110,7 +111,8 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(500, "something went wrong on the server: other requests are not affected",
                         code="internal_error")  # fmt: skip
     param = "messages" if isinstance(error, ImageError) else None
-    return ApiError(400, FOR_PROGRAMS.sub("", one_line(error)), param, "invalid_value")
+    code = "context_length_exceeded" if isinstance(error, ContextFullError) else "invalid_value"
+    return ApiError(400, FOR_PROGRAMS.sub("", one_line(error)), param, code)
 
 
 def log_fault(error: BaseException) -> None:

@@ -41,6 +41,7 @@ from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
 from generation.scheduler import Scheduler
 from inference.answer import AnswerText, prompt_tokens, requests_for
 from inference.checkpoint import Checkpoint
+from inference.conversation import ContextFullError
 from inference.errors import RequestError, user_errors
 from inference.prefix_files import with_prefixes
 from web.models import Models
@@ -366,10 +367,14 @@ class Engine:
             options = replace(options, constraint=checkpoint.constraint(request.grammar))
         ticket.checkpoint = checkpoint
         ticket.prompt_tokens = prompt_tokens(checkpoint, row)
-        numbered = list(enumerate(requests_for(checkpoint, row, options.max_new_tokens, options)))
+        if (room := checkpoint.context - ticket.prompt_tokens) < 1:
+            got = f"{ticket.prompt_tokens} ({row.image_tokens} of images)"
+            raise ContextFullError(f"expected a prompt of fewer than {checkpoint.context} tokens, got {got}")
+        limit = min(options.max_new_tokens, room)
+        numbered = list(enumerate(requests_for(checkpoint, row, limit, options)))
         short = request.draft(checkpoint) if request.draft and self.limits.slots > len(numbered) else None
         if short is not None:
-            (draft,) = requests_for(checkpoint, short, options.max_new_tokens, options)
+            (draft,) = requests_for(checkpoint, short, limit, options)
             numbered.insert(0, (DRAFT, draft))
         ticket.requests = [
             replace(one, key=(ticket, number), logprobs=request.logprobs) for number, one in numbered
