@@ -17,6 +17,7 @@ from inference.answer import AnswerText, ask, encode
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.draft import wholes
 from tests.documents import ROOT
+from tests.waiting import PATIENCE
 from web.engine import (
     DRAFT,
     Engine,
@@ -158,6 +159,32 @@ def test_who_leaves_frees_the_slot_and_gets_nothing_more(engine):
         while engine.stats.running:
             await asyncio.sleep(0.005)
         assert await answers(engine.submit(request())) == ["blue"]
+
+    asyncio.run(run())
+
+
+def test_who_leaves_as_the_prompt_is_ready_stops_nobody_else(engine):
+    class Lock:
+        """The engine's own. As the first ticket stands there as ready, its client leaves."""
+
+        def __init__(self):
+            self.own, self.left = engine._lock, False
+
+        def __enter__(self):
+            self.own.acquire()
+
+        def __exit__(self, *_):
+            ready = [] if self.left else list(engine._ready)
+            self.left = self.left or bool(ready)
+            self.own.release()
+            for ticket in ready:
+                ticket.cancelled = True  # the first that `cancel` does
+
+    async def run() -> None:
+        engine._lock = Lock()
+        assert await asyncio.wait_for(answers(engine.submit(request(QUESTIONS[1]))), PATIENCE) == [""]
+        assert await asyncio.wait_for(answers(engine.submit(request())), PATIENCE) == ["blue"]
+        assert (engine.stats.waiting, engine.stats.running) == (0, 0)
 
     asyncio.run(run())
 

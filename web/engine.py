@@ -347,9 +347,10 @@ class Engine:
             error = caught
         with self._lock:
             self._opening -= 1
-            if error is None and not ticket.cancelled:
+            ready = error is None and not ticket.cancelled
+            if ready:  # from here on it is the models' thread that ends it
                 self._ready.append(ticket)
-        if error is not None or ticket.cancelled:
+        if not ready:
             self._end(ticket, error)
             self._open_next()
         self._wake.set()
@@ -590,7 +591,8 @@ class Engine:
 
     def close(self) -> None:
         """End all work at its next step, and write what is to be kept."""
-        self._closed = True
+        with self._lock:  # what is taken in before is ended below, and what comes later is refused
+            self._closed = True
         self._wake.set()
         self._openers.shutdown(wait=False, cancel_futures=True)
         if threading.current_thread() is not self._thread:
