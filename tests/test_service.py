@@ -214,6 +214,42 @@ def test_another_question_and_undo_interrupt_the_answer(slow):
     assert "And now?" not in [exchange.request.question for exchange in undone.log]
 
 
+def test_an_answer_that_is_undone_is_shown_no_more(slow):
+    """A page may show the answer's last view after what undo returns."""
+
+    async def later_views(visitor):
+        stream, shown = slow.ask(visitor, long_request(slow)), []
+        async for view in stream:
+            if view.log[-1].answers[0].count(" ") > 3:
+                break
+        undoing = asyncio.create_task(slow.undo(visitor))
+        await asyncio.sleep(0)
+        async for view in stream:
+            shown.append(len(view.log))
+        return shown, await undoing
+
+    visitor = Visitor()
+    shown, undone = asyncio.run(later_views(visitor))
+    assert shown and set(shown) == {0}
+    assert undone.log == visitor.log == [] and undone.returned == long_request(slow)
+
+
+def test_a_question_that_waited_for_its_turn_is_ended_by_the_next_one(slow):
+    async def three(visitor):
+        questions = "One?", "Two?", "Three?"
+        tasks = []
+        for question in questions:
+            request = replace(long_request(slow), question=question, max_new_tokens=5)
+            tasks.append(asyncio.create_task(last_of(slow.ask(visitor, request))))
+            await asyncio.sleep(0)
+        return await asyncio.gather(*tasks)
+
+    visitor = Visitor()
+    _, second, _ = asyncio.run(three(visitor))
+    assert second.returned.question == "Two?"
+    assert [exchange.request.question for exchange in visitor.log] == ["Three?"]
+
+
 def test_undo_before_the_first_word_leaves_the_answer_before(service):
     visitor = Visitor()
     views(service, STAR, visitor)

@@ -168,7 +168,7 @@ class Visitor:
         self.busy = asyncio.Lock()
         self.request: AskRequest | None = None  # the one in work
         self.ticket: Ticket | None = None  # of what the engine is asked
-        self.cancelled = False
+        self.cancelled, self.cancels = False, 0  # the one in work; how often one was
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -176,8 +176,8 @@ class Visitor:
         return self.log[-1].request.images if self.log else ()
 
     def cancel(self) -> None:
-        """End the work in progress."""
-        self.cancelled = True
+        """End the work in progress, and what waits for it."""
+        self.cancelled, self.cancels = True, self.cancels + 1
         if self.ticket is not None:
             self.ticket.cancel()
 
@@ -306,8 +306,9 @@ class Service:
         """Answer a question. The visitor's next question ends the answer, as does closing the iteration."""
         began = time.perf_counter()
         visitor.cancel()
+        cancels = visitor.cancels
         async with visitor.busy:
-            visitor.cancelled, visitor.request = False, request
+            visitor.cancelled, visitor.request = visitor.cancels != cancels, request
             try:
                 options = self.check(request)
                 if self.models.held(request.model) is None:
@@ -373,9 +374,11 @@ class Service:
         """Take the last question back, which may be the one in work."""
         in_work = visitor.request
         visitor.cancel()
+        if in_work is not None and visitor.log and visitor.log[-1].request is in_work:
+            visitor.log.pop()  # at once: see `clear`
         async with visitor.busy:
-            if in_work is not None and (not visitor.log or visitor.log[-1].request is not in_work):
-                return View(visitor.log, returned=in_work)  # it had no answer yet: it is out of the log
+            if in_work is not None:
+                return View(visitor.log, returned=in_work)
             if not visitor.log:
                 return View([], "There is nothing to undo.", failed=True)
             return View(visitor.log, returned=visitor.log.pop().request)
