@@ -71,7 +71,7 @@ class AttentionOnCPU(TorchFunctionMode):
                 q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in args)
             mask, size = kwargs.get("attn_mask"), q.numel() // q.shape[-1] * k.shape[2] * q.element_size()
             faster = q.device.type == "cpu" and q.dtype == torch.bfloat16 and size <= MOST_KEPT
-            additive = mask is None or (mask.is_floating_point() and mask.ndim == 4)
+            additive = mask is None or (mask.is_floating_point() and mask.shape[:2] == (len(q), 1))
             if faster and additive and not kwargs.get("is_causal"):
                 return KeptProbabilities.apply(q, k, v, mask)
         return function(*args, **kwargs)
