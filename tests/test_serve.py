@@ -753,18 +753,23 @@ def process(tmp_path):
 
 
 def test_one_process_serves_programs_and_the_page(process):
-    """What a visitor asked is kept for programs, and one count is kept of both."""
-    server, url = process("--page", "--drain", "10000")
+    """What a visitor asked is kept for programs, one count is kept of both, and the page as it opens asks for
+    no more than the server allows."""
+    server, url = process(
+        "--page", "--drain", "10000", "--max-tokens", "9", "--max-images", "1", "--slots", "1"
+    )
     root = url.removesuffix("v1")
     visitor = gradio_client.Client(root, verbose=False, httpx_kwargs={"timeout": PATIENCE})
     picture = gradio_client.handle_file(str(EXAMPLE))
     chat, *_ = visitor.predict({"text": STAR, "files": [picture]}, str(FOLDER), api_name="/ask")
     assert chat[-1]["content"][0]["text"] == "blue"
+    looked = {"text": STAR, "files": [picture]}, "attention", str(FOLDER)
+    assert visitor.predict(*looked, api_name="/look")[0] == "blue"
     answer = httpx.post(f"{url}/chat/completions", json=body(), trust_env=False, timeout=PATIENCE).json()
     assert answer["choices"][0]["message"]["content"] == "blue"
     used = answer["usage"]
     assert used["prompt_tokens_details"]["cached_tokens"] > used["prompt_tokens"] / 2
-    assert "ocelli_requests_total 2\n" in httpx.get(f"{root}metrics", trust_env=False).text
+    assert "ocelli_requests_total 3\n" in httpx.get(f"{root}metrics", trust_env=False).text
     foreign = {"Host": "evil.example"}
     for path in ("", "config", "v1/models"):
         assert httpx.get(root + path, headers=foreign, trust_env=False).status_code == 403

@@ -80,7 +80,8 @@ class AttributionTab:
         """Answer a question about images, and show what each word of the answer comes from."""
         service, visitor = self.service, visitor_of(self.service, request)
         images, question = tuple(message.get("files") or ()), message.get("text") or ""
-        asked = AskRequest(images, question, model or "", max_new_tokens=MAX_NEW_TOKENS)
+        most = min(MAX_NEW_TOKENS, service.engine.limits.max_new_tokens)
+        asked = AskRequest(images, question, model or "", max_new_tokens=most)
         began, now = False, Progress()
         try:
             service.check(asked)
@@ -124,7 +125,7 @@ class AttributionTab:
     def _request(self, visitor: Visitor, asked: AskRequest, method: str) -> EngineRequest:
         """The answer, then its maps."""
         images: list[Image.Image] = []
-        options, question = GenerationOptions(max_new_tokens=MAX_NEW_TOKENS), asked.question
+        options, question = GenerationOptions(max_new_tokens=asked.max_new_tokens), asked.question
 
         def prompt(checkpoint: Checkpoint) -> tuple[EncodedConversation, GenerationOptions]:
             images.extend(map(self.service.load, asked.images))

@@ -115,9 +115,11 @@ class AskTab:
 
     def _lay_out_settings(self, remember: bool) -> list[gr.components.Component]:
         limits = self.service.engine.limits
+        most, usual = limits.max_new_tokens, AskRequest.max_new_tokens
         with gr.Accordion("Settings", open=False, elem_id="sampling"):
             return [
-                gr.Slider(1, limits.slots, 1, step=1, label="Number of answers"),
+                # A slider has two places at least: the service refuses the second where there is none.
+                gr.Slider(1, max(2, limits.slots), 1, step=1, label="Number of answers"),
                 gr.Slider(0, 2, 0, step=0.05, label="Temperature", info="0 takes the likeliest token"),
                 gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", info="samples from this much probability"),
                 gr.Slider(0, 200, 0, step=1, label="Top-k", info="samples from this many tokens; 0 is off"),
@@ -125,7 +127,7 @@ class AskTab:
                     0, 1, 0, step=0.01, label="Min-p",
                     info="samples from tokens with at least this share of the likeliest one's probability",
                 ),
-                gr.Slider(1, limits.max_new_tokens, 256, step=1, label="Maximum number of new tokens"),
+                gr.Slider(1, max(2, most), min(usual, most), step=1, label="Maximum number of new tokens"),
                 gr.Number(-1, label="Seed", precision=0, minimum=-1, info="-1 draws a new one each time"),
                 gr.Checkbox(
                     remember,
