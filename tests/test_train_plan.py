@@ -21,6 +21,7 @@ from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from shapes.settings import total_steps, vision_steps
 from shapes.training import describe_plan
 from tests.runs import refused, tiny_checkpoint
+from training.attention import AttentionOnCPU
 from training.config import PlanOptions, TrainConfig, parse_arguments
 from training.flops import PARTS, amounts_of, known_peak, linear_sizes, measured_peak
 from training.optim import build_optimizers, part_of
@@ -129,6 +130,7 @@ def kept_by(model, autocast: bool = False, **batch) -> int:
     with (
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+        AttentionOnCPU(),
     ):
         loss_of(model, batch)
     return sum(storage.nbytes() for storage in storages.values())
