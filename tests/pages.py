@@ -109,7 +109,7 @@ def never_stopping(folder: Path) -> Path:
 
 
 def locating(folder: Path, answer: str) -> Path:
-    """The embedded checkpoint, which says `answer` where it said "blue": its vocabulary has that for a word."""
+    """The embedded checkpoint, which says `answer` for "blue": its vocabulary has that as a word."""
     shutil.copytree(EMBEDDED, folder)
     for name, change in (("tokenizer.json", _renamed), ("generation_config.json", _with_coordinates)):
         path = folder / name

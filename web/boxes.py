@@ -1,5 +1,5 @@
-"""An image with the boxes and points of an answer over it, and their names below: page.js lights up what belongs
-together, under the mouse and the keyboard."""
+"""An image with the boxes and points of an answer over it, and their names below. page.js lights up a thing
+and its name together, under the mouse and the keyboard."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ def overlay(log: Sequence[Exchange], models: Models) -> str:
     over = "".join(shape for _, shape in sorted(shapes, key=lambda one: -one[0]))
     return (
         f'<div class="located"><svg viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="The image, with what the answer locates">'
-        f'<image href="{source}" width="{width}" height="{height}"/>{over}</svg>{"".join(names)}</div>{broken}'
+        'aria-label="The image, with what the answer locates">'
+        f'<image href="{source}" width="{width}" height="{height}"/>{over}</svg>'
+        f"{''.join(names)}</div>{broken}"
     )
