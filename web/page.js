@@ -9,13 +9,13 @@
 	new MutationObserver(name).observe(document.body, watch);
 	name();
 	// A thing on the image and its name below light up together.
-	const light = ({ target }) => {
-		const thing = target.closest("[data-thing]")?.dataset.thing;
+	const light = () => {
+		const chosen = [...document.querySelectorAll("[data-thing]:is(:hover, :focus)")].map((one) => one.dataset.thing);
 		for (const one of document.querySelectorAll("[data-thing]")) {
-			one.classList.toggle("lit", one.dataset.thing === thing);
+			one.classList.toggle("lit", chosen.includes(one.dataset.thing));
 		}
 	};
-	for (const event of ["mouseover", "focusin"]) {
+	for (const event of ["mouseover", "focusin", "focusout"]) {
 		document.addEventListener(event, light);
 	}
 }
