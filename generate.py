@@ -66,7 +66,7 @@ def read_request(args: argparse.Namespace) -> tuple[GenerationOptions, list[str]
     piped = cli.read_stdin_image(ImageLimits().max_bytes) if cli.STDIN in names else b""
     images = [load_image(piped, name=name) if name == cli.STDIN else load_image(name) for name in names]
     questions = args.questions
-    if not (questions or args.chat or piped or args.detect or args.point):
+    if not (questions or args.chat or piped or args.detect or args.point or args.describe):
         questions = cli.read_stdin_questions()
     return options, names, images, questions
 
@@ -95,7 +95,7 @@ def answer_questions(args: argparse.Namespace) -> None:
     from inference import answer, draft
 
     locator = None
-    if args.json or args.detect or args.point or args.show_boxes:
+    if args.json or args.detect or args.point or args.describe or args.show_boxes:
         from inference.boxes import Locator
 
         locator = Locator(args, images, questions, log)

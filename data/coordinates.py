@@ -30,7 +30,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 Size: TypeAlias = tuple[int, int]  # width, height
@@ -80,16 +80,20 @@ class _Bad(ValueError):
 class CoordinateForm(ABC):
     """One way to write boxes and points.
 
-    detect, point: what its models are asked, with {thing} in it; "" where they have no such answer.
+    detect, point, describe: what its models are asked, with {thing} in it, or for everything in the image;
+    "" where they have no such answer, or none that all of them were trained on.
     """
 
     name: str
     detect: str
     point: str
+    describe: str = field(default="", kw_only=True)
 
-    def question(self, kind: str, thing: str) -> str:
-        """What to ask for `kind` ("detect" or "point"). ValueError where the form has no such answer."""
-        prompt = {"detect": self.detect, "point": self.point}[kind]
+    def question(self, kind: str, thing: str = "") -> str:
+        """What to ask for a `kind`: "detect", "point", "describe". ValueError where there is no prompt."""
+        prompt = {"detect": self.detect, "point": self.point, "describe": self.describe}[kind]
+        if not prompt and kind == "describe":
+            raise ValueError(f"--describe: the form {self.name} has no prompt for it; ask in words with -q")
         if not prompt:
             other = "points" if kind == "detect" else "boxes"
             raise ValueError(f"the form {self.name} has {other} only")
@@ -97,8 +101,8 @@ class CoordinateForm(ABC):
 
     def asking(self, prompts: Mapping[str, str]) -> CoordinateForm:
         """This form with other prompts for what it can say; "" keeps its own."""
-        own = {key: prompts[key] for key in ("detect", "point") if getattr(self, key) and prompts.get(key)}
-        return replace(self, **own)
+        can = {"detect": self.detect, "point": self.point, "describe": self.detect}
+        return replace(self, **{key: prompts[key] for key in can if can[key] and prompts.get(key)})
 
     @abstractmethod
     def write(self, things: Sequence[Box | Point], size: Size) -> str:
@@ -124,7 +128,7 @@ class CoordinateForm(ABC):
         """Whether there is anything to say; ValueError for what is not in the image or not in this form."""
         for thing in things:
             kind, numbers = ("detect", thing.box) if isinstance(thing, Box) else ("point", thing.point)
-            self.question(kind, "")
+            self.question(kind)
             _checked(numbers, len(numbers), *size)
         return bool(things)
 
@@ -419,7 +423,7 @@ def _decimal(text: str) -> float:
 
 # --------------------------------------------------------------------------------------------- by name
 # The prompts are those of the models' own documentation.
-_SAID = ("form", "detect", "point")
+_SAID = ("form", "detect", "point", "describe")
 _KEYS = {"bbox_2d": (4,), "point_2d": (2,)}
 COORDINATES: dict[str, CoordinateForm] = {
     form.name: form
@@ -454,6 +458,7 @@ COORDINATES: dict[str, CoordinateForm] = {
         _Tokens(
             *("doctags", "Find all '{thing}' elements on the page.", "", 500, 499, False),
             *("<loc_", re.compile(r"<loc_([0-9]{1,4})>"), "\n", True),
+            describe="Convert this page to docling.",
         ),
         _Molmo("molmo", "", "Point to {thing}."),
         _Moondream(
@@ -470,8 +475,9 @@ COORDINATES: dict[str, CoordinateForm] = {
 def form_of(generation_config: Mapping[str, Any], name: str | None = None) -> CoordinateForm | None:
     """The form called `name`, else the one that a checkpoint's generation_config.json names, else None.
 
-    That file may say {"coordinates": {"form": "qwen3-vl", "detect": "Where is the {thing}?", "point": ...}},
-    or the name alone; its prompts replace the form's own. Raises ValueError for what is none of these.
+    That file may say {"coordinates": {"form": "qwen3-vl", "detect": "Where is the {thing}?", "point": ...,
+    "describe": ...}}, or the name alone; its prompts replace the form's own. Raises ValueError for
+    what is none of these.
     """
     said = generation_config.get("coordinates") or {}
     said = {"form": said} if isinstance(said, str) else said

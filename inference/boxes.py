@@ -76,7 +76,8 @@ def draw_things(image: Image.Image, boxes: Sequence[Box], points: Sequence[Point
 class Locator:
     """Reads the answers to generate.py's questions, one after another.
 
-    questions: its `own`, and those that --detect and --point ask, which raise RequestError where they cannot.
+    questions: its `own`, and those of --detect, --point and --describe, which raise RequestError where they
+    cannot be asked.
     asked: the number of such a question -> the thing.
     """
 
@@ -89,7 +90,7 @@ class Locator:
     ):
         self.drawing, self.log = args.show_boxes, log
         self.args, self.looking = args, bool(args.json and args.show_attention)
-        needed = bool(args.detect or args.point or args.show_boxes)
+        needed = bool(args.detect or args.point or args.describe or args.show_boxes)
         self.image = images[0] if len(images) == 1 and args.num_answers == 1 else None
         self.questions = list(own)
         self.asked: dict[int, str] = {}
@@ -99,8 +100,9 @@ class Locator:
             if needed and self.form is None:
                 raise ValueError("the model does not say in which form it writes boxes: give --box-format")
             if needed and self.image is None:
-                raise ValueError(f"--detect, --point, --show-boxes: expected one image, got {len(images)}")
+                raise ValueError(f"boxes and points: expected one image, got {len(images)}")
             things = [("detect", one) for one in args.detect] + [("point", one) for one in args.point]
+            things += [("describe", "")] * args.describe
             for kind, thing in things:
                 assert self.form is not None, "refused above"
                 self.asked[len(self.questions)] = thing

@@ -45,7 +45,7 @@ _SUFFIX = re.compile(
     r"\.(jpe?g|png|webp|gif|bmp|tiff?|p[bgpn]m|avif|hei[cf]|jp2|jxl|svg|pdf|mp4)", re.IGNORECASE
 )
 # Options of generate.py, what they cannot be combined with, and what needs them.
-_LOCATING = {"detect", "point", "show_boxes"}
+_LOCATING = {"detect", "point", "describe", "show_boxes"}
 _ALONE = {
     "batch": {"images", "questions", "no_image", "json", "no_cache", "chat", "show_attention", "draft"}
     | {*_LOCATING, "box_format"},
@@ -286,6 +286,7 @@ def generate_parser(description: str, default_model: Path) -> argparse.ArgumentP
     things = "put a box around each THING; may be repeated"
     add("--detect", action="append", metavar="THING", default=[], help=things)
     add("--point", action="append", metavar="THING", default=[], help="point to each THING; may be repeated")
+    add("--describe", action="store_true", help="put a box around everything in the image")
     drawn = "write the image with all boxes and points of the answers"
     add("--show-boxes", type=Path, metavar="OUT.png", help=drawn)
     written = "form of the model's coordinates (default: the one that its generation_config.json names): "

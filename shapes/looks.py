@@ -69,7 +69,7 @@ MORE_WORDS = tuple(
 )
 # fmt: on
 MAX_LETTERS = 8
-_FACES = {  # files of packages, all under the SIL Open Font License, Apache 2.0 or a licence as free
+_FACES = {  # files of packages; docs/embedded-model.md has their licences
     TRAIN: (
         "font_roboto/files/Roboto-Regular.ttf", "font_roboto/files/Roboto-Bold.ttf",
         "font_roboto/files/Roboto-LightItalic.ttf", "font_roboto/files/Roboto-Black.ttf",

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from shapes import looks
 from shapes.drawing import paint_background
 
-# Photographs of scikit-image (public domain or CC0), scikit-learn (CC BY) and matplotlib (public domain).
+# Files of packages; docs/embedded-model.md has their licences.
 _PHOTOGRAPHS = {
     looks.TRAIN: (
         "sklearn/datasets/images/china.jpg", "skimage/data/astronaut.png", "skimage/data/coffee.png",

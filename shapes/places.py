@@ -21,7 +21,8 @@ _DETECT = (DETECT, DETECT, "Where is the {t}?", "Detect {t}.", "Detect the {t}."
 _POINT = (POINT, POINT, "Point at the {t}.", "Point to the {t}.", "Show me the {t} with a point.")
 _MANY = (DETECT, DETECT, "Detect {t}.", "Find all {t}.", "Locate the {t}.", "Where are the {t}?")
 _MANY_POINT = (POINT, "Point at the {t}.", "Point to all {t}.")
-_ALL = ("Describe the picture with boxes.", "Describe the image with boxes.", "Detect everything.",
+DESCRIBE = "Describe the picture with boxes."
+_ALL = (DESCRIBE, "Describe the image with boxes.", "Detect everything.",
         "Give a box for each thing.")  # fmt: skip
 
 

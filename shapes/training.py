@@ -44,7 +44,7 @@ from shapes import (
     sample_scene,
 )
 from shapes.outside import QUESTIONS
-from shapes.places import FORM, ask_absent, ask_place, follow_up
+from shapes.places import DESCRIBE, FORM, ask_absent, ask_place, follow_up
 from shapes.settings import images_after, total_steps, vision_steps
 from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig, branch_mask
 from shapes.world import NO_IMAGE, REFUSAL
@@ -141,7 +141,7 @@ def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
     if config.drawings == "plain":  # like all its questions
         model.generation_config = {"needs_image": True, "single_turn": True}
     else:
-        model.generation_config = {"coordinates": {"form": FORM.name}}
+        model.generation_config = {"coordinates": {"form": FORM.name, "describe": DESCRIBE}}
     return model
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import socket
 import threading
 import time
@@ -104,3 +106,23 @@ def never_stopping(folder: Path) -> Path:
         likelier = (head[first] + head[second]) / 2  # always below the larger of the two
         head[list(checkpoint.stop_token_ids)] = likelier
     return checkpoint.model.save_pretrained(folder, processor=checkpoint.processor)
+
+
+def locating(folder: Path, answer: str) -> Path:
+    """The embedded checkpoint, which says `answer` for "blue": its vocabulary has that as a word."""
+    shutil.copytree(EMBEDDED, folder)
+    for name, change in (("tokenizer.json", _renamed), ("generation_config.json", _with_coordinates)):
+        path = folder / name
+        path.write_text(json.dumps(change(json.loads(path.read_text(encoding="utf-8")), answer)))
+    return folder
+
+
+def _renamed(tokenizer: dict, answer: str) -> dict:
+    vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+    vocabulary[answer.replace(" ", "Ġ")] = vocabulary.pop("Ġblue")
+    merges.remove(["Ġbl", "ue"])
+    return tokenizer
+
+
+def _with_coordinates(config: dict, answer: str) -> dict:
+    return config | {"coordinates": "qwen3-vl"}

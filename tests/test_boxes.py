@@ -39,7 +39,7 @@ def locating(tmp_path, monkeypatch):
     shutil.copytree(MODEL, folder)
     path = folder / "generation_config.json"
     config = json.loads(path.read_text())
-    own = {"form": "qwen3-vl", "detect": "Where is the {thing}?"}
+    own = {"form": "qwen3-vl", "detect": "Where is the {thing}?", "describe": "Name all with boxes."}
     path.write_text(json.dumps(config | {"coordinates": own}))
     answers: list[str] = []
     monkeypatch.setattr(answer, "answer_text", lambda checkpoint, ids: answers.pop(0))
@@ -85,6 +85,15 @@ def test_a_plain_question_that_is_answered_with_a_box(locating, capsys):
     where, many = map(json.loads, capsys.readouterr().out.splitlines())
     assert len(where["boxes"]) == 1
     assert many["answers"] == ["2"] and not many["boxes"] and not many["malformed"]
+
+
+def test_a_description_with_boxes(locating, capsys):
+    model, answers = locating
+    answers.append(QWEN.write([RED, Box("star", (0, 0, 9, 9))], SIZE))
+    assert run(str(IMAGE), "--model", model, "--describe", "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["question"] == "Name all with boxes."
+    assert [one["label"] for one in made["boxes"]] == ["red circle", "star"]
 
 
 def test_several_images_or_answers_leave_open_what_is_meant(locating, capsys):
@@ -140,6 +149,8 @@ def test_labels_have_colours_of_their_own():
         (["--point", "star", "--box-format", "paligemma"], "boxes"),
         (["--detect", "star", "--no-image"], "--no-image"),
         (["--detect", "star", "--num-answers", "2"], "--num-answers"),
+        (["--describe", "--box-format", "qwen3-vl"], "-q"),  # no prompt of its own for this
+        (["--describe", "--chat"], "--chat"),
         (["--detect", " "], "--detect"),
         (["--detect", "star", "--chat"], "--chat"),
         (["--detect", "star", "--show-boxes", "README.md"], ".png"),

@@ -16,7 +16,8 @@ from huggingface_hub import constants
 from PIL import Image
 
 import app
-from tests.pages import CUP, WOLF, full, make_service, never_stopping, served
+from data.coordinates import COORDINATES, Box, Point
+from tests.pages import CUP, EXAMPLE, WOLF, full, locating, make_service, never_stopping, served
 from tests.waiting import PATIENCE, wait_for
 from web import page as page_module
 
@@ -327,3 +328,45 @@ def test_attribution(browser, house, width, method):
     assert sheet["y"] >= label["y"] + label["height"] - 1  # nothing of the sheet is covered
     assert page.evaluate("document.documentElement.scrollWidth") <= width and not visit.errors
     visit.context.close()
+
+
+@pytest.mark.parametrize("theme, width", [("light", 1280), ("dark", 360)])
+def test_a_box_and_its_name_light_up_together(browser, uploads, tmp_path, theme, width):
+    """About a photograph that is wider than the page, and stored on its side."""
+    size = (2304, 1200)
+    star = Box("blue star", (942, 78, 1482, 360))
+    things = [star, Box("<b>", (0, 0, *size)), Point("digit", (1908, 656))]
+    model = locating(tmp_path / "model", COORDINATES["qwen3-vl"].write(things, size))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = Image.open(EXAMPLE).convert("RGB").resize(size).transpose(Image.Transpose.ROTATE_90)
+    turned.save(tmp_path / "turned.jpg", exif=exif)
+    with served(make_service(model)) as house:
+        visit = Visit(browser, house.url, width=width, theme=theme)
+        visit.upload(tmp_path / "turned.jpg")
+        visit.ask("What colour is the star?")
+        page, image = visit.page, visit.page.locator(".located svg")
+        image.wait_for()
+        visit.ended()
+        image.hover(position={"x": 1, "y": 1})  # once it has come to rest
+        frame = image.bounding_box()
+        assert frame["x"] >= 0 and frame["x"] + frame["width"] <= width
+        assert frame["width"] / frame["height"] == pytest.approx(size[0] / size[1], rel=0.02)
+        x, y = (frame["width"] / size[0] * (star.box[at] + star.box[at + 2]) / 2 for at in (0, 1))
+        image.hover(position={"x": x, "y": y}, force=True)  # where the large box lies, too
+        lit = page.locator(".located button.lit")
+        sync_api.expect(lit).to_have_text("blue star")
+        assert page.locator(".located rect").count() == 2 and page.locator(".located g.lit rect").count() == 1
+        page.mouse.move(1, 1)
+        page.keyboard.press("Tab")
+        while page.evaluate("document.activeElement.innerText") != "digit":
+            page.keyboard.press("Tab")
+        sync_api.expect(lit).to_have_text("digit")
+        assert page.locator(".located g.lit circle").count() == 1
+        page.locator(".located button", has_text="<b>").hover()
+        sync_api.expect(lit).to_have_text(["<b>", "digit"])
+        page.mouse.click(1, 1)
+        sync_api.expect(page.locator(".located .lit")).to_have_count(0)
+        assert page.evaluate(ACCESSIBILITY.read_text(encoding="utf-8")) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width and not visit.errors
+        visit.context.close()

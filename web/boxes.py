@@ -1,4 +1,5 @@
-"""An image with the boxes and points of an answer over it, which light up under the mouse."""
+"""An image with the boxes and points of an answer over it, and their names below. page.js lights up a thing
+and its name together, under the mouse and the keyboard."""
 
 from __future__ import annotations
 
@@ -45,24 +46,24 @@ def overlay(log: Sequence[Exchange], models: Models) -> str:
     image.save(file, "JPEG", quality=85)
     source = "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
     labels = list(dict.fromkeys(thing.label for thing in things))
-    line = max(width, height) / 250
-    shapes = []
-    for thing in things:
-        colour, label = COLOURS[labels.index(thing.label) % len(COLOURS)], escape(thing.label)
+    shapes, names = [], []
+    for number, thing in enumerate(things):
+        label = escape(thing.label or "something")
+        mark = f'data-thing="{number}" style="--ink: {COLOURS[labels.index(thing.label) % len(COLOURS)]}"'
         if isinstance(thing, Box):
             x, y, right, bottom = thing.box
+            area = (right - x) * (bottom - y)
             shape = f'<rect x="{x:g}" y="{y:g}" width="{right - x:g}" height="{bottom - y:g}"/>'
         else:
-            x, y = thing.point
-            shape = f'<circle cx="{x:g}" cy="{y:g}" r="{3 * line:g}"/>'
-        # The name stands inside of the image, whatever edge the thing is at.
-        at = f'x="{min(x, 0.8 * width):g}" y="{max(y - 2 * line, 8 * line):g}" font-size="{7 * line:g}"'
-        shapes.append(
-            f'<g class="thing" tabindex="0" style="--ink: {colour}; stroke-width: {line:g}">'
-            f"<title>{label}</title>{shape}<text {at}>{label}</text></g>"
-        )
-    said = escape(", ".join(label or "something" for label in labels))
+            (x, y), area = thing.point, 0.0
+            shape = f'<circle cx="{x:g}" cy="{y:g}" r="{max(width, height) / 80:g}"/>'
+        shapes.append((area, f"<g {mark}><title>{label}</title>{shape}</g>"))
+        names.append(f'<button type="button" {mark}>{label}</button>')
+    # Small things lie over large ones, so that the mouse reaches both.
+    over = "".join(shape for _, shape in sorted(shapes, key=lambda one: -one[0]))
     return (
-        f'<svg class="located" viewBox="0 0 {width} {height}" role="group" aria-label="Located: {said}">'
-        f'<image href="{source}" width="{width}" height="{height}"/>{"".join(shapes)}</svg>{broken}'
+        f'<div class="located"><svg viewBox="0 0 {width} {height}" role="img" '
+        'aria-label="The image, with what the answer locates">'
+        f'<image href="{source}" width="{width}" height="{height}"/>{over}</svg>'
+        f"{''.join(names)}</div>{broken}"
     )
