@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from data.packing import dense_mask
 from data.processor import make_processor
@@ -16,6 +17,7 @@ from tests.runs import shapes_processor
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
 
 from shapes import heldout, looks, object_map, outside, places, render, renderers  # noqa: E402
+from shapes.__main__ import main  # noqa: E402
 from shapes.drawing import DENSE, box_of, dense_map, stroke_mask  # noqa: E402
 from shapes.drawings import paint, random_aspect, sample_drawing, sample_words  # noqa: E402
 from shapes.questions import reading_order  # noqa: E402
@@ -296,3 +298,12 @@ def test_alone_sees_no_image(processor):
             assert positions.tolist() == list(range(len(ids))) and NO_IMAGE in processor.tokenizer.decode(ids)
             return
     raise AssertionError("expected a question without an image")
+
+
+def test_python_m_shapes_shows_drawings(tmp_path, capsys):
+    main(["--drawings", "any", "--n", "12", "--out", str(tmp_path)])
+    families = {
+        line.split("]")[0].strip(" [") for line in capsys.readouterr().out.splitlines() if "]" in line
+    }
+    assert {"count", "place", "absent"} <= families
+    assert len({Image.open(path).size for path in tmp_path.glob("*.png")}) > 3
