@@ -55,7 +55,7 @@ from web.protocol import ApiError, ChatRequest, Head, chunk, completion, read_re
 
 log = logging.getLogger("ocelli.server")
 
-HEAD_SECONDS = 30  # for the head of a request to arrive
+HEAD_SECONDS = 30  # for the head of a request to arrive at most, and half of them at least
 KEPT_SECONDS = 75  # that a connection is kept for the next request: longer than most clients keep theirs
 BODY_SECONDS = 60  # for its body
 LINGER_SECONDS, LINGER_BYTES = 5, 2**25  # for what is still sent of a request that was refused
