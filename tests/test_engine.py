@@ -124,6 +124,30 @@ def test_one_with_many_requests_delays_nobody(models):
     assert ended.index("few") <= 5  # those whose images were open already come first
 
 
+def test_who_gives_up_leaves_the_queue_at_once(models, monkeypatch):
+    """Also with a prompt that is ready, while every slot is taken."""
+    engine, step, goes_on = Engine(models, EngineLimits(slots=1)), Scheduler.step, threading.Event()
+    monkeypatch.setattr(Scheduler, "step", lambda self: step(self) if goes_on.wait(0.01) else [])
+
+    async def asked() -> list[str]:
+        tickets = [engine.submit(request(client=str(number))) for number in range(3)]
+        async with asyncio.timeout(PATIENCE):
+            while sorted(one.place for one in tickets) != [0, 1, 2] or len(engine._ready) < 2:
+                await asyncio.sleep(0.01)
+            _, second, third = sorted(tickets, key=lambda one: one.place)
+            second.cancel()
+            while third.place != 1:
+                await asyncio.sleep(0.01)
+            goes_on.set()
+            return await answers(third)
+
+    try:
+        assert asyncio.run(asked()) == ["blue"]
+    finally:
+        goes_on.set()
+        engine.close()
+
+
 def test_the_queue_is_bounded_and_says_places(models):
     engine = Engine(models, EngineLimits(slots=1, max_queue=2))
     long = {"max_new_tokens": 400, "temperature": 1.5, "seed": 1}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-MOST_KEPT = 2**28  # bytes of probabilities of one call: beyond, memory is worth more than time
+MOST_KEPT = 2**27  # bytes of probabilities of one call: beyond, memory is worth more than time
 AT_ONCE = 2**22  # scores that are computed at a time: what stays in a CPU's cache
 
 
