@@ -135,7 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
         with uploads_folder() if settings.page else nullcontext("") as uploads:
             server, listening = start(settings, uploads)
             url = address(settings.host, settings.port)
-            print(f"serve.py: {url}v1 (press Ctrl-C to stop)", file=sys.stderr)
+            page = f" and the page at {url}" if settings.page else ""
+            print(f"serve.py: {url}v1{page} (press Ctrl-C to stop)", file=sys.stderr)
             server.run([listening])
     except KeyboardInterrupt:
         pass
