@@ -14,7 +14,8 @@ from shapes.drawing import render, stroke_mask, word_mask
 from shapes.world import COLOURS, DIGITS, Scene, Thing
 
 _TURNING = {"square": 25, "triangle": 25, "star": 36, "cross": 20, "diamond": 10}  # degrees to either side
-_SMALLEST = {"word": 0.05, "digit": 0.09}  # heights, as shares of the longer side
+_SMALLEST = {"word": 0.042, "digit": 0.09}  # heights, as shares of the longer side
+_LEGIBLE = 7  # pixels of a word's height: nobody reads less
 
 
 def sample_drawing(
@@ -116,7 +117,8 @@ def _printed(kind, name, colour, width, height, rng, **how) -> Thing:
 def paint(scene: Scene, rng: random.Random) -> Image.Image:
     """The scene as an image of any size, perhaps blurred or through JPEG."""
     shorter = looks.image_size(rng) / max(scene.aspect, 1 / scene.aspect)
-    return weather(render(scene, max(24, round(shorter))), rng)
+    legible = max((_LEGIBLE / t.height for t in scene.things if t.kind == "word"), default=0)
+    return weather(render(scene, max(24, round(max(shorter, legible)))), rng)
 
 
 def random_aspect(rng: random.Random) -> float:

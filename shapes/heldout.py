@@ -13,11 +13,12 @@ from PIL import Image
 
 from shapes import looks
 from shapes.drawings import paint, random_aspect, sample_drawing, weather
-from shapes.outside import QUESTIONS, outside_image
+from shapes.outside import outside_image
 from shapes.places import FORM, ask_absent, ask_place, follow_up
 from shapes.questions import TEMPLATES, ask, unique_phrases
 from shapes.renderers import drawable, render_matplotlib, render_svg
 from shapes.scoring import score
+from shapes.wording import ask_outside
 from shapes.world import FAMILIES, HELDOUT_SEED, QA, REFUSAL, Scene
 
 LETTERS = 24  # least size of type in pixels where words are read from other programs
@@ -77,7 +78,7 @@ def _question(family: str, number: int) -> DrawingQuestion | None:
         qa: QA | None = earlier[1] if at == 1 else last
         earlier = earlier[:at]
     elif family == "outside question":
-        qa = QA(family, rng.choice(QUESTIONS[looks.HELDOUT]), REFUSAL)
+        qa = QA(family, ask_outside(rng, looks.HELDOUT), REFUSAL)
     elif kind in ("box", "box at 0.5", "point"):
         qa = ask_place(scene, rng)
         wanted = "point_2d" if kind == "point" else "bbox_2d"

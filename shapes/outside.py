@@ -1,4 +1,4 @@
-"""What is outside of the world: photographs, screenshots, charts, textures, noise, blanks, and questions.
+"""Images of what is outside of the world: photographs, screenshots, charts, textures, noise, blanks.
 
 Photographs are cuts of those that packages carry, of others for each split. Everything else is drawn; `split`
 decides its fonts.
@@ -31,26 +31,6 @@ _PHOTOGRAPHS = {
         "matplotlib/mpl-data/sample_data/grace_hopper.jpg", "skimage/data/cell.png",
     ),
 }  # fmt: skip
-QUESTIONS = {
-    looks.TRAIN: (
-        "What is the capital of France?", "Who painted this?", "How old is the man?", "What animal is this?",
-        "What is the weather like?", "Write a poem.", "What is the person doing?", "Which city is this?",
-        "Who are you?", "What is two plus three?", "Is the dog asleep?", "What brand is the car?",
-        "How many people are there?", "What time is it?", "Translate this into German.", "Is it raining?",
-        "What is the title of the chart?", "Which year has the highest value?", "What is the man wearing?",
-        "How many cats do you see?", "Tell me a joke.", "What food is on the plate?", "Is this a photograph?",
-        "Who won the world cup?", "What is the price?", "Where was this taken?", "What is she holding?",
-        "What does the sign mean?", "How much does it cost?", "Can you write code?", "What is your name?",
-        "What is the largest bar?", "Which country is this flag from?", "What kind of tree is it?",
-        "Is the woman smiling?", "What sport is being played?", "What is the car's colour?", "Hello!",
-    ),
-    looks.HELDOUT: (
-        "What is the capital of Spain?", "How many dogs are there?", "What is the woman doing?",
-        "Who wrote Hamlet?", "What breed is the cat?", "What is the highest value in the chart?",
-        "Which building is this?", "What is the boy eating?", "Summarise the text.", "Is the sky cloudy?",
-        "What is the name of this place?", "How tall is the tower?",
-    ),
-}  # fmt: skip
 
 
 def outside_image(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Image.Image:
@@ -77,6 +57,8 @@ def _photo(rng: random.Random, size, split) -> Image.Image:
     image = image.crop((x, y, x + width, y + height)).resize(size, Image.Resampling.BICUBIC)
     if rng.random() < 0.5:
         image = ImageOps.mirror(image)
+    if rng.random() < 0.2:
+        image = Image.merge("RGB", rng.sample(image.split(), 3))
     if rng.random() < 0.4:
         pixels = np.asarray(image, np.float32) / 255
         gains = np.array([rng.uniform(0.6, 1.3) for _ in range(3)], np.float32)

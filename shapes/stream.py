@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 
@@ -25,12 +25,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from data.packing import IGNORE_INDEX, dense_mask
 from data.smolvlm import IdeficsImages
-from shapes import FAMILIES, ask, ask_list, render_with_map, sample_questions, sample_scene
+from shapes import FAMILIES, ask, ask_list, looks, render_with_map, sample_questions, sample_scene
 from shapes.drawing import DENSE, dense_map
 from shapes.drawings import paint, sample_drawing, sample_words, weather
-from shapes.outside import QUESTIONS, outside_image
+from shapes.outside import outside_image
 from shapes.places import ask_absent, ask_place, follow_up
 from shapes.questions import Mention, facts, mentions
+from shapes.wording import ask_outside, reword
 from shapes.world import NO_IMAGE, QA, REFUSAL, Scene
 
 # Images are drawn at one of these sizes and reduced, so that the model sees every softness of edge.
@@ -163,7 +164,7 @@ class ShapesStream(IterableDataset):
 
     def drawing_row(self, index: int, across: int, wide: bool) -> dict[str, np.ndarray]:
         """Drawing number `index`, `across` tiles high if `wide`, else wide: its tiles with their dense
-        targets, and its packed questions. Of those for the tower alone, one part and the whole."""
+        targets, and its packed questions. Of those for the tower alone, two of them."""
         config, images = self.config, self.images
         assert images is not None
         rng = random.Random(f"{config.split}:{config.seed}:{index}")
@@ -179,11 +180,11 @@ class ShapesStream(IterableDataset):
                 1.03 * most / across, 0.97 * most / (across - 1) if across > 1 else 1.6 * most
             )
         aspect = aspect if wide else 1 / aspect
-        scene = None
+        scene, only_words = None, False
         if rng.random() < config.outside * difficulty:
             image = weather(outside_image(rng, config.split, aspect), rng)
         else:
-            only_words = alone and rng.random() < 0.4
+            only_words = alone and rng.random() < 0.5
             draw = sample_words(rng, config.split, aspect) if only_words else None
             scene = draw or sample_drawing(rng, config.split, difficulty, aspect)
             image = paint(scene, rng)
@@ -191,7 +192,9 @@ class ShapesStream(IterableDataset):
         pixels = np.stack([tile.pixels.numpy() for tile in tiles.tiles])
         dense = self._dense_tiles(scene, rows, columns)
         if alone:
-            kept = [rng.randrange(len(pixels)), len(pixels) - 1]
+            parts = len(pixels) - 1
+            two = only_words and parts > 0  # in the whole of most images letters are too narrow to tell
+            kept = rng.sample(range(parts), 2) if two else [rng.randrange(parts + 1), parts]
             pixels, dense = pixels[kept], dense[kept]
         row: dict[str, np.ndarray] = {"pixel_values": pixels, "dense": dense}
         text = "<|im_start|>User:" + images.prompt(rows, columns, 0, 1)
@@ -225,8 +228,8 @@ class ShapesStream(IterableDataset):
             asked.append(ask_list(scene, rng))
         if rng.random() < 0.6:
             asked.append(ask_absent(scene, rng))
-        if rng.random() < 0.3:
-            asked.append(QA("outside", rng.choice(QUESTIONS[config.split]), REFUSAL))
+        for _ in range(rng.choice((0, 1, 2))):
+            asked.append(QA("outside", ask_outside(rng, config.split), REFUSAL))
         asked += sample_questions(scene, rng, 12, _MIX)
         single = [qa for qa in asked if qa is not None]
         rng.shuffle(single)
@@ -239,15 +242,22 @@ class ShapesStream(IterableDataset):
             found.insert(0, turns_of_one)
         if rng.random() < 0.15:
             found.insert(0, [QA("alone", rng.choice(single).question, NO_IMAGE)])
-        return found
+        return [[self._worded(qa, rng) for qa in turns] for turns in found]
+
+    def _worded(self, qa: QA, rng: random.Random) -> QA:
+        """What is evaluated keeps its wording, and so does half of what is trained."""
+        if self.config.split == looks.HELDOUT or rng.random() < 0.5:
+            return qa
+        return replace(qa, question=reword(qa.question, rng))
 
     def _of_outside(self, rng: random.Random) -> list[list[QA]]:
         """Conversations about an image that shows nothing of the world."""
         scene = sample_scene(rng, self.config.split)
         asked = [*sample_questions(scene, rng, 5), ask_place(scene, rng), ask_list(scene, rng)]
-        asked += [QA("outside", rng.choice(QUESTIONS[self.config.split]), "")] * 2
+        asked += [QA("outside", ask_outside(rng, self.config.split), "") for _ in range(2)]
         rng.shuffle(asked)
         refused = [QA("outside", qa.question, REFUSAL) for qa in asked if qa is not None]
+        refused = [self._worded(qa, rng) for qa in refused]
         return [refused[:2], *([qa] for qa in refused[2:5])]
 
     @lru_cache(maxsize=64)  # noqa: B019

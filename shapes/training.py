@@ -43,10 +43,10 @@ from shapes import (
     sample_questions,
     sample_scene,
 )
-from shapes.outside import QUESTIONS
 from shapes.places import DESCRIBE, FORM, ask_absent, ask_place, follow_up
 from shapes.settings import images_after, total_steps, vision_steps
 from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig, branch_mask
+from shapes.wording import QUESTIONS, ask_outside, reword
 from shapes.world import NO_IMAGE, REFUSAL
 from training.config import PlanOptions, TrainConfig, flag
 from training.distributed import Ranks
@@ -98,8 +98,8 @@ def _texts_of_drawings(rng: random.Random) -> Iterator[str]:
         for qa in asked:
             if qa is not None and qa.family != "word":
                 answer = re.sub(rf"\b{word.name}\b", " ".join(word.name), qa.answer) if word else qa.answer
-                yield from (qa.question, " " + answer)
-        yield from (*QUESTIONS["train"], " " + REFUSAL, " " + NO_IMAGE)
+                yield from (reword(qa.question, rng), " " + answer)
+        yield from (*QUESTIONS["train"], ask_outside(rng, "train"), " " + REFUSAL, " " + NO_IMAGE)
         yield from ("User:", "\nUser:", "System:", "\nAssistant:")
 
 

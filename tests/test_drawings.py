@@ -16,14 +16,16 @@ from tests.runs import shapes_processor
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
 
-from shapes import heldout, looks, object_map, outside, places, render, renderers  # noqa: E402
+from shapes import heldout, looks, object_map, outside, places, render, renderers, wording  # noqa: E402
 from shapes.__main__ import main  # noqa: E402
 from shapes.drawing import DENSE, box_of, dense_map, stroke_mask  # noqa: E402
 from shapes.drawings import paint, random_aspect, sample_drawing, sample_words  # noqa: E402
-from shapes.questions import reading_order  # noqa: E402
+from shapes.questions import reading_order, sample_questions  # noqa: E402
 from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask  # noqa: E402
 from shapes.training import chat_pieces  # noqa: E402
-from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, Background  # noqa: E402
+from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, SHAPES, Background  # noqa: E402
+
+_NOUNS = rf"\b(?:{'|'.join((*COLOURS, *SHAPES))})(?:e?s)?\b"
 
 
 def drawings(count, split="train"):
@@ -36,13 +38,33 @@ def test_what_is_held_out_is_not_trained_on():
     assert not set(looks.fonts("train")) & set(looks.fonts("heldout"))
     train, held = outside._PHOTOGRAPHS["train"], outside._PHOTOGRAPHS["heldout"]
     assert not set(train) & set(held) and all(looks.package_file(name) for name in (*train, *held))
-    assert not set(outside.QUESTIONS["train"]) & set(outside.QUESTIONS["heldout"])
+    assert not set(wording.QUESTIONS["train"]) & set(wording.QUESTIONS["heldout"])
     strokes = {split: set() for split in ("train", "heldout")}
     for split, seen in strokes.items():
         for scene, _ in drawings(60, split):
             seen |= {t.strokes % 2 for t in scene.things if t.strokes >= 0}
             assert {t.font for t in scene.things if t.font} <= set(looks.fonts(split))
     assert strokes == {"train": {0}, "heldout": {1}}
+
+
+def test_other_wordings_ask_the_same():
+    """The nouns stay, and with them what is asked for."""
+    rng, changed = random.Random(0), 0
+    for _ in range(300):
+        scene = sample_drawing(rng)
+        for qa in filter(None, [*sample_questions(scene, rng, 4), places.ask_place(scene, rng)]):
+            said = wording.reword(qa.question, rng)
+            changed += said != qa.question
+            nouns = [sorted(set(re.findall(_NOUNS, text.lower()))) for text in (qa.question, said)]
+            assert nouns[0] == nouns[1], (qa.question, said)
+    assert changed > 500
+
+
+def test_questions_outside_name_nothing_of_the_world():
+    rng = random.Random(0)
+    asked = {split: {wording.ask_outside(rng, split) for _ in range(2000)} for split in ("train", "heldout")}
+    assert not asked["train"] & asked["heldout"]
+    assert not re.findall(_NOUNS, " ".join(asked["train"] | asked["heldout"]).lower())
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])

@@ -3,6 +3,7 @@ backward pass of torch's own takes a third of a small model's step there."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 MOST_KEPT = 2**27  # bytes of probabilities of one call: beyond, memory is worth more than time
 AT_ONCE = 2**22  # scores that are computed at a time: what stays in a CPU's cache
+QUERIES = 128  # of which the keys that none sees are left out
 
 
 class KeptProbabilities(torch.autograd.Function):
@@ -19,20 +21,20 @@ class KeptProbabilities(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        batch, heads, length, dim = q.shape
+        heads, dim = q.shape[1], q.shape[-1]
         out, kept = torch.empty_like(q), []
-        step = max(1, AT_ONCE // (heads * length * k.shape[2]))
-        for at in range(0, batch, step):
-            rows = slice(at, at + step)
-            queries, keys, values = grouped(q[rows], k), k[rows].flatten(0, 1), v[rows].flatten(0, 1)
+        for rows, asked, seen in parts(q, k, mask):
+            keys, values = (x[rows][:, :, seen].flatten(0, 1) for x in (k, v))
+            queries = grouped(q[rows, :, asked], k)
             scores = torch.bmm(queries * dim**-0.5, keys.transpose(1, 2))
             if mask is not None:
-                scores.view(-1, heads, length, k.shape[2]).add_(mask[rows])
+                hidden = mask[rows, :, asked][..., seen]
+                scores.view(-1, heads, *hidden.shape[2:]).add_(hidden)
             probabilities = scores.softmax(-1)
-            kept.append(probabilities)
-            out[rows] = torch.bmm(probabilities, values).view(-1, heads, length, dim)
-        ctx.step = step
-        ctx.save_for_backward(q, k, v, *kept)
+            kept.append((rows, asked, seen, probabilities))
+            out[rows, :, asked] = torch.bmm(probabilities, values).view_as(out[rows, :, asked])
+        ctx.kept = [place for *place, _ in kept]
+        ctx.save_for_backward(q, k, v, *(probabilities for *_, probabilities in kept))
         return out
 
     @staticmethod
@@ -40,18 +42,39 @@ class KeptProbabilities(torch.autograd.Function):
         q, k, v, *kept = ctx.saved_tensors
         (gradient,) = gradients
         scale = q.shape[-1] ** -0.5
-        to_q, to_k, to_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        for number, probabilities in enumerate(kept):
-            rows = slice(number * ctx.step, (number + 1) * ctx.step)
-            queries, keys, values = grouped(q[rows], k), k[rows].flatten(0, 1), v[rows].flatten(0, 1)
-            above = grouped(gradient[rows], k)
-            to_v[rows] = torch.bmm(probabilities.transpose(1, 2), above).view_as(v[rows])
+        to_q, to_k, to_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for (rows, asked, seen), probabilities in zip(ctx.kept, kept):
+            keys, values = (x[rows][:, :, seen].flatten(0, 1) for x in (k, v))
+            queries, above = grouped(q[rows, :, asked], k), grouped(gradient[rows, :, asked], k)
+            to_values = torch.bmm(probabilities.transpose(1, 2), above)
             to_probabilities = torch.bmm(above, values.transpose(1, 2))
             to_scores = torch._softmax_backward_data(to_probabilities, probabilities, -1, q.dtype)
             to_scores *= scale
-            to_q[rows] = torch.bmm(to_scores, keys).view_as(q[rows])
-            to_k[rows] = torch.bmm(to_scores.transpose(1, 2), queries).view_as(k[rows])
+            to_q[rows, :, asked] = torch.bmm(to_scores, keys).view_as(to_q[rows, :, asked])
+            to_keys = torch.bmm(to_scores.transpose(1, 2), queries)
+            for total, part in ((to_k, to_keys), (to_v, to_values)):
+                total[rows][:, :, seen] += part.view(-1, k.shape[1], *part.shape[1:])
         return to_q, to_k, to_v, None
+
+
+Part = tuple[slice, slice, Tensor | slice]
+
+
+def parts(q: Tensor, k: Tensor, mask: Tensor | None) -> list[Part]:
+    """What is computed at a time: rows, queries, and the keys that any of these queries sees. Where questions
+    packed after an image do not see each other, that is half of the keys."""
+    batch, heads, length, _ = q.shape
+    asked: list[tuple[slice, Tensor | slice]] = [(slice(0, length), slice(None))]
+    if mask is not None:
+        blocks = [slice(at, at + QUERIES) for at in range(0, length, QUERIES)]
+        open_to = [(mask[:, 0, block] > -math.inf).flatten(0, 1).any(0) for block in blocks]
+        asked = [(block, seen.nonzero()[:, 0]) for block, seen in zip(blocks, open_to)]
+    found: list[Part] = []
+    for block, seen in asked:
+        width = len(seen) if isinstance(seen, Tensor) else k.shape[2]
+        step = max(1, AT_ONCE // (heads * (min(block.stop, length) - block.start) * max(width, 1)))
+        found += [(slice(at, at + step), block, seen) for at in range(0, batch, step)]
+    return found
 
 
 def grouped(x: Tensor, k: Tensor) -> Tensor:
