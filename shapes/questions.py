@@ -475,11 +475,12 @@ _BESIDE = ("Is each shape bigger or smaller than the {b}?", "Tell me which shape
 _RELATIONS = 0.4  # share of the lists that relate everything to one thing
 
 
-def ask_list(scene, rng) -> QA | None:
-    """A question whose answer goes through the whole scene; None where there is nothing of its kind."""
-    if rng.random() < _RELATIONS:
+def ask_list(scene, rng, which="") -> QA | None:
+    """A question whose answer goes through the whole scene; None where there is nothing of its kind. `which`
+    of _LISTS it is, or any."""
+    if not which and rng.random() < _RELATIONS:
         return _ask_relations(scene, rng)
-    wordings, items_of = _LISTS[rng.choice(tuple(_LISTS))]
+    wordings, items_of = _LISTS[which or rng.choice(tuple(_LISTS))]
     items = items_of(scene)
     return QA("list", rng.choice(wordings), ", ".join(items)) if items else None
 

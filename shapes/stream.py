@@ -29,7 +29,7 @@ from shapes import FAMILIES, ask, ask_list, looks, render_with_map, sample_quest
 from shapes.drawing import DENSE, dense_map
 from shapes.drawings import paint, sample_drawing, sample_words, weather
 from shapes.outside import outside_image
-from shapes.places import ask_absent, ask_place, follow_up
+from shapes.places import ask_absent, ask_absent_place, ask_place, follow_up
 from shapes.questions import Mention, facts, mentions
 from shapes.wording import ask_outside, reword
 from shapes.world import NO_IMAGE, QA, REFUSAL, Scene
@@ -55,6 +55,7 @@ class ShapesStreamConfig:
     split: str = "train"
     drawings: str = "plain"  # or any
     outside: float = 0.1  # any: images that show nothing of the world
+    only_words: float = 0.12  # any: images of several words after the first stage, which has more
     curriculum_pictures: int = 60_000  # images until scenes reach their full difficulty
     vision_steps: int = 0  # batches for the vision tower alone at the start; the curriculum begins anew after
     vision_batch_size: int = 64  # images in one of these
@@ -184,7 +185,7 @@ class ShapesStream(IterableDataset):
         if rng.random() < config.outside * difficulty:
             image = weather(outside_image(rng, config.split, aspect), rng)
         else:
-            only_words = alone and rng.random() < 0.5
+            only_words = rng.random() < (0.5 if alone else config.only_words)
             draw = sample_words(rng, config.split, aspect) if only_words else None
             scene = draw or sample_drawing(rng, config.split, difficulty, aspect)
             image = paint(scene, rng)
@@ -198,7 +199,13 @@ class ShapesStream(IterableDataset):
             pixels, dense = pixels[kept], dense[kept]
         row: dict[str, np.ndarray] = {"pixel_values": pixels, "dense": dense}
         text = "<|im_start|>User:" + images.prompt(rows, columns, 0, 1)
-        questions = [] if alone else self._of_drawing(scene, rng) if scene else self._of_outside(rng)
+        if alone:
+            questions = []
+        elif scene is None:
+            questions = self._of_outside(rng)
+        else:
+            questions = self._of_words(scene, rng) if only_words else self._of_drawing(scene, rng)
+        questions = [[self._worded(qa, rng) for qa in turns] for turns in questions]
         return row | self._branches(self._prefix(text), questions, scene, rng)
 
     def _dense_tiles(self, scene: Scene | None, rows: int, columns: int) -> np.ndarray:
@@ -242,13 +249,20 @@ class ShapesStream(IterableDataset):
             found.insert(0, turns_of_one)
         if rng.random() < 0.15:
             found.insert(0, [QA("alone", rng.choice(single).question, NO_IMAGE)])
-        return [[self._worded(qa, rng) for qa in turns] for turns in found]
+        return found
 
     def _worded(self, qa: QA, rng: random.Random) -> QA:
         """What is evaluated keeps its wording, and so does half of what is trained."""
         if self.config.split == looks.HELDOUT or rng.random() < 0.5:
             return qa
         return replace(qa, question=reword(qa.question, rng))
+
+    def _of_words(self, scene: Scene, rng: random.Random) -> list[list[QA]]:
+        """What can be asked about several words: a language model learns to read from them as well."""
+        asked = [ask_list(scene, rng, "across"), ask_list(scene, rng, "down"), ask(scene, rng, "describe")]
+        asked += [ask_absent_place(scene, rng), QA("outside", ask_outside(rng, self.config.split), REFUSAL)]
+        rng.shuffle(asked)
+        return [[qa] for qa in asked if qa is not None]
 
     def _of_outside(self, rng: random.Random) -> list[list[QA]]:
         """Conversations about an image that shows nothing of the world."""
@@ -257,7 +271,6 @@ class ShapesStream(IterableDataset):
         asked += [QA("outside", ask_outside(rng, self.config.split), "") for _ in range(2)]
         rng.shuffle(asked)
         refused = [QA("outside", qa.question, REFUSAL) for qa in asked if qa is not None]
-        refused = [self._worded(qa, rng) for qa in refused]
         return [refused[:2], *([qa] for qa in refused[2:5])]
 
     @lru_cache(maxsize=64)  # noqa: B019

@@ -355,7 +355,7 @@ class ShapesTask(Task):
         stream = stream_config(config)
         heldout = replace(
             stream, seed=EVALUATION_SEED, split="heldout", curriculum_pictures=0, vision_steps=0,
-            list_probability=0.0,
+            list_probability=0.0, only_words=0.0,
         )  # fmt: skip
         pieces = chat_pieces(self.processor.tokenizer, self.model.config.tokens_per_tile)
         if config.sequence_length <= len(pieces.prefix):
