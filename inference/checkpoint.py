@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from data.errors import one_line
 from data.processor import Processor
 from generation.fast.cuda.graph import PERSISTENT, GraphStep
 from generation.fast.native.build import NoCompiler, to_panels
@@ -84,6 +85,12 @@ class Checkpoint:
         """Whether its generation_config.json says that it was trained on one question at a time. Such a model
         often gets a follow-up question wrong."""
         return bool(self.model.generation_config.get("single_turn", False))
+
+    @property
+    def introduction(self) -> str:
+        """The model's name and what it knows, or "" where its generation_config.json does not say it."""
+        knows = one_line(str(self.model.generation_config.get("knows") or ""))
+        return f"{Path(self.name).name} knows {knows}" if knows else ""
 
     def constraint(self, grammar: str) -> Callable[[], Constraint]:
         """What holds an answer to a grammar (`inference.grammar`): `GenerationOptions.constraint`. Raises

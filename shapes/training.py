@@ -47,7 +47,7 @@ from shapes.places import DESCRIBE, FORM, ask_absent, ask_place, follow_up
 from shapes.settings import images_after, total_steps, vision_steps
 from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig, branch_mask
 from shapes.wording import QUESTIONS, ask_outside, reword
-from shapes.world import NO_IMAGE, REFUSAL
+from shapes.world import KNOWS, NO_IMAGE, REFUSAL
 from training.config import PlanOptions, TrainConfig, flag
 from training.distributed import Ranks
 from training.flops import Amounts, amounts_of, training_flops
@@ -141,7 +141,8 @@ def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
     if config.drawings == "plain":  # like all its questions
         model.generation_config = {"needs_image": True, "single_turn": True}
     else:
-        model.generation_config = {"coordinates": {"form": FORM.name, "describe": DESCRIBE}}
+        coordinates = {"form": FORM.name, "describe": DESCRIBE}
+        model.generation_config = {"coordinates": coordinates, "knows": KNOWS}
     return model
 
 

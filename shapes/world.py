@@ -19,7 +19,8 @@ KINDS = ("background", *SHAPES, *DIGITS, "word")  # kind_class indexes this
 NUM_KINDS = len(KINDS)
 KIND_CLASS = {name: i for i, name in enumerate(KINDS)}
 ABSENT = "There is none."  # the answer to what a drawing does not show
-REFUSAL = "I only know drawn shapes, words and digits."
+KNOWS = "drawn shapes, words and digits"
+REFUSAL = f"I only know {KNOWS}."
 NO_IMAGE = "There is no image."
 HELDOUT_SEED = 1 << 40  # training scenes must use seeds below this one
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
@@ -15,7 +16,9 @@ from models.checkpoints import CheckpointError
 from tests.hub_server import HubServer, point_client_at
 from tests.pages import EMBEDDED
 from web.models import Models
+from web.page import _title
 
+EXAMPLE = Path(__file__).resolve().parent.parent / "assets" / "example.png"
 SIZE = (Path(EMBEDDED) / "model.safetensors").stat().st_size  # two bytes a weight
 
 
@@ -45,6 +48,23 @@ def test_models_may_be_chosen_from_the_list_only(tmp_path):
     for name in (str(tmp_path), "../x", "a/b/c", "tests/fixtures", "a b/c"):
         with pytest.raises(RequestError):
             guests().open(name)
+
+
+def test_what_a_model_says_that_it_knows_is_shown_as_text(tmp_path, cli):
+    """Before an answer at the command line, but in JSON; on the page without a stranger's markup."""
+    folder = tmp_path / "mine"
+    shutil.copytree(EMBEDDED, folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"knows": "<img src=x>\nall", "x": 1}))
+    asked = ("-q", "How many shapes are there?", EXAMPLE)
+    for options, shown in (((), True), (("--json",), False)):
+        _, _, err = cli(*asked, *options, model=folder)
+        assert ("mine knows <img src=x> all" in err) == shown
+    models = Models([str(folder)], device="cpu")
+    before = _title(SimpleNamespace(models=models), str(folder))
+    models.open(str(folder))
+    after = _title(SimpleNamespace(models=models), str(folder))
+    assert before != after and "mine knows" in after and "<img" not in after
 
 
 @pytest.mark.parametrize(

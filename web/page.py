@@ -62,10 +62,10 @@ def build(service: Service, remember: bool = False) -> gr.Blocks:
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     with gr.Blocks(title="Ocelli", analytics_enabled=False, fill_width=True, delete_cache=OLD_FILES) as page:
-        gr.Markdown("# Ocelli\nAsk small vision-language models about images.", elem_id="title")
+        title = gr.HTML(_title(service, service.models.default), elem_id="title")
         with gr.Tabs():
             with gr.Tab("Ask"):
-                AskTab(service, remember)
+                AskTab(service, remember, title)
             with gr.Tab("Attribution"):
                 AttributionTab(service)
         page.unload(lambda: None)  # with this event open pages keep a connection: see `Service.connected`
@@ -77,8 +77,8 @@ def build(service: Service, remember: bool = False) -> gr.Blocks:
 class AskTab:
     """The tab where images are asked about, laid out where it is made."""
 
-    def __init__(self, service: Service, remember: bool):
-        self.service = service
+    def __init__(self, service: Service, remember: bool, title: gr.HTML):
+        self.service, self.title = service, title
         with gr.Row(equal_height=False):
             with gr.Column(scale=7, min_width=300):
                 self.chat = gr.Chatbot(
@@ -152,6 +152,7 @@ class AskTab:
         gr.on([self.message.stop], self._stop, None, None, api_name="stop", **more)
         gr.on([self.undo.click, self.chat.undo], self._undo, None, shown, api_name="undo", **more)
         gr.on([self.clear.click], self._clear, None, shown, api_name="clear", **more)
+        gr.on([self.model.change], self._introduce, [self.model], [self.title], api_name="introduce", **more)
 
     async def _ask(self, request: gr.Request, message: dict, *settings) -> AsyncGenerator[dict, None]:
         """Answer a question about its images, or about those of the question before."""
@@ -214,6 +215,10 @@ class AskTab:
         """Forget the conversation."""
         return self._changes(await self.service.clear(visitor_of(self.service, request)))
 
+    def _introduce(self, name: str) -> str:
+        """What the chosen model knows."""
+        return _title(self.service, name)
+
     def _changes(self, now: View) -> dict[Any, Any]:
         return {
             self.chat: _messages(now.log),
@@ -222,6 +227,13 @@ class AskTab:
             + ("" if now.busy else overlay(now.log, self.service.models)),
             self.message: gr.update(submit_btn=not now.busy, stop_btn=now.busy),
         }
+
+
+def _title(service: Service, name: str) -> str:
+    """HTML of the page's name, and of what a model knows once it is open and if it says so."""
+    held = service.models.held(name)
+    said = (held.introduction if held else "") or "Ask small vision-language models about images."
+    return f"<h1>Ocelli</h1><p>{escape(said)}</p>"
 
 
 def _request(images: tuple[str, ...], question: str, *settings: Any) -> AskRequest:
