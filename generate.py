@@ -111,9 +111,7 @@ def answer_questions(args: argparse.Namespace) -> None:
     replies = ask_each(checkpoint, images, questions, options, args.system)
     for number, (question, reply) in enumerate(zip(questions, replies, strict=True)):
         if number == 0:
-            if checkpoint.introduction and not args.json:
-                log(checkpoint.introduction)
-            cli.log_defaults(args, question, str(EXAMPLE_IMAGE.relative_to(ROOT)), log)
+            cli.log_defaults(args, question, EXAMPLE_IMAGE.relative_to(ROOT), checkpoint.introduction, log)
         if len(questions) > 1 and not args.json:
             print(f"> {question}", flush=True)
         about = {"model": args.model, "images": names, "question": question, "seed": options.seed}
@@ -155,8 +153,6 @@ def chat(args: argparse.Namespace) -> int:
     cli.log_unused(args, log)
     if names != args.images:
         log(f"{EXAMPLE_IMAGE.relative_to(ROOT)} is shown with the first question")
-    if checkpoint.introduction:
-        log(checkpoint.introduction)
     talk = Chat(checkpoint, args.system, options, args.stats, args.debug, args.draft)
     for name, image in zip(names, images):
         talk.show(image, name)

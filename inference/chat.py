@@ -88,6 +88,8 @@ class Chat:
 
     def run(self, questions: Sequence[str] = ()) -> int:
         """Send these questions, then do every line up to /quit. Returns the exit status."""
+        if self.conversation.checkpoint.introduction:
+            log(self.conversation.checkpoint.introduction)
         lines: Iterable[str] = (line.rstrip("\r\n") for line in sys.stdin or ())
         if self.at_terminal:
             lines = terminal_lines()

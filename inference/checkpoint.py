@@ -89,8 +89,8 @@ class Checkpoint:
     @property
     def introduction(self) -> str:
         """The model's name and what it knows, or "" where its generation_config.json does not say it."""
-        knows = one_line(str(self.model.generation_config.get("knows") or ""))
-        return f"{Path(self.name).name} knows {knows}" if knows else ""
+        knows = self.model.generation_config.get("knows")
+        return f"{Path(self.name).name} knows {one_line(knows)}" if knows else ""
 
     def constraint(self, grammar: str) -> Callable[[], Constraint]:
         """What holds an answer to a grammar (`inference.grammar`): `GenerationOptions.constraint`. Raises

@@ -440,9 +440,13 @@ def constrained(options: GenerationOptions, grammar: str | None, checkpoint) -> 
     return options if grammar is None else replace(options, constraint=checkpoint.constraint(grammar))
 
 
-def log_defaults(args: argparse.Namespace, question: str, image: str, log: Callable[[str], None]) -> None:
-    """Log what was used in place of a missing image or question, and what is without effect; `image` is the
-    example's name."""
+def log_defaults(
+    args: argparse.Namespace, question: str, image: Path, introduction: str, log: Callable[[str], None]
+) -> None:
+    """Log what the model says about itself, what was used in place of a missing image or question, and what
+    is without effect; `image` is the example's name."""
+    if introduction and not args.json:
+        log(introduction)
     log_unused(args, log)
     if not args.json and not (args.questions and (args.images or args.no_image)):
         log(f"{', '.join(args.images) or ('no image' if args.no_image else image)}: {question}")
