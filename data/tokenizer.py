@@ -18,6 +18,7 @@ import base64
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -510,9 +511,12 @@ def private_tokenizer(tokenizer: AnyTokenizer, nonce: str) -> PrivateTokenizer:
 
 # -------------------------------------------------------------------------------------------- a new tokenizer
 def build_tokenizer(
-    texts: Iterable[str], vocab_size: int = 1024, model_max_length: int = 8192
+    texts: Iterable[str], vocab_size: int = 1024, model_max_length: int = 8192, whole_words: bool = False
 ) -> PreTrainedTokenizerFast:
     """Train a tokenizer of at most `vocab_size` entries on `texts`; ids depend on the texts alone.
+
+    With `whole_words` the texts' most frequent words are one token each, and every other word is spelled,
+    letter by letter: a model that prints what it reads then learns letters and no parts of words.
 
     Any text can be typed: all 256 bytes are in the vocabulary. Digits stand alone, so that counts are read
     digit by digit. The special tokens and their roles are SmolVLM's, so the saved folder opens as an Idefics3
@@ -521,18 +525,26 @@ def build_tokenizer(
     smallest = len(SPECIAL_TOKENS) + 256
     if vocab_size < smallest:
         raise ValueError(f"vocab_size: expected {smallest} or more for bytes and tags, got {vocab_size}")
-    backend = Tokenizer(models.BPE())
+    backend, alphabet = Tokenizer(models.BPE()), sorted(pre_tokenizers.ByteLevel.alphabet())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
+    if whole_words:
+        words = Counter(word for text in texts for word, _ in backend.pre_tokenizer.pre_tokenize_str(text))
+        common = sorted(words.keys() - set(alphabet), key=lambda word: (-words[word], word))
+        entries = [*SPECIAL_TOKENS, *alphabet, *common][:vocab_size]
+        vocab = {entry: i for i, entry in enumerate(entries)}
+        backend.model = models.BPE(vocab=vocab, merges=[], ignore_merges=True)
+        backend.add_special_tokens(list(SPECIAL_TOKENS))
+    else:
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=alphabet,
+            show_progress=False,
+        )
+        backend.train_from_iterator(texts, trainer)
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(

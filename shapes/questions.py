@@ -163,7 +163,7 @@ def _qa(rng, family, template, answer, accept=(), **slots):
 
 def plural(name):
     """Several of what a phrase names."""
-    return name + ("es" if name == "cross" else "s")
+    return name + ("es" if name.endswith("cross") else "s")
 
 
 def _a(colour):

@@ -46,7 +46,7 @@ from shapes import (
 from shapes.places import DESCRIBE, FORM, ask_absent, ask_place, follow_up
 from shapes.settings import images_after, total_steps, vision_steps
 from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig, branch_mask
-from shapes.wording import QUESTIONS, ask_outside, reword
+from shapes.wording import reword
 from shapes.world import KNOWS, NO_IMAGE, REFUSAL
 from training.config import PlanOptions, TrainConfig, flag
 from training.distributed import Ranks
@@ -68,7 +68,7 @@ def build_processor(config: TrainConfig) -> Processor:
     tokens = (config.image_size // config.patch_size // config.scale_factor) ** 2
     texts = []
     if config.drawings == "any":
-        tokenizer = build_tokenizer(_texts_of_drawings(rng), config.vocab_size)
+        tokenizer = build_tokenizer(_texts_of_drawings(rng), config.vocab_size, whole_words=True)
         side, count = config.image_size, config.tiles_per_side
         return make_processor(
             tokenizer, image_size=side, image_seq_len=tokens, split=count > 1, longest_edge=count * side
@@ -83,8 +83,8 @@ def build_processor(config: TrainConfig) -> Processor:
 
 
 def _texts_of_drawings(rng: random.Random) -> Iterator[str]:
-    """What is asked and answered about drawings. Words that are printed in them are spelled apart, so that
-    letters stay tokens by themselves and any string is read alike."""
+    """What is asked and answered about drawings, but the words that are printed in them: they are spelled,
+    so that any string is read alike, and so is what is asked about anything else."""
     for _ in range(3000):
         scene = sample_scene(rng)
         asked = [*sample_questions(scene, rng, 6), ask(scene, rng, "describe"), ask_list(scene, rng)]
@@ -97,9 +97,9 @@ def _texts_of_drawings(rng: random.Random) -> Iterator[str]:
         word = scene.first("word")
         for qa in asked:
             if qa is not None and qa.family != "word":
-                answer = re.sub(rf"\b{word.name}\b", " ".join(word.name), qa.answer) if word else qa.answer
+                answer = re.sub(rf" \b{word.name}\b", "", qa.answer) if word else qa.answer
                 yield from (reword(qa.question, rng), " " + answer)
-        yield from (*QUESTIONS["train"], ask_outside(rng, "train"), " " + REFUSAL, " " + NO_IMAGE)
+        yield from (" " + REFUSAL, " " + NO_IMAGE)
         yield from ("User:", "\nUser:", "System:", "\nAssistant:")
 
 

@@ -393,6 +393,18 @@ def test_a_template_that_loses_text_or_images_is_refused():
 
 
 # ------------------------------------------------------------------------------------------- new tokenizers
+def test_a_tokenizer_of_whole_words_spells_the_others():
+    tokenizer = build_tokenizer(["How many red stars?", "many stars"], 400, whole_words=True)
+    said = "How many stars are small? ünï 42"
+    ids = tokenizer.encode(said, add_special_tokens=False)
+    assert tokenizer.decode(ids) == said
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    assert tokens[:6] == ["How", "Ġmany", "Ġstars", "Ġ", "a", "r"] and "42" not in tokens
+    assert tokenizer.convert_tokens_to_ids("<image>") == build_tokenizer(CORPUS, 400).convert_tokens_to_ids(
+        "<image>"
+    )
+
+
 def test_build_tokenizer():
     tokenizer = build_tokenizer(CORPUS, 400)
     assert len(tokenizer) <= 400
