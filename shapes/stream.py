@@ -228,7 +228,7 @@ class ShapesStream(IterableDataset):
         """Conversations about a drawing: mostly of one question, some of two or three."""
         config = self.config
         asked: list[QA | None] = [ask(scene, rng, kind) for kind in ("word", "digit")]
-        asked += [ask_place(scene, rng) for _ in range(rng.randint(1, 3))]
+        asked += [ask_place(scene, rng) for _ in range(rng.randint(2, 4))]
         if rng.random() < config.describe_probability:
             asked.append(ask(scene, rng, "describe"))
         if rng.random() < config.list_probability:
@@ -237,7 +237,7 @@ class ShapesStream(IterableDataset):
             asked.append(ask_absent(scene, rng))
         for _ in range(rng.choice((0, 1, 2))):
             asked.append(QA("outside", ask_outside(rng, config.split), REFUSAL))
-        asked += sample_questions(scene, rng, 12, _MIX)
+        asked += sample_questions(scene, rng, 24, _MIX)
         single = [qa for qa in asked if qa is not None]
         rng.shuffle(single)
         found, at = [], 0
