@@ -294,6 +294,21 @@ def _patch_of_pixel(columns, rows, cell):
     return ((down[:, None] * columns + across) * 16).ravel()
 
 
+def owners(scene, columns, rows):
+    """Whose each patch is, row by row, of the image squashed into this grid: (index of a thing, or -1 for the
+    background; the patch of each thing's centre)."""
+    n, cell = len(scene.things), max(1, round(64 / max(columns, rows)))
+    ids = object_map(scene, columns * cell, rows * cell)
+    tally = np.bincount(_patch_of_pixel(columns, rows, cell) + ids.ravel(), minlength=rows * columns * 16)
+    pixels = tally.reshape(rows * columns, 16)[:, 1 : n + 1].T  # (n, patches)
+    x, y = np.array([t.x for t in scene.things]) * columns, np.array([t.y for t in scene.things]) * rows
+    home = np.minimum(y.astype(int), rows - 1) * columns + np.minimum(x.astype(int), columns - 1)
+    owner = np.where(pixels.max(0) >= 0.12 * cell * cell, pixels.argmax(0), -1)
+    for i in np.argsort(pixels[np.arange(n), home], kind="stable"):  # where centres share a patch,
+        owner[home[i]] = i  # the one seen most comes last
+    return owner, home
+
+
 _LIKENESSES = (attrgetter("name"), attrgetter("colour"), attrgetter("name", "colour"))
 DENSE = 14  # columns of `dense_map`
 
@@ -309,15 +324,8 @@ def dense_map(scene, columns, rows, tile=0):
     cut at the edges of the patch's own square of `tile` by `tile` patches (0: the whole grid); and which
     letter of the alphabet stands there (-1: none, or too small to tell).
     """
-    n, cell = len(scene.things), max(1, round(64 / max(columns, rows)))
-    ids = object_map(scene, columns * cell, rows * cell)
-    tally = np.bincount(_patch_of_pixel(columns, rows, cell) + ids.ravel(), minlength=rows * columns * 16)
-    pixels = tally.reshape(rows * columns, 16)[:, 1 : n + 1].T  # (n, patches)
+    owner, home = owners(scene, columns, rows)
     x, y = np.array([t.x for t in scene.things]) * columns, np.array([t.y for t in scene.things]) * rows
-    home = np.minimum(y.astype(int), rows - 1) * columns + np.minimum(x.astype(int), columns - 1)
-    owner = np.where(pixels.max(0) >= 0.12 * cell * cell, pixels.argmax(0), -1)
-    for i in np.argsort(pixels[np.arange(n), home], kind="stable"):  # where centres share a patch,
-        owner[home[i]] = i  # the one seen most comes last
     facts = np.array([[t.kind_class, COLOURS.index(t.colour), math.log(t.size)] for t in scene.things])
     shapes = [t if t.kind == "shape" else None for t in scene.things]
     alike = np.array(

@@ -26,7 +26,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from data.packing import IGNORE_INDEX, dense_mask
 from data.smolvlm import IdeficsImages
 from shapes import FAMILIES, ask, ask_list, looks, render_with_map, sample_questions, sample_scene
-from shapes.drawing import DENSE, dense_map
+from shapes.drawing import DENSE, box_of, dense_map, owners
 from shapes.drawings import paint, sample_drawing, sample_words, weather
 from shapes.outside import outside_image
 from shapes.places import ask_absent, ask_absent_place, ask_place, follow_up
@@ -43,6 +43,9 @@ _MIX = (
 )  # fmt: skip
 
 
+_OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a row for each tile
+
+
 @dataclass(frozen=True)
 class ShapesStreamConfig:
     """What a stream of batches is made of; `seed` and the batch index decide every image."""
@@ -51,6 +54,7 @@ class ShapesStreamConfig:
     sequence_length: int = 256
     image_size: int = 64
     patch_size: int = 8
+    tokens_per_side: int = 8  # of a tile, after the projector
     seed: int = 0
     split: str = "train"
     drawings: str = "plain"  # or any
@@ -90,10 +94,10 @@ class ShapesStream(IterableDataset):
     """Yields batches as dicts of tensors.
 
     With N tiles in all, those of an image after one another, its whole last: pixel_values (N, 3, S, S), dense
-    (N, P, DENSE); and (B, T): input_ids, labels, position_ids; segment_ids, 0 on
-    the prefix, k on branch k, -1 on padding; families, each branch's index into FAMILIES or -1. (B, T, 4) and
-    NaN where there is nothing to say: nouns, `facts` where a question's nouns end; pairs, where its answer
-    begins, the first noun's facts minus the second's.
+    (N, P, DENSE), after the first stage places (N, tokens, 6), see `_places`. And (B, T): input_ids, labels,
+    position_ids; segment_ids, 0 on the prefix, k on branch k, -1 on padding; families, each branch's index
+    into FAMILIES or -1. (B, T, 4) and NaN where there is nothing to say: nouns, `facts` where a question's
+    nouns end; pairs, where its answer begins, the first noun's facts minus the second's.
 
     `images` is what cuts drawings of any look into tiles.
     """
@@ -127,7 +131,7 @@ class ShapesStream(IterableDataset):
             rows = [self.row(number) for number in self.numbers(index)]
         batch = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
         if self.config.drawings == "any":
-            batch |= {key: batch[key].flatten(0, 1) for key in ("pixel_values", "dense")}
+            batch |= {key: batch[key].flatten(0, 1) for key in _OF_TILES if key in batch}
         batch["pixel_values"] = batch["pixel_values"].float().div_(127.5).sub_(1.0)
         return batch
 
@@ -199,6 +203,8 @@ class ShapesStream(IterableDataset):
             pixels, dense = pixels[kept], dense[kept]
         row: dict[str, np.ndarray] = {"pixel_values": pixels, "dense": dense}
         text = "<|im_start|>User:" + images.prompt(rows, columns, 0, 1)
+        if not alone:
+            row["places"] = self._places(scene, rows, columns)
         if alone:
             questions = []
         elif scene is None:
@@ -223,6 +229,21 @@ class ShapesStream(IterableDataset):
         whole[..., 2:4] *= 8 / grid
         whole[..., 9:13] *= 8 / grid
         return whole
+
+    def _places(self, scene: Scene | None, rows: int, columns: int) -> np.ndarray:
+        """Where in the whole image each tile's tokens show a thing: (n, tokens, 6), its box and its centre in
+        thousandths; negative where there is none."""
+        side = self.config.tokens_per_side
+        if scene is None:
+            return np.full((rows * columns + 1, side * side, 6), -1, np.int64)
+        found = [[-1] * 6] + [[*box_of(t, scene.aspect), t.x, t.y] for t in scene.things]
+        values = np.minimum(np.round(np.array(found) * 1000), 999).astype(np.int64)
+        tiles = values[owners(scene, side, side)[0] + 1][None]
+        if rows * columns:
+            cells = values[owners(scene, columns * side, rows * side)[0] + 1]
+            cells = cells.reshape(rows, side, columns, side, 6).transpose(0, 2, 1, 3, 4)
+            tiles = np.concatenate([cells.reshape(-1, side * side, 6), tiles])
+        return tiles
 
     def _of_drawing(self, scene: Scene, rng: random.Random) -> list[list[QA]]:
         """Conversations about a drawing: mostly of one question, some of two or three."""

@@ -10,6 +10,8 @@ answer, with several questions packed after each image. Heads that exist in trai
   none of the three alone. A linear head on each noun's hidden state, half way up, learns where its thing is,
   how large it is and how many there are (`facts`). Another, three quarters up, where the answer
   begins, learns the difference between the question's two nouns.
+- A box in digits is right or wrong, and a nearly right one teaches nothing about where it lies. A linear head
+  on the image's tokens, two fifths up, learns to say the first digits of the box that each of them shows.
 """
 
 from __future__ import annotations
@@ -152,6 +154,7 @@ def stream_config(config: TrainConfig) -> ShapesStreamConfig:
         sequence_length=config.sequence_length,
         image_size=config.image_size,
         patch_size=config.patch_size,
+        tokens_per_side=config.image_size // config.patch_size // config.scale_factor,
         seed=config.seed,
         drawings=config.drawings,
         curriculum_pictures=config.curriculum_pictures,
@@ -251,10 +254,10 @@ def dense_loss(predictions: Tensor, targets: Tensor, counts: Tensor) -> tuple[Te
 class FactHead(nn.Module):
     """(B, T, D) hidden states after the share `depth` of the layers -> (B, T, 4) facts; see `facts`."""
 
-    def __init__(self, width: int, depth: float):
+    def __init__(self, width: int, depth: float, outputs: int = 4):
         super().__init__()
         self.norm = nn.RMSNorm(width)
-        self.linear = nn.Linear(width, 4)
+        self.linear = nn.Linear(width, outputs)
         self.depth = depth
         self._hidden: Tensor | None = None
 
@@ -278,6 +281,26 @@ class FactHead(nn.Module):
         return (distance * known[places]).sum() / count.clamp(min=1).float()
 
 
+class PlaceHead(FactHead):
+    """(B, T, D) hidden states -> the first two decimal digits of a box's edges and of its centre, in
+    thousandths, at each of the image's tokens that shows a thing."""
+
+    def __init__(self, width: int, depth: float):
+        super().__init__(width, depth, outputs=6 * 2 * 10)
+
+    def loss(self, targets: Tensor, count: Tensor, image: Tensor | None = None) -> Tensor:
+        """Cross-entropy of the digits. `targets` (N, tokens, 6) as `ShapesStream._places` has them, `image`
+        (B, T) True at the N tiles' tokens, `count` of the tokens of all ranks that show a thing."""
+        assert self._hidden is not None and image is not None, "the model runs first, with gradients"
+        hidden, self._hidden = self._hidden[image], None
+        places = targets.flatten(0, 1)
+        shown = places[:, 0] >= 0
+        digits = torch.stack([places[shown] // 100, places[shown] // 10 % 10], dim=-1)
+        predicted = self.linear(self.norm(hidden[shown])).view(-1, 10)
+        total = F.cross_entropy(predicted, digits.flatten(), reduction="sum")
+        return total / (12 * count.clamp(min=1).float())
+
+
 class ShapesLoss(nn.Module):
     """(loss to minimise, what to log) of a batch; the image is encoded once for all of them. The heads
     exist in training only.
@@ -293,8 +316,9 @@ class ShapesLoss(nn.Module):
         self.model, width = model, model.config.text.hidden_size
         self.head = DenseHead(model.config.vision.hidden_size)
         self.nouns, self.pairs = FactHead(width, depth=0.5), FactHead(width, depth=0.75)
-        self.nouns.watch(model.language_model)
-        self.pairs.watch(model.language_model)
+        self.places = PlaceHead(width, depth=0.4)
+        for head in (self.nouns, self.pairs, self.places):
+            head.watch(model.language_model)
         self.dense_weight, self.fact_weight = config.dense_weight, config.fact_weight
 
     def forward(
@@ -314,15 +338,20 @@ class ShapesLoss(nn.Module):
         nouns = self.nouns.loss(batch["nouns"], counts[6])
         pairs = self.pairs.loss(batch["pairs"], counts[7])
         logged |= {"loss": answer.detach(), "noun_loss": nouns.detach(), "pair_loss": pairs.detach()}
-        return answer + self.dense_weight * dense + self.fact_weight * (nouns + pairs), logged
+        known = nouns + pairs
+        if "places" in batch:
+            places = self.places.loss(batch["places"], counts[8], ids == self.model.config.image_token_id)
+            logged["place_loss"], known = places.detach(), known + places
+        return answer + self.dense_weight * dense + self.fact_weight * known, logged
 
 
 def loss_counts(batch: dict[str, Tensor]) -> Tensor:
     """What the parts of a batch's loss are divided by: `dense_counts`, labelled tokens, known facts of nouns
-    and of pairs, (8,)."""
+    and of pairs, the image's tokens that show a thing, (9,)."""
     labelled = (batch["labels"][:, 1:] != IGNORE_INDEX).sum()
     known = [(~batch[name].isnan()).sum() for name in ("nouns", "pairs")]
-    return torch.cat([dense_counts(batch["dense"]), torch.stack([labelled, *known]).double()])
+    shown = (batch["places"][..., 0] >= 0).sum() if "places" in batch else torch.zeros_like(labelled)
+    return torch.cat([dense_counts(batch["dense"]), torch.stack([labelled, *known, shown]).double()])
 
 
 class ShapesTask(Task):

@@ -299,6 +299,27 @@ def processor_messages(messages):
     return read_conversation(messages, "test")
 
 
+def test_tokens_know_whose_box_they_show(processor):
+    """Tokens that show a thing lie in its box, and that box is the answer's."""
+    stream, seen = stream_of(processor, outside=0.0, only_words=0.0), 0
+    for number in range(40):
+        row = stream.drawing_row(number, 2, True)
+        side = stream.config.tokens_per_side
+        whole = row["places"][-1].reshape(side, side, 6)
+        down, across = np.nonzero(whole[..., 0] >= 0)
+        x1, y1, x2, y2, x, y = whole[down, across].T
+        for place, low, high, centre in ((across, x1, x2, x), (down, y1, y2, y)):
+            middle = (place + 0.5) / side * 1000
+            assert (low - 500 / side <= middle).all() and (middle <= high + 500 / side).all()
+            assert (abs(low + high - 2 * centre) <= 150).all()
+        text = processor.tokenizer.decode(row["input_ids"][row["segment_ids"] > 0])
+        said = {tuple(map(int, one.split(", "))) for one in re.findall(r"bbox_2d\": \[([\d, ]+)\]", text)}
+        known = {tuple(place[:4]) for place in row["places"].reshape(-1, 6).tolist()}
+        seen += len(said & known)
+        assert len(said - known) <= 1, said - known  # what is covered, or at the edge of 999
+    assert seen > 20
+
+
 def test_what_is_outside_is_refused(processor):
     stream = stream_of(processor, outside=1.0)
     batch = stream.batch(0)
