@@ -277,8 +277,8 @@ def object_map(scene, columns, rows=0):
         if t.kind == "shape":
             _draw_shape(draw, t, scales, i)
         else:
-            x1, y1, x2, y2 = _bounds(t, scales)
-            draw.rectangle((round(x1), round(y1), round(x2) - 1, round(y2) - 1), fill=i)
+            x1, y1, x2, y2 = map(round, _bounds(t, scales))
+            draw.rectangle((x1, y1, max(x1, x2 - 1), max(y1, y2 - 1)), fill=i)
     return np.asarray(ids)
 
 

@@ -23,7 +23,7 @@ from shapes.drawings import paint, random_aspect, sample_drawing, sample_words  
 from shapes.questions import reading_order, sample_questions  # noqa: E402
 from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask  # noqa: E402
 from shapes.training import chat_pieces  # noqa: E402
-from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, SHAPES, Background  # noqa: E402
+from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, SHAPES, Background, Scene, Thing  # noqa: E402
 
 _NOUNS = rf"\b(?:{'|'.join((*COLOURS, *SHAPES))})(?:e?s)?\b"
 
@@ -297,6 +297,11 @@ def processor_messages(messages):
             if part["type"] == "image":
                 part["image"] = "x"
     return read_conversation(messages, "test")
+
+
+def test_a_word_thinner_than_a_pixel_of_the_map_is_on_it():
+    thing = Thing("word", "ill", "red", 0.52, 0.48, 0.004, width=0.004, height=0.003)
+    assert object_map(Scene((thing,)), 16).sum() == 1
 
 
 def test_tokens_know_whose_box_they_show(processor):
