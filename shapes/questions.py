@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from shapes.world import BIG, COLOURS, FAMILIES, QA, SHAPES, Scene
+from shapes.world import BIG, COLOURS, FAMILIES, QA, SHAPES, Scene, Thing
 
 TEMPLATES = {
     "count": (
@@ -516,7 +516,7 @@ def _direction(across: float, down: float) -> str | None:
 _NAMES = {plural(name): name for name in SHAPES} | {"shapes": None}
 _COLOUR = f"(?:({'|'.join(COLOURS)}) )?"
 _MANY = re.compile(rf"\b{_COLOUR}({'|'.join(_NAMES)})\b")
-_ONE = re.compile(rf"\b[Tt]he {_COLOUR}({'|'.join(SHAPES)}|word|digit)\b")
+_ONE = re.compile(rf"(?:\b[Tt]he |\"){_COLOUR}({'|'.join(SHAPES)}|word|digit)\b")
 
 
 @dataclass(frozen=True)
@@ -536,17 +536,22 @@ def mentions(text: str) -> list[Mention]:
     return many + [Mention(m.end() - 1, m[1], m[2], False) for m in _ONE.finditer(text)]
 
 
-def facts(scene: Scene, mention: Mention) -> tuple[float, float, float, float]:
-    """(x, y, log size, how many) in steps of about one; NaN where the noun does not say, or fits several.
-
-    x and y run from -2 to 2, log size is shifted by 1.3, counts are halved.
-    """
-    found = [
+def meant(scene: Scene, mention: Mention) -> list[Thing]:
+    """The things that a noun names."""
+    return [
         t
         for t in (scene.shapes() if mention.plural else scene.things)
         if mention.name in (None, t.name if t.kind == "shape" else t.kind)
         and mention.colour in (None, t.colour)
     ]
+
+
+def facts(scene: Scene, mention: Mention) -> tuple[float, float, float, float]:
+    """(x, y, log size, how many) in steps of about one; NaN where the noun does not say, or fits several.
+
+    x and y run from -2 to 2, log size is shifted by 1.3, counts are halved.
+    """
+    found = meant(scene, mention)
     if mention.plural:
         return (math.nan, math.nan, math.nan, len(found) / 2)
     if len(found) != 1:

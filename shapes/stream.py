@@ -30,9 +30,9 @@ from shapes.drawing import DENSE, box_of, dense_map, owners
 from shapes.drawings import paint, sample_drawing, sample_words, weather
 from shapes.outside import outside_image
 from shapes.places import ask_absent, ask_absent_place, ask_place, follow_up
-from shapes.questions import Mention, facts, mentions
+from shapes.questions import Mention, facts, meant, mentions
 from shapes.wording import ask_outside, reword
-from shapes.world import NO_IMAGE, QA, REFUSAL, Scene
+from shapes.world import NO_IMAGE, QA, REFUSAL, Scene, Thing
 
 # Images are drawn at one of these sizes and reduced, so that the model sees every softness of edge.
 _RENDER_SIZES, _RENDER_WEIGHTS = (96, 128, 192, 256), (0.5, 0.35, 0.1, 0.05)
@@ -90,6 +90,11 @@ def branch_mask(segment_ids: Tensor) -> Tensor:
     return dense_mask(segment_ids) & ~blind
 
 
+def place_of(thing: Thing, scene: Scene) -> list[int]:
+    """A thing's box and centre in thousandths of the image, three digits at most."""
+    return [min(999, round(1000 * one)) for one in (*box_of(thing, scene.aspect), thing.x, thing.y)]
+
+
 class ShapesStream(IterableDataset):
     """Yields batches as dicts of tensors.
 
@@ -97,7 +102,8 @@ class ShapesStream(IterableDataset):
     (N, P, DENSE), after the first stage places (N, tokens, 6), see `_places`. And (B, T): input_ids, labels,
     position_ids; segment_ids, 0 on the prefix, k on branch k, -1 on padding; families, each branch's index
     into FAMILIES or -1. (B, T, 4) and NaN where there is nothing to say: nouns, `facts` where a question's
-    nouns end; pairs, where its answer begins, the first noun's facts minus the second's.
+    nouns end; pairs, where its answer begins, the first noun's facts minus the second's. noun_places
+    (B, T, 6), where a noun that names one thing ends, its `place_of`, elsewhere -1.
 
     `images` is what cuts drawings of any look into tiles.
     """
@@ -232,12 +238,11 @@ class ShapesStream(IterableDataset):
 
     def _places(self, scene: Scene | None, rows: int, columns: int) -> np.ndarray:
         """Where in the whole image each tile's tokens show a thing: (n, tokens, 6), its box and its centre in
-        thousandths; negative where there is none."""
+        thousandths; -1 where there is none."""
         side = self.config.tokens_per_side
         if scene is None:
             return np.full((rows * columns + 1, side * side, 6), -1, np.int64)
-        found = [[-1] * 6] + [[*box_of(t, scene.aspect), t.x, t.y] for t in scene.things]
-        values = np.minimum(np.round(np.array(found) * 1000), 999).astype(np.int64)
+        values = np.array([[-1] * 6, *(place_of(thing, scene) for thing in scene.things)])
         tiles = values[owners(scene, side, side)[0] + 1][None]
         if rows * columns:
             cells = values[owners(scene, columns * side, rows * side)[0] + 1]
@@ -320,6 +325,7 @@ class ShapesStream(IterableDataset):
             "families": np.full(length, -1, np.int64),
             "nouns": np.full((length, 4), np.nan, np.float32),
             "pairs": np.full((length, 4), np.nan, np.float32),
+            "noun_places": np.full((length, 6), -1, np.int64),
         }
         row["input_ids"][:start] = prefix
         row["position_ids"][:start] = np.arange(start)
@@ -353,9 +359,13 @@ class ShapesStream(IterableDataset):
 
     def _mark_nouns(self, row, at: int, text: str, answer: int, scene) -> None:
         """What the nouns mean of a question that begins at `at` and whose answer comes after `answer`."""
-        known = [(place, facts(scene, noun)) for place, noun in self.nouns(text)]
-        for place, meant in known:
-            row["nouns"][at + place] = meant
+        nouns = self.nouns(text)
+        known = [(place, facts(scene, noun)) for place, noun in nouns]
+        for place, said in known:
+            row["nouns"][at + place] = said
+        for place, noun in nouns:
+            if not noun.plural and len(things := meant(scene, noun)) == 1:
+                row["noun_places"][at + place] = place_of(things[0], scene)
         if len(known) == 2:
             row["pairs"][answer] = np.subtract(known[0][1], known[1][1])
 

@@ -11,7 +11,8 @@ answer, with several questions packed after each image. Heads that exist in trai
   how large it is and how many there are (`facts`). Another, three quarters up, where the answer
   begins, learns the difference between the question's two nouns.
 - A box in digits is right or wrong, and a nearly right one teaches nothing about where it lies. A linear head
-  on the image's tokens, two fifths up, learns to say the first digits of the box that each of them shows.
+  on the image's tokens, two fifths up, learns to say the first digits of the box that each of them shows, and
+  another on nouns, three fifths up, those of their thing's box.
 """
 
 from __future__ import annotations
@@ -283,20 +284,19 @@ class FactHead(nn.Module):
 
 class PlaceHead(FactHead):
     """(B, T, D) hidden states -> the first two decimal digits of a box's edges and of its centre, in
-    thousandths, at each of the image's tokens that shows a thing."""
+    thousandths."""
 
     def __init__(self, width: int, depth: float):
         super().__init__(width, depth, outputs=6 * 2 * 10)
 
-    def loss(self, targets: Tensor, count: Tensor, image: Tensor | None = None) -> Tensor:
-        """Cross-entropy of the digits. `targets` (N, tokens, 6) as `ShapesStream._places` has them, `image`
-        (B, T) True at the N tiles' tokens, `count` of the tokens of all ranks that show a thing."""
-        assert self._hidden is not None and image is not None, "the model runs first, with gradients"
-        hidden, self._hidden = self._hidden[image], None
-        places = targets.flatten(0, 1)
-        shown = places[:, 0] >= 0
-        digits = torch.stack([places[shown] // 100, places[shown] // 10 % 10], dim=-1)
-        predicted = self.linear(self.norm(hidden[shown])).view(-1, 10)
+    def digits_loss(self, where: Tensor, places: Tensor, count: Tensor) -> Tensor:
+        """Cross-entropy of a digit. `places` (N, 6) as `stream.place_of` has them, or -1, belong to the N
+        positions `where` (B, T) is True; it is divided by the `count` of all ranks' known places."""
+        assert self._hidden is not None, "the model runs first, with gradients"
+        hidden, self._hidden = self._hidden[where], None
+        known = places[:, 0] >= 0
+        digits = torch.stack([places[known] // 100, places[known] // 10 % 10], dim=-1)
+        predicted = self.linear(self.norm(hidden[known])).view(-1, 10)
         total = F.cross_entropy(predicted, digits.flatten(), reduction="sum")
         return total / (12 * count.clamp(min=1).float())
 
@@ -316,8 +316,8 @@ class ShapesLoss(nn.Module):
         self.model, width = model, model.config.text.hidden_size
         self.head = DenseHead(model.config.vision.hidden_size)
         self.nouns, self.pairs = FactHead(width, depth=0.5), FactHead(width, depth=0.75)
-        self.places = PlaceHead(width, depth=0.4)
-        for head in (self.nouns, self.pairs, self.places):
+        self.places, self.noun_places = PlaceHead(width, depth=0.4), PlaceHead(width, depth=0.6)
+        for head in (self.nouns, self.pairs, self.places, self.noun_places):
             head.watch(model.language_model)
         self.dense_weight, self.fact_weight = config.dense_weight, config.fact_weight
 
@@ -340,18 +340,25 @@ class ShapesLoss(nn.Module):
         logged |= {"loss": answer.detach(), "noun_loss": nouns.detach(), "pair_loss": pairs.detach()}
         known = nouns + pairs
         if "places" in batch:
-            places = self.places.loss(batch["places"], counts[8], ids == self.model.config.image_token_id)
-            logged["place_loss"], known = places.detach(), known + places
+            token, named = model.config.image_token_id, batch["noun_places"][..., 0] >= 0
+            assert token is not None, "the model sees images"
+            image = ids.eq(token)
+            places = self.places.digits_loss(image, batch["places"].flatten(0, 1), counts[8])
+            of_nouns = self.noun_places.digits_loss(named, batch["noun_places"][named], counts[9])
+            logged |= {"place_loss": places.detach(), "noun_place_loss": of_nouns.detach()}
+            known = known + places + of_nouns
         return answer + self.dense_weight * dense + self.fact_weight * known, logged
 
 
 def loss_counts(batch: dict[str, Tensor]) -> Tensor:
     """What the parts of a batch's loss are divided by: `dense_counts`, labelled tokens, known facts of nouns
-    and of pairs, the image's tokens that show a thing, (9,)."""
+    and of pairs, known places of the image's tokens and of nouns, (10,)."""
     labelled = (batch["labels"][:, 1:] != IGNORE_INDEX).sum()
     known = [(~batch[name].isnan()).sum() for name in ("nouns", "pairs")]
-    shown = (batch["places"][..., 0] >= 0).sum() if "places" in batch else torch.zeros_like(labelled)
-    return torch.cat([dense_counts(batch["dense"]), torch.stack([labelled, *known, shown]).double()])
+    places = [batch[name] for name in ("places", "noun_places") if name in batch]
+    shown = [(place[..., 0] >= 0).sum() for place in places]
+    shown = [torch.zeros_like(labelled)] * (2 - len(shown)) + shown
+    return torch.cat([dense_counts(batch["dense"]), torch.stack([labelled, *known, *shown]).double()])
 
 
 class ShapesTask(Task):

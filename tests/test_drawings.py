@@ -320,6 +320,8 @@ def test_tokens_know_whose_box_they_show(processor):
         text = processor.tokenizer.decode(row["input_ids"][row["segment_ids"] > 0])
         said = {tuple(map(int, one.split(", "))) for one in re.findall(r"bbox_2d\": \[([\d, ]+)\]", text)}
         known = {tuple(place[:4]) for place in row["places"].reshape(-1, 6).tolist()}
+        named = row["noun_places"][row["noun_places"][:, 0] >= 0]
+        assert len(named) and {tuple(place[:4]) for place in named.tolist()} <= said | known
         seen += len(said & known)
         assert len(said - known) <= 1, said - known  # what is covered, or at the edge of 999
     assert seen > 20
