@@ -252,6 +252,27 @@ def dense_loss(predictions: Tensor, targets: Tensor, counts: Tensor) -> tuple[Te
     }
 
 
+class GridHead(nn.Module):
+    """(N, P, D_v) patch features -> mean cross-entropy of each patch's column and row in its tile.
+
+    A tower that learns lengths from its patches alone keeps where these are to half a patch: too little for a
+    box.
+    """
+
+    def __init__(self, width: int, side: int):
+        super().__init__()
+        self.linear, self.side = nn.Linear(width, 2 * side), side
+
+    def forward(self, features: Tensor) -> Tensor:
+        at = torch.arange(self.side, device=features.device)
+        columns, rows = (
+            at.repeat(len(features) * self.side),
+            at.repeat_interleave(self.side).repeat(len(features)),
+        )
+        across, down = self.linear(features).flatten(0, 1).split(self.side, dim=-1)
+        return F.cross_entropy(across, columns) + F.cross_entropy(down, rows)
+
+
 class FactHead(nn.Module):
     """(B, T, D) hidden states after the share `depth` of the layers -> (B, T, 4) facts; see `facts`."""
 
@@ -315,6 +336,8 @@ class ShapesLoss(nn.Module):
         super().__init__()
         self.model, width = model, model.config.text.hidden_size
         self.head = DenseHead(model.config.vision.hidden_size)
+        side = config.image_size // config.patch_size
+        self.grid = GridHead(model.config.vision.hidden_size, side) if config.drawings == "any" else None
         self.nouns, self.pairs = FactHead(width, depth=0.5), FactHead(width, depth=0.75)
         self.places, self.noun_places = PlaceHead(width, depth=0.4), PlaceHead(width, depth=0.6)
         for head in (self.nouns, self.pairs, self.places, self.noun_places):
@@ -327,6 +350,9 @@ class ShapesLoss(nn.Module):
         patches = self.model.vision_model(batch["pixel_values"])  # (B, P, D_v)
         dense, seen = dense_loss(self.head(patches), batch["dense"], counts[:5])
         logged = {"dense_loss": dense.detach(), **seen}
+        if self.grid is not None:
+            grid = self.grid(patches)
+            logged["grid_loss"], dense = grid.detach(), dense + grid
         if vision_only:
             return dense, logged
         model, ids = self.model, batch["input_ids"]
