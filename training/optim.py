@@ -19,17 +19,18 @@ from training.distributed import whole
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
+def orthogonalize(matrices: Tensor, steps: int = 5, bfloat16: bool = False) -> Tensor:
     """Nearest semi-orthogonal matrices, approximately: (N, m, n) -> (N, m, n), in the input's dtype.
 
-    It is computed in bfloat16, as torch.optim.Muon does it, where that is not slower: most CPUs multiply it
-    ten times slower than float32.
+    On CUDA it is computed in bfloat16, as torch.optim.Muon does it everywhere. So it is with `bfloat16` on a
+    CPU that multiplies it: most do so ten times slower than float32.
     """
     a, b, c = _QUINTIC
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    x = x.to(torch.bfloat16 if x.is_cuda or torch.cpu._is_avx512_bf16_supported() else x.dtype).contiguous()
+    low = x.is_cuda or (bfloat16 and torch.cpu._is_avx512_bf16_supported())
+    x = x.to(torch.bfloat16 if low else x.dtype).contiguous()
     for _ in range(steps):
         gram = torch.bmm(x, x.mT)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -46,8 +47,10 @@ class Muon(Optimizer):
 
     found_inf: Tensor | None = None
 
-    def __init__(self, params, lr: float = 2e-3, momentum: float = 0.95, weight_decay: float = 0.0):
+    def __init__(self, params, lr: float = 2e-3, momentum: float = 0.95, weight_decay: float = 0.0,
+                 bfloat16: bool = False):  # fmt: skip
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.bfloat16 = bfloat16
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -71,7 +74,7 @@ class Muon(Optimizer):
                     momentum.lerp_(gradient, 1 - group["momentum"])
                     updates.append(whole(gradient.lerp(momentum, group["momentum"])))  # Nesterov
                 scale = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
-                updated = orthogonalize(torch.stack(updates)) * applied
+                updated = orthogonalize(torch.stack(updates), bfloat16=self.bfloat16) * applied
                 for parameter, update in zip(parameters, updated, strict=True):
                     parameter.mul_(torch.where(skip, 1.0, 1 - group["lr"] * group["weight_decay"]))
                     parameter.add_(_sharded_like(update, parameter), alpha=-scale)
@@ -135,7 +138,8 @@ def build_optimizers(modules: nn.Module, rates: dict[str, float], config: TrainC
     if groups:
         optimizers.append(torch.optim.AdamW(groups, betas=(0.9, config.beta2), fused=True))
     if muon_groups:
-        optimizers.append(Muon(muon_groups, lr=config.matrix_lr, weight_decay=config.weight_decay))
+        low = config.precision == "bfloat16"
+        optimizers.append(Muon(muon_groups, config.matrix_lr, weight_decay=config.weight_decay, bfloat16=low))
     return optimizers
 
 
