@@ -11,11 +11,12 @@ the image is encoded once and all its questions are trained as if each had been 
 from __future__ import annotations
 
 import random
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import count
+from itertools import count, pairwise
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from data.packing import IGNORE_INDEX, dense_mask
 from data.smolvlm import IdeficsImages
 from shapes import FAMILIES, ask, ask_list, looks, render_with_map, sample_questions, sample_scene
-from shapes.drawing import DENSE, box_of, dense_map, owners
+from shapes.drawing import DENSE, box_of, dense_map, letter_edges, owners
 from shapes.drawings import paint, sample_drawing, sample_words, weather
 from shapes.outside import outside_image
 from shapes.places import ask_absent, ask_absent_place, ask_place, follow_up
@@ -59,7 +60,7 @@ class ShapesStreamConfig:
     split: str = "train"
     drawings: str = "plain"  # or any
     outside: float = 0.1  # any: images that show nothing of the world
-    only_words: float = 0.12  # any: images of several words after the first stage, which has more
+    only_words: float = 0.2  # any: images of several words after the first stage, which has more
     curriculum_pictures: int = 60_000  # images until scenes reach their full difficulty
     vision_steps: int = 0  # batches for the vision tower alone at the start; the curriculum begins anew after
     vision_batch_size: int = 64  # images in one of these
@@ -91,8 +92,17 @@ def branch_mask(segment_ids: Tensor) -> Tensor:
 
 
 def place_of(thing: Thing, scene: Scene) -> list[int]:
-    """A thing's box and centre in thousandths of the image, three digits at most."""
+    """A thing's box and centre in thousandths of the image."""
     return [min(999, round(1000 * one)) for one in (*box_of(thing, scene.aspect), thing.x, thing.y)]
+
+
+def letter_places(word: Thing, scene: Scene) -> list[list[int]]:
+    """`place_of` for each letter of a printed word."""
+    left, top, right, bottom, _, _ = place_of(word, scene)
+    shares = letter_edges(word.name.upper() if word.upper else word.name, word.font)
+    edges = [round(left + (right - left) * share) for share in (0.0, *shares)]
+    middle = (top + bottom) // 2
+    return [[x1, top, x2, bottom, (x1 + x2) // 2, middle] for x1, x2 in pairwise(edges)]
 
 
 class ShapesStream(IterableDataset):
@@ -103,7 +113,8 @@ class ShapesStream(IterableDataset):
     position_ids; segment_ids, 0 on the prefix, k on branch k, -1 on padding; families, each branch's index
     into FAMILIES or -1. (B, T, 4) and NaN where there is nothing to say: nouns, `facts` where a question's
     nouns end; pairs, where its answer begins, the first noun's facts minus the second's. noun_places
-    (B, T, 6), where a noun that names one thing ends, its `place_of`, elsewhere -1.
+    (B, T, 6), where a noun that names one thing ends, its `place_of`, before each letter of a printed word in
+    an answer that letter's, elsewhere -1.
 
     `images` is what cuts drawings of any look into tiles.
     """
@@ -354,8 +365,18 @@ class ShapesStream(IterableDataset):
                 row["labels"][stop - len(answer) : stop] = answer
                 if scene is not None and not blind:
                     self._mark_nouns(row, at, text, at + len(question) - 1, scene)
+                    self._mark_letters(row, stop - len(answer), answer, scene)
                 at = stop
         return row
+
+    def _mark_letters(self, row, at: int, answer: list[int], scene) -> None:
+        """Where each letter lies of words that are spelled in an answer that begins at `at`."""
+        pieces = self.tokenizer.convert_ids_to_tokens(answer)
+        spelled = "".join(piece if len(piece) == 1 else "-" for piece in pieces)
+        for word in scene.things:
+            if word.kind == "word" and len(found := re.findall(rf"Ġ{word.name}(?![a-z])", spelled)) == 1:
+                first = at + spelled.index(found[0])  # says the first letter next
+                row["noun_places"][first : first + len(word.name)] = letter_places(word, scene)
 
     def _mark_nouns(self, row, at: int, text: str, answer: int, scene) -> None:
         """What the nouns mean of a question that begins at `at` and whose answer comes after `answer`."""

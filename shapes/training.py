@@ -10,9 +10,10 @@ answer, with several questions packed after each image. Heads that exist in trai
   none of the three alone. A linear head on each noun's hidden state, half way up, learns where its thing is,
   how large it is and how many there are (`facts`). Another, three quarters up, where the answer
   begins, learns the difference between the question's two nouns.
-- A box in digits is right or wrong, and a nearly right one teaches nothing about where it lies. A linear head
-  on the image's tokens, two fifths up, learns to say the first digits of the box that each of them shows, and
-  another on nouns, three fifths up, those of their thing's box.
+- Coordinates are a token each, and one that is nearly right is worth more than one that is far off: the
+  targets are spread over the numbers near them (`number_loss`). A linear head on the image's tokens, two
+  fifths up, learns where the box lies that each of them shows; another, three fifths up, on nouns where
+  their thing is, and on what comes before a letter of an answer where that letter is printed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from data.loader import outliving_signals
 from data.packing import Batch
 from data.processor import Processor, make_processor
 from data.smolvlm import IdeficsImages
-from data.tokenizer import build_tokenizer
+from data.tokenizer import MOST_NUMBER, build_tokenizer
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from shapes import (
@@ -303,23 +304,40 @@ class FactHead(nn.Module):
         return (distance * known[places]).sum() / count.clamp(min=1).float()
 
 
+def spread(values: Tensor, size: int, width: float) -> Tensor:
+    """(N,) numbers -> (N, size) probabilities, a bell around each of them with this standard deviation."""
+    distance = torch.arange(size, device=values.device) - values[:, None]
+    return torch.softmax(-0.5 * (distance / width) ** 2, dim=-1)
+
+
 class PlaceHead(FactHead):
-    """(B, T, D) hidden states -> the first two decimal digits of a box's edges and of its centre, in
-    thousandths."""
+    """(B, T, D) hidden states -> the edges of a box and its centre, each as one of BINS."""
+
+    BINS = 100
 
     def __init__(self, width: int, depth: float):
-        super().__init__(width, depth, outputs=6 * 2 * 10)
+        super().__init__(width, depth, outputs=6 * self.BINS)
 
-    def digits_loss(self, where: Tensor, places: Tensor, count: Tensor) -> Tensor:
-        """Cross-entropy of a digit. `places` (N, 6) as `stream.place_of` has them, or -1, belong to the N
+    def place_loss(self, where: Tensor, places: Tensor, count: Tensor) -> Tensor:
+        """Cross-entropy of a bin. `places` (N, 6) as `stream.place_of` has them, or -1, belong to the N
         positions `where` (B, T) is True; it is divided by the `count` of all ranks' known places."""
         assert self._hidden is not None, "the model runs first, with gradients"
         hidden, self._hidden = self._hidden[where], None
         known = places[:, 0] >= 0
-        digits = torch.stack([places[known] // 100, places[known] // 10 % 10], dim=-1)
-        predicted = self.linear(self.norm(hidden[known])).view(-1, 10)
-        total = F.cross_entropy(predicted, digits.flatten(), reduction="sum")
-        return total / (12 * count.clamp(min=1).float())
+        bins = places[known].flatten() * (self.BINS / 1000) - 0.5
+        predicted = self.linear(self.norm(hidden[known])).view(-1, self.BINS)
+        total = F.cross_entropy(predicted, spread(bins, self.BINS, 1.0), reduction="sum")
+        return total / (6 * count.clamp(min=1).float())
+
+
+_SPREAD = 4.0  # thousandths: a pixel of what the tower sees of a large image
+
+
+def number_loss(logits: Tensor, numbers: Tensor, values: Tensor) -> Tensor:
+    """Summed cross-entropy of (N, vocabulary) logits whose target is a number: `numbers` are the ids of 0, 1,
+    2, ..., and `values` (N,) which of them."""
+    known = logits.float().log_softmax(-1)[:, numbers]
+    return -(spread(values, len(numbers), _SPREAD) * known).sum()
 
 
 class ShapesLoss(nn.Module):
@@ -331,10 +349,15 @@ class ShapesLoss(nn.Module):
     """
 
     leaves_parameters_out = True  # the first stage has no language model
+    numbers: Tensor  # ids of 0, 1, 2, ... where each number is a token, else none
 
-    def __init__(self, model: VisionLanguageModel, config: TrainConfig):
+    def __init__(self, model: VisionLanguageModel, config: TrainConfig, tokenizer):
         super().__init__()
         self.model, width = model, model.config.text.hidden_size
+        vocab = tokenizer.get_vocab()
+        one_token = config.drawings == "any" and str(MOST_NUMBER) in vocab
+        numbers = [vocab[str(number)] for number in range(MOST_NUMBER + 1)] if one_token else []
+        self.register_buffer("numbers", torch.tensor(numbers, dtype=torch.long), persistent=False)
         self.head = DenseHead(model.config.vision.hidden_size)
         side = config.image_size // config.patch_size
         self.grid = GridHead(model.config.vision.hidden_size, side) if config.drawings == "any" else None
@@ -359,7 +382,7 @@ class ShapesLoss(nn.Module):
         x = model.place_features(ids, model.language_model.embed_tokens(ids), model.projector(patches))
         mask = branch_mask(batch["segment_ids"])
         hidden, _ = model.language_model(x, attention_mask=mask, position_ids=batch["position_ids"])
-        total, _ = model.summed_loss(hidden, batch["labels"])
+        total = self._answer_loss(hidden, batch["labels"])
         answer = total / counts[5].clamp(min=1).float()
         nouns = self.nouns.loss(batch["nouns"], counts[6])
         pairs = self.pairs.loss(batch["pairs"], counts[7])
@@ -369,11 +392,19 @@ class ShapesLoss(nn.Module):
             token, named = model.config.image_token_id, batch["noun_places"][..., 0] >= 0
             assert token is not None, "the model sees images"
             image = ids.eq(token)
-            places = self.places.digits_loss(image, batch["places"].flatten(0, 1), counts[8])
-            of_nouns = self.noun_places.digits_loss(named, batch["noun_places"][named], counts[9])
+            places = self.places.place_loss(image, batch["places"].flatten(0, 1), counts[8])
+            of_nouns = self.noun_places.place_loss(named, batch["noun_places"][named], counts[9])
             logged |= {"place_loss": places.detach(), "noun_place_loss": of_nouns.detach()}
             known = known + places + of_nouns
         return answer + self.dense_weight * dense + self.fact_weight * known, logged
+
+    def _answer_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Summed over labelled tokens. Those of one digit are as often a count: they are like any word."""
+        head = self.model.language_model.lm_head
+        is_number = torch.isin(labels, self.numbers[10:])
+        total, _ = self.model.summed_loss(hidden, labels.masked_fill(is_number, IGNORE_INDEX))
+        values = torch.searchsorted(self.numbers[10:], labels[is_number]) + 10
+        return total + number_loss(head(hidden[:, :-1][is_number[:, 1:]]), self.numbers, values)
 
 
 def loss_counts(batch: dict[str, Tensor]) -> Tensor:
@@ -414,7 +445,7 @@ class ShapesTask(Task):
         for name, taken in (("image_size", vision.image_size), ("patch_size", vision.patch_size)):
             if (drawn := getattr(config, name)) != taken:
                 raise ValueError(f"{flag(name)}: expected {taken}, as the model has it, got {drawn}")
-        self.module = ShapesLoss(self.model, config).to(device)
+        self.module = ShapesLoss(self.model, config, self.processor.tokenizer).to(device)
         stream = stream_config(config)
         heldout = replace(
             stream, seed=EVALUATION_SEED, split="heldout", curriculum_pictures=0, vision_steps=0,

@@ -12,6 +12,7 @@ from PIL import Image
 
 from data.packing import dense_mask
 from data.processor import make_processor
+from data.tokenizer import build_tokenizer
 from tests.runs import shapes_processor
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
@@ -22,7 +23,7 @@ from shapes.drawing import DENSE, box_of, dense_map, stroke_mask  # noqa: E402
 from shapes.drawings import paint, random_aspect, sample_drawing, sample_words  # noqa: E402
 from shapes.questions import reading_order, sample_questions  # noqa: E402
 from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask  # noqa: E402
-from shapes.training import chat_pieces  # noqa: E402
+from shapes.training import chat_pieces, number_loss, spread  # noqa: E402
 from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, SHAPES, Background, Scene, Thing  # noqa: E402
 
 _NOUNS = rf"\b(?:{'|'.join((*COLOURS, *SHAPES))})(?:e?s)?\b"
@@ -320,11 +321,44 @@ def test_tokens_know_whose_box_they_show(processor):
         text = processor.tokenizer.decode(row["input_ids"][row["segment_ids"] > 0])
         said = {tuple(map(int, one.split(", "))) for one in re.findall(r"bbox_2d\": \[([\d, ]+)\]", text)}
         known = {tuple(place[:4]) for place in row["places"].reshape(-1, 6).tolist()}
-        named = row["noun_places"][row["noun_places"][:, 0] >= 0]
+        named = row["noun_places"][(row["noun_places"][:, 0] >= 0) & (row["labels"] < 0)]
         assert len(named) and {tuple(place[:4]) for place in named.tolist()} <= said | known
         seen += len(said & known)
         assert len(said - known) <= 1, said - known  # what is covered, or at the edge of 999
     assert seen > 20
+
+
+def test_letters_of_an_answer_know_where_they_are_printed():
+    """Side by side, from edge to edge of a word's box."""
+    tokenizer = build_tokenizer(["Read the word."], 1400, whole_words=True)
+    processor = make_processor(tokenizer, image_size=64, image_seq_len=16, split=True, longest_edge=128)
+    stream, seen = stream_of(processor, outside=0.0, only_words=1.0), 0
+    for number in range(10):
+        row = stream.drawing_row(number, 2, True)
+        boxes = {tuple(place[:4]) for place in row["places"].reshape(-1, 6).tolist()}
+        spelled = (row["noun_places"][:, 0] >= 0) & (row["labels"] >= 0)
+        for run in np.split(np.nonzero(spelled)[0], np.nonzero(np.diff(np.nonzero(spelled)[0]) > 1)[0] + 1):
+            letters = tokenizer.convert_ids_to_tokens(row["input_ids"][run + 1].tolist())
+            places = row["noun_places"][run]
+            assert all(len(letter) == 1 and letter.isalpha() for letter in letters)
+            assert (places[1:, 0] == places[:-1, 2]).all()
+            seen += (*places[0, :2], *places[-1, 2:4]) in boxes
+    assert seen > 20
+
+
+def test_a_number_that_is_near_costs_less():
+    values, numbers = torch.tensor([3, 40, 1000]), torch.arange(7, 7 + 1001)
+    logits = torch.full((3, 1200), -9.0)
+    costs = []
+    for off in (0, 2, 30):
+        given = logits.clone()
+        given[torch.arange(3), numbers[(values - off).abs()]] = 9.0
+        costs.append(number_loss(given, numbers, values).item())
+    assert costs[0] < costs[1] < costs[2]
+    soft = torch.zeros(3, 1200)
+    soft[:, 7 : 7 + 1001] = spread(values, 1001, 4.0)
+    expected = torch.nn.functional.cross_entropy(given, soft, reduction="sum").item()
+    assert costs[2] == pytest.approx(expected)
 
 
 def test_what_is_outside_is_refused(processor):
