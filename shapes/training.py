@@ -8,12 +8,12 @@ answer, with several questions packed after each image. Heads that exist in trai
   A linear head on the patch features learns to say so.
 - Whether one thing is left of another takes two look-ups and a comparison, and an answer of one word rewards
   none of the three alone. A linear head on each noun's hidden state, half way up, learns where its thing is,
-  how large it is and how many there are (`facts`). Another, three quarters up, where the answer
+  how large it is and how many there are (`facts`). Another, four fifths up, where the answer
   begins, learns the difference between the question's two nouns.
 - Coordinates are a token each, and one that is nearly right is worth more than one that is far off: the
-  targets are spread over the numbers near them (`number_loss`). A linear head on the image's tokens, two
-  fifths up, learns where the box lies that each of them shows; another, three fifths up, on nouns where
-  their thing is, and on what comes before a letter of an answer where that letter is printed.
+  targets are spread over the numbers near them (`number_loss`). A linear head on the image's tokens, half
+  way up, learns where the box lies that each of them shows; another, two thirds up, on nouns where their
+  thing is, and on what comes before a letter of an answer where that letter is printed.
 """
 
 from __future__ import annotations
@@ -361,8 +361,8 @@ class ShapesLoss(nn.Module):
         self.head = DenseHead(model.config.vision.hidden_size)
         side = config.image_size // config.patch_size
         self.grid = GridHead(model.config.vision.hidden_size, side) if config.drawings == "any" else None
-        self.nouns, self.pairs = FactHead(width, depth=0.5), FactHead(width, depth=0.75)
-        self.places, self.noun_places = PlaceHead(width, depth=0.4), PlaceHead(width, depth=0.6)
+        self.nouns, self.pairs = FactHead(width, depth=0.5), FactHead(width, depth=0.8)
+        self.places, self.noun_places = PlaceHead(width, depth=0.5), PlaceHead(width, depth=0.7)
         for head in (self.nouns, self.pairs, self.places, self.noun_places):
             head.watch(model.language_model)
         self.dense_weight, self.fact_weight = config.dense_weight, config.fact_weight
