@@ -51,7 +51,7 @@ def serve(scheduler: Scheduler, requests: list[Request], arrivals: list[int] | N
 @pytest.mark.parametrize("lag", [0, 1])
 def test_every_request_as_alone_whenever_it_comes(vlm, chunk, lag, kind):
     step = None if kind is None else fast_step(vlm, kind)
-    rng = random.Random(chunk)
+    rng = random.Random(f"arrivals:{chunk}")  # None would be another run each time
     for sampled in (False, True):
         requests = uneven()
         if sampled:
