@@ -183,9 +183,9 @@ def drawings_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
     metric = Metric(
         "drawings",
         'Exact match after lower-casing and dropping a final dot; "describe": F1 over the things named; '
-        '"box": mean IoU; "box at 0.5": all boxes at IoU 0.5 and no others; "point": all within 25 '
-        "thousandths.",
-        lambda answer, targets, fields: score_drawing(fields["family"], asked[fields["number"]].qa, answer),
+        '"box": IoU with the first box of one thing; "box at 0.5": whether that is at least 0.5; "boxes": F1 '
+        'over those of several things at an IoU of 0.5; "point": the first lies in the thing\'s box.',
+        lambda answer, targets, fields: score_drawing(asked[fields["number"]], answer),
     )
     samples = [
         EvalSample(

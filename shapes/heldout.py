@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from shapes import looks
+from shapes.drawing import box_of
 from shapes.drawings import paint, random_aspect, sample_drawing, weather
 from shapes.outside import outside_image
 from shapes.places import FORM, ask_absent, ask_place, follow_up
@@ -25,7 +26,7 @@ LETTERS = 24  # least size of type in pixels where words are read from other pro
 TURNS = ("first question", "second question", "third question")  # of a conversation, about one drawing
 _FOREIGN = ("count", "colour", "shape", "word")
 DRAWING_FAMILIES = (
-    *FAMILIES, "box", "box at 0.5", "point", "absent", "outside image", "outside question",
+    *FAMILIES, "box", "box at 0.5", "boxes", "point", "absent", "outside image", "outside question",
     *TURNS, *(f"{family}, other program" for family in _FOREIGN),
 )  # fmt: skip
 
@@ -33,13 +34,14 @@ DRAWING_FAMILIES = (
 @dataclass(frozen=True)
 class DrawingQuestion:
     """A question about an image that `image` draws; `family` is one of DRAWING_FAMILIES. `earlier` are the
-    turns of its conversation before it."""
+    turns of its conversation before it, `boxes` lie around what the answer is about, in thousandths."""
 
     family: str
     qa: QA
     image: Callable[[], Image.Image]
     seed: int
     earlier: tuple[QA, ...] = ()
+    boxes: tuple[tuple[float, ...], ...] = ()
 
 
 def drawing_questions(count: int, seed: int = 0) -> list[DrawingQuestion]:
@@ -79,18 +81,22 @@ def _question(family: str, number: int) -> DrawingQuestion | None:
         earlier = earlier[:at]
     elif family == "outside question":
         qa = QA(family, ask_outside(rng, looks.HELDOUT), REFUSAL)
-    elif kind in ("box", "box at 0.5", "point"):
+    elif kind in ("box", "box at 0.5", "boxes", "point"):
         qa = ask_place(scene, rng)
         wanted = "point_2d" if kind == "point" else "bbox_2d"
-        qa = qa if qa and wanted in qa.answer else None
+        alone = qa is not None and len(qa.things) == 1
+        qa = qa if qa and wanted in qa.answer and alone == (kind != "boxes") else None
     else:
         qa = ask_absent(scene, rng) if kind == "absent" else ask(scene, rng, kind)
     if qa is None:
         return None
+    boxes = tuple(tuple(1000 * edge for edge in box_of(thing, scene.aspect)) for thing in qa.things)
     if other:
         draw = rng.choice((render_svg, render_matplotlib))
         return DrawingQuestion(family, qa, lambda: draw(scene, _PIXELS), number)
-    return DrawingQuestion(family, qa, lambda: paint(scene, random.Random(number)), number, tuple(earlier))
+    return DrawingQuestion(
+        family, qa, lambda: paint(scene, random.Random(number)), number, tuple(earlier), boxes
+    )
 
 
 def _follow_up(scene: Scene, rng: random.Random) -> list[QA]:
@@ -118,39 +124,41 @@ def _outside(number: int, aspect: float) -> Image.Image:
     return weather(outside_image(rng, looks.HELDOUT, aspect), rng)
 
 
-def score_drawing(family: str, qa: QA, answer: str) -> float:
-    """1 or 0, or an F1 for "describe", or for "box" the mean IoU of the boxes that were asked for."""
-    kind = qa.family if family in TURNS else family.partition(", ")[0]
+def score_drawing(asked: DrawingQuestion, answer: str) -> float:
+    """1 or 0; for "describe" and "boxes" an F1, for "box" the IoU. The first box or point counts where one
+    thing is asked for, as in RefCOCO."""
+    qa = asked.qa
+    kind = qa.family if asked.family in TURNS else asked.family.partition(", ")[0]
     if kind == "place":
         kind = "point" if "point_2d" in qa.answer else "box at 0.5"
     if kind in FAMILIES:
         return score(QA(kind, qa.question, qa.answer, qa.accept), qa.answer, answer)
     if kind in ("absent", "outside image", "outside question"):
         return float(answer.strip().lower() == qa.answer.lower())
-    wanted, given = _read(qa.answer), _read(answer)
+    found = FORM.read(answer, (1000, 1000))
+    boxes = [] if found.malformed else [one.box for one in found.boxes]
+    if kind == "boxes":
+        return _f1(asked.boxes, boxes)
     if kind == "point":
-        near = [min((_distance(one, two) for two in given), default=2000.0) <= 25 for one in wanted]
-        return float(all(near) and len(given) == len(wanted))
-    overlaps = [max((_iou(one, two) for two in given), default=0.0) for one in wanted]
-    if kind == "box at 0.5":
-        return float(min(overlaps) >= 0.5 and len(given) == len(wanted))
-    return sum(overlaps) / max(len(wanted), len(given))
+        (left, top, right, bottom), *_ = asked.boxes
+        points = [] if found.malformed else [one.point for one in found.points]
+        return float(any(left <= x <= right and top <= y <= bottom for x, y in points[:1]))
+    overlap = max((_iou(asked.boxes[0], box) for box in boxes[:1]), default=0.0)
+    return float(overlap >= 0.5) if kind == "box at 0.5" else overlap
 
 
-def _read(text: str) -> list[tuple[float, ...]]:
-    """The boxes and points in an answer, in thousandths; [] where one is malformed."""
-    found = FORM.read(text, (1000, 1000))
-    places = [*(one.box for one in found.boxes), *(one.point for one in found.points)]
-    return [] if found.malformed else places
-
-
-def _distance(one, two) -> float:
-    return max(abs(a - b) for a, b in zip(one, two)) if len(one) == len(two) else 2000.0
+def _f1(wanted, given) -> float:
+    """Each box found with an IoU of at least 0.5 counts once."""
+    free, right = list(given), 0
+    for box in wanted:
+        best = max(free, key=lambda one: _iou(box, one), default=None)
+        if best is not None and _iou(box, best) >= 0.5:
+            free.remove(best)
+            right += 1
+    return 2 * right / (len(wanted) + len(given))
 
 
 def _iou(one, two) -> float:
-    if len(one) != 4 or len(two) != 4:
-        return 0.0
     width, height = (min(one[i + 2], two[i + 2]) - max(one[i], two[i]) for i in (0, 1))
     if width <= 0 or height <= 0:
         return 0.0

@@ -52,19 +52,21 @@ def matching(scene: Scene, phrase: str) -> list[Thing]:
     ]
 
 
-def ask_place(scene: Scene, rng: random.Random) -> QA | None:
-    """Where one thing is, or all of a kind, or something that is not there. None where there is too much."""
+def ask_place(scene: Scene, rng: random.Random, many: float = 0.25) -> QA | None:
+    """Where one thing is, or all of a kind (a share `many`), or something that is not there. None where there
+    is too much."""
     which = rng.random()
     if which < 0.12:
         return ask_absent_place(scene, rng)
     if which < 0.2 and len(scene.things) <= MOST_PLACES:
-        return QA("place", rng.choice(_ALL), boxes(scene, list(scene.things)))
-    write, one, many = (boxes, _DETECT, _MANY) if rng.random() < 0.7 else (points, _POINT, _MANY_POINT)
+        things = tuple(reading_order(scene.things))
+        return QA("place", rng.choice(_ALL), boxes(scene, list(things)), things=things)
+    write, one, all_of = (boxes, _DETECT, _MANY) if rng.random() < 0.7 else (points, _POINT, _MANY_POINT)
     known = unique_phrases(scene)
-    if known and which < 0.75:
+    if known and which < 1 - many:
         thing, phrases = rng.choice(known)
         phrase = rng.choice(phrases)
-        return QA("place", rng.choice(one).format(t=phrase), write(scene, [thing], phrase))
+        return QA("place", rng.choice(one).format(t=phrase), write(scene, [thing], phrase), things=(thing,))
     phrase = rng.choice((rng.choice(SHAPES), f"{rng.choice(COLOURS)} shape", "shape", "shape"))
     present = [t for t in scene.shapes()]
     if present and rng.random() < 0.8:
@@ -73,9 +75,10 @@ def ask_place(scene: Scene, rng: random.Random) -> QA | None:
     found = matching(scene, phrase)
     if len(found) > MOST_PLACES:
         return None
-    template = rng.choice(many)
+    template = rng.choice(all_of)
     asked = phrase if template in (DETECT, POINT) else plural(phrase)
-    return QA("place", template.format(t=asked), write(scene, found, phrase))
+    things = tuple(reading_order(found))
+    return QA("place", template.format(t=asked), write(scene, found, phrase), things=things)
 
 
 def ask_absent_place(scene: Scene, rng: random.Random) -> QA:
@@ -112,10 +115,11 @@ def follow_up(scene: Scene, rng: random.Random) -> list[QA]:
     else:
         article = "an" if phrase[0] in "aeiou" else "a"
         first = QA("exists", rng.choice(TEMPLATES["exists"]).format(t=f"{article} {phrase}"), "yes")
+    alone = {"things": (thing,)}
     return [first, rng.choice((
         QA("colour", rng.choice(("What colour is it?", "And its colour?", "Which color is it?")),
            thing.colour),
         QA("shape", rng.choice(("What shape is it?", "And its shape?")), thing.name),
-        QA("place", rng.choice(("Where is it?", "Give its box.")), boxes(scene, [thing], phrase)),
-        QA("place", rng.choice(("Point at it.", "Point to it.")), points(scene, [thing], phrase)),
+        QA("place", rng.choice(("Where is it?", "Give its box.")), boxes(scene, [thing], phrase), **alone),
+        QA("place", rng.choice(("Point at it.", "Point to it.")), points(scene, [thing], phrase), **alone),
     ))]  # fmt: skip

@@ -157,8 +157,8 @@ def sample_questions(scene, rng, n, families=FAMILIES):
     return list(found.values())
 
 
-def _qa(rng, family, template, answer, accept=(), **slots):
-    return QA(family, rng.choice(TEMPLATES[template]).format(**slots), answer, accept)
+def _qa(rng, family, template, answer, accept=(), things=(), **slots):
+    return QA(family, rng.choice(TEMPLATES[template]).format(**slots), answer, accept, tuple(things))
 
 
 def plural(name):
@@ -427,7 +427,9 @@ _ASKERS = {
     "word": _ask_word,
     "digit": _ask_digit,
     "compare": _ask_compare,
-    "describe": lambda scene, rng: _qa(rng, "describe", "describe", describe(scene)),
+    "describe": lambda scene, rng: _qa(
+        rng, "describe", "describe", describe(scene), things=reading_order(scene.things)
+    ),
 }
 
 
@@ -437,7 +439,7 @@ def _by(key, names):
 
     def items(scene):
         counts = Counter(getattr(t, key) for t in scene.shapes())
-        return [f"{name} {counts[name]}" for name in names if counts[name]]
+        return [(None, f"{name} {counts[name]}") for name in names if counts[name]]
 
     return items
 
@@ -446,23 +448,23 @@ def _by(key, names):
 _LISTS = {
     "colours": (
         ("Name the colour of each shape.", "Which colour is each shape?"),
-        lambda scene: [f"{t.name} {t.colour}" for t in reading_order(scene.shapes())],
+        lambda scene: [(t, f"{t.name} {t.colour}") for t in reading_order(scene.shapes())],
     ),
     "places": (
         ("Where is each shape?", "Tell me where each thing is."),
-        lambda scene: [f"{t.name} {t.colour} {_region(t)}" for t in reading_order(scene.shapes())],
+        lambda scene: [(t, f"{t.name} {t.colour} {_region(t)}") for t in reading_order(scene.shapes())],
     ),
     "across": (
         ("Name all from left to right.", "What do you see from left to right?"),
-        lambda scene: [_name(t) for t in sorted(scene.things, key=lambda t: t.x)],
+        lambda scene: [(t, _name(t)) for t in sorted(scene.things, key=lambda t: t.x)],
     ),
     "down": (
         ("Name all from above to below.", "What do you see from top to bottom?"),
-        lambda scene: [_name(t) for t in sorted(scene.things, key=lambda t: t.y)],
+        lambda scene: [(t, _name(t)) for t in sorted(scene.things, key=lambda t: t.y)],
     ),
     "sizes": (
         ("Name the shapes from the biggest to the smallest.", "Which shapes are there, biggest first?"),
-        lambda scene: [_name(t) for t in sorted(scene.shapes(), key=lambda t: -t.size)],
+        lambda scene: [(t, _name(t)) for t in sorted(scene.shapes(), key=lambda t: -t.size)],
     ),
     "by_shape": (("How many are there of each shape?", "Count each shape."), _by("name", SHAPES)),
     "by_colour": (
@@ -481,8 +483,15 @@ def ask_list(scene, rng, which="") -> QA | None:
     if not which and rng.random() < _RELATIONS:
         return _ask_relations(scene, rng)
     wordings, items_of = _LISTS[which or rng.choice(tuple(_LISTS))]
-    items = items_of(scene)
-    return QA("list", rng.choice(wordings), ", ".join(items)) if items else None
+    return _list(rng.choice(wordings), items_of(scene))
+
+
+def _list(question, items) -> QA | None:
+    """items: (the thing that it is about, or None; its text)"""
+    if not items:
+        return None
+    things, texts = zip(*items)
+    return QA("list", question, ", ".join(texts), things=things if all(things) else ())
 
 
 def _ask_relations(scene, rng) -> QA | None:
@@ -494,13 +503,15 @@ def _ask_relations(scene, rng) -> QA | None:
     phrase = rng.choice(phrases)
     if anchor.kind == "shape" and rng.random() < 0.4:
         ratios = [(t, t.size / anchor.size) for t in reading_order(scene.shapes()) if t is not anchor]
-        items = [f"{_name(t)} {'bigger' if r > 1 else 'smaller'}" for t, r in ratios if not 0.8 < r < 1.25]
+        items = [
+            (t, f"{_name(t)} {'bigger' if r > 1 else 'smaller'}") for t, r in ratios if not 0.8 < r < 1.25
+        ]
         wordings = _BESIDE
     else:
         others = [t for t in reading_order(scene.things) if t is not anchor]
-        items = [f"{_name(t)} {way}" for t in others if (way := _direction(*_apart(t, anchor, scene)))]
+        items = [(t, f"{_name(t)} {way}") for t in others if (way := _direction(*_apart(t, anchor, scene)))]
         wordings = _AROUND
-    return QA("list", rng.choice(wordings).format(b=phrase), ", ".join(items)) if items else None
+    return _list(rng.choice(wordings).format(b=phrase), items)
 
 
 def _direction(across: float, down: float) -> str | None:

@@ -40,7 +40,7 @@ _RENDER_SIZES, _RENDER_WEIGHTS = (96, 128, 192, 256), (0.5, 0.35, 0.1, 0.05)
 # Families are drawn from this list, which names more often what takes longer to learn.
 _MIX = (
     *(family for family in FAMILIES if family != "describe"),
-    *("position",) * 3, *("size",) * 2, "count", "compare",
+    *("position",) * 2, *("size",) * 2, *("count",) * 5, *("compare",) * 2,
 )  # fmt: skip
 
 
@@ -113,8 +113,8 @@ class ShapesStream(IterableDataset):
     position_ids; segment_ids, 0 on the prefix, k on branch k, -1 on padding; families, each branch's index
     into FAMILIES or -1. (B, T, 4) and NaN where there is nothing to say: nouns, `facts` where a question's
     nouns end; pairs, where its answer begins, the first noun's facts minus the second's. noun_places
-    (B, T, 6), where a noun that names one thing ends, its `place_of`, before each letter of a printed word in
-    an answer that letter's, elsewhere -1.
+    (B, T, 6), where a noun that names one thing ends, its `place_of`, in an answer that of the thing or the
+    letter of a printed word that comes next, elsewhere -1.
 
     `images` is what cuts drawings of any look into tiles.
     """
@@ -236,15 +236,16 @@ class ShapesStream(IterableDataset):
         grid = self.config.image_size // self.config.patch_size
         if scene is None:
             dense = np.zeros((rows * columns + 1, grid * grid, DENSE), np.float32)
-            dense[..., 1] = dense[..., 13] = -1
+            dense[..., 1] = dense[..., 14] = -1
             return dense
         whole = dense_map(scene, grid, grid)[None]
         if rows * columns:
             cells = dense_map(scene, columns * grid, rows * grid, grid)
+            cells[:, 6:10] = 0  # a part does not show how many there are in the whole
             cells = cells.reshape(rows, grid, columns, grid, DENSE).transpose(0, 2, 1, 3, 4)
             whole = np.concatenate([cells.reshape(rows * columns, grid * grid, DENSE), whole])
         whole[..., 2:4] *= 8 / grid
-        whole[..., 9:13] *= 8 / grid
+        whole[..., 10:14] *= 8 / grid
         return whole
 
     def _places(self, scene: Scene | None, rows: int, columns: int) -> np.ndarray:
@@ -265,7 +266,7 @@ class ShapesStream(IterableDataset):
         """Conversations about a drawing: mostly of one question, some of two or three."""
         config = self.config
         asked: list[QA | None] = [ask(scene, rng, kind) for kind in ("word", "digit")]
-        asked += [ask_place(scene, rng) for _ in range(rng.randint(2, 4))]
+        asked += [ask_place(scene, rng, many=0.45) for _ in range(rng.randint(2, 4))]
         if rng.random() < config.describe_probability:
             asked.append(ask(scene, rng, "describe"))
         if rng.random() < config.list_probability:
@@ -359,15 +360,31 @@ class ShapesStream(IterableDataset):
             row["segment_ids"][at:end] = document + ALONE * blind
             family = turns[0].family if len(turns) == 1 else ""
             row["families"][at:end] = FAMILIES.index(family) if family in FAMILIES else -1
-            for text, question, answer in zip(texts, questions, answers):
+            for qa, text, question, answer in zip(turns, texts, questions, answers):
                 stop = at + len(question) + len(answer)
                 row["input_ids"][at:stop] = question + answer
                 row["labels"][stop - len(answer) : stop] = answer
                 if scene is not None and not blind:
                     self._mark_nouns(row, at, text, at + len(question) - 1, scene)
+                    self._mark_items(row, stop - len(answer), answer, qa.things, scene)
                     self._mark_letters(row, stop - len(answer), answer, scene)
                 at = stop
         return row
+
+    def _mark_items(self, row, at: int, answer: list[int], things: tuple[Thing, ...], scene) -> None:
+        """Where the thing lies that an answer, which begins at `at`, goes on with: before each item of a list
+        and before its first coordinate."""
+        pieces = self.tokenizer.convert_ids_to_tokens(answer)
+        ends = [i for i, piece in enumerate(pieces) if piece in (",", '"},')]
+        if not things or len(ends) != len(things) - 1:  # or a tokenizer that splits otherwise
+            return
+        places = [place_of(thing, scene) for thing in things]
+        row["noun_places"][at - 1] = places[0]
+        for end, place in zip(ends, places[1:]):
+            row["noun_places"][at + end - 1 : at + end + 1] = place
+        opened = [i for i, piece in enumerate(pieces) if piece == "Ġ["]
+        for i, place in zip(opened, places):
+            row["noun_places"][at + i] = place
 
     def _mark_letters(self, row, at: int, answer: list[int], scene) -> None:
         """Where each letter lies of words that are spelled in an answer that begins at `at`."""

@@ -61,7 +61,7 @@ from training.task import Question, Task
 
 EVALUATION_SEED = 1_000_003  # of the images for `evaluate`: held-out digits, seeds that training never uses
 SAMPLE_SIZE = 128  # pixels a side of an image whose answer is kept
-_COUNTS = 3 * MAX_THINGS  # one class for each count, for each of three ways of being alike
+_COUNTS = 4 * MAX_THINGS  # one class for each count, for each of four ways of being alike
 _LETTERS = 26
 _PARTS = NUM_KINDS, len(COLOURS), 3, 1, _COUNTS, 4, _LETTERS  # of the dense head's predictions
 
@@ -102,7 +102,8 @@ def _texts_of_drawings(rng: random.Random) -> Iterator[str]:
         for qa in asked:
             if qa is not None and qa.family != "word":
                 answer = re.sub(rf" \b{word.name}\b", "", qa.answer) if word else qa.answer
-                yield from (reword(qa.question, rng), " " + answer)
+                question = reword(qa.question, rng)
+                yield from (question, " " + question, " " + answer)  # at first, and in a later turn
         yield from (" " + REFUSAL, " " + NO_IMAGE)
         yield from ("User:", "\nUser:", "System:", "\nAssistant:")
 
@@ -185,7 +186,7 @@ def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
 
 # ---------------------------------------------------------------------------------------------- losses
 class DenseHead(nn.Module):
-    """(N, P, D_v) patch features -> (N, P, kinds + colours + 4 + 3 counts of up to 8 + 4 edges + 26 letters)
+    """(N, P, D_v) patch features -> (N, P, kinds + colours + 4 + 4 counts of up to 8 + 4 edges + 26 letters)
     predictions."""
 
     def __init__(self, width: int):
@@ -202,7 +203,7 @@ def dense_counts(targets: Tensor) -> Tensor:
     """How many patches there are, with a colour, with an object, how many counts, and how many patches with a
     letter: (5,). The sums in `dense_loss` are divided by these; `targets` (N, P, DENSE) are described in
     `drawing.dense_map`."""
-    kind, colour, shared, letter = targets[..., 0], targets[..., 1], targets[..., 6:9], targets[..., 13]
+    kind, colour, shared, letter = targets[..., 0], targets[..., 1], targets[..., 6:10], targets[..., 14]
     counts = [
         (kind >= 0).sum(),
         (colour >= 0).sum(),
@@ -230,16 +231,16 @@ def dense_loss(predictions: Tensor, targets: Tensor, counts: Tensor) -> tuple[Te
     centre_loss = F.binary_cross_entropy_with_logits(centre[:, 0], targets[:, 5], reduction="sum") / patches
     colour_loss = F.cross_entropy(colours, colour, ignore_index=-1, reduction="sum") / coloured
     distance = F.smooth_l1_loss(geometry, targets[:, 2:5], reduction="none").sum(-1)
-    distance = distance + F.smooth_l1_loss(edges, targets[:, 9:13], reduction="none", beta=0.25).sum(-1)
-    letter = targets[:, 13].long()
+    distance = distance + F.smooth_l1_loss(edges, targets[:, 10:14], reduction="none", beta=0.25).sum(-1)
+    letter = targets[:, 14].long()
     letter_loss = F.cross_entropy(letters, letter, ignore_index=-1, reduction="sum") / lettered
     geometry_loss = (distance * foreground).sum() / objects
-    shared = targets[:, 6:9].long() - 1  # -1 where there is nothing to count
-    alike = alike.unflatten(-1, (3, MAX_THINGS))  # (N · P, 3, 8)
+    shared = targets[:, 6:10].long() - 1  # -1 where there is nothing to count
+    alike = alike.unflatten(-1, (4, MAX_THINGS))  # (N · P, 4, 8)
     count_loss = (
         F.cross_entropy(alike.flatten(0, 1), shared.flatten(), ignore_index=-1, reduction="sum") / counted
     )
-    loss = kind_loss + centre_loss + letter_loss + 0.5 * (colour_loss + geometry_loss + count_loss)
+    loss = kind_loss + centre_loss + letter_loss + count_loss + 0.5 * (colour_loss + geometry_loss)
     with torch.no_grad():
         right_kind = ((kinds.argmax(-1) == kind) & foreground).sum() / objects
         right_colour = ((colours.argmax(-1) == colour) & foreground).sum() / objects

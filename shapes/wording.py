@@ -90,7 +90,8 @@ def _patterns() -> list[tuple[re.Pattern, str]]:
     """What each known wording of a kind looks like, with its kind."""
     found = []
     for kind in _WORDINGS:
-        for template in _PLACES if kind == "place" else TEMPLATES[kind]:
+        templates = _PLACES if kind == "place" else TEMPLATES[kind]
+        for template in sorted(templates, key=len, reverse=True):  # "Is there {t}?" begins others
             what = "an? .+" if kind == "exists" else ".+"
             slots = re.sub(r"\\{(\w)\\}", rf"(?P<\1>{what})", re.escape(template))
             found.append((re.compile(slots), kind))

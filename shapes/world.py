@@ -132,9 +132,11 @@ class Scene:
 
 @dataclass(frozen=True)
 class QA:
-    """A question with its canonical answer and other answers that count as right."""
+    """A question with its canonical answer and other answers that count as right. `things` are those that
+    the items of an answer are about, in their order, where it is a list of things."""
 
     family: str
     question: str
     answer: str
     accept: tuple = ()
+    things: tuple[Thing, ...] = ()
