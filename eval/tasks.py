@@ -177,14 +177,15 @@ def drawings_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
     """Held-out questions about drawings in looks that training never sees, by other programs as well; about
     places, about what is not there and about what is no drawing; second and third ones, after turns with the
     right answers. Needs requirements-shapes.txt."""
-    from shapes.heldout import drawing_questions, score_drawing
+    from eval.drawings import score_drawing
+    from shapes.heldout import drawing_questions
 
     asked = drawing_questions(questions, seed)
     metric = Metric(
         "drawings",
         'Exact match after lower-casing and dropping a final dot; "describe": F1 over the things named; '
-        '"box": IoU with the first box of one thing; "box at 0.5": whether that is at least 0.5; "boxes": F1 '
-        'over those of several things at an IoU of 0.5; "point": the first lies in the thing\'s box.',
+        'where one thing is asked for, "box": IoU of the first box, "box at 0.5": whether it is at least '
+        '0.5, "point": whether the first point lies in the thing\'s box; "boxes": F1 at an IoU of 0.5.',
         lambda answer, targets, fields: score_drawing(asked[fields["number"]], answer),
     )
     samples = [

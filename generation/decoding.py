@@ -14,7 +14,7 @@ The logits of each next token come from a decode step (`generation/steps.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ from generation.confidence import confidences_of
 from generation.kv_cache import CachePosition, KVCache, Prompt, compact, prompt_lengths, seen_tokens
 from generation.memory import check_caches_fit
 from generation.options import GenerationOptions as GenerationOptions
-from generation.prefix import encode_once
 from generation.protocol import Decoder, Pixels, VisionLanguage
 from generation.sampling import Sampler
 from generation.steps import (
@@ -137,6 +136,46 @@ def decode(
         kv_cache, start_pos = position.advance()
         logits = step(token, kv_cache, start_pos)
     sampler.check_finite()
+
+
+def encode_once(model: VisionLanguage, tiles: Pixels, masks: Tensor | None = None) -> Tensor:
+    """`model.encode_images`, to which equal tiles are given once. Nobody remembers them, so they are compared
+    and not hashed, which takes longer."""
+    alike: list[Hashable] = first_alike(tiles, masks) if isinstance(tiles, Tensor) else list(tiles)
+    rows: dict[Hashable, int] = {}
+    order = [rows.setdefault(one, len(rows)) for one in alike]
+    if len(rows) == len(order):  # without a copy
+        return model.encode_images(tiles, masks)
+    places = [order.index(row) for row in range(len(rows))]
+    features = model.encode_images(tiles[places], None if masks is None else masks[places])
+    return torch.stack(
+        [features[row] for row in order]
+    )  # an index would be a copy that a GPU's host waits for
+
+
+def first_alike(tiles: Tensor, masks: Tensor | None = None) -> list[int]:
+    """The index of the first tile, with its mask, that equals each of the tiles.
+
+    Different ones are told apart by a few pixels, so this costs next to nothing, on any device.
+    """
+    if not len(tiles):
+        return []
+    step = max(1, tiles[0].numel() // 64)
+    spots = tiles.flatten(1)[:, ::step].tolist()  # waits for the device
+    firsts: dict[tuple[float, ...], list[int]] = {}
+    alike: list[int] = []
+    for index, spot in enumerate(map(tuple, spots)):
+        known = firsts.setdefault(spot, [])
+        same = (
+            other
+            for other in known
+            if torch.equal(tiles[other], tiles[index])
+            and (masks is None or torch.equal(masks[other], masks[index]))
+        )
+        alike.append(next(same, index))
+        if alike[-1] == index:
+            known.append(index)
+    return alike
 
 
 def generate_stream(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -30,7 +30,6 @@ from generation.options import CacheMemoryError, check_integer
 from generation.protocol import Decoder, Pixels, VisionLanguage
 
 FEATURE_BYTES = 64 * 2**20  # of features kept for a model; SmolVLM-256M's tile takes 147 kB in float32
-SPOTS = 64  # pixels of a tile that are compared before all are
 NO_KEY = torch.iinfo(torch.int64).min  # the key of no position
 
 
@@ -55,38 +54,6 @@ def tile_digests(tiles: Pixels, masks: Tensor | None = None) -> list[bytes]:
     return digests
 
 
-def encode_once(model: VisionLanguage, tiles: Pixels, masks: Tensor | None = None) -> Tensor:
-    """`model.encode_images`, to which equal tiles are given once. Nobody remembers them, so cut tiles are
-    compared and not hashed, which takes longer."""
-    alike = first_alike(tiles, masks) if isinstance(tiles, Tensor) else list(tiles)
-    return FeatureCache(model, 0).encode(tiles, masks, alike)[0]
-
-
-def first_alike(tiles: Tensor, masks: Tensor | None = None) -> list[int]:
-    """The index of the first tile, with its mask, that equals each of the tiles; see `tile_digests`.
-
-    Different ones are told apart by a few pixels, so this costs next to nothing, on any device.
-    """
-    if not len(tiles):
-        return []
-    step = max(1, tiles[0].numel() // SPOTS)
-    spots = tiles.flatten(1)[:, ::step].tolist()  # waits for the device
-    firsts: dict[tuple[float, ...], list[int]] = {}
-    alike: list[int] = []
-    for index, spot in enumerate(map(tuple, spots)):
-        known = firsts.setdefault(spot, [])
-        same = (
-            other
-            for other in known
-            if torch.equal(tiles[other], tiles[index])
-            and (masks is None or torch.equal(masks[other], masks[index]))
-        )
-        alike.append(next(same, index))
-        if alike[-1] == index:
-            known.append(index)
-    return alike
-
-
 class FeatureCache:
     """Features of the tiles used last, on the model's device.
 
@@ -99,7 +66,7 @@ class FeatureCache:
     def __init__(self, model: VisionLanguage, max_bytes: int = FEATURE_BYTES):
         check_integer("max_bytes", max_bytes, low=0)
         self.model, self.max_bytes, self.size_in_bytes = model, max_bytes, 0
-        self._features: OrderedDict[Hashable, Tensor] = OrderedDict()  # the tile used last is the last
+        self._features: OrderedDict[bytes, Tensor] = OrderedDict()  # the tile used last is the last
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -117,7 +84,7 @@ class FeatureCache:
             self.size_in_bytes = 0
 
     @torch.no_grad()
-    def encode(self, tiles: Pixels, masks: Tensor | None, digests: Sequence[Hashable]) -> tuple[Tensor, int]:
+    def encode(self, tiles: Pixels, masks: Tensor | None, digests: Sequence[bytes]) -> tuple[Tensor, int]:
         """Features (N, S, D) of tiles with these `tile_digests`, and how many of them had to be encoded.
 
         All that are missing are encoded in one call, equal ones once.
@@ -138,7 +105,7 @@ class FeatureCache:
                 self._put(digest, features)
         return torch.stack([found[digest] for digest in digests]), len(missing)
 
-    def _put(self, digest: Hashable, features: Tensor) -> None:
+    def _put(self, digest: bytes, features: Tensor) -> None:
         with self._lock:
             if features.nbytes > self.max_bytes or digest in self._features:  # by another thread
                 return

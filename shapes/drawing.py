@@ -309,8 +309,8 @@ def owners(scene, columns, rows):
     return owner, home
 
 
-_LIKENESSES = (attrgetter("name"), attrgetter("colour"), attrgetter("name", "colour"), attrgetter("kind"))
-DENSE = 15  # columns of `dense_map`
+_LIKENESSES = (attrgetter("name"), attrgetter("colour"), attrgetter("name", "colour"))
+DENSE = 14  # columns of `dense_map`
 
 
 def dense_map(scene, columns, rows, tile=0):
@@ -319,11 +319,10 @@ def dense_map(scene, columns, rows, tile=0):
     Columns: kind_class (0 background, 1-6 shapes, 7-16 digits, 17 words), colour_class
     (-1 background), dx and dy from the patch's centre to the thing's in patches,
     log(size), 1 on the patch that holds the thing's centre; on a shape's patches how many
-    shapes of the scene share its name, its colour, both, and how many there are in all (0
-    elsewhere); the distances from the patch's centre to the left, upper, right and lower edge
-    of the thing's box, in patches, negative to the left and above, cut at the edges of the
-    patch's own square of `tile` by `tile` patches (0: the whole grid); and which letter of the
-    alphabet stands there (-1: none, or too small to tell).
+    shapes of the scene share its name, its colour, both (0 elsewhere); the distances from the patch's centre
+    to the left, upper, right and lower edge of the thing's box, in patches, negative to the left and above,
+    cut at the edges of the patch's own square of `tile` by `tile` patches (0: the whole grid); and which
+    letter of the alphabet stands there (-1: none, or too small to tell).
     """
     owner, home = owners(scene, columns, rows)
     x, y = np.array([t.x for t in scene.things]) * columns, np.array([t.y for t in scene.things]) * rows
@@ -336,7 +335,7 @@ def dense_map(scene, columns, rows, tile=0):
         ]
     )
     dense = np.zeros((rows * columns, DENSE), np.float32)
-    dense[:, 1] = dense[:, 14] = -1
+    dense[:, 1] = dense[:, 13] = -1
     patch = np.nonzero(owner >= 0)[0]
     who = owner[patch]
     across, down = patch % columns, patch // columns
@@ -345,7 +344,7 @@ def dense_map(scene, columns, rows, tile=0):
     dense[patch, 3] = y[who] - (down + 0.5)
     dense[patch, 4] = facts[who, 2]
     dense[home, 5] = 1
-    dense[patch, 6:10] = alike[who]
+    dense[patch, 6:9] = alike[who]
     boxes = np.array([box_of(t, scene.aspect) for t in scene.things]) * (columns, rows, columns, rows)
     low, high = np.zeros((2, len(patch))), np.broadcast_to(np.array([[columns], [rows]]), (2, len(patch)))
     if tile:
@@ -353,7 +352,7 @@ def dense_map(scene, columns, rows, tile=0):
         high = low + tile
     for i, (place, at) in enumerate(((across, 0), (down, 1)) * 2):
         edge = np.clip(boxes[who, i], low[at], high[at])
-        dense[patch, 10 + i] = edge - (place + 0.5)
+        dense[patch, 9 + i] = edge - (place + 0.5)
     for i, t in enumerate(scene.things):
         if t.kind == "word":
             _mark_letters(dense, t, boxes[i], np.nonzero(owner == i)[0], columns)
@@ -368,4 +367,4 @@ def _mark_letters(dense, word, box, patches, columns):
         return
     at = np.searchsorted(letter_edges(text, word.font), (patches % columns + 0.5 - box[0]) / width)
     inside = at < len(text)
-    dense[patches[inside], 14] = [ord(word.name[i]) - ord("a") for i in at[inside]]
+    dense[patches[inside], 13] = [ord(word.name[i]) - ord("a") for i in at[inside]]

@@ -1,6 +1,6 @@
 """Held-out questions about drawings, with colours, fonts, strokes, photographs and programs of their own.
 
-Each family is one bar of an evaluation; `score_drawing` scores an answer.
+Each family is one bar of an evaluation; `eval/drawings.py` scores the answers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from shapes import looks
 from shapes.drawing import box_of
 from shapes.drawings import paint, random_aspect, sample_drawing, weather
 from shapes.outside import outside_image
-from shapes.places import FORM, ask_absent, ask_place, follow_up
+from shapes.places import ask_absent, ask_place, follow_up
 from shapes.questions import TEMPLATES, ask, unique_phrases
 from shapes.renderers import drawable, render_matplotlib, render_svg
-from shapes.scoring import score
 from shapes.wording import ask_outside
 from shapes.world import FAMILIES, HELDOUT_SEED, QA, REFUSAL, Scene
 
@@ -41,7 +40,7 @@ class DrawingQuestion:
     image: Callable[[], Image.Image]
     seed: int
     earlier: tuple[QA, ...] = ()
-    boxes: tuple[tuple[float, ...], ...] = ()
+    boxes: tuple[tuple[float, float, float, float], ...] = ()
 
 
 def drawing_questions(count: int, seed: int = 0) -> list[DrawingQuestion]:
@@ -90,7 +89,8 @@ def _question(family: str, number: int) -> DrawingQuestion | None:
         qa = ask_absent(scene, rng) if kind == "absent" else ask(scene, rng, kind)
     if qa is None:
         return None
-    boxes = tuple(tuple(1000 * edge for edge in box_of(thing, scene.aspect)) for thing in qa.things)
+    edges = [box_of(thing, scene.aspect) for thing in qa.things]
+    boxes = tuple((1000 * x1, 1000 * y1, 1000 * x2, 1000 * y2) for x1, y1, x2, y2 in edges)
     if other:
         draw = rng.choice((render_svg, render_matplotlib))
         return DrawingQuestion(family, qa, lambda: draw(scene, _PIXELS), number)
@@ -122,45 +122,3 @@ def _large_words(scene: Scene) -> bool:
 def _outside(number: int, aspect: float) -> Image.Image:
     rng = random.Random(number)
     return weather(outside_image(rng, looks.HELDOUT, aspect), rng)
-
-
-def score_drawing(asked: DrawingQuestion, answer: str) -> float:
-    """1 or 0; for "describe" and "boxes" an F1, for "box" the IoU. The first box or point counts where one
-    thing is asked for, as in RefCOCO."""
-    qa = asked.qa
-    kind = qa.family if asked.family in TURNS else asked.family.partition(", ")[0]
-    if kind == "place":
-        kind = "point" if "point_2d" in qa.answer else "box at 0.5"
-    if kind in FAMILIES:
-        return score(QA(kind, qa.question, qa.answer, qa.accept), qa.answer, answer)
-    if kind in ("absent", "outside image", "outside question"):
-        return float(answer.strip().lower() == qa.answer.lower())
-    found = FORM.read(answer, (1000, 1000))
-    boxes = [] if found.malformed else [one.box for one in found.boxes]
-    if kind == "boxes":
-        return _f1(asked.boxes, boxes)
-    if kind == "point":
-        (left, top, right, bottom), *_ = asked.boxes
-        points = [] if found.malformed else [one.point for one in found.points]
-        return float(any(left <= x <= right and top <= y <= bottom for x, y in points[:1]))
-    overlap = max((_iou(asked.boxes[0], box) for box in boxes[:1]), default=0.0)
-    return float(overlap >= 0.5) if kind == "box at 0.5" else overlap
-
-
-def _f1(wanted, given) -> float:
-    """Each box found with an IoU of at least 0.5 counts once."""
-    free, right = list(given), 0
-    for box in wanted:
-        best = max(free, key=lambda one: _iou(box, one), default=None)
-        if best is not None and _iou(box, best) >= 0.5:
-            free.remove(best)
-            right += 1
-    return 2 * right / (len(wanted) + len(given))
-
-
-def _iou(one, two) -> float:
-    width, height = (min(one[i + 2], two[i + 2]) - max(one[i], two[i]) for i in (0, 1))
-    if width <= 0 or height <= 0:
-        return 0.0
-    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, two)]
-    return width * height / (sum(areas) - width * height)

@@ -37,11 +37,10 @@ from shapes.world import NO_IMAGE, QA, REFUSAL, Scene, Thing
 
 # Images are drawn at one of these sizes and reduced, so that the model sees every softness of edge.
 _RENDER_SIZES, _RENDER_WEIGHTS = (96, 128, 192, 256), (0.5, 0.35, 0.1, 0.05)
-# Families are drawn from this list, which names more often what takes longer to learn.
-_MIX = (
-    *(family for family in FAMILIES if family != "describe"),
-    *("position",) * 2, *("size",) * 2, *("count",) * 5, *("compare",) * 2,
-)  # fmt: skip
+# Families are drawn from these lists, which name more often what takes longer to learn.
+_SHORT = tuple(family for family in FAMILIES if family != "describe")
+_MIX = (*_SHORT, *("position",) * 3, *("size",) * 2, "count", "compare")
+_MIX_OF_DRAWINGS = (*_SHORT, *("position",) * 2, *("size",) * 2, *("count",) * 5, *("compare",) * 2)
 
 
 _OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a row for each tile
@@ -113,8 +112,8 @@ class ShapesStream(IterableDataset):
     position_ids; segment_ids, 0 on the prefix, k on branch k, -1 on padding; families, each branch's index
     into FAMILIES or -1. (B, T, 4) and NaN where there is nothing to say: nouns, `facts` where a question's
     nouns end; pairs, where its answer begins, the first noun's facts minus the second's. noun_places
-    (B, T, 6), where a noun that names one thing ends, its `place_of`, in an answer that of the thing or the
-    letter of a printed word that comes next, elsewhere -1.
+    (B, T, 6), `place_of` one thing, or -1: in a question where a noun that names one thing ends, in an answer
+    of the thing, or of the letter of a printed word, that comes next.
 
     `images` is what cuts drawings of any look into tiles.
     """
@@ -236,16 +235,16 @@ class ShapesStream(IterableDataset):
         grid = self.config.image_size // self.config.patch_size
         if scene is None:
             dense = np.zeros((rows * columns + 1, grid * grid, DENSE), np.float32)
-            dense[..., 1] = dense[..., 14] = -1
+            dense[..., 1] = dense[..., 13] = -1
             return dense
         whole = dense_map(scene, grid, grid)[None]
         if rows * columns:
             cells = dense_map(scene, columns * grid, rows * grid, grid)
-            cells[:, 6:10] = 0  # a part does not show how many there are in the whole
+            cells[:, 6:9] = 0  # a part does not show how many there are in the whole
             cells = cells.reshape(rows, grid, columns, grid, DENSE).transpose(0, 2, 1, 3, 4)
             whole = np.concatenate([cells.reshape(rows * columns, grid * grid, DENSE), whole])
         whole[..., 2:4] *= 8 / grid
-        whole[..., 10:14] *= 8 / grid
+        whole[..., 9:13] *= 8 / grid
         return whole
 
     def _places(self, scene: Scene | None, rows: int, columns: int) -> np.ndarray:
@@ -275,7 +274,7 @@ class ShapesStream(IterableDataset):
             asked.append(ask_absent(scene, rng))
         for _ in range(rng.choice((0, 1, 2))):
             asked.append(QA("outside", ask_outside(rng, config.split), REFUSAL))
-        asked += sample_questions(scene, rng, 24, _MIX)
+        asked += sample_questions(scene, rng, 24, _MIX_OF_DRAWINGS)
         single = [qa for qa in asked if qa is not None]
         rng.shuffle(single)
         found, at = [], 0
@@ -372,15 +371,17 @@ class ShapesStream(IterableDataset):
         return row
 
     def _mark_items(self, row, at: int, answer: list[int], things: tuple[Thing, ...], scene) -> None:
-        """Where the thing lies that an answer, which begins at `at`, goes on with: before each item of a list
-        and before its first coordinate."""
+        """Where the thing lies that an answer, which begins at `at`, goes on with: before each item, and
+        before its first coordinate."""
+        if not things:
+            return
         pieces = self.tokenizer.convert_ids_to_tokens(answer)
         ends = [i for i, piece in enumerate(pieces) if piece in (",", '"},')]
-        if not things or len(ends) != len(things) - 1:  # or a tokenizer that splits otherwise
+        if len(ends) != len(things) - 1:  # a tokenizer of plain drawings, which splits otherwise
             return
         places = [place_of(thing, scene) for thing in things]
         row["noun_places"][at - 1] = places[0]
-        for end, place in zip(ends, places[1:]):
+        for end, place in zip(ends, places[1:]):  # also where it is decided whether there is a next one
             row["noun_places"][at + end - 1 : at + end + 1] = place
         opened = [i for i, piece in enumerate(pieces) if piece == "Ġ["]
         for i, place in zip(opened, places):

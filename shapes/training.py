@@ -4,8 +4,8 @@ There are two stages. First the vision tower alone learns from dense targets; th
 answer, with several questions packed after each image. Heads that exist in training only help both stages:
 
 - One word of an answer tells a new vision tower little. The generator knows for each patch which object
-  covers it, its colour, where its centre lies, how large it is and how many shapes of the image are like it.
-  A linear head on the patch features learns to say so.
+  covers it, its colour, where its centre lies, how large it is and, where the whole image is seen, how many
+  of its shapes are like it. A linear head on the patch features learns to say so.
 - Whether one thing is left of another takes two look-ups and a comparison, and an answer of one word rewards
   none of the three alone. A linear head on each noun's hidden state, half way up, learns where its thing is,
   how large it is and how many there are (`facts`). Another, four fifths up, where the answer
@@ -13,7 +13,8 @@ answer, with several questions packed after each image. Heads that exist in trai
 - Coordinates are a token each, and one that is nearly right is worth more than one that is far off: the
   targets are spread over the numbers near them (`number_loss`). A linear head on the image's tokens, half
   way up, learns where the box lies that each of them shows; another, two thirds up, on nouns where their
-  thing is, and on what comes before a letter of an answer where that letter is printed.
+  thing is, before each thing that an answer lists where that thing is, and before each letter that it spells
+  where that letter is printed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ from training.task import Question, Task
 
 EVALUATION_SEED = 1_000_003  # of the images for `evaluate`: held-out digits, seeds that training never uses
 SAMPLE_SIZE = 128  # pixels a side of an image whose answer is kept
-_COUNTS = 4 * MAX_THINGS  # one class for each count, for each of four ways of being alike
+_COUNTS = 3 * MAX_THINGS  # one class for each count, for each of three ways of being alike
 _LETTERS = 26
 _PARTS = NUM_KINDS, len(COLOURS), 3, 1, _COUNTS, 4, _LETTERS  # of the dense head's predictions
 
@@ -88,7 +89,8 @@ def build_processor(config: TrainConfig) -> Processor:
 
 def _texts_of_drawings(rng: random.Random) -> Iterator[str]:
     """What is asked and answered about drawings, but the words that are printed in them: they are spelled,
-    so that any string is read alike, and so is what is asked about anything else."""
+    so that any string is read alike, and so is what is asked about anything else. ("list" and "name", with
+    which questions begin as well, are a token each.)"""
     for _ in range(3000):
         scene = sample_scene(rng)
         asked = [*sample_questions(scene, rng, 6), ask(scene, rng, "describe"), ask_list(scene, rng)]
@@ -186,7 +188,7 @@ def chat_pieces(tokenizer, tokens_per_tile: int) -> ChatPieces:
 
 # ---------------------------------------------------------------------------------------------- losses
 class DenseHead(nn.Module):
-    """(N, P, D_v) patch features -> (N, P, kinds + colours + 4 + 4 counts of up to 8 + 4 edges + 26 letters)
+    """(N, P, D_v) patch features -> (N, P, kinds + colours + 4 + 3 counts of up to 8 + 4 edges + 26 letters)
     predictions."""
 
     def __init__(self, width: int):
@@ -203,7 +205,7 @@ def dense_counts(targets: Tensor) -> Tensor:
     """How many patches there are, with a colour, with an object, how many counts, and how many patches with a
     letter: (5,). The sums in `dense_loss` are divided by these; `targets` (N, P, DENSE) are described in
     `drawing.dense_map`."""
-    kind, colour, shared, letter = targets[..., 0], targets[..., 1], targets[..., 6:10], targets[..., 14]
+    kind, colour, shared, letter = targets[..., 0], targets[..., 1], targets[..., 6:9], targets[..., 13]
     counts = [
         (kind >= 0).sum(),
         (colour >= 0).sum(),
@@ -231,16 +233,16 @@ def dense_loss(predictions: Tensor, targets: Tensor, counts: Tensor) -> tuple[Te
     centre_loss = F.binary_cross_entropy_with_logits(centre[:, 0], targets[:, 5], reduction="sum") / patches
     colour_loss = F.cross_entropy(colours, colour, ignore_index=-1, reduction="sum") / coloured
     distance = F.smooth_l1_loss(geometry, targets[:, 2:5], reduction="none").sum(-1)
-    distance = distance + F.smooth_l1_loss(edges, targets[:, 10:14], reduction="none", beta=0.25).sum(-1)
-    letter = targets[:, 14].long()
+    distance = distance + F.smooth_l1_loss(edges, targets[:, 9:13], reduction="none", beta=0.25).sum(-1)
+    letter = targets[:, 13].long()
     letter_loss = F.cross_entropy(letters, letter, ignore_index=-1, reduction="sum") / lettered
     geometry_loss = (distance * foreground).sum() / objects
-    shared = targets[:, 6:10].long() - 1  # -1 where there is nothing to count
-    alike = alike.unflatten(-1, (4, MAX_THINGS))  # (N · P, 4, 8)
+    shared = targets[:, 6:9].long() - 1  # -1 where there is nothing to count
+    alike = alike.unflatten(-1, (3, MAX_THINGS))  # (N · P, 3, 8)
     count_loss = (
         F.cross_entropy(alike.flatten(0, 1), shared.flatten(), ignore_index=-1, reduction="sum") / counted
     )
-    loss = kind_loss + centre_loss + letter_loss + count_loss + 0.5 * (colour_loss + geometry_loss)
+    loss = kind_loss + centre_loss + letter_loss + 0.5 * (colour_loss + geometry_loss + count_loss)
     with torch.no_grad():
         right_kind = ((kinds.argmax(-1) == kind) & foreground).sum() / objects
         right_colour = ((colours.argmax(-1) == colour) & foreground).sum() / objects
@@ -410,7 +412,7 @@ class ShapesLoss(nn.Module):
 
 def loss_counts(batch: dict[str, Tensor]) -> Tensor:
     """What the parts of a batch's loss are divided by: `dense_counts`, labelled tokens, known facts of nouns
-    and of pairs, known places of the image's tokens and of nouns, (10,)."""
+    and of pairs, known places of the image's tokens and of what is named, (10,)."""
     labelled = (batch["labels"][:, 1:] != IGNORE_INDEX).sum()
     known = [(~batch[name].isnan()).sum() for name in ("nouns", "pairs")]
     places = [batch[name] for name in ("places", "noun_places") if name in batch]

@@ -68,6 +68,8 @@ _WORDINGS = {  # beside those of `questions.TEMPLATES`
                "Does it show {t}?", "Is there {t} here?", "Can {t} be seen?"),
     "position": ("Is the {a} {r} the {b} here?", "In the image, is the {a} {r} the {b}?",
                  "Do you see the {a} {r} the {b}?"),
+    "where": ("Where is the {a}, seen from the {b}?", "Where is the {a} from the {b}?",
+              "In which direction from the {b} is the {a}?"),
     "which": ("Which of them is {r}, the {a} or the {b}?", "Which is the {r} one, the {a} or the {b}?"),
     "word": ("What word is written?", "What is the word?", "What does it say?", "What is written here?",
              "What is written in the picture?", "Read the text.", "What text do you see?",
@@ -91,7 +93,8 @@ def _patterns() -> list[tuple[re.Pattern, str]]:
     found = []
     for kind in _WORDINGS:
         templates = _PLACES if kind == "place" else TEMPLATES[kind]
-        for template in sorted(templates, key=len, reverse=True):  # "Is there {t}?" begins others
+        # The longest first, or "Is there {t}?" takes "a star in the picture" for {t}.
+        for template in sorted(templates, key=len, reverse=True):
             what = "an? .+" if kind == "exists" else ".+"
             slots = re.sub(r"\\{(\w)\\}", rf"(?P<\1>{what})", re.escape(template))
             found.append((re.compile(slots), kind))

@@ -132,8 +132,8 @@ class Scene:
 
 @dataclass(frozen=True)
 class QA:
-    """A question with its canonical answer and other answers that count as right. `things` are those that
-    the items of an answer are about, in their order, where it is a list of things."""
+    """A question with its canonical answer and other answers that count as right. `things`: what each item of
+    the answer is about, in its order; empty where items are no things."""
 
     family: str
     question: str

@@ -49,7 +49,7 @@ READING_ORDER = (
     "generation/sampling.py",
     "generation/kv_cache.py",
 )
-MOST_READING_LINES = 2_750
+MOST_READING_LINES = 2_800
 MOST_LATE_IMPORTS = 40  # inside functions, where start-up demands it
 
 

@@ -17,11 +17,12 @@ from tests.runs import shapes_processor
 
 LIBRARIES = [pytest.importorskip(name) for name in ("resvg_py", "skimage", "matplotlib")]
 
+from eval.drawings import score_drawing  # noqa: E402
 from shapes import heldout, looks, object_map, outside, places, render, renderers, wording  # noqa: E402
 from shapes.__main__ import main  # noqa: E402
 from shapes.drawing import DENSE, box_of, dense_map, stroke_mask  # noqa: E402
 from shapes.drawings import paint, random_aspect, sample_drawing, sample_words  # noqa: E402
-from shapes.questions import ask_list, reading_order, sample_questions  # noqa: E402
+from shapes.questions import ask, reading_order, sample_questions  # noqa: E402
 from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask, place_of  # noqa: E402
 from shapes.training import chat_pieces, number_loss, spread  # noqa: E402
 from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, SHAPES, Background, Scene, Thing  # noqa: E402
@@ -58,6 +59,13 @@ def test_other_wordings_ask_the_same():
             changed += said != qa.question
             nouns = [sorted(set(re.findall(_NOUNS, text.lower()))) for text in (qa.question, said)]
             assert nouns[0] == nouns[1], (qa.question, said)
+            for word in ("box", "picture|image|drawing"):  # whether a place is asked for; once at most
+                counts = [len(re.findall(word, text)) for text in (qa.question, said)]
+                assert counts[0] or not counts[1] or word != "box" or qa.family == "place", (
+                    qa.question,
+                    said,
+                )
+                assert word == "box" or counts[1] <= max(counts[0], 1), (qa.question, said)
     assert changed > 500
 
 
@@ -109,12 +117,12 @@ def test_edges_and_letters_of_tiles():
         scene, tile = sample_words(rng), 16
         dense = dense_map(scene, 32, 32, tile)
         assert dense.shape == (32 * 32, DENSE)
-        for patch in np.nonzero(dense[:, 14] >= 0)[0][:50]:
-            letter = chr(ord("a") + int(dense[patch, 14]))
+        for patch in np.nonzero(dense[:, 13] >= 0)[0][:50]:
+            letter = chr(ord("a") + int(dense[patch, 13]))
             x, y = patch % 32 + 0.5 + dense[patch, 2], patch // 32 + 0.5 + dense[patch, 3]
             word = min(scene.things, key=lambda t: abs(t.x * 32 - x) + abs(t.y * 32 - y))
             assert letter in word.name
-            left = dense[patch, 10] + patch % 32 + 0.5
+            left = dense[patch, 9] + patch % 32 + 0.5
             assert left == pytest.approx(max(box_of(word)[0] * 32, patch % 32 // tile * tile), abs=1e-4)
 
 
@@ -173,9 +181,9 @@ def test_held_out_questions():
     assert asked[0].image().tobytes() == again[0].image().tobytes()
     assert asked[0].qa != heldout.drawing_questions(1, seed=1)[0].qa
     for one in asked:
-        right = heldout.score_drawing(one, one.qa.answer)
+        right = score_drawing(one, one.qa.answer)
         assert right == 1.0 if one.family != "box" else right > 0.9  # an answer is rounded to thousandths
-        assert heldout.score_drawing(one, "nonsense") == 0.0
+        assert score_drawing(one, "nonsense") == 0.0
 
 
 def test_turns_of_a_conversation():
@@ -197,19 +205,26 @@ def test_scores_of_boxes_by_hand():
         return json.dumps([{"bbox_2d": box, "label": "star"} for box in boxes])
 
     def score(family, answer, *boxes):
-        qa = QA("place", "", "")
-        return heldout.score_drawing(heldout.DrawingQuestion(family, qa, Image.Image, 0, (), boxes), answer)
+        qa = QA("place", "", "point_2d" if family == "point" else "bbox_2d")
+        return score_drawing(heldout.DrawingQuestion(family, qa, Image.Image, 0, (), boxes), answer)
 
     one, half = (0, 0, 100, 100), said([0, 0, 100, 50])
     assert score("box", half, one) == 0.5
     assert score("box at 0.5", half, one) == 1.0
     assert score("box at 0.5", said([0, 0, 100, 49]), one) == 0.0
     assert score("box", said([0, 0, 9, 9], [0, 0, 100, 100]), one) == 0.0081  # the first one counts
+    assert score("box at 0.5", said([0, 0, 9, 9], [0, 0, 100, 100]), one) == 0.0
     for malformed in ("[", "[1]", '[{"bbox_2d": [1, 2]}]', '{"bbox_2d": 3}', '[{"label": "star"}]'):
         assert score("box", malformed, one) == 0.0
         assert score("boxes", malformed, one) == 0.0
     two = (200, 0, 300, 100)
-    for given, f1 in (((one, two), 1.0), ((two, one), 1.0), ((one, one), 0.5), ((one,), 2 / 3)):
+    for given, f1 in (
+        ((one, two), 1.0),
+        ((two, one), 1.0),
+        ((one, one), 0.5),
+        ((one,), 2 / 3),
+        (((0, 0, 100, 49),), 0),
+    ):
         assert score("boxes", said(*map(list, given)), one, two) == pytest.approx(f1)
     inside, beside = (json.dumps([{"point_2d": [x, 10], "label": "star"}]) for x in (100, 101))
     assert [score("point", answer, one) for answer in (inside, beside)] == [1.0, 0.0]
@@ -261,6 +276,13 @@ def test_batches_of_tiles(processor):
         assert placed.tolist() == [4 * tiles] * 3 and len(batch["dense"]) == 3 * tiles
         counts.add(tiles)
     assert counts == {3, 5}  # 1 x 2 or 2 x 1 parts and the whole; 2 x 2 and the whole
+
+
+def test_a_part_does_not_show_how_many_there_are_in_the_whole(processor):
+    scene = Scene(tuple(Thing("shape", "circle", "red", x, 0.3, 0.2) for x in (0.2, 0.8)))
+    *parts, whole = stream_of(processor)._dense_tiles(scene, 2, 2)[..., 6:9]
+    assert len(parts) == 4 and not any(part.any() for part in parts)
+    assert (whole[whole.any(-1)] == 2).all() and whole.any()
 
 
 def test_conversations_are_as_the_processor_writes_them(processor):
@@ -336,30 +358,42 @@ def test_tokens_know_whose_box_they_show(processor):
 
 
 def test_answers_know_which_thing_comes_next():
-    """Before each item of a list, and before its first coordinate."""
+    """Where the answer begins; where a separator comes next, or the end; before each item's first token or
+    coordinate; in a later turn as well."""
     rng = random.Random(0)
     scenes = [sample_drawing(rng) for _ in range(200)]
-    texts = [" " + one.answer for scene in scenes for one in [ask_list(scene, rng, "across")] if one]
+    texts = [" " + ask(scene, rng, "describe").answer for scene in scenes]
     texts += [" " + places.boxes(scene, list(scene.things)) for scene in scenes]
     tokenizer = build_tokenizer(texts, 1600, whole_words=True)
     processor = make_processor(tokenizer, image_size=64, image_seq_len=16, split=True, longest_edge=128)
-    stream, seen = stream_of(processor, sequence_length=1024), 0
+    stream = stream_of(processor, sequence_length=1024)
     for scene in scenes[:40]:
-        things = reading_order(scene.things)
-        number = {tuple(place_of(thing, scene)): i for i, thing in enumerate(things)}
-        asked = QA("place", "Detect all.", places.boxes(scene, things), things=tuple(things))
-        row = stream._branches((), [[asked]], scene, rng)
-        tokens = tokenizer.convert_ids_to_tokens(row["input_ids"].tolist())
-        known = [(i, number[tuple(p)]) for i, p in enumerate(row["noun_places"].tolist()) if p[0] >= 0]
-        first = int((row["labels"] >= 0).argmax()) - 1
-        assert known[0] == (first, 0) and [number for i, number in known if tokens[i] == "Ġ["] == [
-            *range(len(things))
-        ]
-        for i, which in known[1:]:
-            before = tokens[first : i + 1].count("Ġ[")
-            assert which == before - (tokens[i] == "Ġ[")
-            seen += 1
-    assert seen > 200
+        things = tuple(reading_order(scene.shapes()))
+        if not things:
+            continue
+        described = QA("list", "Name all.", ", ".join(f"{t.colour} {t.name}" for t in things), things=things)
+        boxes = QA("place", "Detect all.", places.boxes(scene, list(things)), things=things)
+        row = stream._branches((), [[described, boxes]], scene, rng)
+        ids, answers = row["input_ids"], np.split(*_runs(row["labels"] >= 0))
+        for answer, separator in zip(answers, (",", '"},'), strict=True):
+            tokens = tokenizer.convert_ids_to_tokens(ids[answer].tolist())
+            expected, which = {int(answer[0]) - 1: 0}, 0
+            for i, token in enumerate(tokens):
+                if token == separator:
+                    which += 1
+                    expected |= {int(answer[i]) - 1: which, int(answer[i]): which}
+                elif token == "Ġ[":
+                    expected[int(answer[i])] = which
+            assert which == len(things) - 1
+            span = range(answer[0] - 1, answer[-1] + 1)
+            marked = {i: row["noun_places"][i].tolist() for i in span if row["noun_places"][i, 0] >= 0}
+            assert marked == {i: place_of(things[which], scene) for i, which in expected.items()}
+
+
+def _runs(where):
+    """Its places, and where a run of them ends."""
+    found = np.nonzero(where)[0]
+    return found, np.nonzero(np.diff(found) > 1)[0] + 1
 
 
 def test_letters_of_an_answer_know_where_they_are_printed():
@@ -371,12 +405,10 @@ def test_letters_of_an_answer_know_where_they_are_printed():
         row = stream.drawing_row(number, 2, True)
         boxes = {tuple(place[:4]) for place in row["places"].reshape(-1, 6).tolist()}
         after = tokenizer.convert_ids_to_tokens(np.roll(row["input_ids"], -1).tolist())
-        letter = np.array([len(token) == 1 and token.isalpha() for token in after])
-        spelled = (row["noun_places"][:, 0] >= 0) & (row["labels"] >= 0) & letter
-        for run in np.split(np.nonzero(spelled)[0], np.nonzero(np.diff(np.nonzero(spelled)[0]) > 1)[0] + 1):
-            letters = tokenizer.convert_ids_to_tokens(row["input_ids"][run + 1].tolist())
+        next_is_a_letter = np.array([len(token) == 1 and token.isalpha() for token in after])
+        spelled = (row["noun_places"][:, 0] >= 0) & (row["labels"] >= 0) & next_is_a_letter
+        for run in np.split(*_runs(spelled)):
             places = row["noun_places"][run]
-            assert all(len(letter) == 1 and letter.isalpha() for letter in letters)
             assert (places[1:, 0] == places[:-1, 2]).all()
             seen += (*places[0, :2], *places[-1, 2:4]) in boxes
     assert seen > 20

@@ -13,10 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from data.tiles import Tiles
 from generation import kv_cache as kv
-from generation.decoding import GenerationOptions, Stopwatch, eager_step, prefill
+from generation.decoding import GenerationOptions, Stopwatch, eager_step, encode_once, prefill
 from generation.fast.cuda.graph import GraphStep, _Run
 from generation.kv_cache import CachePosition, Prompt, compact, prompt_lengths
-from generation.prefix import encode_once
 from generation.sampling import Sampler
 from models.checkpoints.load import meta_init
 from models.vision_language_model import VisionLanguageModel

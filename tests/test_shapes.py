@@ -68,12 +68,12 @@ def test_dense_targets_by_hand():
     image, dense = S.render_with_map(scene, 64, 4)
     assert image.size == (64, 64) and dense.shape == (16, DENSE) and dense.dtype == np.float32
     assert S.NUM_KINDS == 1 + 6 + 10 + 1
-    assert dense[3].tolist() == [0, -1, *[0] * 12, -1]  # background
+    assert dense[3].tolist() == [0, -1, *[0] * 11, -1]  # background
     centre = dense[5]  # row 1, column 1
     assert centre[:2].tolist() == [2, 0] and centre[5] == 1
     np.testing.assert_allclose(centre[2:5], [-0.5, -0.5, np.log(0.25)], atol=1e-6)
     half = 0.43 * 0.25 * 4  # of the square, in patches
-    np.testing.assert_allclose(centre[10:14], np.array([-half, -half, half, half]) - 0.5, atol=1e-6)
+    np.testing.assert_allclose(centre[9:13], np.array([-half, -half, half, half]) - 0.5, atol=1e-6)
     star = dense[2 * 4 + 3]  # row 2, column 3
     assert star[:2].tolist() == [5, 4] and star[5] == 1
     np.testing.assert_allclose(star[2:4], [0.8 * 4 - 3.5, 0.7 * 4 - 2.5], atol=1e-6)
@@ -88,10 +88,10 @@ def test_dense_counts_by_hand():
         shape("star", "red", 0.8, 0.8, 0.2),
     )
     dense = S.render_with_map(S.Scene(things), 64, 8)[1]
-    counts = {(row[0], row[1]): row[6:10].tolist() for row in dense.astype(int) if row[0]}
+    counts = {(row[0], row[1]): row[6:9].tolist() for row in dense.astype(int) if row[0]}
     circle, star = KIND_CLASS["circle"], KIND_CLASS["star"]
-    assert counts == {(circle, 0): [3, 3, 2, 4], (circle, 4): [3, 1, 1, 4], (star, 0): [1, 3, 1, 4]}
-    assert (dense[dense[:, 0] == 0, 6:14] == 0).all()
+    assert counts == {(circle, 0): [3, 3, 2], (circle, 4): [3, 1, 1], (star, 0): [1, 3, 1]}
+    assert (dense[dense[:, 0] == 0, 6:13] == 0).all()
 
 
 @pytest.mark.parametrize("grid", [4, 8, 16])

@@ -13,8 +13,9 @@ import torch
 from PIL import Image
 
 from data.tiles import Tiles
+from generation.decoding import encode_once, first_alike
 from generation.options import GenerationOptions
-from generation.prefix import FeatureCache, encode_once, first_alike
+from generation.prefix import FeatureCache
 from generation.requests import Request
 from generation.scheduler import Scheduler
 from generation.session import Session
@@ -156,7 +157,7 @@ def test_equal_tiles_of_a_batch_are_encoded_once(vlm, monkeypatch, masked):
         answers = vlm.generate(**inputs, **options)
     assert images == [4 + masked] * 2
     torch.testing.assert_close(once, each, atol=1e-6, rtol=0)
-    monkeypatch.setattr("generation.prefix.first_alike", lambda tiles, masks: list(range(len(tiles))))
+    monkeypatch.setattr("generation.decoding.first_alike", lambda tiles, masks: list(range(len(tiles))))
     assert torch.equal(answers, vlm.generate(**inputs, **options))
 
 

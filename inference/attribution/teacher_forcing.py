@@ -13,7 +13,7 @@ from torch import Tensor
 
 from data.images import TiledImage, load_image
 from data.tiles import Tiles
-from generation.prefix import encode_once
+from generation.decoding import encode_once
 from inference.answer import TextStream, encode, prompt_tokens
 from inference.checkpoint import Checkpoint, RequestError
 

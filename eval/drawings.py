@@ -1,0 +1,23 @@
+"""How right an answer about a drawing is; `shapes/heldout.py` asks the questions."""
+
+from __future__ import annotations
+
+from eval.boxes import Asked, iou, score_of
+from shapes import score
+from shapes.heldout import TURNS, DrawingQuestion
+from shapes.places import FORM
+from shapes.world import FAMILIES, QA
+
+
+def score_drawing(asked: DrawingQuestion, answer: str) -> float:
+    """1 or 0; for "describe" and "boxes" an F1, for "box" the IoU of the first box. See `eval.boxes`."""
+    qa = asked.qa
+    kind = qa.family if asked.family in TURNS else asked.family.partition(", ")[0]
+    if kind in FAMILIES:
+        return score(QA(kind, qa.question, qa.answer, qa.accept), qa.answer, answer)
+    if kind in ("absent", "outside image", "outside question"):
+        return float(answer.strip().lower() == qa.answer.lower())
+    places = Asked("", asked.boxes, FORM.read(answer, (1000, 1000)))
+    if kind == "box":
+        return max((iou(box, asked.boxes[0]) for box in places.boxes[:1]), default=0.0)
+    return score_of(places, points="point_2d" in qa.answer)
