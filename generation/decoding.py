@@ -14,7 +14,7 @@ The logits of each next token come from a decode step (`generation/steps.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,7 +141,7 @@ def decode(
 def encode_once(model: VisionLanguage, tiles: Pixels, masks: Tensor | None = None) -> Tensor:
     """`model.encode_images`, to which equal tiles are given once. Nobody remembers them, so they are compared
     and not hashed, which takes longer."""
-    alike: list[Hashable] = first_alike(tiles, masks) if isinstance(tiles, Tensor) else list(tiles)
+    alike: Sequence[Hashable] = first_alike(tiles, masks) if isinstance(tiles, Tensor) else list(tiles)
     rows: dict[Hashable, int] = {}
     order = [rows.setdefault(one, len(rows)) for one in alike]
     if len(rows) == len(order):  # without a copy
