@@ -7,7 +7,7 @@
 #   make test
 #   make cuda-check                                      # what can be known about CUDA without a GPU: installs 5 GB
 #   make soak                                            # damaged inputs, kills and load, for an hour
-#   make train                                           # the embedded model from nothing: hours on a CPU
+#   make train                                           # a model of plain drawings from nothing: hours on a CPU
 
 PYTHON ?= python3
 VENV := .venv

@@ -29,8 +29,8 @@ from models import VisionLanguageModel
 from models.checkpoints.save import model_card
 
 SUMMARY = (
-    "Ocelli's embedded model: it answers questions about one small world of drawn shapes, printed words and "
-    "handwritten digits, and knows nothing else. Trained from nothing by `train.py`."
+    "Ocelli's embedded model: it answers questions about drawn shapes, printed words and digits, says where "
+    "they are, and says so where it is asked about anything else. Trained from nothing by `train.py`."
 )
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 
-from data.errors import one_line
 from data.processor import Processor
 from generation.fast.cuda.graph import PERSISTENT, GraphStep
 from generation.fast.native.build import NoCompiler, to_panels
@@ -40,7 +39,7 @@ from models.vision_language_model import VisionLanguageModel, prepare_device
 PHOTOGRAPH = (4000, 3000)  # pixels of an image, where nothing is known about it
 # Seconds that compiling takes on a CPU, and that it saves in each step: of calling PyTorch in each block, and
 # of reading weights. 2.5 to 3.5 s; 28 ms in place of 80 for 30 blocks and 538 MB (float32, two threads of a
-# Zen 3 core), 0.3 in place of 2.5 for the embedded model's 4 blocks and 7 MB.
+# Zen 3 core), 0.3 in place of 2.5 for 4 blocks and 7 MB.
 COMPILE_SECONDS, SAVED_PER_BLOCK, SAVED_PER_BYTE = 3.0, 5e-4, 7e-11
 
 
@@ -89,8 +88,9 @@ class Checkpoint:
     @property
     def introduction(self) -> str:
         """The model's name and what it knows, or "" where its generation_config.json does not say it."""
-        knows = self.model.generation_config.get("knows")
-        return f"{Path(self.name).name} knows {one_line(knows)}" if knows else ""
+        said = str(self.model.generation_config.get("knows") or "")[:200]
+        knows = "".join(one if one.isprintable() else " " for one in said)  # a stranger's text, on a terminal
+        return f"{Path(self.name).name} knows {knows}" if knows else ""
 
     def constraint(self, grammar: str) -> Callable[[], Constraint]:
         """What holds an answer to a grammar (`inference.grammar`): `GenerationOptions.constraint`. Raises

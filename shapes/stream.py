@@ -59,7 +59,7 @@ class ShapesStreamConfig:
     split: str = "train"
     drawings: str = "plain"  # or any
     outside: float = 0.1  # any: images that show nothing of the world
-    only_words: float = 0.2  # any: images of several words after the first stage, which has more
+    only_words: float = 0.3  # any: images of several words after the first stage, which has more
     curriculum_pictures: int = 60_000  # images until scenes reach their full difficulty
     vision_steps: int = 0  # batches for the vision tower alone at the start; the curriculum begins anew after
     vision_batch_size: int = 64  # images in one of these

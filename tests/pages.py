@@ -118,9 +118,8 @@ def locating(folder: Path, answer: str) -> Path:
 
 
 def _renamed(tokenizer: dict, answer: str) -> dict:
-    vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+    vocabulary = tokenizer["model"]["vocab"]
     vocabulary[answer.replace(" ", "Ġ")] = vocabulary.pop("Ġblue")
-    merges.remove(["Ġbl", "ue"])
     return tokenizer
 
 

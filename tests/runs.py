@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import train
-from data.processor import Processor
+from data.processor import Processor, make_processor
 from eval.tasks import DEFAULT_MODEL
 from models.config import TextConfig, VisionConfig, VLMConfig
 from models.vision_language_model import VisionLanguageModel
@@ -62,8 +62,13 @@ SMALL_SHAPES = {
 
 
 def shapes_processor(config) -> Processor:
-    """In place of `shapes.training.build_processor`, which takes seconds: the one that it made for Ocelli."""
-    return Processor.from_pretrained(DEFAULT_MODEL)
+    """In place of `shapes.training.build_processor`, which takes seconds: of the embedded model's tokenizer,
+    for plain drawings."""
+    side = config.image_size // config.patch_size // config.scale_factor if config else 8
+    tokenizer = Processor.from_pretrained(DEFAULT_MODEL).tokenizer
+    return make_processor(
+        tokenizer, image_size=config.image_size if config else 64, image_seq_len=side * side
+    )
 
 
 def tiny_checkpoint(folder: Path) -> Path:

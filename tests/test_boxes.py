@@ -144,12 +144,10 @@ def test_labels_have_colours_of_their_own():
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--detect", "star"], "--box-format"),  # the embedded model's file names none
         (["--detect", "star", "--box-format", "molmo"], "points"),
         (["--point", "star", "--box-format", "paligemma"], "boxes"),
         (["--detect", "star", "--no-image"], "--no-image"),
         (["--detect", "star", "--num-answers", "2"], "--num-answers"),
-        (["--describe", "--box-format", "qwen3-vl"], "-q"),  # no prompt of its own for this
         (["--describe", "--chat"], "--chat"),
         (["--detect", " "], "--detect"),
         (["--detect", "star", "--chat"], "--chat"),
@@ -165,6 +163,19 @@ def test_what_cannot_be_asked_is_refused(arguments, named, capsys):
         status = stopped.code
     said = capsys.readouterr().err
     assert status == 2 and named in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--detect", "star"], "--box-format"),
+        (["--describe", "--box-format", "qwen3-vl"], "-q"),  # no prompt of its own for this
+    ],
+)
+def test_a_checkpoint_that_names_no_form_leaves_it_to_the_command(model_folder, arguments, named, capsys):
+    assert run(str(IMAGE), "--model", str(model_folder), *arguments) == 2
+    said = capsys.readouterr().err
+    assert named in said and "Traceback" not in said
 
 
 def test_names_of_forms_agree():

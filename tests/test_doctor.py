@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+import torch
 
 from eval.__main__ import main
 from eval.doctor.cases import MISTAKES, cases, images
@@ -12,9 +14,11 @@ from eval.doctor.checks import CHECKS, FAULT, GOOD, OPTIONAL, REFUSED, Finding
 from eval.doctor.client import Client
 from eval.doctor.command import examine
 from eval.doctor.reference import Reference
-from eval.tasks import DEFAULT_MODEL
 from inference.checkpoint import open_checkpoint
+from models.config import TextConfig, VisionConfig, VLMConfig
+from models.vision_language_model import VisionLanguageModel
 from tests.doctor_server import NAME, serving
+from tests.runs import shapes_processor
 from tests.waiting import free_port
 
 # What is planted, the cases that must show it, and the mistake that they name (a check names none).
@@ -42,13 +46,41 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def checkpoint():
-    return open_checkpoint(DEFAULT_MODEL, device="cpu", dtype="float32")
+def folder(tmp_path_factory):
+    """A model that is sure of nothing: whatever changes in a prompt or an image changes its answer. The
+    embedded model refuses most of the doctor's images, with one certainty for all."""
+    torch.manual_seed(0)
+    processor = shapes_processor(None)
+    tokenizer = processor.tokenizer
+    vision = VisionConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+                          image_size=64, patch_size=8)  # fmt: skip
+    text = TextConfig(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                      num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024)  # fmt: skip
+    model = VisionLanguageModel(
+        VLMConfig(vision, text, scale_factor=1, image_token_id=processor.image_token_id,
+                  eos_token_ids=(tokenizer.eos_token_id,), pad_token_id=tokenizer.pad_token_id)
+    )  # fmt: skip
+    words = [i for token, i in tokenizer.get_vocab().items() if re.fullmatch("Ġ[a-z]{2,}", token)]
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=1.5 * parameter[0].numel() ** -0.5)
+    with torch.no_grad():
+        model.language_model.embed_tokens.weight.normal_()
+        head = model.language_model.lm_head.weight
+        head.zero_()[words] = torch.randn(len(words), head.shape[1]) * 0.5  # it says nothing but words
+    folder = tmp_path_factory.mktemp("doctor") / "model"
+    model.save_pretrained(folder, processor)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def reference():
-    return Reference(str(DEFAULT_MODEL), tolerance=0.02, tokens=8)
+def checkpoint(folder):
+    return open_checkpoint(folder, device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def reference(folder):
+    return Reference(str(folder), tolerance=0.02, tokens=8)
 
 
 def findings(url: str, reference: Reference | None) -> dict[str, Finding]:
@@ -78,14 +110,14 @@ def test_the_names_of_mistakes_and_cases_are_their_own():
     assert images().keys() <= {one.name for one in cases()}
 
 
-def test_the_command_with_a_reference_and_without(checkpoint, tmp_path, capsys):
+def test_the_command_with_a_reference_and_without(checkpoint, folder, tmp_path, capsys):
     file = tmp_path / "findings.json"
     with serving(checkpoint) as url:
         missing = str(tmp_path / "none" / "findings.json")
         assert main(["doctor", url, "--model", NAME, "--json", missing]) == 2
         assert "good" not in capsys.readouterr().out  # it says so before it asks
         assert main(["doctor", url, "--model", NAME, "--json", str(file), "--api-key", "clé"]) == 0
-        assert main(["doctor", url, "--model", NAME, "--reference", str(DEFAULT_MODEL)]) == 0
+        assert main(["doctor", url, "--model", NAME, "--reference", str(folder)]) == 0
     with serving(checkpoint, "stop ignored") as url:
         assert main(["doctor", url, "--model", NAME, "--json", str(file)]) == 1
     faults = [one["case"] for one in json.loads(file.read_text()) if one["kind"] == FAULT]

@@ -67,7 +67,7 @@ def here(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("finetune"), random.Random(0)
     for name in ("configs", "checkpoints"):
         (folder / name).symlink_to(ROOT / name)
-    write_lights(folder, "rows", 120, rng)
+    write_lights(folder, "rows", 60, rng)
     write_lights(folder, "heldout", 24, rng)
     draw_light(rng, "red").save(folder / "photo.jpg")
     (full, lora, resume, ask), (small_full, small_lora) = lines_of_the_page()

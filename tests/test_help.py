@@ -65,7 +65,6 @@ REFUSED = [
     ("generate", ["--revision", "main"], "revision"),
     ("generate", ["--chat", "nothing.png"], "nothing.png"),
     ("generate", ["--model", "owner/nothing"], "owner/nothing"),
-    ("generate", ["--no-image", "What is it?"], "image"),
     ("generate", ["--batch", "assets/question.jsonl", "--out", "OUT"], "assets/questions.jsonl"),
     ("generate", ["--batch", "assets/questions.jsonl", "--out", "README.md"], "README.md"),
     ("generate", ["--batch", "assets/questions.jsonl", "--out", "OUT", "--temperature", "x"], "temperature"),

@@ -148,7 +148,7 @@ def test_an_image_in_a_repository_of_shards(report, tmp_path, monkeypatch):
     with HubServer({"owner/name": tmp_path / "model"}) as hub:
         point_client_at(monkeypatch, hub.url, tmp_path / "cache")
         told = report("owner/name", "--image", "640x480")
-    assert told["picture"]["image_tokens"] == 64
+    assert told["picture"]["image_tokens"] == 5 * 64
 
 
 def test_half_a_download(complaint, tmp_path):
@@ -172,7 +172,7 @@ def test_weights_that_are_not_the_configs(report, tmp_path):
 def test_text_for_people(capsys):
     assert main(["inspect", str(EMBEDDED), "--image", "640x480"]) == 0
     out = capsys.readouterr().out
-    for part in ("3,075,392", "prompt tokens             80", "2,048 bytes", "15.7 MiB"):
+    for part in ("5,781,760", "prompt tokens             347", "1,536 bytes", "25.0 MiB"):
         assert part in out
 
 

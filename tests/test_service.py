@@ -155,7 +155,6 @@ def test_several_answers_and_their_seed(service):
         ({"question": "a" * 5000}, "question"),
         ({"question": "\ud800"}, "surrogate"),
         ({"images": (EXAMPLE,) * 9}, "images"),
-        ({"images": ()}, "image"),
         ({"images": (__file__,)}, "test_service.py"),
         ({"images": ("/nowhere/gone.png",)}, "gone.png"),
         ({"model": "no/such-model"}, "model"),
@@ -172,6 +171,11 @@ def test_an_error_is_one_sentence_and_leaves_nothing(service, changes, field):
     last = views(service, request, visitor)[-1]
     assert last.failed and field in last.notice and "\n" not in last.notice and last.returned is request
     assert last.log == [] and not visitor.busy.locked()
+
+
+def test_a_model_of_questions_about_images_needs_one(single_folder):
+    last = views(make_service(single_folder), AskRequest((), "How many?", str(single_folder)))[-1]
+    assert last.failed and "image" in last.notice and last.log == []
 
 
 def test_an_image_is_refused_by_its_header(service, tmp_path):

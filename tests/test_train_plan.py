@@ -19,7 +19,7 @@ from eval.tasks import DEFAULT_MODEL
 from models.config import VLMConfig
 from models.vision_language_model import IGNORE_INDEX, VisionLanguageModel
 from shapes.settings import total_steps, vision_steps
-from shapes.training import describe_plan
+from shapes.training import build_processor, describe_plan, model_config
 from tests.runs import refused, tiny_checkpoint
 from training.attention import AttentionOnCPU
 from training.config import PlanOptions, TrainConfig, parse_arguments
@@ -268,12 +268,19 @@ def test_recipes(recipe, parameters, capsys):
         assert planned.table() in (CONFIGS.parent / "docs/train.md").read_text(encoding="utf-8")
 
 
-def test_shapes_are_the_model_that_comes_with_ocelli():
+def test_the_world_is_the_model_that_comes_with_ocelli():
+    config, _ = parse_arguments([str(CONFIGS / "world.yaml")])
+    shape = model_config(config, build_processor(config).tokenizer)
+    models = (VisionLanguageModel(shape), VisionLanguageModel.from_pretrained(DEFAULT_MODEL))
+    ours, its = (sum(parameter.numel() for parameter in model.parameters()) for model in models)
+    assert ours == its
+
+
+def test_the_plan_of_plain_drawings():
     config, options = parse_arguments(["--plan-tflops", "0.1"])
     lines = describe_plan(config, options).splitlines()
-    parameters = sum(p.numel() for p in VisionLanguageModel.from_pretrained(DEFAULT_MODEL).parameters())
     alone = vision_steps(config)
-    for name, number in (("all", parameters), ("steps", alone), ("steps", total_steps(config) - alone)):
+    for name, number in (("all", 3_075_392), ("steps", alone), ("steps", total_steps(config) - alone)):
         assert f"  {name:<22}{number:>16,}" in lines
     assert any("0.33 GiB" in line for line in lines) and "0.33 GiB" in (CONFIGS / "shapes.yaml").read_text()
 

@@ -145,7 +145,7 @@ def test_ranks_with_shards_of_the_weights_answer_too(tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(lines))
     rows = named(tmp_path / "rows.jsonl")
     settings = {"init_from": str(DEFAULT_MODEL), "data": rows, "eval_data": rows, "lr": 1e-9, "steps": 2}
-    settings |= {"batch_size": 2, "sequence_length": 192, "eval_every": 1, "eval_metric": "exact_match"}
+    settings |= {"batch_size": 2, "sequence_length": 512, "eval_every": 1, "eval_metric": "exact_match"}
     scores = []
     for ranks, parallel in ((1, "ddp"), (2, "fsdp")):
         output = tmp_path / parallel

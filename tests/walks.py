@@ -76,7 +76,7 @@ def training_row(folder: Path) -> set[str]:
     shutil.copy(ROOT / "assets" / "example.png", folder / "image.png")
     line = {"image": "image.png", "question": "What is there?", "answer": "A circle."}
     (folder / "rows.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
-    config = LoaderConfig(batch_size=1, sequence_length=256, epochs=1)
+    config = LoaderConfig(batch_size=1, sequence_length=512, epochs=1)
     with recorded() as files:
         loader = Loader(open_datasets([{"path": str(folder / "rows.jsonl")}]), processor, config)
         loss, _ = RowsLoss(model, blank=True)(**next(iter(loader)).to(model.device))

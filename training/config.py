@@ -41,7 +41,8 @@ def _field(default, help_text: str, *allowed) -> Any:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that `python train.py` can be told. The defaults train the embedded model from scratch.
+    """Everything that `python train.py` can be told. The defaults train a model of plain drawings from
+    scratch.
 
     A ValueError names the flag that is wrong. The settings for shapes alone are checked by
     `shapes.settings.check_settings`.
