@@ -172,7 +172,7 @@ def test_weights_that_are_not_the_configs(report, tmp_path):
 def test_text_for_people(capsys):
     assert main(["inspect", str(EMBEDDED), "--image", "640x480"]) == 0
     out = capsys.readouterr().out
-    for part in ("5,781,760", "prompt tokens             347", "1,536 bytes", "25.0 MiB"):
+    for part in ("5,781,760", "prompt tokens             347", "1,536 bytes", "25.1 MiB"):
         assert part in out
 
 
