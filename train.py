@@ -2,7 +2,7 @@
 
     python train.py                                 # configs/shapes.yaml, about two hours
     python train.py --pictures 2000000              # the same recipe for longer
-    python train.py configs/world.yaml              # the embedded model, about six hours
+    python train.py configs/world.yaml              # the embedded model; needs requirements-shapes.txt
     python train.py configs/smolvlm-256m-lora.yaml --data rows.jsonl --output runs/mine
     python train.py runs/mine/run.yaml              # resume a run that was killed or told to stop
     torchrun --nproc-per-node 8 train.py configs/nanovlm-460m.yaml --parallel fsdp

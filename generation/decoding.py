@@ -139,8 +139,8 @@ def decode(
 
 
 def encode_once(model: VisionLanguage, tiles: Pixels, masks: Tensor | None = None) -> Tensor:
-    """`model.encode_images`, to which equal tiles are given once. Nobody remembers them, so they are compared
-    and not hashed, which takes longer."""
+    """Features of tiles; equal tiles go through `model.encode_images` once. Nothing is kept, so tiles are
+    compared: hashing them takes longer."""
     alike: Sequence[Hashable] = first_alike(tiles, masks) if isinstance(tiles, Tensor) else list(tiles)
     rows: dict[Hashable, int] = {}
     order = [rows.setdefault(one, len(rows)) for one in alike]
@@ -148,9 +148,8 @@ def encode_once(model: VisionLanguage, tiles: Pixels, masks: Tensor | None = Non
         return model.encode_images(tiles, masks)
     places = [order.index(row) for row in range(len(rows))]
     features = model.encode_images(tiles[places], None if masks is None else masks[places])
-    return torch.stack(
-        [features[row] for row in order]
-    )  # an index would be a copy that a GPU's host waits for
+    # Not an index: a GPU's host would wait for its copy.
+    return torch.stack([features[row] for row in order])
 
 
 def first_alike(tiles: Tensor, masks: Tensor | None = None) -> list[int]:

@@ -53,8 +53,8 @@ def matching(scene: Scene, phrase: str) -> list[Thing]:
 
 
 def ask_place(scene: Scene, rng: random.Random, many: float = 0.25) -> QA | None:
-    """Where one thing is, or all of a kind (a share `many`), or something that is not there. None where there
-    is too much."""
+    """Where one thing is, or all of a kind (with probability `many`, or where no thing is alone), or
+    something that is not there. None where there is too much."""
     which = rng.random()
     if which < 0.12:
         return ask_absent_place(scene, rng)

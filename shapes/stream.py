@@ -371,7 +371,7 @@ class ShapesStream(IterableDataset):
         return row
 
     def _mark_items(self, row, at: int, answer: list[int], things: tuple[Thing, ...], scene) -> None:
-        """Where the thing lies that an answer, which begins at `at`, goes on with: before each item, and
+        """Mark in an answer that begins at `at` where the thing lies that comes next: before each item, and
         before its first coordinate."""
         if not things:
             return

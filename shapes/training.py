@@ -89,8 +89,8 @@ def build_processor(config: TrainConfig) -> Processor:
 
 def _texts_of_drawings(rng: random.Random) -> Iterator[str]:
     """What is asked and answered about drawings, but the words that are printed in them: they are spelled,
-    so that any string is read alike, and so is what is asked about anything else. ("list" and "name", with
-    which questions begin as well, are a token each.)"""
+    so that any string is read alike, and so is what is asked about anything else. "list" and "name" may be
+    printed words too, but questions begin with them, so each stays one token."""
     for _ in range(3000):
         scene = sample_scene(rng)
         asked = [*sample_questions(scene, rng, 6), ask(scene, rng, "describe"), ask_list(scene, rng)]
@@ -428,8 +428,7 @@ class ShapesTask(Task):
     best_by = ("eval_accuracy", True)
     license = "apache-2.0"
     summary = (
-        "Answers questions about the built-in image world of Ocelli: drawn shapes, printed words, "
-        "handwritten digits. It knows nothing else."
+        "Answers questions about the built-in image world of Ocelli: drawn shapes, printed words, digits."
     )
 
     def __init__(self, config: TrainConfig, ranks: Ranks):

@@ -133,7 +133,7 @@ class Scene:
 @dataclass(frozen=True)
 class QA:
     """A question with its canonical answer and other answers that count as right. `things`: what each item of
-    the answer is about, in its order; empty where items are no things."""
+    the answer is about, in its order; empty where the items are not things."""
 
     family: str
     question: str
