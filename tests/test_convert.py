@@ -222,7 +222,7 @@ def test_the_commands_of_the_page(tmp_path, monkeypatch, command, capsys):
 
 
 def without_differences(printed: str) -> list[str]:
-    return re.sub(r"difference of logits \S+,", "", printed).splitlines()
+    return re.sub(r"difference of logits \S+, tolerance \S+", "", printed).splitlines()
 
 
 class TestDtype:
