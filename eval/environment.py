@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from inference.checkpoint import Checkpoint
+from models.checkpoints.load import meta_init
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PIECES, _PIECE = 16, 64 * 1024  # pieces that are read of each file of weights, and their bytes
@@ -23,11 +24,13 @@ def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:
     """Name, revision and precision of a model; the revision is the Hub's commit, or a digest of the files."""
     origin = checkpoint.model.origin
     assert origin is not None, "a loaded model knows where it came from"
+    with meta_init():  # a compiled step packs weights, which are no parameters then
+        whole = type(checkpoint.model)(checkpoint.model.config)
     return {
         "name": Path(checkpoint.name).name if Path(checkpoint.name).exists() else checkpoint.name,
         "revision": origin.commit or files_digest(origin.folder),
         "dtype": checkpoint.dtype,
-        "parameters": sum(parameter.numel() for parameter in checkpoint.model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in whole.parameters()),
     }
 
 

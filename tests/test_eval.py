@@ -13,6 +13,7 @@ from data.images import load_image
 from eval import answering, compare, release, tasks
 from eval.answering import answers, by_image, share
 from eval.card import read_results
+from eval.environment import describe_model
 from eval.metrics import find_metric
 from eval.results import official_table
 from eval.rows import DataConfig, data_task
@@ -109,6 +110,12 @@ def test_a_follow_up_is_asked_as_in_a_conversation(checkpoint, task):
         ((_, alone),) = answers(checkpoint, [replace(asked, earlier=())])
         assert number == 0 or abs(alone.confidence - together.confidence) > 1e-4
         earlier.append((question, together.text))
+
+
+def test_a_compiled_model_has_all_its_parameters():
+    """Its weights are packed, and are no parameters of a module then."""
+    compiled = open_checkpoint(DEFAULT_MODEL, device="cpu", dtype="float32").compiled()
+    assert describe_model(compiled)["parameters"] == 5_781_760
 
 
 def test_an_image_is_encoded_and_prefilled_once_for_all_its_questions(checkpoint, task):
