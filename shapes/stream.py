@@ -365,32 +365,29 @@ class ShapesStream(IterableDataset):
                 row["labels"][stop - len(answer) : stop] = answer
                 if scene is not None and not blind:
                     self._mark_nouns(row, at, text, at + len(question) - 1, scene)
-                    self._mark_items(row, stop - len(answer), answer, qa.things, scene)
-                    self._mark_letters(row, stop - len(answer), answer, scene)
+                    tokens = self.tokenizer.convert_ids_to_tokens(answer)
+                    self._mark_items(row, stop - len(answer), tokens, qa.things, scene)
+                    self._mark_letters(row, stop - len(answer), tokens, scene)
                 at = stop
         return row
 
-    def _mark_items(self, row, at: int, answer: list[int], things: tuple[Thing, ...], scene) -> None:
+    def _mark_items(self, row, at: int, tokens: list[str], things: tuple[Thing, ...], scene) -> None:
         """Mark in an answer that begins at `at` where the thing lies that comes next: before each item, and
         before its first coordinate."""
-        if not things:
-            return
-        pieces = self.tokenizer.convert_ids_to_tokens(answer)
-        ends = [i for i, piece in enumerate(pieces) if piece in (",", '"},')]
-        if len(ends) != len(things) - 1:  # a tokenizer of plain drawings, which splits otherwise
+        ends = [i for i, token in enumerate(tokens) if token in (",", '"},')]
+        if len(ends) != len(things) - 1:  # no things, or a tokenizer that splits otherwise
             return
         places = [place_of(thing, scene) for thing in things]
         row["noun_places"][at - 1] = places[0]
         for end, place in zip(ends, places[1:]):  # also where it is decided whether there is a next one
             row["noun_places"][at + end - 1 : at + end + 1] = place
-        opened = [i for i, piece in enumerate(pieces) if piece == "Ġ["]
+        opened = [i for i, token in enumerate(tokens) if token == "Ġ["]
         for i, place in zip(opened, places):
             row["noun_places"][at + i] = place
 
-    def _mark_letters(self, row, at: int, answer: list[int], scene) -> None:
+    def _mark_letters(self, row, at: int, tokens: list[str], scene) -> None:
         """Where each letter lies of words that are spelled in an answer that begins at `at`."""
-        pieces = self.tokenizer.convert_ids_to_tokens(answer)
-        spelled = "".join(piece if len(piece) == 1 else "-" for piece in pieces)
+        spelled = "".join(token if len(token) == 1 else "-" for token in tokens)
         for word in scene.things:
             if word.kind == "word" and len(found := re.findall(rf"Ġ{word.name}(?![a-z])", spelled)) == 1:
                 first = at + spelled.index(found[0])  # says the first letter next

@@ -406,7 +406,10 @@ def test_letters_of_an_answer_know_where_they_are_printed():
         boxes = {tuple(place[:4]) for place in row["places"].reshape(-1, 6).tolist()}
         after = tokenizer.convert_ids_to_tokens(np.roll(row["input_ids"], -1).tolist())
         next_is_a_letter = np.array([len(token) == 1 and token.isalpha() for token in after])
-        spelled = (row["noun_places"][:, 0] >= 0) & (row["labels"] >= 0) & next_is_a_letter
+        tokens, marked = np.roll(after, 1), (row["noun_places"][:, 0] >= 0) & (row["labels"] >= 0)
+        between_items = (tokens == ",") | (np.array(after) == ",")
+        assert (next_is_a_letter | between_items)[marked].all()
+        spelled = marked & next_is_a_letter
         for run in np.split(*_runs(spelled)):
             places = row["noun_places"][run]
             assert (places[1:, 0] == places[:-1, 2]).all()
