@@ -12,7 +12,7 @@ from shapes.drawing import box_of
 from shapes.questions import TEMPLATES, absent, plural, reading_order, unique_phrases
 from shapes.world import ABSENT, COLOURS, QA, SHAPES, Scene, Thing
 
-MOST_PLACES = 4  # things in one answer in training, for the sake of a row's length
+MOST_PLACES = 4  # things in one answer where it is evaluated
 FORM = COORDINATES["qwen3-vl"]
 DETECT, POINT = FORM.question("detect", "{t}"), FORM.question("point", "{t}")
 _WHOLE = (1, 1)  # the size of an image in whose fractions places are given
@@ -52,13 +52,13 @@ def matching(scene: Scene, phrase: str) -> list[Thing]:
     ]
 
 
-def ask_place(scene: Scene, rng: random.Random, many: float = 0.25) -> QA | None:
+def ask_place(scene: Scene, rng: random.Random, many: float = 0.25, most: int = MOST_PLACES) -> QA | None:
     """Where one thing is, or all of a kind (with probability `many`, or where no thing is alone), or
     something that is not there. None where there is too much."""
     which = rng.random()
     if which < 0.12:
         return ask_absent_place(scene, rng)
-    if which < 0.2 and len(scene.things) <= MOST_PLACES:
+    if which < 0.2 and len(scene.things) <= most:
         things = tuple(reading_order(scene.things))
         return QA("place", rng.choice(_ALL), boxes(scene, list(things)), things=things)
     write, one, all_of = (boxes, _DETECT, _MANY) if rng.random() < 0.7 else (points, _POINT, _MANY_POINT)
@@ -73,7 +73,7 @@ def ask_place(scene: Scene, rng: random.Random, many: float = 0.25) -> QA | None
         thing = rng.choice(present)
         phrase = rng.choice((thing.name, f"{thing.colour} shape", f"{thing.colour} {thing.name}", "shape"))
     found = matching(scene, phrase)
-    if len(found) > MOST_PLACES:
+    if len(found) > most:
         return None
     template = rng.choice(all_of)
     asked = phrase if template in (DETECT, POINT) else plural(phrase)

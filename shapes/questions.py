@@ -486,6 +486,14 @@ def ask_list(scene, rng, which="") -> QA | None:
     return _list(rng.choice(wordings), items_of(scene))
 
 
+def ask_words(scene, rng) -> list[QA]:
+    """What each word says that is the only one of its colour."""
+    colours = Counter(t.colour for t in scene.things if t.kind == "word")
+    alone = [t for t in scene.things if t.kind == "word" and colours[t.colour] == 1]
+    wordings = "Read the {c} word.", "What does the {c} word say?"
+    return [QA("list", rng.choice(wordings).format(c=t.colour), t.name, things=(t,)) for t in alone]
+
+
 def _list(question, items) -> QA | None:
     """items: (the thing that it is about, or None; its text)"""
     if not items:

@@ -31,16 +31,16 @@ from shapes.drawing import DENSE, box_of, dense_map, letter_edges, owners
 from shapes.drawings import paint, sample_drawing, sample_words, weather
 from shapes.outside import outside_image
 from shapes.places import ask_absent, ask_absent_place, ask_place, follow_up
-from shapes.questions import Mention, facts, meant, mentions
+from shapes.questions import Mention, ask_words, facts, meant, mentions
 from shapes.wording import ask_outside, reword
-from shapes.world import NO_IMAGE, QA, REFUSAL, Scene, Thing
+from shapes.world import MAX_THINGS, NO_IMAGE, QA, REFUSAL, Scene, Thing
 
 # Images are drawn at one of these sizes and reduced, so that the model sees every softness of edge.
 _RENDER_SIZES, _RENDER_WEIGHTS = (96, 128, 192, 256), (0.5, 0.35, 0.1, 0.05)
 # Families are drawn from these lists, which name more often what takes longer to learn.
 _SHORT = tuple(family for family in FAMILIES if family != "describe")
 _MIX = (*_SHORT, *("position",) * 3, *("size",) * 2, "count", "compare")
-_MIX_OF_DRAWINGS = (*_SHORT, *("position",) * 2, *("size",) * 2, *("count",) * 5, *("compare",) * 2)
+_MIX_OF_DRAWINGS = (*_SHORT, *("position",) * 2, *("size",) * 2, *("count",) * 7, *("compare",) * 2)
 
 
 _OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a row for each tile
@@ -59,7 +59,7 @@ class ShapesStreamConfig:
     split: str = "train"
     drawings: str = "plain"  # or any
     outside: float = 0.1  # any: images that show nothing of the world
-    only_words: float = 0.3  # any: images of several words after the first stage, which has more
+    only_words: float = 0.4  # any: images of several words after the first stage, which has more
     curriculum_pictures: int = 60_000  # images until scenes reach their full difficulty
     vision_steps: int = 0  # batches for the vision tower alone at the start; the curriculum begins anew after
     vision_batch_size: int = 64  # images in one of these
@@ -265,7 +265,7 @@ class ShapesStream(IterableDataset):
         """Conversations about a drawing: mostly of one question, some of two or three."""
         config = self.config
         asked: list[QA | None] = [ask(scene, rng, kind) for kind in ("word", "digit")]
-        asked += [ask_place(scene, rng, many=0.45) for _ in range(rng.randint(2, 4))]
+        asked += [ask_place(scene, rng, many=0.45, most=MAX_THINGS) for _ in range(rng.randint(2, 4))]
         if rng.random() < config.describe_probability:
             asked.append(ask(scene, rng, "describe"))
         if rng.random() < config.list_probability:
@@ -298,6 +298,7 @@ class ShapesStream(IterableDataset):
         """What can be asked about several words: a language model learns to read from them as well."""
         asked = [ask_list(scene, rng, "across"), ask_list(scene, rng, "down"), ask(scene, rng, "describe")]
         asked += [ask_absent_place(scene, rng), QA("outside", ask_outside(rng, self.config.split), REFUSAL)]
+        asked += ask_words(scene, rng)
         rng.shuffle(asked)
         return [[qa] for qa in asked if qa is not None]
 

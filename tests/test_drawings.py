@@ -22,7 +22,7 @@ from shapes import heldout, looks, object_map, outside, places, render, renderer
 from shapes.__main__ import main  # noqa: E402
 from shapes.drawing import DENSE, box_of, dense_map, stroke_mask  # noqa: E402
 from shapes.drawings import paint, random_aspect, sample_drawing, sample_words  # noqa: E402
-from shapes.questions import ask, reading_order, sample_questions  # noqa: E402
+from shapes.questions import ask, ask_words, reading_order, sample_questions  # noqa: E402
 from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask, place_of  # noqa: E402
 from shapes.training import chat_pieces, number_loss, spread  # noqa: E402
 from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, SHAPES, Background, Scene, Thing  # noqa: E402
@@ -143,6 +143,27 @@ def test_answers_about_places():
                 assert any(np.hypot(*(np.array((t.x, t.y)) * 1000 - found["point_2d"])) < 1 for t in things)
             asked += 1
     assert asked > 100
+
+
+def test_training_shows_longer_lists_of_boxes_than_are_scored(processor):
+    """So that `--describe` does not stop after as many."""
+    stream, longest = stream_of(processor, outside=0.0, only_words=0.0), 0
+    for number in range(40):
+        text = processor.tokenizer.decode(stream.drawing_row(number, 2, True)["input_ids"])
+        longest = max(longest, *(answer.count("bbox_2d") for answer in text.split("Assistant:")))
+    assert longest > places.MOST_PLACES
+
+
+def test_words_are_asked_for_by_their_colour():
+    asked = 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        scene = sample_words(rng)
+        for qa in ask_words(scene, rng):
+            (word,) = (thing for thing in scene.things if thing.colour in qa.question.split())
+            assert qa.answer == word.name and qa.things == (word,)
+            asked += 1
+    assert asked > 20
 
 
 def test_places_are_written_as_they_always_were():

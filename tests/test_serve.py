@@ -465,6 +465,12 @@ def test_the_server_looks_nothing_up_and_reads_nothing(here, tmp_path, monkeypat
     assert set(looked_up) <= {"127.0.0.1"}
 
 
+def test_a_model_that_needs_an_image_is_not_asked_without_one(single_folder):
+    asked = {"model": single_folder.name, "messages": [{"role": "user", "content": "Hm?"}]}
+    with running(Models([str(single_folder)], device="cpu")) as served:
+        assert "image" in refused(served.send("POST", json=asked), 400)["message"]
+
+
 def test_files_are_read_below_one_folder_only(tmp_path):
     folder = tmp_path / "open"
     folder.mkdir()
