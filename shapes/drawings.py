@@ -61,7 +61,7 @@ def sample_drawing(
 
 
 def sample_words(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Scene:
-    """Nothing but up to eight words, which no question is about: for a tower that learns to read."""
+    """Nothing but three to eight words, or fewer where they find no place: to learn to read from."""
     count = rng.randint(3, 8)
     makers = [lambda shrink: _random_word(rng, 8, split, shrink)] * count
     placed = sampling.place_all(rng, makers)

@@ -12,7 +12,7 @@ from shapes.drawing import box_of
 from shapes.questions import TEMPLATES, absent, plural, reading_order, unique_phrases
 from shapes.world import ABSENT, COLOURS, QA, SHAPES, Scene, Thing
 
-MOST_PLACES = 4  # things in one answer where it is evaluated
+MOST_PLACES = 4  # things in one answer; `stream` trains on more of them in drawings
 FORM = COORDINATES["qwen3-vl"]
 DETECT, POINT = FORM.question("detect", "{t}"), FORM.question("point", "{t}")
 _WHOLE = (1, 1)  # the size of an image in whose fractions places are given
@@ -54,7 +54,7 @@ def matching(scene: Scene, phrase: str) -> list[Thing]:
 
 def ask_place(scene: Scene, rng: random.Random, many: float = 0.25, most: int = MOST_PLACES) -> QA | None:
     """Where one thing is, or all of a kind (with probability `many`, or where no thing is alone), or
-    something that is not there. None where there is too much."""
+    something that is not there. None where that is more than `most` things."""
     which = rng.random()
     if which < 0.12:
         return ask_absent_place(scene, rng)

@@ -368,7 +368,7 @@ class ShapesStream(IterableDataset):
                     self._mark_nouns(row, at, text, at + len(question) - 1, scene)
                     tokens = self.tokenizer.convert_ids_to_tokens(answer)
                     self._mark_items(row, stop - len(answer), tokens, qa.things, scene)
-                    self._mark_letters(row, stop - len(answer), tokens, scene)
+                    self._mark_letters(row, stop - len(answer), tokens, qa.things or scene.things, scene)
                 at = stop
         return row
 
@@ -386,10 +386,10 @@ class ShapesStream(IterableDataset):
         for i, place in zip(opened, places):
             row["noun_places"][at + i] = place
 
-    def _mark_letters(self, row, at: int, tokens: list[str], scene) -> None:
-        """Where each letter lies of words that are spelled in an answer that begins at `at`."""
+    def _mark_letters(self, row, at: int, tokens: list[str], things: tuple[Thing, ...], scene) -> None:
+        """Where each letter lies of those of the things that are spelled in an answer that begins at `at`."""
         spelled = "".join(token if len(token) == 1 else "-" for token in tokens)
-        for word in scene.things:
+        for word in things:
             if word.kind == "word" and len(found := re.findall(rf"Ġ{word.name}(?![a-z])", spelled)) == 1:
                 first = at + spelled.index(found[0])  # says the first letter next
                 row["noun_places"][first : first + len(word.name)] = letter_places(word, scene)

@@ -25,7 +25,19 @@ from shapes.drawings import paint, random_aspect, sample_drawing, sample_words  
 from shapes.questions import ask, ask_words, reading_order, sample_questions  # noqa: E402
 from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask, place_of  # noqa: E402
 from shapes.training import chat_pieces, number_loss, spread  # noqa: E402
-from shapes.world import ABSENT, COLOURS, DIGITS, NO_IMAGE, QA, REFUSAL, SHAPES, Background, Scene, Thing  # noqa: E402
+from shapes.world import (  # noqa: E402
+    ABSENT,
+    COLOURS,
+    DIGITS,
+    MAX_THINGS,
+    NO_IMAGE,
+    QA,
+    REFUSAL,
+    SHAPES,
+    Background,
+    Scene,
+    Thing,
+)
 
 _NOUNS = rf"\b(?:{'|'.join((*COLOURS, *SHAPES))})(?:e?s)?\b"
 
@@ -145,13 +157,37 @@ def test_answers_about_places():
     assert asked > 100
 
 
-def test_training_shows_longer_lists_of_boxes_than_are_scored(processor):
-    """So that `--describe` does not stop after as many."""
-    stream, longest = stream_of(processor, outside=0.0, only_words=0.0), 0
-    for number in range(40):
-        text = processor.tokenizer.decode(stream.drawing_row(number, 2, True)["input_ids"])
-        longest = max(longest, *(answer.count("bbox_2d") for answer in text.split("Assistant:")))
+def test_all_things_of_a_drawing_are_asked_for(processor):
+    """Up to eight, and in training as well: an answer to `--describe` ends where no longer one was shown."""
+    longest = 0
+    for scene, rng in drawings(400):
+        qa = places.ask_place(scene, rng, most=MAX_THINGS)
+        if qa is not None and qa.question in places._ALL:
+            assert len(qa.things) == len(scene.things) == qa.answer.count("bbox_2d")
+            longest = max(longest, len(qa.things))
+    assert longest == MAX_THINGS
+    stream, longest = stream_of(processor, outside=0.0, only_words=0.0, sequence_length=4096), 0
+    for number in range(60):
+        asked = processor.tokenizer.decode(stream.drawing_row(number, 2, True)["input_ids"]).split("User:")
+        lists = [one.count("bbox_2d") for one in asked if any(every in one for every in places._ALL)]
+        longest = max(longest, *lists, 0)
     assert longest > places.MOST_PLACES
+
+
+def test_letters_are_those_of_the_word_that_is_asked_for():
+    """Not of another that says the same."""
+    low, high = (
+        Thing("word", "cup", colour, 0.5, y, 0.4, width=0.4, height=0.2)
+        for colour, y in (("red", 0.25), ("blue", 0.75))
+    )
+    scene = Scene((low, high))
+    tokenizer = build_tokenizer(["Read the red word. Read the blue word."], 1400, whole_words=True)
+    processor = make_processor(tokenizer, image_size=64, image_seq_len=16, split=True, longest_edge=128)
+    for word in scene.things:
+        (qa,) = (qa for qa in ask_words(scene, random.Random(0)) if qa.things == (word,))
+        row = stream_of(processor)._branches((), [[qa]], scene, random.Random(0))
+        marked = row["noun_places"][row["noun_places"][:, 0] >= 0]
+        assert len(marked) > 3 and (abs(marked[:, 5] - 1000 * word.y) < 5).all()
 
 
 def test_words_are_asked_for_by_their_colour():
