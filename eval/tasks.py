@@ -177,8 +177,11 @@ def drawings_task(questions: int = SHAPES_QUESTIONS, seed: int = 0) -> EvalTask:
     """Held-out questions about drawings in looks that training never sees, by other programs as well; about
     places, about what is not there and about what is no drawing; second and third ones, after turns with the
     right answers. Needs requirements-shapes.txt."""
-    from eval.drawings import score_drawing
-    from shapes.heldout import drawing_questions
+    try:
+        from eval.drawings import score_drawing
+        from shapes.heldout import drawing_questions
+    except ImportError as error:
+        raise TaskError(f"drawings: needs {error.name}: pip install -r requirements-shapes.txt") from None
 
     asked = drawing_questions(questions, seed)
     metric = Metric(

@@ -44,6 +44,7 @@ from shapes import (
     ask,
     ask_list,
     heldout_questions,
+    looks,
     render,
     sample_questions,
     sample_scene,
@@ -436,6 +437,8 @@ class ShapesTask(Task):
         for name in ("batch_size", "vision_batch_size"):
             if getattr(config, name) % ranks.world_size:
                 raise ValueError(f"{flag(name)}: expected a multiple of {ranks.world_size} ranks")
+        if config.drawings == "any":
+            looks.fonts(looks.TRAIN)  # what is not installed is said here, and not by each worker
         self.steps, self.second_stage, device = total_steps(config), vision_steps(config), ranks.device
         if config.init_from:
             self.model, self.processor = open_model(config, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -228,6 +229,12 @@ def test_too_many_answers_at_a_time_are_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("generation.scheduler.available_bytes", lambda device: 10)
     assert run("--tasks", "shapes", "--limit", "2", "--output", tmp_path / "out", *EAGER) == 2
     assert "--batch-size" in capsys.readouterr().err
+
+
+def test_what_draws_the_drawings_may_not_be_installed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shapes.heldout", None)
+    assert run("--tasks", "drawings", "--limit", "2", "--output", tmp_path / "out", *EAGER) == 2
+    assert "requirements-shapes.txt" in capsys.readouterr().err
 
 
 def test_samples_that_cannot_be_scored_are_found_before_any_work():

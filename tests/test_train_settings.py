@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from data.tokenizer import SPECIAL_TOKENS
+from shapes import looks
 from shapes.settings import check_settings, total_steps, vision_steps
 from tests.runs import refused
 from training.config import PlanOptions, TrainConfig, flag, parse_arguments, write_run
@@ -84,6 +85,12 @@ def test_every_number_has_bounds(capsys):
             values.append("1" + "0" * 30)
         for value in values:
             assert f"{flag(name)}: expected " in refusal(capsys, [f"{flag(name)}={value}"])
+
+
+def test_fonts_that_are_not_installed_are_said_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(looks, "fonts", lambda split: looks.package_file("nothing/Sans.ttf"))
+    said = refused(capsys, ["configs/world.yaml", "--output", str(tmp_path / "run")])
+    assert "requirements-shapes.txt" in said
 
 
 @pytest.mark.parametrize(
