@@ -5,16 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_LONGEST = 2000  # characters of a sentence that quotes a file
+from models.checkpoints.hub import printable
 
 
-def printable(message: object, most: int = _LONGEST) -> str:
-    """One line of at most `most` printable characters, whatever a message quotes."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message)[: most + 1])
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
-
-
-def one_line(said: object, most: int = _LONGEST) -> str:
+def one_line(said: object, most: int = 2_000) -> str:
     """A message or an error as `printable` text, its white space single blanks.
 
     The system's error about one file is that file and what is wrong with it; an error without words is its

@@ -31,7 +31,7 @@ from generation.protocol import Constraint
 from generation.steps import DecodeStep
 from inference.errors import RequestError as RequestError
 from inference.errors import check_text_only
-from models.checkpoints.hub import snapshot
+from models.checkpoints.hub import printable, snapshot
 from models.checkpoints.load import one_version
 from models.config import check_device
 from models.vision_language_model import VisionLanguageModel, prepare_device
@@ -88,8 +88,8 @@ class Checkpoint:
     @property
     def introduction(self) -> str:
         """The model's name and what it knows, or "" where its generation_config.json does not say it."""
-        said = str(self.model.generation_config.get("knows") or "")[:200]
-        knows = "".join(one if one.isprintable() else " " for one in said)  # a stranger's text, on a terminal
+        said = str(self.model.generation_config.get("knows") or "")
+        knows = printable(" ".join(said.split()), 200)  # a stranger's text, on a terminal
         return f"{Path(self.name).name} knows {knows}" if knows else ""
 
     def constraint(self, grammar: str) -> Callable[[], Constraint]:

@@ -50,6 +50,12 @@ _MAX_MESSAGE = 1_000  # characters
 
 
 # --------------------------------------------------------------------------------------------------- errors
+def printable(message: object, most: int = 2_000) -> str:
+    """One line of at most `most` printable characters, whatever a message quotes."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message)[: most + 1])
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
 class CheckpointError(ValueError):
     """A checkpoint cannot be found, read or written. The message is one sentence for the user.
 
@@ -59,7 +65,7 @@ class CheckpointError(ValueError):
     def __init__(self, message: str):
         if len(message) > _MAX_MESSAGE:
             message = f"{message[: _MAX_MESSAGE - 200]} … {message[-197:]}"
-        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
+        super().__init__(printable(message))
 
 
 def some(names: Collection[str]) -> str:
