@@ -11,7 +11,7 @@ from PIL import Image, ImageFilter
 
 from shapes import looks, sampling
 from shapes.drawing import render, stroke_mask, word_mask
-from shapes.world import COLOURS, DIGITS, Scene, Thing
+from shapes.world import COLOURS, DIGITS, MAX_THINGS, REACH, SHAPES, Scene, Thing
 
 _TURNING = {"square": 25, "triangle": 25, "star": 36, "cross": 20, "diamond": 10}  # degrees to either side
 _SMALLEST = {"word": 0.042, "digit": 0.09}  # heights, as shares of the longer side
@@ -45,17 +45,35 @@ def sample_drawing(
                 )
             )
             continue
-        hollow, border = look if one_look else _look(rng)
-        turn = _TURNING.get(thing.name, 0) * difficulty
-        angle = rng.uniform(-turn, turn) if rng.random() < 0.5 else 0.0
-        size = max(0.07, thing.size * shrink)
-        black = (0, 0, 0) if thing.colour != "black" else None
-        things.append(
-            replace(
-                thing, rgb=rgb, size=size, angle=angle, hollow=max(0.012, hollow * size) if hollow else 0.0,
-                border=black if border else None, form=rng.uniform(-1, 1),
-            )
-        )  # fmt: skip
+        sized = replace(thing, rgb=rgb, size=max(0.07, thing.size * shrink))
+        things.append(_dressed(sized, look if one_look else _look(rng), rng, difficulty))
+    back = looks.background(rng, [thing.rgb for thing in things])
+    return Scene(tuple(things), back, split, aspect, rng.choice((1, 2, 2, 3)))
+
+
+def sample_rows(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Scene:
+    """Two to eight shapes of few kinds, in one row or two along the longer side: as people draw what is to be
+    counted."""
+    count = rng.randint(2, MAX_THINGS)
+    rows = 2 if count >= 4 and rng.random() < 0.3 else 1
+    columns = -(-count // rows)
+    longer, wide = max(aspect, 1 / aspect), aspect > 1 or (aspect == 1 and rng.random() < 0.5)
+    most = min(0.45, 0.95 * min(longer / columns, 1 / rows) / (2 * REACH))
+    size = most * rng.uniform(0.55, 1.0)
+    names = rng.sample(SHAPES, rng.choice((1, 1, 2, 3)))
+    colours = rng.sample(COLOURS, rng.choice((1, 1, 2, 3)))
+    look, alike, middle = _look(rng), rng.random() < 0.7, rng.uniform(REACH * size, 1 - REACH * size)
+    things = []
+    for i in range(count):
+        own = size if alike else max(0.07, size * rng.uniform(0.7, 1.0))
+        room = longer / columns - 2 * REACH * own  # between this one and its neighbours
+        along = (i % columns + 0.5) / columns + rng.uniform(-0.3, 0.3) * room / longer
+        across = (i // columns + 0.5) / rows if rows > 1 else middle
+        x, y = (along, across) if wide else (across, along)
+        colour = rng.choice(colours)
+        rgb = looks.colour(rng, colour, split)
+        thing = Thing("shape", rng.choice(names), colour, x, y, own, 0.0, rgb)
+        things.append(_dressed(thing, look, rng))
     back = looks.background(rng, [thing.rgb for thing in things])
     return Scene(tuple(things), back, split, aspect, rng.choice((1, 2, 2, 3)))
 
@@ -63,10 +81,10 @@ def sample_drawing(
 def sample_words(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Scene:
     """Nothing but three to eight words, or fewer where they find no place: to learn to read from."""
     count = rng.randint(3, 8)
-    makers = [lambda shrink: _random_word(rng, 8, split, shrink)] * count
+    makers = [lambda shrink: _random_word(rng, 8, split, shrink, letters=0.6)] * count
     placed = sampling.place_all(rng, makers)
     least = _SMALLEST["word"] * max(aspect, 1 / aspect)
-    shrink = rng.uniform(0.6, 1.0)
+    shrink = rng.uniform(0.5, 1.0)
     things = []
     for t in placed:
         by = max(min(1.0, least / t.height), shrink)
@@ -76,14 +94,26 @@ def sample_words(rng: random.Random, split: str = "train", aspect: float = 1.0) 
     return Scene(tuple(things), back, split, aspect, rng.choice((1, 2, 2, 3)))
 
 
+def _dressed(thing: Thing, look: tuple[float, bool], rng: random.Random, difficulty: float = 1.0) -> Thing:
+    """A shape in a `_look`, perhaps turned, in one of its forms."""
+    hollow, border = look
+    turn = _TURNING.get(thing.name, 0) * difficulty
+    angle = rng.uniform(-turn, turn) if rng.random() < 0.5 else 0.0
+    black = (0, 0, 0) if thing.colour != "black" else None
+    return replace(
+        thing, angle=angle, hollow=max(0.012, hollow * thing.size) if hollow else 0.0,
+        border=black if border else None, form=rng.uniform(-1, 1),
+    )  # fmt: skip
+
+
 def _look(rng: random.Random) -> tuple[float, bool]:
     """(thickness of a line in place of a filled shape, in diameters, or 0; whether it has a border)"""
     which = rng.random()
     return (rng.uniform(0.05, 0.16), False) if which < 0.3 else (0.0, which < 0.5)
 
 
-def _random_word(rng, n, split, shrink) -> Thing:
-    name, upper = looks.word(rng), rng.random() < 0.4
+def _random_word(rng, n, split, shrink, letters=0.4) -> Thing:
+    name, upper = looks.word(rng, letters), rng.random() < 0.4
     font, colour = rng.choice(looks.fonts(split)), "black" if rng.random() < 0.5 else rng.choice(COLOURS)
     mask = word_mask(name.upper() if upper else name, font)
     height = rng.uniform(0.08, 0.3 if n <= 4 else 0.16) * max(0.6, shrink)
@@ -114,9 +144,9 @@ def _printed(kind, name, colour, width, height, rng, **how) -> Thing:
     return Thing(kind, name, colour, x, y, max(width, height), 0.0, (0, 0, 0), width, height, **how)
 
 
-def paint(scene: Scene, rng: random.Random) -> Image.Image:
-    """The scene as an image of any size, perhaps blurred or through JPEG."""
-    shorter = looks.image_size(rng) / max(scene.aspect, 1 / scene.aspect)
+def paint(scene: Scene, rng: random.Random, smallest: int = 64) -> Image.Image:
+    """The scene as an image of any size from `smallest` pixels on, perhaps blurred or through JPEG."""
+    shorter = looks.image_size(rng, smallest) / max(scene.aspect, 1 / scene.aspect)
     legible = max((_LEGIBLE / t.height for t in scene.things if t.kind == "word"), default=0)
     return weather(render(scene, max(24, round(max(shorter, legible)))), rng)
 

@@ -121,12 +121,12 @@ def colour(rng: random.Random, name: str, split: str) -> tuple[int, int, int]:
     return tuple(min(255, max(0, c + rng.randint(-6, 6))) for c in (red, green, blue))  # type: ignore
 
 
-def word(rng: random.Random) -> str:
-    """A word, or letters that are none."""
-    which = rng.random()
-    if which < 0.2:
+def word(rng: random.Random, letters: float = 0.4) -> str:
+    """A word, or, with probability `letters`, letters that are none."""
+    which = rng.random() / (1 - letters)
+    if which < 1 / 3:
         return rng.choice(WORDS)
-    if which < 0.6:
+    if which < 1:
         return rng.choice(MORE_WORDS)
     return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, MAX_LETTERS)))
 
@@ -162,8 +162,8 @@ def background(rng: random.Random, inks: list[tuple]) -> Background:
     return Background(kind, first, second, rng.randrange(8))
 
 
-def image_size(rng: random.Random) -> int:
-    """Pixels of a drawing's longer side: from 64 to 2,000, of which most are a few hundred."""
+def image_size(rng: random.Random, smallest: int = 64) -> int:
+    """Pixels of a drawing's longer side: from `smallest` to 2,000, of which most are a few hundred."""
     if rng.random() < 0.04:
         return rng.randint(800, 2000)
-    return round(math.exp(rng.uniform(math.log(64), math.log(800))))
+    return round(math.exp(rng.uniform(math.log(smallest), math.log(800))))

@@ -59,8 +59,7 @@ def ask_place(scene: Scene, rng: random.Random, many: float = 0.25, most: int = 
     if which < 0.12:
         return ask_absent_place(scene, rng)
     if which < 0.2 and len(scene.things) <= most:
-        things = tuple(reading_order(scene.things))
-        return QA("place", rng.choice(_ALL), boxes(scene, list(things)), things=things)
+        return ask_everything(scene, rng)
     write, one, all_of = (boxes, _DETECT, _MANY) if rng.random() < 0.7 else (points, _POINT, _MANY_POINT)
     known = unique_phrases(scene)
     if known and which < 1 - many:
@@ -79,6 +78,12 @@ def ask_place(scene: Scene, rng: random.Random, many: float = 0.25, most: int = 
     asked = phrase if template in (DETECT, POINT) else plural(phrase)
     things = tuple(reading_order(found))
     return QA("place", template.format(t=asked), write(scene, found, phrase), things=things)
+
+
+def ask_everything(scene: Scene, rng: random.Random) -> QA:
+    """Where all things are."""
+    things = tuple(reading_order(scene.things))
+    return QA("place", rng.choice(_ALL), boxes(scene, list(things)), things=things)
 
 
 def ask_absent_place(scene: Scene, rng: random.Random) -> QA:

@@ -28,9 +28,9 @@ from data.packing import IGNORE_INDEX, dense_mask
 from data.smolvlm import IdeficsImages
 from shapes import FAMILIES, ask, ask_list, looks, render_with_map, sample_questions, sample_scene
 from shapes.drawing import DENSE, box_of, dense_map, letter_edges, owners
-from shapes.drawings import paint, sample_drawing, sample_words, weather
+from shapes.drawings import paint, sample_drawing, sample_rows, sample_words, weather
 from shapes.outside import outside_image
-from shapes.places import ask_absent, ask_absent_place, ask_place, follow_up
+from shapes.places import ask_absent, ask_absent_place, ask_everything, ask_place, follow_up
 from shapes.questions import Mention, ask_words, facts, meant, mentions
 from shapes.wording import ask_outside, reword
 from shapes.world import MAX_THINGS, NO_IMAGE, QA, REFUSAL, Scene, Thing
@@ -41,7 +41,7 @@ _RENDER_SIZES, _RENDER_WEIGHTS = (96, 128, 192, 256), (0.5, 0.35, 0.1, 0.05)
 _SHORT = tuple(family for family in FAMILIES if family != "describe")
 _MIX = (*_SHORT, *("position",) * 3, *("size",) * 2, "count", "compare")
 _MIX_OF_DRAWINGS = (*_SHORT, *("position",) * 2, *("size",) * 2, *("count",) * 7, *("compare",) * 2)
-
+_IN_ROWS = 0.12  # drawings of shapes in a row or two
 
 _OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a row for each tile
 
@@ -206,9 +206,13 @@ class ShapesStream(IterableDataset):
             image = weather(outside_image(rng, config.split, aspect), rng)
         else:
             only_words = rng.random() < (0.5 if alone else config.only_words)
-            draw = sample_words(rng, config.split, aspect) if only_words else None
-            scene = draw or sample_drawing(rng, config.split, difficulty, aspect)
-            image = paint(scene, rng)
+            if only_words:
+                scene = sample_words(rng, config.split, aspect)
+            elif rng.random() < _IN_ROWS * difficulty:
+                scene = sample_rows(rng, config.split, aspect)
+            else:
+                scene = sample_drawing(rng, config.split, difficulty, aspect)
+            image = paint(scene, rng, smallest=160 if only_words else 64)
         tiles, rows, columns = images.tiles(image)
         pixels = np.stack([tile.pixels.numpy() for tile in tiles.tiles])
         dense = self._dense_tiles(scene, rows, columns)
@@ -270,8 +274,7 @@ class ShapesStream(IterableDataset):
             asked.append(ask(scene, rng, "describe"))
         if rng.random() < config.list_probability:
             asked.append(ask_list(scene, rng))
-        if rng.random() < 0.6:
-            asked.append(ask_absent(scene, rng))
+        asked += [ask_absent(scene, rng) for _ in range(rng.choice((1, 2, 2, 3)))]
         for _ in range(rng.choice((0, 1, 2))):
             asked.append(QA("outside", ask_outside(rng, config.split), REFUSAL))
         asked += sample_questions(scene, rng, 24, _MIX_OF_DRAWINGS)
@@ -298,7 +301,7 @@ class ShapesStream(IterableDataset):
         """What can be asked about several words: a language model learns to read from them as well."""
         asked = [ask_list(scene, rng, "across"), ask_list(scene, rng, "down"), ask(scene, rng, "describe")]
         asked += [ask_absent_place(scene, rng), QA("outside", ask_outside(rng, self.config.split), REFUSAL)]
-        asked += ask_words(scene, rng)
+        asked += [*ask_words(scene, rng), ask_everything(scene, rng)]
         rng.shuffle(asked)
         return [[qa] for qa in asked if qa is not None]
 
@@ -390,8 +393,9 @@ class ShapesStream(IterableDataset):
         """Where each letter lies of those of the things that are spelled in an answer that begins at `at`."""
         spelled = "".join(token if len(token) == 1 else "-" for token in tokens)
         for word in things:
-            if word.kind == "word" and len(found := re.findall(rf"Ġ{word.name}(?![a-z])", spelled)) == 1:
-                first = at + spelled.index(found[0])  # says the first letter next
+            found = [*re.finditer(rf"Ġ{word.name}(?![a-z])", spelled)] if word.kind == "word" else []
+            if len(found) == 1:
+                first = at + found[0].start()  # says the first letter next
                 row["noun_places"][first : first + len(word.name)] = letter_places(word, scene)
 
     def _mark_nouns(self, row, at: int, text: str, answer: int, scene) -> None:

@@ -21,7 +21,7 @@ from eval.drawings import score_drawing  # noqa: E402
 from shapes import heldout, looks, object_map, outside, places, render, renderers, wording  # noqa: E402
 from shapes.__main__ import main  # noqa: E402
 from shapes.drawing import DENSE, box_of, dense_map, stroke_mask  # noqa: E402
-from shapes.drawings import paint, random_aspect, sample_drawing, sample_words  # noqa: E402
+from shapes.drawings import paint, random_aspect, sample_drawing, sample_rows, sample_words  # noqa: E402
 from shapes.questions import ask, ask_words, reading_order, sample_questions  # noqa: E402
 from shapes.stream import ALONE, ShapesStream, ShapesStreamConfig, branch_mask, place_of  # noqa: E402
 from shapes.training import chat_pieces, number_loss, spread  # noqa: E402
@@ -32,6 +32,7 @@ from shapes.world import (  # noqa: E402
     MAX_THINGS,
     NO_IMAGE,
     QA,
+    REACH,
     REFUSAL,
     SHAPES,
     Background,
@@ -122,6 +123,22 @@ def test_images_have_the_scene_s_shape():
         assert min(width, height) == 60 and abs(width / height / scene.aspect - 1) < 0.02
 
 
+def test_rows_of_shapes_lie_apart_and_inside():
+    counts = set()
+    for seed in range(200):
+        rng = random.Random(seed)
+        scene = sample_rows(rng, aspect=random_aspect(rng))
+        sides = np.array([max(1, scene.aspect), max(1, 1 / scene.aspect)])
+        centres = np.array([[t.x, t.y] for t in scene.things]) * sides
+        reach = np.array([REACH * t.size for t in scene.things])
+        assert (centres - reach[:, None] > -1e-9).all() and (centres + reach[:, None] < sides + 1e-9).all()
+        between = np.linalg.norm(centres[:, None] - centres[None], axis=-1)
+        apart = between - reach[:, None] - reach[None]
+        assert (apart[np.triu_indices(len(reach), 1)] > 0).all()
+        counts.add(len(reach))
+    assert counts == set(range(2, MAX_THINGS + 1))
+
+
 def test_edges_and_letters_of_tiles():
     """Edges seen from a patch lead to the box, cut at the patch's tile; letters are those of the word."""
     for seed in range(20):
@@ -174,20 +191,50 @@ def test_all_things_of_a_drawing_are_asked_for(processor):
     assert longest > places.MOST_PLACES
 
 
-def test_letters_are_those_of_the_word_that_is_asked_for():
-    """Not of another that says the same."""
-    low, high = (
-        Thing("word", "cup", colour, 0.5, y, 0.4, width=0.4, height=0.2)
-        for colour, y in (("red", 0.25), ("blue", 0.75))
-    )
-    scene = Scene((low, high))
+def _two_words(first, second):
+    """And a processor that spells them."""
+    scene = Scene(tuple(
+        Thing("word", name, colour, 0.5, y, 0.4, width=0.4, height=0.2)
+        for name, colour, y in ((first, "red", 0.25), (second, "blue", 0.75))
+    ))  # fmt: skip
     tokenizer = build_tokenizer(["Read the red word. Read the blue word."], 1400, whole_words=True)
     processor = make_processor(tokenizer, image_size=64, image_seq_len=16, split=True, longest_edge=128)
+    return scene, processor
+
+
+def test_letters_are_those_of_the_word_that_is_asked_for():
+    """Not of another that says the same."""
+    scene, processor = _two_words("cup", "cup")
     for word in scene.things:
         (qa,) = (qa for qa in ask_words(scene, random.Random(0)) if qa.things == (word,))
         row = stream_of(processor)._branches((), [[qa]], scene, random.Random(0))
         marked = row["noun_places"][row["noun_places"][:, 0] >= 0]
         assert len(marked) > 3 and (abs(marked[:, 5] - 1000 * word.y) < 5).all()
+
+
+def test_letters_of_a_word_that_begins_another():
+    """Each letter of both is marked, one after the other."""
+    scene, processor = _two_words("song", "son")
+    qa = QA("list", "Name all.", "word song, word son", things=scene.things)
+    row = stream_of(processor)._branches((), [[qa]], scene, random.Random(0))
+    answer = row["labels"] >= 0
+    tokens = processor.tokenizer.convert_ids_to_tokens(np.roll(row["input_ids"], -1).tolist())
+    letters = [i for i in np.nonzero(answer)[0] if "a" <= tokens[i] <= "z"]
+    assert [tokens[i] for i in letters] == [*"songson"]
+    at = row["noun_places"][letters]
+    assert (at[:4, 5] == 250).all() and (at[4:, 5] == 750).all()
+    for word in (at[:4], at[4:]):
+        assert (word[1:, 0] == word[:-1, 2]).all() and (word[:, 0] < word[:, 2]).all()
+
+
+def test_all_words_of_an_image_of_words_are_asked_for_with_boxes():
+    _, processor = _two_words("cup", "cup")
+    stream = stream_of(processor, outside=0.0, only_words=1.0, sequence_length=4096)
+    for number in range(10):
+        row = stream.drawing_row(number, 2, True)
+        boxes = processor.tokenizer.decode(row["input_ids"])
+        words = {tuple(place[:4]) for place in row["places"].reshape(-1, 6).tolist()} - {(-1,) * 4}
+        assert boxes.count("bbox_2d") >= len(words)
 
 
 def test_words_are_asked_for_by_their_colour():
