@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from models.checkpoints.hub import printable
+from models.checkpoints.hub import LONGEST, printable
 
 
-def one_line(said: object, most: int = 2_000) -> str:
+def one_line(said: object, most: int = LONGEST) -> str:
     """A message or an error as `printable` text, its white space single blanks.
 
     The system's error about one file is that file and what is wrong with it; an error without words is its

@@ -15,6 +15,7 @@ from shapes.world import COLOURS, DIGITS, MAX_THINGS, REACH, SHAPES, Scene, Thin
 
 _TURNING = {"square": 25, "triangle": 25, "star": 36, "cross": 20, "diamond": 10}  # degrees to either side
 _SMALLEST = {"word": 0.042, "digit": 0.09}  # heights, as shares of the longer side
+_SMALLEST_SHAPE = 0.07  # diameter
 _LEGIBLE = 7  # pixels of a word's height: nobody reads less
 
 
@@ -45,7 +46,7 @@ def sample_drawing(
                 )
             )
             continue
-        sized = replace(thing, rgb=rgb, size=max(0.07, thing.size * shrink))
+        sized = replace(thing, rgb=rgb, size=max(_SMALLEST_SHAPE, thing.size * shrink))
         things.append(_dressed(sized, look if one_look else _look(rng), rng, difficulty))
     back = looks.background(rng, [thing.rgb for thing in things])
     return Scene(tuple(things), back, split, aspect, rng.choice((1, 2, 2, 3)))
@@ -59,13 +60,13 @@ def sample_rows(rng: random.Random, split: str = "train", aspect: float = 1.0) -
     columns = -(-count // rows)
     longer, wide = max(aspect, 1 / aspect), aspect > 1 or (aspect == 1 and rng.random() < 0.5)
     most = min(0.45, 0.95 * min(longer / columns, 1 / rows) / (2 * REACH))
-    size = most * rng.uniform(0.55, 1.0)
+    size = max(_SMALLEST_SHAPE, most * rng.uniform(0.55, 1.0))
     names = rng.sample(SHAPES, rng.choice((1, 1, 2, 3)))
     colours = rng.sample(COLOURS, rng.choice((1, 1, 2, 3)))
     look, alike, middle = _look(rng), rng.random() < 0.7, rng.uniform(REACH * size, 1 - REACH * size)
     things = []
     for i in range(count):
-        own = size if alike else max(0.07, size * rng.uniform(0.7, 1.0))
+        own = size if alike else max(_SMALLEST_SHAPE, size * rng.uniform(0.7, 1.0))
         room = longer / columns - 2 * REACH * own  # between this one and its neighbours
         along = (i % columns + 0.5) / columns + rng.uniform(-0.3, 0.3) * room / longer
         across = (i // columns + 0.5) / rows if rows > 1 else middle
@@ -145,7 +146,8 @@ def _printed(kind, name, colour, width, height, rng, **how) -> Thing:
 
 
 def paint(scene: Scene, rng: random.Random, smallest: int = 64) -> Image.Image:
-    """The scene as an image of any size from `smallest` pixels on, perhaps blurred or through JPEG."""
+    """The scene as an image of any size, its longer side of `smallest` pixels or more, perhaps blurred or
+    through JPEG."""
     shorter = looks.image_size(rng, smallest) / max(scene.aspect, 1 / scene.aspect)
     legible = max((_LEGIBLE / t.height for t in scene.things if t.kind == "word"), default=0)
     return weather(render(scene, max(24, round(max(shorter, legible)))), rng)

@@ -122,7 +122,7 @@ def colour(rng: random.Random, name: str, split: str) -> tuple[int, int, int]:
 
 
 def word(rng: random.Random, letters: float = 0.4) -> str:
-    """A word, or, with probability `letters`, letters that are none."""
+    """A word, or, with probability `letters`, letters that form no word."""
     which = rng.random() / (1 - letters)
     if which < 1 / 3:
         return rng.choice(WORDS)

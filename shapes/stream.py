@@ -41,8 +41,8 @@ _RENDER_SIZES, _RENDER_WEIGHTS = (96, 128, 192, 256), (0.5, 0.35, 0.1, 0.05)
 _SHORT = tuple(family for family in FAMILIES if family != "describe")
 _MIX = (*_SHORT, *("position",) * 3, *("size",) * 2, "count", "compare")
 _MIX_OF_DRAWINGS = (*_SHORT, *("position",) * 2, *("size",) * 2, *("count",) * 7, *("compare",) * 2)
-_IN_ROWS = 0.12  # drawings of shapes in a row or two
 
+_IN_ROWS = 0.12  # share of drawings that show shapes in a row or two, in the end
 _OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a row for each tile
 
 

@@ -53,7 +53,7 @@ TONES = (
 MAX_THINGS = 8
 REACH = 0.56  # bounding radius of a shape, in diameters
 BIG = 0.27  # from this diameter on a shape is called big
-MIN_CENTRES = 0.11  # the closest two centres may come
+MIN_CENTRES = 0.11  # the closest two centres may come, but in rows
 MAX_COVER = 0.22  # most of a shape's bounding disc that others may share
 MAX_TEXT_COVER = 0.06  # most of a word's or digit's box that others may share
 

@@ -46,26 +46,25 @@ _SIMILAR = 0.7  # of two names (difflib's ratio), one of which may be a slip for
 # values, and Python's objects take some twenty times a file's bytes.
 MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 32 * 2**20  # bytes
 MAX_VALUES = 2_500_000  # of one file: commas and opening brackets
-_MAX_MESSAGE = 1_000  # characters
+LONGEST = 2_000  # characters of a message
 
 
 # --------------------------------------------------------------------------------------------------- errors
-def printable(message: object, most: int = 2_000) -> str:
-    """One line of at most `most` printable characters, whatever a message quotes."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message)[: most + 1])
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
+def printable(message: object, most: int = LONGEST, end: int = 0) -> str:
+    """One line of at most `most` printable characters, whatever a message quotes. Where it is longer, its
+    beginning and its last `end` characters."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message))
+    return shown if len(shown) <= most else f"{shown[: most - 1 - end]}…{shown[len(shown) - end :]}"
 
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be found, read or written. The message is one sentence for the user.
 
-    A message may quote the checkpoint, so it is cut to one line of printable characters.
+    A message may quote the checkpoint, so it is made `printable`.
     """
 
     def __init__(self, message: str):
-        if len(message) > _MAX_MESSAGE:
-            message = f"{message[: _MAX_MESSAGE - 200]} … {message[-197:]}"
-        super().__init__(printable(message))
+        super().__init__(printable(message, 1_000, end=200))  # what to do stands at the end
 
 
 def some(names: Collection[str]) -> str:
