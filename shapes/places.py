@@ -6,6 +6,7 @@ Boxes and points are asked for and written as Qwen3-VL does it, in thousandths o
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 from data.coordinates import COORDINATES, Box, Point
 from shapes.drawing import box_of
@@ -22,6 +23,10 @@ _POINT = (POINT, POINT, "Point at the {t}.", "Point to the {t}.", "Show me the {
 _MANY = (DETECT, DETECT, "Detect {t}.", "Find all {t}.", "Locate the {t}.", "Where are the {t}?")
 _MANY_POINT = (POINT, "Point at the {t}.", "Point to all {t}.")
 DESCRIBE = "Describe the picture with boxes."
+_OF_IT = {
+    "colour": ("What colour is it?", "And its colour?", "Which color is it?"),
+    "shape": ("What shape is it?", "And its shape?"),
+}
 _ALL = (DESCRIBE, "Describe the image with boxes.", "Detect everything.",
         "Give a box for each thing.")  # fmt: skip
 
@@ -122,9 +127,22 @@ def follow_up(scene: Scene, rng: random.Random) -> list[QA]:
         first = QA("exists", rng.choice(TEMPLATES["exists"]).format(t=f"{article} {phrase}"), "yes")
     alone = {"things": (thing,)}
     return [first, rng.choice((
-        QA("colour", rng.choice(("What colour is it?", "And its colour?", "Which color is it?")),
-           thing.colour),
-        QA("shape", rng.choice(("What shape is it?", "And its shape?")), thing.name),
+        QA("colour", rng.choice(_OF_IT["colour"]), thing.colour),
+        QA("shape", rng.choice(_OF_IT["shape"]), thing.name),
         QA("place", rng.choice(("Where is it?", "Give its box.")), boxes(scene, [thing], phrase), **alone),
         QA("place", rng.choice(("Point at it.", "Point to it.")), points(scene, [thing], phrase), **alone),
     ))]  # fmt: skip
+
+
+def ask_of_it(scene: Scene, rng: random.Random) -> list[QA]:
+    """Two turns, of which the second asks by "it" for the colour or the shape that the first does not say; []
+    where no shape is known alone by the other."""
+    names, colours = (Counter(getattr(t, key) for t in scene.shapes()) for key in ("name", "colour"))
+    known = [(t.name, "colour", t.colour) for t in scene.shapes() if names[t.name] == 1]
+    known += [(f"{t.colour} shape", "shape", t.name) for t in scene.shapes() if colours[t.colour] == 1]
+    if not known:
+        return []
+    phrase, family, answer = rng.choice(known)
+    article = "an" if phrase[0] in "aeiou" else "a"
+    first = QA("exists", rng.choice(TEMPLATES["exists"]).format(t=f"{article} {phrase}"), "yes")
+    return [first, QA(family, rng.choice(_OF_IT[family]), answer)]

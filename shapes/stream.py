@@ -30,7 +30,7 @@ from shapes import FAMILIES, ask, ask_list, looks, render_with_map, sample_quest
 from shapes.drawing import DENSE, box_of, dense_map, letter_edges, owners
 from shapes.drawings import paint, sample_drawing, sample_rows, sample_words, weather
 from shapes.outside import outside_image
-from shapes.places import ask_absent, ask_absent_place, ask_everything, ask_place, follow_up
+from shapes.places import ask_absent, ask_absent_place, ask_everything, ask_of_it, ask_place, follow_up
 from shapes.questions import Mention, ask_words, facts, meant, mentions
 from shapes.wording import ask_outside, reword
 from shapes.world import MAX_THINGS, NO_IMAGE, QA, REFUSAL, Scene, Thing
@@ -286,6 +286,8 @@ class ShapesStream(IterableDataset):
             found.append(single[at : at + turns])
             at += turns
         if rng.random() < 0.5 and (turns_of_one := follow_up(scene, rng)):
+            found.insert(0, turns_of_one)
+        if rng.random() < 0.8 and (turns_of_one := ask_of_it(scene, rng)):
             found.insert(0, turns_of_one)
         if rng.random() < 0.15:
             found.insert(0, [QA("alone", rng.choice(single).question, NO_IMAGE)])

@@ -237,6 +237,21 @@ def test_all_words_of_an_image_of_words_are_asked_for_with_boxes():
         assert text.count("bbox_2d") >= len(words)
 
 
+def test_it_is_the_thing_that_was_asked_for():
+    """Of which the first turn does not say what the second asks for."""
+    asked = set()
+    for scene, rng in drawings(60):
+        for first, second in filter(None, [places.ask_of_it(scene, rng)]):
+            named = {t for t in scene.shapes() if t.name in first.question or t.colour in first.question}
+            (thing,) = named
+            assert first.answer == "yes" and second.answer == getattr(
+                thing, {"shape": "name"}.get(second.family, second.family)
+            )
+            assert second.answer not in first.question
+            asked.add(second.family)
+    assert asked == {"colour", "shape"}
+
+
 def test_words_are_asked_for_by_their_colour():
     asked = 0
     for seed in range(20):
