@@ -136,7 +136,7 @@ def follow_up(scene: Scene, rng: random.Random) -> list[QA]:
 
 def ask_of_it(scene: Scene, rng: random.Random) -> list[QA]:
     """Two turns, of which the second asks by "it" for the colour or the shape that the first does not say; []
-    where no shape is known alone by the other."""
+    where no shape has a name or a colour of its own."""
     names, colours = (Counter(getattr(t, key) for t in scene.shapes()) for key in ("name", "colour"))
     known = [(t.name, "colour", t.colour) for t in scene.shapes() if names[t.name] == 1]
     known += [(f"{t.colour} shape", "shape", t.name) for t in scene.shapes() if colours[t.colour] == 1]

@@ -238,7 +238,7 @@ def test_all_words_of_an_image_of_words_are_asked_for_with_boxes():
 
 
 def test_it_is_the_thing_that_was_asked_for():
-    """Of which the first turn does not say what the second asks for."""
+    """The first turn does not say what the second asks for."""
     asked = set()
     for scene, rng in drawings(60):
         for first, second in filter(None, [places.ask_of_it(scene, rng)]):
