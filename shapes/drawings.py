@@ -48,8 +48,7 @@ def sample_drawing(
             continue
         sized = replace(thing, rgb=rgb, size=max(_SMALLEST_SHAPE, thing.size * shrink))
         things.append(_dressed(sized, look if one_look else _look(rng), rng, difficulty))
-    back = looks.background(rng, [thing.rgb for thing in things])
-    return Scene(tuple(things), back, split, aspect, rng.choice((1, 2, 2, 3)))
+    return _on_ground(things, rng, split, aspect)
 
 
 def sample_rows(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Scene:
@@ -75,8 +74,7 @@ def sample_rows(rng: random.Random, split: str = "train", aspect: float = 1.0) -
         rgb = looks.colour(rng, colour, split)
         thing = Thing("shape", rng.choice(names), colour, x, y, own, 0.0, rgb)
         things.append(_dressed(thing, look, rng))
-    back = looks.background(rng, [thing.rgb for thing in things])
-    return Scene(tuple(things), back, split, aspect, rng.choice((1, 2, 2, 3)))
+    return _on_ground(things, rng, split, aspect)
 
 
 def sample_words(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Scene:
@@ -91,6 +89,11 @@ def sample_words(rng: random.Random, split: str = "train", aspect: float = 1.0) 
         by = max(min(1.0, least / t.height), shrink)
         rgb = looks.colour(rng, t.colour, split)
         things.append(replace(t, rgb=rgb, size=t.size * by, width=t.width * by, height=t.height * by))
+    return _on_ground(things, rng, split, aspect)
+
+
+def _on_ground(things: list[Thing], rng: random.Random, split: str, aspect: float) -> Scene:
+    """A scene of these things, on a ground from which all of them stand out."""
     back = looks.background(rng, [thing.rgb for thing in things])
     return Scene(tuple(things), back, split, aspect, rng.choice((1, 2, 2, 3)))
 
@@ -145,7 +148,7 @@ def _printed(kind, name, colour, width, height, rng, **how) -> Thing:
     return Thing(kind, name, colour, x, y, max(width, height), 0.0, (0, 0, 0), width, height, **how)
 
 
-def paint(scene: Scene, rng: random.Random, smallest: int = 64) -> Image.Image:
+def paint(scene: Scene, rng: random.Random, smallest: int = looks.SMALLEST_IMAGE) -> Image.Image:
     """The scene as an image of any size, its longer side of `smallest` pixels or more, perhaps blurred or
     through JPEG."""
     shorter = looks.image_size(rng, smallest) / max(scene.aspect, 1 / scene.aspect)

@@ -15,8 +15,8 @@ from shapes import looks
 from shapes.drawing import box_of
 from shapes.drawings import paint, random_aspect, sample_drawing, weather
 from shapes.outside import outside_image
-from shapes.places import ask_absent, ask_place, follow_up
-from shapes.questions import TEMPLATES, ask, unique_phrases
+from shapes.places import ask_absent, ask_place, follow_up, is_there
+from shapes.questions import ask, unique_phrases
 from shapes.renderers import drawable, render_matplotlib, render_svg
 from shapes.wording import ask_outside
 from shapes.world import FAMILIES, HELDOUT_SEED, QA, REFUSAL, Scene
@@ -104,7 +104,7 @@ def _follow_up(scene: Scene, rng: random.Random) -> list[QA]:
     alone = [t for t, phrases in unique_phrases(scene) if t.kind == "shape" and t.name in phrases]
     if alone and rng.random() < 0.5:
         thing = rng.choice(alone)
-        first = QA("exists", rng.choice(TEMPLATES["exists"]).format(t=f"a {thing.name}"), "yes")
+        first = is_there(thing.name, rng)
         return [first, QA("colour", rng.choice(("What colour is it?", "And its colour?")), thing.colour)]
     turns = follow_up(scene, rng)
     return turns if turns and turns[1].family == "place" else []  # its others can be answered from the first

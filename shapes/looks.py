@@ -69,6 +69,7 @@ MORE_WORDS = tuple(
 )
 # fmt: on
 MAX_LETTERS = 8
+SMALLEST_IMAGE = 64  # pixels of the longer side
 _FACES = {  # files of packages; docs/embedded-model.md has their licences
     TRAIN: (
         "font_roboto/files/Roboto-Regular.ttf", "font_roboto/files/Roboto-Bold.ttf",
@@ -162,7 +163,7 @@ def background(rng: random.Random, inks: list[tuple]) -> Background:
     return Background(kind, first, second, rng.randrange(8))
 
 
-def image_size(rng: random.Random, smallest: int = 64) -> int:
+def image_size(rng: random.Random, smallest: int = SMALLEST_IMAGE) -> int:
     """Pixels of a drawing's longer side: from `smallest` to 2,000, of which most are a few hundred."""
     if rng.random() < 0.04:
         return rng.randint(800, 2000)

@@ -35,7 +35,7 @@ _PHOTOGRAPHS = {
 
 def outside_image(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Image.Image:
     """An image of any size, of this width over height, that shows nothing of the world."""
-    longer = max(64, looks.image_size(rng))
+    longer = looks.image_size(rng)
     width, height = longer * min(1.0, aspect), longer * min(1.0, 1 / aspect)
     _, draw = rng.choice(KINDS_OUTSIDE)
     return draw(rng, (round(width), round(height)), split)

@@ -6,11 +6,10 @@ Boxes and points are asked for and written as Qwen3-VL does it, in thousandths o
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 from data.coordinates import COORDINATES, Box, Point
 from shapes.drawing import box_of
-from shapes.questions import TEMPLATES, absent, plural, reading_order, unique_phrases
+from shapes.questions import TEMPLATES, absent, plural, reading_order, tally, unique_phrases
 from shapes.world import ABSENT, COLOURS, QA, SHAPES, Scene, Thing
 
 MOST_PLACES = 4  # things in one answer; `stream` trains on more of them in drawings
@@ -113,6 +112,12 @@ def ask_absent(scene: Scene, rng: random.Random) -> QA | None:
     return ask_absent_place(scene, rng)
 
 
+def is_there(phrase: str, rng: random.Random) -> QA:
+    """Whether a drawing shows what a phrase names and is known to be in it."""
+    article = "an" if phrase[0] in "aeiou" else "a"
+    return QA("exists", rng.choice(TEMPLATES["exists"]).format(t=f"{article} {phrase}"), "yes")
+
+
 def follow_up(scene: Scene, rng: random.Random) -> list[QA]:
     """Two turns of which the second means the first one's thing by "it"; [] where no thing is known alone."""
     known = [(t, phrases) for t, phrases in unique_phrases(scene) if t.kind == "shape"]
@@ -123,8 +128,7 @@ def follow_up(scene: Scene, rng: random.Random) -> list[QA]:
     if phrase == thing.name:
         first = QA("colour", rng.choice(TEMPLATES["colour"]).format(t=phrase), thing.colour)
     else:
-        article = "an" if phrase[0] in "aeiou" else "a"
-        first = QA("exists", rng.choice(TEMPLATES["exists"]).format(t=f"{article} {phrase}"), "yes")
+        first = is_there(phrase, rng)
     alone = {"things": (thing,)}
     return [first, rng.choice((
         QA("colour", rng.choice(_OF_IT["colour"]), thing.colour),
@@ -137,12 +141,10 @@ def follow_up(scene: Scene, rng: random.Random) -> list[QA]:
 def ask_of_it(scene: Scene, rng: random.Random) -> list[QA]:
     """Two turns, of which the second asks by "it" for the colour or the shape that the first does not say; []
     where no shape has a name or a colour of its own."""
-    names, colours = (Counter(getattr(t, key) for t in scene.shapes()) for key in ("name", "colour"))
+    names, colours, _ = tally(scene)
     known = [(t.name, "colour", t.colour) for t in scene.shapes() if names[t.name] == 1]
     known += [(f"{t.colour} shape", "shape", t.name) for t in scene.shapes() if colours[t.colour] == 1]
     if not known:
         return []
     phrase, family, answer = rng.choice(known)
-    article = "an" if phrase[0] in "aeiou" else "a"
-    first = QA("exists", rng.choice(TEMPLATES["exists"]).format(t=f"{article} {phrase}"), "yes")
-    return [first, QA(family, rng.choice(_OF_IT[family]), answer)]
+    return [is_there(phrase, rng), QA(family, rng.choice(_OF_IT[family]), answer)]

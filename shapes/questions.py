@@ -170,7 +170,7 @@ def _a(colour):
     return f"{'an' if colour == 'orange' else 'a'} {colour}"
 
 
-def _tally(scene):
+def tally(scene):
     """Counts of shapes by name, by colour and by (colour, name)."""
     shapes = scene.shapes()
     names, colours = Counter(t.name for t in shapes), Counter(t.colour for t in shapes)
@@ -179,7 +179,7 @@ def _tally(scene):
 
 def unique_phrases(scene):
     """[(thing, the noun phrases that mean only it)], for things that have one."""
-    names, _, pairs = _tally(scene)
+    names, _, pairs = tally(scene)
     found = []
     for t in scene.things:
         if t.kind != "shape":
@@ -203,7 +203,7 @@ def _extremes(scene):
 
 
 def _ask_count(scene, rng):
-    names, colours, pairs = _tally(scene)
+    names, colours, pairs = tally(scene)
     if not names:
         return None
     by_count = {}
@@ -249,11 +249,11 @@ def absent(scene, rng):
     lacking = [kind for kind in ("word", "digit") if not scene.first(kind)]
     if lacking and rng.random() < 0.25:
         return rng.choice(lacking)
-    return _absent(rng, *_tally(scene))[0].split(" ", 1)[1]
+    return _absent(rng, *tally(scene))[0].split(" ", 1)[1]
 
 
 def _ask_colour(scene, rng):
-    names, _, _ = _tally(scene)
+    names, _, _ = tally(scene)
     targets = [
         (t.colour, t.name if t.kind == "shape" else t.kind)
         for t in scene.things
@@ -269,7 +269,7 @@ def _ask_colour(scene, rng):
 
 
 def _ask_shape(scene, rng):
-    _, colours, _ = _tally(scene)
+    _, colours, _ = tally(scene)
     targets = [(t.name, t.colour) for t in scene.shapes() if colours[t.colour] == 1]
     biggest, smallest = _extremes(scene)
     if biggest:
@@ -283,7 +283,7 @@ def _ask_shape(scene, rng):
 
 
 def _ask_exists(scene, rng):
-    names, colours, pairs = _tally(scene)
+    names, colours, pairs = tally(scene)
     present = [k for k in ("word", "digit") if scene.first(k)]
     lacking = [k for k in ("word", "digit") if k not in present]
     answer = rng.choice(("yes", "no"))
@@ -360,7 +360,7 @@ def _ask_digit(scene, rng):
 
 
 def _ask_compare(scene, rng):
-    names, colours, _ = _tally(scene)
+    names, colours, _ = tally(scene)
     if not names:
         return None
     by_name = rng.random() < 0.5

@@ -212,7 +212,7 @@ class ShapesStream(IterableDataset):
                 scene = sample_rows(rng, config.split, aspect)
             else:
                 scene = sample_drawing(rng, config.split, difficulty, aspect)
-            image = paint(scene, rng, smallest=160 if only_words else 64)
+            image = paint(scene, rng, 160 if only_words else looks.SMALLEST_IMAGE)
         tiles, rows, columns = images.tiles(image)
         pixels = np.stack([tile.pixels.numpy() for tile in tiles.tiles])
         dense = self._dense_tiles(scene, rows, columns)

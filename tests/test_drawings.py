@@ -242,11 +242,9 @@ def test_it_is_the_thing_that_was_asked_for():
     asked = set()
     for scene, rng in drawings(60):
         for first, second in filter(None, [places.ask_of_it(scene, rng)]):
-            named = {t for t in scene.shapes() if t.name in first.question or t.colour in first.question}
-            (thing,) = named
-            assert first.answer == "yes" and second.answer == getattr(
-                thing, {"shape": "name"}.get(second.family, second.family)
-            )
+            (thing,) = (t for t in scene.shapes() if t.name in first.question or t.colour in first.question)
+            known = {"shape": thing.name, "colour": thing.colour}
+            assert first.answer == "yes" and second.answer == known[second.family]
             assert second.answer not in first.question
             asked.add(second.family)
     assert asked == {"colour", "shape"}

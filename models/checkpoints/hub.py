@@ -53,8 +53,12 @@ LONGEST = 2_000  # characters of a message
 def printable(message: object, most: int = LONGEST, end: int = 0) -> str:
     """One line of at most `most` printable characters, whatever a message quotes. Where it is longer, its
     beginning and its last `end` characters."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message))
-    return shown if len(shown) <= most else f"{shown[: most - 1 - end]}…{shown[len(shown) - end :]}"
+
+    def cut(text: str) -> str:
+        return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
+
+    # Cut before as well: a message may quote megabytes.
+    return cut("".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut(str(message))))
 
 
 class CheckpointError(ValueError):
