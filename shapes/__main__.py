@@ -6,6 +6,7 @@ import argparse
 import random
 from pathlib import Path
 
+from data.errors import one_line
 from shapes import render, sample_questions, sample_scene
 from shapes.drawings import paint, random_aspect, sample_drawing
 from shapes.places import ask_absent, ask_place
@@ -25,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         draw(args)
     except (OSError, ValueError) as error:
-        parser.error(str(error))
+        parser.error(one_line(error))
 
 
 def draw(args: argparse.Namespace) -> None:

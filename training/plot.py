@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from data.errors import one_line
 from data.files import replacing
 from training.metrics import METRICS, read_metrics
 
@@ -109,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         write_plot(options.run, options.image)
     except OSError as error:
-        print(f"training.plot: error: {error}", file=sys.stderr)
+        print(f"training.plot: error: {one_line(error)}", file=sys.stderr)
         return 2
     return 0
 
