@@ -30,6 +30,7 @@ import argparse
 import os
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ def answer_questions(args: argparse.Namespace) -> None:
         from inference.attribution import attention, draw
 
         attention.check_layers(checkpoint, args.layers, args.heads)
-    ask_each = draft.ask_each if args.draft else answer.ask_each
+    keep = args.show_attention is not None  # the maps are made from the same features
+    ask_each = draft.ask_each if args.draft else partial(answer.ask_each, keep=keep)
     replies = ask_each(checkpoint, images, questions, options, args.system)
     for number, (question, reply) in enumerate(zip(questions, replies, strict=True)):
         if number == 0:

@@ -23,7 +23,6 @@ from data.images import TiledImage, image_size
 from data.processor import EncodedConversation, Processor
 from eval.tasks import EvalSample, EvalTask
 from generation.decoding import GenerationOptions
-from generation.prefix import FeatureCache
 from generation.requests import LazyRequest, Request, Stats
 from generation.scheduler import Scheduler
 from inference.answer import answer_text
@@ -87,7 +86,7 @@ def open_scheduler(checkpoint: Checkpoint, slots: int, count: int) -> Scheduler:
     RequestError where memory does not suffice for the slots."""
     slots, step = max(1, min(slots, count)), checkpoint.decode_step
     try:
-        return Scheduler(checkpoint.model, slots, step, FeatureCache(checkpoint.model))
+        return Scheduler(checkpoint.model, slots, step, checkpoint.features)
     except ValueError as error:
         raise RequestError(f"{error} (--batch-size)") from None
 

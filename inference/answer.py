@@ -51,11 +51,13 @@ def ask_each(
     questions: Sequence[str],
     options: GenerationOptions,
     system: str | None = None,
+    keep: bool = False,
 ) -> Iterator[Reply]:
-    """`ask` several questions about the same images, each after the reply before it has ended."""
+    """`ask` several questions about the same images, each after the reply before it has ended. `keep`: the
+    images' features will be needed again, as by `inference.attribution`."""
     images = [checkpoint.processor.tile(image) for image in images]
-    kept = options.use_cache and (len(questions) > 1 or checkpoint.prefixes is not None)
-    session = Session(checkpoint.model, prefixes=checkpoint.prefixes) if kept else None
+    keep = options.use_cache and (keep or len(questions) > 1 or checkpoint.prefixes is not None)
+    session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes) if keep else None
     for question in questions:
         yield ask(checkpoint, images, question, options, system, session)
 

@@ -21,7 +21,6 @@ from data.errors import one_line
 from data.images import TiledImage
 from data.processor import EncodedConversation
 from generation.decoding import GenerationOptions
-from generation.prefix import FeatureCache
 from generation.requests import LazyRequest, Request
 from generation.scheduler import Scheduler
 from inference.answer import answers_of, encode, requests_for
@@ -58,9 +57,12 @@ def run_batch(
     `log` gets one line about memory before any work. Raises RequestError if the memory does not suffice.
     """
     try:
-        features = FeatureCache(checkpoint.model)
         scheduler = Scheduler(
-            checkpoint.model, batch_size, checkpoint.decode_step, features, prefixes=checkpoint.prefixes
+            checkpoint.model,
+            batch_size,
+            checkpoint.decode_step,
+            checkpoint.features,
+            prefixes=checkpoint.prefixes,
         )
     except ValueError as error:
         raise RequestError(f"{error} (--batch-size)") from None

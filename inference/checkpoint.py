@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from generation.fast.native.step import NativeStep, is_compiled, unsupported
 from generation.fast.quantized import pack
 from generation.fast.tower import FastTower, break_even_tiles, fast_tower
 from generation.fast.tower import unsupported as unsupported_tower
+from generation.prefix import FeatureCache
 from generation.prefix_store import PrefixStore
 from generation.protocol import Constraint
 from generation.steps import DecodeStep
@@ -56,6 +58,12 @@ class Checkpoint:
     decode_step_chosen: str = "eager"  # its name, or why it is the eager one
     vision_tower: str = "eager"  # likewise
     prefixes: PrefixStore | None = None  # kept of earlier prompts: see `inference.prefix_files`
+
+    @cached_property
+    def features(self) -> FeatureCache:
+        """Of the tiles that it was asked about last, for all who answer with it or look for what an answer
+        came from. They hold as long as the weights do."""
+        return FeatureCache(self.model)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

@@ -25,7 +25,6 @@ from data.images import TiledImage
 from data.processor import EncodedConversation, Processor
 from generation.decoding import GenerationOptions, TokenStream
 from generation.draft import DraftStream
-from generation.prefix import FeatureCache
 from generation.session import Session
 from inference.answer import AnswerText, answers_of, prompt_tokens, start
 from inference.checkpoint import Checkpoint, RequestError
@@ -68,7 +67,7 @@ class Conversation:
     def __init__(self, checkpoint: Checkpoint, system: str | None = None):
         self.checkpoint, self.system, self.remember = checkpoint, system, True
         # Features are for what the key-value cache loses, as when a turn is undone.
-        self.session = Session(checkpoint.model, FeatureCache(checkpoint.model), checkpoint.prefixes)
+        self.session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes)
         self.turns: list[Turn] = []
         self._pending: TurnReply | None = None
 

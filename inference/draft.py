@@ -25,7 +25,6 @@ from data.images import TiledImage, whole_alone
 from data.processor import EncodedConversation, Processor
 from generation.draft import DraftStream, draft_stream
 from generation.options import CacheMemoryError, GenerationOptions
-from generation.prefix import FeatureCache
 from generation.session import Session
 from inference.answer import AnswerText, Reply, answer_text, encode
 from inference.checkpoint import Checkpoint, RequestError
@@ -46,7 +45,7 @@ def ask_each(
     """`inference.answer.ask_each` with a draft before the first answer, where one helps; for the others the
     images are encoded. Raises RequestError where there is to be no cache."""
     began, processor = time.perf_counter(), checkpoint.processor
-    session = Session(checkpoint.model, FeatureCache(checkpoint.model), checkpoint.prefixes)
+    session = Session(checkpoint.model, checkpoint.features, checkpoint.prefixes)
     checkpoint.check_images(len(images))
     tiled = [processor.tile(image) for image in images]
     alone = wholes(processor, tiled)

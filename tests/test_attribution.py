@@ -9,16 +9,21 @@ import pytest
 import torch
 from PIL import Image
 
+from generation.options import GenerationOptions
+from inference import draft
+from inference.answer import ask_each
 from inference.attribution import draw
 from inference.attribution.attention import AttentionMaps, attention_maps, attention_rows
 from inference.attribution.occlusion import OcclusionMaps, Region, greyed, occlusion_maps
 from inference.attribution.teacher_forcing import Word, answer_words, place_on_image
 from inference.checkpoint import RequestError, open_checkpoint
+from inference.conversation import Conversation
 from models import VisionLanguageModel
 from tests import tiny
 from tests.processors import GOLDEN, draw_image, embedded, processor
 
 ANSWER = [40, 41, 9, 42]
+SHORT = GenerationOptions(max_new_tokens=2)
 CASES = ("smolvlm-2-tiles", "smolvlm-one-kv-head", "idefics3-own-head-dim", "idefics3-llama3-rope")
 
 
@@ -175,10 +180,40 @@ def test_occlusion_in_nanovlm(nanovlm):
     assert_regions_hold(found, nanovlm, images, "how many?", [5, 6], range(0, len(found.regions), 5))
 
 
+def asked_once(checkpoint, image) -> None:
+    list(next(ask_each(checkpoint, [image], ["how many?"], SHORT, keep=True)))
+
+
+def asked_in_a_conversation(checkpoint, image) -> None:
+    Conversation(checkpoint).send("how many?", [image], SHORT).finish()
+
+
+def asked_with_a_draft(checkpoint, image) -> None:
+    next(draft.ask_each(checkpoint, [image], ["how many?"], SHORT)).finish()
+
+
+@pytest.mark.parametrize("door", [asked_once, asked_in_a_conversation, asked_with_a_draft])
+def test_what_the_answer_was_made_from_is_not_encoded_again(model_folder, monkeypatch, door):
+    """And the maps are the same as of a model that was asked nothing before."""
+    image = draw_image(40, 30)
+    expected = attention_maps(open_checkpoint(model_folder, device="cpu"), [image], "how many?", ANSWER)
+    checkpoint = open_checkpoint(model_folder, device="cpu")
+    door(checkpoint, image)
+    seen = []
+    encode = checkpoint.model.encode_images
+    monkeypatch.setattr(checkpoint.model, "encode_images", lambda t, *a: seen.append(len(t)) or encode(t, *a))
+    found = attention_maps(checkpoint, [image], "how many?", ANSWER)
+    assert not seen and np.allclose(found.maps[0], expected.maps[0], atol=1e-6)
+    kept = len(checkpoint.features)
+    occlusion_maps(checkpoint, [image], "how many?", ANSWER, window=1)
+    assert seen and len(checkpoint.features) == kept  # what was greyed is kept by nobody
+
+
 def test_only_changed_tiles_are_seen_again(checkpoint, monkeypatch):
     seen = []
     encode = checkpoint.model.encode_images
     monkeypatch.setattr(checkpoint.model, "encode_images", lambda t, *a: seen.append(len(t)) or encode(t, *a))
+    checkpoint.features.clear()
     found = occlusion_maps(checkpoint, [draw_image(40, 30)], "how many?", ANSWER, window=0.1)
     tiles = len(checkpoint.processor.tile(draw_image(40, 30)).tiles)
     assert tiles == 13 and len(found.regions) < sum(seen) - tiles < 5.5 * len(found.regions)

@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter
 from copy import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -393,7 +394,7 @@ def screen_after(written: str, columns: int, lines: int) -> list[str]:
 # ----------------------------------------------------------------------------------- conversations, page
 def test_a_turn_with_new_images_has_a_draft_and_the_next_one_none(checkpoint, always):
     options = GenerationOptions(max_new_tokens=8)
-    plain, talk = Conversation(checkpoint), Conversation(checkpoint)
+    plain, talk = (Conversation(replace(checkpoint)) for _ in range(2))  # each with features of its own
     for question, images, wanted in (
         ("how many?", [WIDE], True),
         ("why?", [], False),

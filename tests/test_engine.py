@@ -14,6 +14,7 @@ from data.errors import ImageError
 from generation.options import GenerationOptions
 from generation.scheduler import Scheduler
 from inference.answer import AnswerText, ask, encode
+from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.draft import wholes
 from tests.documents import ROOT
@@ -300,6 +301,25 @@ def test_what_follows_an_answer_takes_turns_ends_when_left_and_fails_alone(model
     asyncio.run(run())
     assert closed == ["models"]
     engine.close()
+
+
+def test_maps_of_an_answer_are_made_from_what_the_slots_encoded(engine, models, monkeypatch):
+    """A photograph's tiles are nearly all of what a map costs, and nobody else is answered meanwhile."""
+    seen: list[int] = []
+    model = models.open(FOLDER).model
+    encode_images = model.encode_images
+    monkeypatch.setattr(model, "encode_images", lambda t, *a: seen.append(len(t)) or encode_images(t, *a))
+
+    def then(checkpoint, ids):
+        before = sum(seen)
+        attention_maps(checkpoint, [IMAGES[0]], QUESTIONS[0], ids)
+        yield before > 0, sum(seen) - before
+
+    async def made() -> list:
+        return [piece.made async for piece in engine.submit(request(then=then)) if piece.made is not None]
+
+    models.open(FOLDER).features.clear()
+    assert asyncio.run(made()) == [(True, 0)]
 
 
 @pytest.mark.parametrize("slots", [1, 4])

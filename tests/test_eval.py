@@ -120,6 +120,7 @@ def test_a_compiled_model_has_all_its_parameters():
 
 
 def test_an_image_is_encoded_and_prefilled_once_for_all_its_questions(checkpoint, task):
+    checkpoint.features.clear()
     stats, opened = Stats(), []
     samples = [
         replace(one, images=lambda one=one: opened.append(one.group) or one.images()) for one in task.samples
@@ -135,6 +136,7 @@ def test_an_image_is_encoded_and_prefilled_once_for_all_its_questions(checkpoint
 
 
 def test_blanked_images_have_the_size_of_the_others(checkpoint, alone, task):
+    checkpoint.features.clear()
     stats = Stats()
     blind = dict(answers(checkpoint, task.samples, 7, blank=True, stats=stats))
     assert stats.tiles_encoded == 1  # one grey tile is like another

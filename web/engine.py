@@ -35,7 +35,6 @@ from data.chat import Message
 from data.images import ImageLimits, load_image
 from data.processor import EncodedConversation
 from generation.decoding import GenerationOptions
-from generation.prefix import FeatureCache
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from generation.requests import NewTokens, Request, RequestOutput, TokenLogprobs
 from generation.scheduler import Scheduler
@@ -488,7 +487,7 @@ class Engine:
                 model,
                 self.limits.slots,
                 checkpoint.decode_step,
-                FeatureCache(model),
+                checkpoint.features,
                 self.limits.prefill_chunk,
                 store,
             )
@@ -508,6 +507,7 @@ class Engine:
     def _drop(self, key: int) -> Checkpoint:
         """Let go of a model's scheduler and of what is kept for it in memory."""
         checkpoint, _, store = self._schedulers.pop(key)
+        checkpoint.features.clear()
         if store is not None:
             store.close()
         return checkpoint

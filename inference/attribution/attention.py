@@ -69,7 +69,7 @@ def attention_maps(
     """
     check_layers(checkpoint, layers, heads)
     forced = ForcedAnswer(checkpoint, images, question, answer_ids, system)
-    x = forced.embed(forced.features([image.tiles for image in forced.tiled])[None])
+    x = forced.embed(forced.features()[None])
     rows = attention_rows(checkpoint.model.language_model, x, forced.queries, layers, heads)
     counts = [len(image.tiles) * checkpoint.model.config.tokens_per_tile for image in forced.tiled]
     by_image = rows[:, forced.image_positions].split(counts, dim=1)

@@ -127,7 +127,7 @@ def occlusion_steps(
     if not MIN_WINDOW <= window <= 1:
         raise RequestError(f"window: expected a share from {MIN_WINDOW:g} to 1, got {window:g}")
     forced = ForcedAnswer(checkpoint, images, question, answer_ids, system)
-    features = forced.features([image.tiles for image in forced.tiled])  # (n, S, D)
+    features = forced.features()  # (n, S, D)
     base = forced.log_probabilities(features[None])[0]
     shapes, regions, sizes, cells = [], [], [], max(_STEPS, round(_STEPS / window))
     for number, image in enumerate(forced.images):
@@ -177,7 +177,7 @@ def _without(
         places += [(version, before + tile) for tile in differs]
     if places:
         rows, columns = torch.tensor(places, device=features.device).T
-        versions[rows, columns] = forced.features(changed)
+        versions[rows, columns] = forced.encode(changed)
     return versions
 
 

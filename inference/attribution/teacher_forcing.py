@@ -66,12 +66,17 @@ class ForcedAnswer:
         assert config.image_token_id is not None, "placeholders have an id"
         return (self._input_ids[0] == config.image_token_id).nonzero()[:, 0]
 
+    def features(self) -> Tensor:
+        """Of the images' tiles, (n, S, D): those that the answer was made from, where they are still kept."""
+        kept = self.checkpoint.features
+        parts = _few_at_a_time(Tiles.cat([image.tiles for image in self.tiled]))
+        return torch.cat([kept.encode(tiles, None, tiles.digests)[0] for tiles in parts])
+
     @torch.no_grad()
-    def features(self, parts: Sequence[Tiles]) -> Tensor:
-        """Tiles, n in all in several parts → image features (n, S, D), a few tiles at a time."""
-        tiles, model = Tiles.cat(parts), self.checkpoint.model
-        starts = range(0, len(tiles), _TILES_AT_ONCE)
-        return torch.cat([encode_once(model, tiles[start : start + _TILES_AT_ONCE]) for start in starts])
+    def encode(self, changed: Sequence[Tiles]) -> Tensor:
+        """Tiles, n in all in several parts → image features (n, S, D), of which nothing is kept."""
+        parts = _few_at_a_time(Tiles.cat(changed))
+        return torch.cat([encode_once(self.checkpoint.model, tiles) for tiles in parts])
 
     @torch.no_grad()
     def embed(self, features: Tensor) -> Tensor:
@@ -92,6 +97,11 @@ class ForcedAnswer:
         scores = language_model.logits(hidden[:, self.queries.start :]).float().log_softmax(-1)  # (R, A, V)
         targets = torch.tensor(self.answer, device=scores.device)[:, None].expand(len(features), -1, -1)
         return scores.gather(2, targets)[..., 0]
+
+
+def _few_at_a_time(tiles: Tiles) -> list[Tiles]:
+    starts = range(0, len(tiles), _TILES_AT_ONCE)
+    return [tiles[start : start + _TILES_AT_ONCE] for start in starts]
 
 
 def place_on_image(weights: Tensor, image: TiledImage, whole_first: bool) -> Tensor:
