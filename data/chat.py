@@ -27,7 +27,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -191,10 +191,16 @@ def _sandbox():
     def raise_exception(message):
         raise TemplateError(message)
 
+    def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        """Jinja's own writes it for HTML, and with its keys sorted."""
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
-    sandbox.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own writes it for HTML
+    sandbox.filters["tojson"] = to_json
     sandbox.globals["raise_exception"] = raise_exception
     sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return sandbox
@@ -220,7 +226,7 @@ def render_bounded(template: str, variables: Mapping[str, Any]) -> str:
     """`render` for a stranger's template, in a child that has `MEMORY` and `SECONDS` for it."""
     if len(template) > LONGEST_TEMPLATE:
         raise TemplateRefused(f"it has {len(template)} characters, at most {LONGEST_TEMPLATE} are read")
-    text, refusal = _of_child(template, json.dumps(variables, sort_keys=True), date.today())
+    text, refusal = _of_child(template, json.dumps(variables), date.today())  # a template sees keys in order
     if refusal:
         raise TemplateRefused(refusal)
     return text

@@ -458,6 +458,10 @@ def _gpt2(spec: dict[str, Any], add_prefix_space: bool, special: set[str]) -> To
 
 # -------------------------------------------------------------------------------- special tokens out of reach
 _OFFSETS = '"trim_offsets":true', '"trim_offsets":false'
+_HTML = re.compile(
+    "</?(?:a|b|blockquote|body|br|caption|code|div|em|footer|h[1-6]|head|html|i|iframe|li|ol|p|pre|s|span|"
+    "strong|sub|sup|table|tbody|td|tfoot|th|thead|tr|u|ul)>"
+)
 
 
 class PrivateTokenizer(NamedTuple):
@@ -471,8 +475,9 @@ class PrivateTokenizer(NamedTuple):
 
 
 def private_tokenizer(tokenizer: AnyTokenizer, nonce: str) -> PrivateTokenizer:
-    """The private copy. Added tokens of white space alone, which some tokenizers have for indentation, are
-    text and keep their names. PromptError for a tokenizer that cannot be copied so."""
+    """The private copy. Added tokens that stand for white space or an element of HTML are vocabulary, which
+    people write: they keep their names, and ids stay those of the original. PromptError for a tokenizer that
+    cannot be copied so."""
     if not tokenizer.is_fast:
         got = type(tokenizer).__name__
         raise PromptError(f"tokenizer: expected one of the tokenizers library, got {got}")
@@ -483,7 +488,8 @@ def private_tokenizer(tokenizer: AnyTokenizer, nonce: str) -> PrivateTokenizer:
         longest = check_tokenizer(spec)
     except ValueError as error:
         raise PromptError(f"tokenizer: {error}") from error
-    renamed = [t for t in spec["added_tokens"] if t["special"] or t["content"].strip()]
+    written = _vocabulary(tokenizer, spec["added_tokens"])
+    renamed = [token for token in spec["added_tokens"] if token["content"] not in written]
     ids = {token["content"]: token["id"] for token in renamed}
     names = {content: f"<{nonce}-{i}>" for content, i in ids.items()}
     for token in renamed:
@@ -507,6 +513,23 @@ def private_tokenizer(tokenizer: AnyTokenizer, nonce: str) -> PrivateTokenizer:
     if model.get("unk_token"):
         unknown = private.token_to_id(model["unk_token"])
     return PrivateTokenizer(private, ids, names, unknown, longest)
+
+
+def _vocabulary(tokenizer: AnyTokenizer, added: list[dict[str, Any]]) -> set[str]:
+    """The names of those added tokens that are no more than a short way to write text: white space as the
+    decoder has it (three spaces are `▁▁▁` in Gemma's) without a role, and HTML that is not marked special."""
+    roles = {value for value in tokenizer.special_tokens_map.values() if isinstance(value, str)}
+
+    def is_text(name: str, token_id: int, special: bool) -> bool:
+        if name.isascii() and name.strip():
+            return not special and bool(_HTML.fullmatch(name))
+        return not tokenizer.backend_tokenizer.decode([token_id], skip_special_tokens=False).strip()
+
+    with no_panic():
+        found = {
+            token["content"] for token in added if is_text(token["content"], token["id"], token["special"])
+        }
+    return found - roles
 
 
 # -------------------------------------------------------------------------------------------- a new tokenizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -37,7 +38,8 @@ LLAMA_TEMPLATE = (
     "{% else %}<image>{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-KINDS = ("embedded", "llama", "merged", "nfkc", "unigram", "nanovlm-current", "nanovlm-base", "nanovlm-v0.1")
+OWN_KINDS = ("embedded", "llama", "merged", "nfkc", "unigram", "gemma")
+KINDS = (*OWN_KINDS, "nanovlm-current", "nanovlm-base", "nanovlm-v0.1")
 
 
 def nano_config(**changes) -> dict:
@@ -75,7 +77,8 @@ def processor(kind: str) -> Processor:
         return Processor(images, tokenizer, template)
     if kind.startswith("nanovlm"):
         return Processor.from_pretrained(GOLDEN / kind)
-    tokenizer = {"llama": _llama, "merged": _merged, "nfkc": _nfkc, "unigram": _unigram}[kind]()
+    made = {"llama": _llama, "merged": _merged, "nfkc": _nfkc, "unigram": _unigram, "gemma": gemma}
+    tokenizer = made[kind]()
     template = {"chat_template": LLAMA_TEMPLATE} if kind == "llama" else {}
     return make_processor(tokenizer, image_size=32, image_seq_len=4, split=True, **template)
 
@@ -140,4 +143,30 @@ def _unigram() -> PreTrainedTokenizerFast:
             vocab_size=200, special_tokens=["<unk>", *SPECIAL_TOKENS], unk_token="<unk>", show_progress=False
         ),
     )
+    return _fast(backend, unk_token="<unk>")
+
+
+def gemma(flags: Callable[[], dict[str, bool]] = dict) -> PreTrainedTokenizerFast:
+    """Gemma's: a space is `▁` before anything is looked up, other bytes have pieces, and runs of spaces, of
+    tabs and of newlines are added tokens that the merges build as well, as HTML is. `flags()` are those of
+    the next special token."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    replace = decoders.Replace("▁", " ")
+    backend.decoder = decoders.Sequence([replace, decoders.ByteFallback(), decoders.Fuse()])
+    runs = [one * n for one in "▁\t\n" for n in range(2, 9)]
+    indented = [f"x{run.replace('▁', ' ')}y" for run in runs]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", *bytes_], show_progress=False)
+    backend.train_from_iterator([*CORPUS, *indented * 4], trainer)
+    assert "▁▁▁▁" in backend.get_vocab()
+    spec = json.loads(backend.to_str())
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] not in bytes_]
+    backend = Tokenizer.from_str(json.dumps(spec))
+    text = [*runs, "\n", "\t", *(f"<{mark}{name}>" for name in ("b", "td", "h1") for mark in ("", "/"))]
+    backend.add_tokens([AddedToken(one, normalized=False) for one in text])
+    for name in SPECIAL_TOKENS:
+        given = {"normalized": False} | flags()
+        backend.add_special_tokens([AddedToken(name, special=True, **given)])
     return _fast(backend, unk_token="<unk>")

@@ -47,6 +47,8 @@ EVERYTHING = (
     "    {%- continue %}{% endif %}\n  {{ message.role | capitalize }}: {% for part in message.content %}"
     "{% generation %}{{ part.text | trim }}{% endgeneration %}{% endfor %}{{ eos_token }}\n{% endfor %}"
     "{{ {'a': [1, 'é'], 'b': none} | tojson }}{{ dict(a=1) }}{{ tools is none }}"
+    "{{ {'b': 2, 'a': messages[-1]} | tojson(False, 1) }}{% for key in messages[0] %}{{ key }}{% endfor %}"
+    "{{ {'b': 2, 'a': 1} | tojson(sort_keys=true, separators=(',', ':')) }}"
     "{% if messages[0].role == 'system' %}{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
     "{% endif %}"
 )

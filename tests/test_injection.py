@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from functools import cache
 
@@ -27,7 +28,11 @@ INVISIBLE = (
 
 
 def special_tokens(kind: str) -> list[str]:
-    return [t.content for t in processor(kind).tokenizer.added_tokens_decoder.values() if t.content.strip()]
+    """The added tokens but for white space and HTML, which are vocabulary."""
+    added = (token.content for token in processor(kind).tokenizer.added_tokens_decoder.values())
+    return [
+        name for name in added if name.replace("▁", " ").strip() and not re.fullmatch("</?(b|td|h1)>", name)
+    ]
 
 
 @cache
@@ -76,7 +81,7 @@ def encode(kind: str, messages: list[dict]) -> list[int]:
 def special_ids(kind: str, ids: list[int]) -> list[int]:
     """Those of `ids` that are special, but for the one that stands for characters a model does not know."""
     known = {processor(kind).tokenizer.convert_tokens_to_ids(token) for token in special_tokens(kind)}
-    if kind == "unigram":
+    if kind in ("unigram", "gemma"):
         known.remove(processor(kind).tokenizer.unk_token_id)
     return [i for i in ids if i in known]
 

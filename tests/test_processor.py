@@ -23,7 +23,16 @@ from data.smolvlm import IdeficsImages, new_idefics
 from data.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from models.config import TextConfig, VisionConfig, VLMConfig
 from tests.hub_server import HubServer, point_client_at
-from tests.processors import CORPUS, assert_same, draw_image, embedded, nano_config, processor
+from tests.processors import (
+    CORPUS,
+    OWN_KINDS,
+    assert_same,
+    draw_image,
+    embedded,
+    gemma,
+    nano_config,
+    processor,
+)
 
 TEXTS = (
     "how many circles?",
@@ -32,6 +41,7 @@ TEXTS = (
     "a     b",
     "\tdef f():\n        return 1",
     "x" * 300,
+    "a <b>b</b>  <td>▁▁1</td>",
 )
 SIZES = ((50, 20), (9, 90), (32, 32), (1, 1), (200, 1), (33, 31))
 
@@ -43,7 +53,7 @@ def transformers_inputs(hf: Idefics3Processor, messages: list[dict]) -> dict[str
 
 
 # ------------------------------------------------------------------------------- as transformers has it
-@pytest.mark.parametrize("kind", ["embedded", "unsplit", "llama", "merged", "nfkc", "unigram"])
+@pytest.mark.parametrize("kind", ["unsplit", *OWN_KINDS])
 def test_ids_and_pixels_are_those_of_transformers(kind: str, monkeypatch):
     monkeypatch.setattr(chat, "render_bounded", chat.render)  # the same without a child, for speed
     p = embedded(split=False) if kind == "unsplit" else processor(kind)
@@ -53,6 +63,47 @@ def test_ids_and_pixels_are_those_of_transformers(kind: str, monkeypatch):
             for system in (None, "be brief\n"):
                 messages = p.conversation(images, text, system)
                 assert_same(p.prepare(messages), transformers_inputs(p.hf_processor, messages))
+
+
+def test_added_tokens_of_any_flags_read_as_in_transformers():
+    """Special tokens that swallow the space beside them or match normalized text, beside runs of white space
+    and HTML that are added tokens as well, and texts full of both."""
+    draw = random.Random(31)
+    pieces = [
+        " ",
+        "  ",
+        "   ",
+        "\n",
+        "\n\n",
+        "\t",
+        "▁",
+        "▁▁",
+        "\u00a0",
+        "\r\n",
+        "a",
+        "two red",
+        "é",
+        "中",
+        "12.",
+    ]
+    pieces += ["<b>", "</td>", "<u>"]
+
+    def say() -> str:
+        return "".join(draw.choices(pieces, k=draw.randint(1, 12))) + "?"
+
+    for rate in (0, 0.2, 0.6):
+        tokenizer = gemma(
+            lambda rate=rate: {n: draw.random() < rate for n in ("lstrip", "rstrip", "normalized")}
+        )
+        p = make_processor(tokenizer, image_size=32, image_seq_len=4, split=True)
+        for _ in range(20):
+            messages = [
+                *p.conversation([draw_image(50, 20)], say(), say()),
+                {"role": "assistant", "content": [{"type": "text", "text": say()}]},
+                {"role": "user", "content": [{"type": "text", "text": say()}]},
+            ]
+            ids = p.prepare(messages)["input_ids"]
+            assert torch.equal(ids, transformers_inputs(p.hf_processor, messages)["input_ids"]), messages
 
 
 def test_pixels_of_any_size_and_setting_are_those_of_transformers():
