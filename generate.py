@@ -128,13 +128,19 @@ def answer_questions(args: argparse.Namespace) -> None:
 def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dict[str, Any]:
     """Print the answers of a reply, a single one while it is made. Returns the result, without `about`."""
     pieces = reply.after_draft(not args.json, args.json or args.stats) if args.draft else reply
+    lines = not (args.json or args.grammar)
+    pixels = partial(reply.checkpoint.pixels, reply.row, lines, args.box_format)
     if args.num_answers == 1 and locator is None:
+        text = pixels()
         for _, piece in pieces:
-            print(piece, end="", flush=True)
-        print(flush=True)
+            print(text.put(piece), end="", flush=True)
+        print(text.finish(), flush=True)
     result = reply.finish()
     if locator is not None:
         result |= locator.locate(reply.checkpoint, about["question"], result)
+    result["answers"] = [pixels().whole(answer) for answer in result["answers"]]
+    if draft := result.get("draft"):
+        draft["text"] = pixels().whole(draft["text"])
     if args.json:
         print(to_json(about | result), flush=True)
     elif locator is not None:

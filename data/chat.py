@@ -72,6 +72,10 @@ class Message:
     def text(self) -> str:
         return "".join(value for kind, value in self.parts if kind == "text")
 
+    @property
+    def images(self) -> list[Any]:
+        return [value for kind, value in self.parts if kind == "image"]
+
 
 @dataclass(frozen=True)
 class EncodedText:

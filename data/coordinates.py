@@ -4,6 +4,7 @@
     text = form.write([Box("star", (10, 20, 60, 80))], (640, 480))  # [{"bbox_2d": [16, 42, 94, 167], ...}]
     found = form.read(text, (640, 480))
     found.boxes, found.points, found.malformed
+    Pixels(form, (640, 480), lines=True).put(text)            # "star: box 10 20 60 80", for a person
 
 | form | a box | a point | step |
 |---|---|---|---|
@@ -41,18 +42,20 @@ _SHOWN = 80  # letters of what is malformed
 
 @dataclass(frozen=True)
 class Box:
-    """A named box (x1, y1, x2, y2) in pixels, x1 <= x2 and y1 <= y2."""
+    """A named box (x1, y1, x2, y2) in pixels, x1 <= x2 and y1 <= y2. `raw` are the model's own numbers."""
 
     label: str
     box: tuple[float, float, float, float]
+    raw: tuple[float, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A named point (x, y) in pixels."""
+    """A named point (x, y) in pixels. `raw` are the model's own numbers."""
 
     label: str
     point: tuple[float, float]
+    raw: tuple[float, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -116,13 +119,22 @@ class CoordinateForm(ABC):
             if isinstance(found, Malformed):
                 malformed.append(found)
             elif isinstance(found, Box):
-                boxes.append(Box(found.label or label, found.box))
+                boxes.append(replace(found, label=found.label or label))
             else:
-                points.append(Point(found.label or label, found.point))
+                points.append(replace(found, label=found.label or label))
         return Located(tuple(boxes), tuple(points), tuple(malformed))
 
     @abstractmethod
     def _found(self, text: str, size: Size) -> Iterator[Box | Point | Malformed]: ...
+
+    def cut(self, text: str, lines: bool, last: bool) -> tuple[list[tuple[int, int]], int]:
+        """Where in a text that may go on (unless it is the `last`) stands what `Pixels` writes otherwise, and
+        up to where it is certain that nothing else does. Nothing where the notation names its own unit."""
+        return [], len(text)
+
+    def scaled(self, text: str, size: Size, back: bool = False) -> str:
+        """A text with its JSON lists of the model's numbers as whole pixels, or `back`."""
+        return text
 
     def _sayable(self, things: Sequence[Box | Point], size: Size) -> bool:
         """Whether there is anything to say; ValueError for what is not in the image or not in this form."""
@@ -156,10 +168,10 @@ def _scaled(values: Sequence[float], scale_x: float, scale_y: float) -> tuple[An
     return tuple(value * (scale_y if at % 2 else scale_x) for at, value in enumerate(values))
 
 
-def _thing(label: str, numbers: Sequence[float]) -> Box | Point:
+def _thing(label: str, numbers: Sequence[float], raw: Sequence[float]) -> Box | Point:
     """A box of four numbers or a point of two."""
-    label = " ".join(label.split())
-    return Box(label, tuple(numbers)) if len(numbers) == 4 else Point(label, tuple(numbers))  # type: ignore[arg-type]
+    kind: Any = Box if len(numbers) == 4 else Point
+    return kind(" ".join(label.split()), tuple(numbers), tuple(raw))
 
 
 def _numbers(thing: Box | Point) -> tuple[float, ...]:
@@ -172,6 +184,10 @@ def _shown(text: str) -> str:
 
 # -------------------------------------------------------------------------------------------------- JSON
 _LIST_BEGINS = re.compile(r"\[\s*\Z")
+_OBJECT = re.compile(r'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')  # around no other
+_OBJECT_BEGINS = re.compile(r'\{\s*(?:"([^"]*)("?))?')
+_AROUND = re.compile(r"(?:`{1,3}\w*\s*)?(?:\[\s*)?\Z")  # a list begins, perhaps in a code fence
+_HELD = 2_000  # letters that are waited for: an object is not so long
 
 
 @dataclass(frozen=True)
@@ -230,15 +246,76 @@ class _Json(CoordinateForm):
         if in_list and not broken and text[end:].lstrip(" \t\r\n,")[:1] != "]":
             yield Malformed(_shown(text[-_SHOWN:]), "a list that was cut off")
 
+    def cut(self, text: str, lines: bool, last: bool) -> tuple[list[tuple[int, int]], int]:
+        return self._objects(text, last) if lines else ([], len(text) if last else self._sure(text))
+
+    def _objects(self, text: str, last: bool) -> tuple[list[tuple[int, int]], int]:
+        """Where a thing stands by itself or in a list; what is within other JSON stays JSON."""
+        spans, at, names = list[tuple[int, int]](), 0, (*self.keys, "label")
+        while (at := text.find("{", at)) >= 0:
+            begun, whole = _OBJECT_BEGINS.match(text, at), _OBJECT.match(text, at, at + _HELD)
+            assert begun is not None, "it begins with a brace"
+            name, closed = begun[1] or "", bool(begun[2])
+            may_be = name in names if closed else any(one.startswith(name) for one in names)
+            is_thing = may_be and any(f'"{key}"' in (whole[0] if whole else text[at:]) for key in self.keys)
+            if whole and is_thing:
+                spans.append(whole.span())
+                at = whole.end()
+                continue
+            goes_on = not whole and may_be and len(text) - at < _HELD and (closed or begun.end() == len(text))
+            if goes_on and not last:
+                break
+            if goes_on and is_thing and "{" not in text[at + 1 :]:
+                spans.append((at, len(text)))  # it was cut off
+                break
+            at += 1
+        sure = len(text) if last or at < 0 else at
+        if not last:
+            around = _AROUND.search(text, spans[-1][1] if spans else 0, sure)
+            assert around is not None, "nothing may stand around"
+            sure = around.start()
+        return spans, sure
+
+    def _lists(self) -> re.Pattern[str]:
+        """Numbers under one of the keys."""
+        return re.compile(rf'"(?:{"|".join(self.keys)})"\s*(?::\s*(?:(\[[^\[\]]*)(\])?)?)?')
+
+    def _sure(self, text: str) -> int:
+        """Up to where a text does not end within numbers, or the key before them."""
+        begun = [match for match in self._lists().finditer(text) if match.end() == len(text) and not match[2]]
+        at = begun[0].start() if begun else max(text.rfind('"'), 0)
+        opened = bool(begun) or any(f'"{key}"'.startswith(text[at:]) for key in self.keys)
+        return at if opened and len(text) - at < _HELD else len(text)
+
+    def scaled(self, text: str, size: Size, back: bool = False) -> str:
+        shown, canvas = (self.canvas(size), size) if back else (size, self.canvas(size))
+
+        def whole(match: re.Match[str]) -> str:
+            numbers = _numbers_of(f"{match[1]}]") if match[2] else []
+            pixels = [round(one) for one in _scaled(numbers, shown[0] / canvas[0], shown[1] / canvas[1])]
+            return match[0].replace(f"{match[1]}]", json.dumps(pixels)) if numbers else match[0]
+
+        return self._lists().sub(whole, text)
+
     def _read(self, one: Mapping[str, Any], key: str, size: Size) -> Box | Point | Malformed:
         numbers, label, counts = one[key], one.get("label", ""), self.keys[key]
         count = len(numbers) if isinstance(numbers, list) and len(numbers) in counts else counts[0]
         try:
             if not isinstance(label, str):
                 raise _Bad("expected a label as text")
-            return _thing(label, self._to_pixels(numbers, count, size))
+            return _thing(label, self._to_pixels(numbers, count, size), numbers)
         except _Bad as error:
             return Malformed(_shown(json.dumps(one, ensure_ascii=False)), str(error))
+
+
+def _numbers_of(text: str) -> list[float]:
+    """The numbers of a list in JSON, [] where it holds anything else."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return []
+    real = all(type(one) in (int, float) and abs(one) < 1e9 for one in values)
+    return values if real else []
 
 
 def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -272,6 +349,9 @@ _OCTAVES = 10
 class _Moondream(_Json):
     """Bins as moondream's region head decodes them: the centre of a box, and its width and height on a
     logarithmic scale. A box may lie over the edge of the image by its bins' steps, and is cut there."""
+
+    def scaled(self, text: str, size: Size, back: bool = False) -> str:
+        return text  # bins are shares of other things than a side
 
     def _from_pixels(self, numbers: Sequence[float], size: Size) -> list[int]:
         x1, y1, x2, y2 = (*numbers, *numbers)[:4]
@@ -344,13 +424,13 @@ class _Tokens(CoordinateForm):
         for run in runs:
             yield from self._broken(text[end : run.start()])
             end = run.end()
-            numbers = [int(one) for one in self.token.findall(run["run"])]
+            numbers = raw = [int(one) for one in self.token.findall(run["run"])]
             try:
                 if len(numbers) == 4 and self.vertical_first:
                     numbers = [numbers[at] for at in (1, 0, 3, 2)]
                 values = _checked(numbers, 4, self.steps, self.steps)
                 label = html.unescape(run["label"]).strip() or (run["tag"] or "" if self.tagged else "")
-                yield _thing(label, _scaled(values, size[0] / self.steps, size[1] / self.steps))
+                yield _thing(label, _scaled(values, size[0] / self.steps, size[1] / self.steps), raw)
             except _Bad as error:
                 yield Malformed(_shown(run[0]), str(error))
         yield from self._broken(text[end:])
@@ -405,7 +485,7 @@ class _Molmo(CoordinateForm):
             for place in places.values():
                 try:
                     values = _checked([_decimal(place.get(letter, "")) for letter in "xy"], 2, 100, 100)
-                    yield _thing(label, _scaled(values, size[0] / 100, size[1] / 100))
+                    yield _thing(label, _scaled(values, size[0] / 100, size[1] / 100), values)
                 except _Bad as error:
                     yield Malformed(_shown(tag[0]), str(error))
         yield from self._broken(text[end:])
@@ -419,6 +499,72 @@ def _decimal(text: str) -> float:
     if not re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)\s*", text, re.ASCII):
         raise _Bad("expected numbers")
     return float(text)
+
+
+# ------------------------------------------------------------------------------------------- for readers
+class Pixels:
+    """The text of an answer in pixels of its image, piece by piece: `put` each, then `finish`.
+
+    lines: for a person, each box or point is a line, `star: box 10 20 60 80`. Otherwise JSON stays JSON, and
+        its lists hold whole pixels. Cut into any pieces, a text becomes the same.
+    after: what has been shown before.
+    """
+
+    def __init__(self, form: CoordinateForm, size: Size, lines: bool, after: str = ""):
+        self._form, self._size, self._lines = form, size, lines
+        self._held, self._end = "", after[-1:]  # not shown yet; how what is shown ends
+        self._in_list, self._depth = (
+            False,
+            0,
+        )  # a thing was the last that was shown; open braces of other JSON
+        self._json = Pixels(form, size, lines=False) if lines else None  # whatever is no thing by itself
+
+    def put(self, piece: str) -> str:
+        """What can be shown with this piece."""
+        return self._take(piece, last=False)
+
+    def finish(self) -> str:
+        """What is left."""
+        return self._take("", last=True)
+
+    def _take(self, piece: str, last: bool) -> str:
+        text = self._held + piece
+        spans, sure = self._form.cut(text, self._lines, last)
+        self._held = text[sure:]
+        if self._json is None:
+            return self._form.scaled(text[:sure], self._size)
+        at, shown = 0, list[str]()
+        for begin, end in spans:
+            if self._depth + text.count("{", at, begin) > text.count("}", at, begin):
+                continue  # within other JSON
+            before = _AROUND.split(text[at:begin])[0]
+            shown += [self._between(before), self._json.finish()]
+            line = "\n".join(lines_of(self._form.read(text[begin:end], self._size)))
+            self._end = "".join(shown)[-1:] or self._end
+            shown.append(line if self._end in ("", "\n") else f"\n{line}")
+            at, self._in_list = end, True
+        shown += [self._between(text[at:sure]), self._json.finish() if last else ""]
+        self._end = "".join(shown)[-1:] or self._end
+        return "".join(shown)
+
+    def _between(self, text: str) -> str:
+        """Text that is no thing, without what separates things from one another."""
+        assert self._json is not None, "of lines"
+        self._depth += text.count("{") - text.count("}")
+        if self._in_list and (text := text.lstrip(" \t\r\n,;.]`")):
+            self._in_list, text = False, f"\n{text}"
+        return self._json.put(text)
+
+
+def lines_of(found: Located) -> list[str]:
+    """What an answer locates, in a line each."""
+
+    def line(kind: str, thing: Box | Point) -> str:
+        numbers = " ".join(f"{one:.0f}" for one in _numbers(thing))
+        return f"{thing.label}: {kind} {numbers}" if thing.label else f"{kind} {numbers}"
+
+    lines = [line("box", one) for one in found.boxes] + [line("point", one) for one in found.points]
+    return lines + [f"malformed: {one.reason}: {one.text}" for one in found.malformed]
 
 
 # --------------------------------------------------------------------------------------------- by name

@@ -448,12 +448,13 @@ ImageRules: TypeAlias = "IdeficsImages | NanoVLMImages"
 @dataclass(frozen=True)
 class TiledImage:
     """An image as the model sees it: tiles (n, 3, M, M), `rows` x `columns` of them and the whole image, or
-    0 x 0 and the whole image. It is accepted wherever an image is."""
+    0 x 0 and the whole image. It is accepted wherever an image is. `size` is the image's own, in pixels."""
 
     tiles: Tiles
     rows: int
     columns: int
     name: str
+    size: tuple[int, int]
 
 
 def whole_alone(images: ImageRules, tiled: TiledImage) -> TiledImage | None:
@@ -463,7 +464,7 @@ def whole_alone(images: ImageRules, tiled: TiledImage) -> TiledImage | None:
     if len(tiled.tiles) != tiled.rows * tiled.columns + 1:
         return None
     whole = tiled.tiles[:1] if images.whole_first else tiled.tiles[-1:]
-    return TiledImage(whole, *images.uncut, tiled.name)
+    return TiledImage(whole, *images.uncut, tiled.name, tiled.size)
 
 
 def check_sizes(images: ImageRules) -> None:
@@ -493,6 +494,6 @@ def count_tiles(images: ImageRules, width: int, height: int, name: str, most: in
 def tile_image(images: ImageRules, image: Image.Image, name: str, most: int) -> TiledImage:
     """An RGB image as at most `most` tiles, (n, 3, M, M), counted before they are made; see `count_tiles`."""
     expected = count_tiles(images, *image.size, name, most)
-    tiled = TiledImage(*images.tiles(image), name)
+    tiled = TiledImage(*images.tiles(image), name, image.size)
     assert (len(tiled.tiles), tiled.rows, tiled.columns) == expected, "`grid` and `tiles` must agree"
     return tiled

@@ -79,7 +79,7 @@ class SampleEncoder:
         in_front = processor.image_token_id is None
         with _counted_as(BAD_CONVERSATION, PromptError):
             messages = processor.images.normalise_messages(read_conversation(conversation, name), name)
-        sources = [value for message in messages for kind, value in message.parts if kind == "image"]
+        sources = [source for message in messages for source in message.images]
         grids = self._grids(sources)
         with _counted_as(TOO_MANY_TILES, PromptError):
             prompts = [

@@ -71,12 +71,15 @@ class EncodedConversation:
 
     `tiles` are (n, 3, M, M), still bytes, or None; `assistant_mask` marks what the assistant says, end of
     turn included; `image_tokens` counts the positions that images take, in the ids or in front of them.
+    `image_size` is what an answer's coordinates are of: (width, height) in pixels of the images of the last
+    message that has some, or None where there is none or they differ.
     """
 
     input_ids: list[int]
     assistant_mask: list[bool]
     tiles: Tiles | None
     image_tokens: int
+    image_size: tuple[int, int] | None = None
 
 
 class Processor:
@@ -203,8 +206,9 @@ class Processor:
         messages = read_conversation(conversation, label)
         if add_generation_prompt:
             _check_question(messages, label)
+        newest = next((len(one.images) for one in reversed(messages) if one.images), 0)
         messages = self.images.normalise_messages(messages, label)
-        sources = [value for message in messages for kind, value in message.parts if kind == "image"]
+        sources = [source for message in messages for source in message.images]
         images, count, most = list[TiledImage](), 0, self.limits.max_tiles
         for source in sources:  # together at most as many tiles as one image may have
             images.append(self.tile(source))
@@ -223,7 +227,9 @@ class Processor:
         if placeholder is not None and (got := encoded.input_ids.count(placeholder)) != image_tokens:
             raise PromptError(f"{label}: expected {image_tokens} placeholders for its images, got {got}")
         tiles = Tiles.cat([one.tiles for one in images]) if images else None
-        return EncodedConversation(encoded.input_ids, encoded.assistant_mask, tiles, image_tokens)
+        sizes = {one.size for one in images[len(images) - newest :]}
+        size = sizes.pop() if len(sizes) == 1 else None
+        return EncodedConversation(encoded.input_ids, encoded.assistant_mask, tiles, image_tokens, size)
 
     def tile(self, source: Any) -> TiledImage:
         """An image (anything `load_image` takes) loaded, resized and cut, for several questions about it."""

@@ -25,6 +25,7 @@ from generation.requests import LazyRequest, Request
 from generation.scheduler import Scheduler
 from inference.answer import answers_of, encode, requests_for
 from inference.batch_files import BatchFiles, Line, passed_on, read_object, read_question
+from inference.boxes import located
 from inference.checkpoint import Checkpoint, RequestError
 from inference.grammar import grammar_of
 
@@ -150,6 +151,9 @@ class _Question:
         line, row = self.asked
         result |= {"model": self.files.model, "images": line.images, "question": line.question}
         answers = answers_of(self.checkpoint, row, [self.ids[number] for number in sorted(self.ids)])
+        if len(self.ids) == 1:
+            answers |= located(self.checkpoint.model.generation_config, row.image_size, answers["answers"][0])
+        answers["answers"] = [self.checkpoint.pixels(row, False).whole(one) for one in answers["answers"]]
         # With so few digits a line is the same in whatever company it was answered.
         sure = (self.confidences[number] for number in sorted(self.confidences))
         confidences = [one if one is None else round(one, 4) for one in sure]

@@ -12,10 +12,10 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from data.coordinates import Box, Located, Point, form_of
+from data.coordinates import Box, CoordinateForm, Located, Point, form_of, lines_of
 from inference.attribution.agreement import looked_at
 from inference.attribution.draw import font, save_signed
-from inference.checkpoint import Checkpoint
+from inference.checkpoint import Checkpoint, spoken_form
 from inference.errors import RequestError
 from models.checkpoints.hub import describe
 
@@ -24,17 +24,27 @@ COLOURS = ("#b4235a", "#1d4ed8", "#b45309", "#047857", "#7e22ce", "#0e7490", "#4
 _DECIMALS = 2
 
 
-def located_fields(found: Located) -> dict[str, list[dict[str, Any]]]:
-    """What an answer locates, as JSON: numbers are pixels of the upright image."""
+def located_fields(form: CoordinateForm, found: Located) -> dict[str, list[dict[str, Any]]]:
+    """What an answer locates, as JSON: in pixels of the upright image, and in the model's `raw` numbers."""
 
-    def rounded(numbers: Sequence[float]) -> list[float]:
-        return [round(one, _DECIMALS) for one in numbers]
+    def fields(kind: str, thing: Box | Point, numbers: Sequence[float]) -> dict[str, Any]:
+        pixels = [round(one, _DECIMALS) for one in numbers]
+        return {"label": thing.label, kind: pixels, "form": form.name, "raw": list(thing.raw)}
 
     return {
-        "boxes": [{"label": one.label, "box": rounded(one.box)} for one in found.boxes],
-        "points": [{"label": one.label, "point": rounded(one.point)} for one in found.points],
+        "boxes": [fields("box", one, one.box) for one in found.boxes],
+        "points": [fields("point", one, one.point) for one in found.points],
         "malformed": [{"text": one.text, "reason": one.reason} for one in found.malformed],
     }
+
+
+def located(
+    generation_config: Mapping[str, Any], size: tuple[int, int] | None, answer: str
+) -> dict[str, list[dict[str, Any]]]:
+    """`located_fields` of an answer, as the model wrote it, about an image of `size`; {} where the model's
+    form or the image is not known."""
+    form = spoken_form(generation_config)
+    return {} if form is None or size is None else located_fields(form, form.read(answer, size))
 
 
 def draw_things(image: Image.Image, boxes: Sequence[Box], points: Sequence[Point]) -> Image.Image:
@@ -124,7 +134,8 @@ class Locator:
             points = [point for one in self.found for point in one.points]
             save_signed(draw_things(self.image, boxes, points), self.drawing)
             self.log(f"{self.drawing}: {len(boxes)} boxes, {len(points)} points")
-        fields, corners = located_fields(self.found[-1]), [one.box for one in self.found[-1].boxes]
+        fields = located_fields(self.form, self.found[-1])
+        corners = [one.box for one in self.found[-1].boxes]
         if self.looking and corners:
             options = self.args.layers, self.args.heads, self.args.system
             ids = result["token_ids"][0]
@@ -134,13 +145,6 @@ class Locator:
 
     def text(self, answer: str) -> str:
         """The last answer for a person: a line for each thing, or the answer where it locates nothing."""
-        found, thing = self.found[-1], self.asked.get(len(self.found) - 1, "")
-        lines = [f"{one.label}: box {_listed(one.box)}" for one in found.boxes]
-        lines += [f"{one.label}: point {_listed(one.point)}" for one in found.points]
-        lines += [f"malformed: {one.reason}: {one.text}" for one in found.malformed]
+        thing = self.asked.get(len(self.found) - 1, "")
         nothing = f"{thing or 'boxes'}: none" if answer.strip() in ("", "[]") else answer
-        return "\n".join(lines) or nothing
-
-
-def _listed(numbers: Sequence[float]) -> str:
-    return " ".join(f"{one:.0f}" for one in numbers)
+        return "\n".join(lines_of(self.found[-1])) or nothing

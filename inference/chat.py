@@ -28,7 +28,7 @@ from data.files import expanded, replacing
 from data.images import TiledImage
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
-from inference.checkpoint import Checkpoint, RequestError
+from inference.checkpoint import Checkpoint, PixelText, RequestError
 from inference.cli import check_image_name, stats_table
 from inference.conversation import Conversation
 from inference.draft import GreyText, after_draft
@@ -137,13 +137,15 @@ class Chat:
             images = list(conversation.turns[-1].images)  # the last ones are still being talked about
         shown, grey = "", GreyText(self.draft)
         with conversation.send(question, images, options, self.draft) as reply:
+            text, always = reply.pixels(lines=options.constraint is None), self.draft and self.stats
             try:
-                for _, shown in after_draft(reply, grey, self.draft and self.stats):
-                    print(shown.translate(CONTROL) if self.at_terminal else shown, end="", flush=True)
+                for _, piece in after_draft(reply, grey, reply.pixels(), always):
+                    shown = self._show(text.put(piece)) or shown
             except KeyboardInterrupt:
                 if not self.at_terminal:
                     raise
             finally:
+                shown = self._show(text.finish()) or shown
                 if shown or reply.kept or grey.visible:
                     print(flush=True)
         result = reply.finish()
@@ -156,6 +158,10 @@ class Chat:
             log(ENDINGS[reply.turn.ended])
         if self.stats:
             self._stats()
+
+    def _show(self, text: str) -> str:
+        print(text.translate(CONTROL) if self.at_terminal else text, end="", flush=True)
+        return text
 
     # -------------------------------------------------------------------------------------- commands
     def _command(self, line: str) -> None:
@@ -318,13 +324,15 @@ def as_json_lines(conversation: Conversation) -> str:
 
 def as_markdown(conversation: Conversation) -> str:
     """Questions with their images, and answers, with a note on those that were cut off."""
+    said = conversation.checkpoint.model.generation_config
     blocks = [f"# A conversation with {conversation.checkpoint.name}"]
     if conversation.system:
         blocks.append(f"**System:** {conversation.system}")
     for turn in conversation.turns:
         cut = "" if turn.ended == "stop" else f" _(ended by: {turn.ended})_"
         blocks += [f"![{Path(image.name).name}](<{place(image)}>)" for image in turn.images]
-        blocks += [f"**You:** {turn.question}", f"**Model:** {turn.answer}{cut}"]
+        answer = PixelText(said, turn.image_size).whole(turn.answer)
+        blocks += [f"**You:** {turn.question}", f"**Model:** {answer}{cut}"]
     return "\n\n".join(blocks) + "\n"
 
 

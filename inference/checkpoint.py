@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from data.processor import Processor
+from data.coordinates import CoordinateForm, Pixels, form_of
+from data.processor import EncodedConversation, Processor
 from generation.fast.cuda.graph import PERSISTENT, GraphStep
 from generation.fast.native.build import NoCompiler, to_panels
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
@@ -38,6 +40,7 @@ from models.checkpoints.load import one_version
 from models.config import check_device
 from models.vision_language_model import VisionLanguageModel, prepare_device
 
+MARKS = frozenset("[{`")  # with which coordinates in JSON begin, or the list or code fence around them
 PHOTOGRAPH = (4000, 3000)  # pixels of an image, where nothing is known about it
 # Seconds that compiling takes on a CPU, and that it saves in each step: of calling PyTorch in each block, and
 # of reading weights. 2.5 to 3.5 s; 28 ms in place of 80 for 30 blocks and 538 MB (float32, two threads of a
@@ -108,6 +111,12 @@ class Checkpoint:
         vocab_size = self.model.config.text.vocab_size
         return constraints_of(self.processor.tokenizer, vocab_size, self.stop_token_ids)(grammar)
 
+    def pixels(self, row: EncodedConversation, lines: bool = True, form: str | None = None) -> PixelText:
+        """What makes pixels of the coordinates in an answer to this prompt: lines for a person, or JSON. They
+        are read in the form of that name, or in the model's."""
+        said = {"coordinates": form} if form else self.model.generation_config
+        return PixelText(said, row.image_size, lines)
+
     def check_images(self, count: int) -> None:
         """Raises RequestError for a question without an image if the model needs one."""
         if count == 0:
@@ -136,6 +145,50 @@ class Checkpoint:
             vision_tower=tower,
             load_seconds=self.load_seconds + time.perf_counter() - began,
         )
+
+
+class PixelText:
+    """The text of an answer with its coordinates in pixels of an image of `size` (`data.coordinates.Pixels`):
+    `put` each piece, then `finish`. Without a size, or for a model without a form, nothing changes.
+
+    Nothing is looked for before the first mark of coordinates: most answers have none.
+    """
+
+    def __init__(
+        self, generation_config: Mapping[str, Any], size: tuple[int, int] | None, lines: bool = True
+    ):
+        self._said, self._size, self._lines = generation_config, size, lines
+        self._looking = size is not None and "coordinates" in generation_config
+        self._shown = ""
+        self._pixels: Pixels | None = None
+
+    def put(self, piece: str) -> str:
+        """What can be shown with this piece."""
+        if self._looking and not MARKS.isdisjoint(piece):
+            self._looking, form = False, spoken_form(self._said)
+            if form is not None and self._size is not None:
+                self._pixels = Pixels(form, self._size, self._lines, self._shown)
+        if self._pixels is not None:
+            return self._pixels.put(piece)
+        self._shown = piece or self._shown
+        return piece
+
+    def finish(self) -> str:
+        """What is left."""
+        return "" if self._pixels is None else self._pixels.finish()
+
+    def whole(self, text: str) -> str:
+        """A whole answer."""
+        return self.put(text) + self.finish()
+
+
+def spoken_form(generation_config: Mapping[str, Any]) -> CoordinateForm | None:
+    """The form in which a model says that it writes boxes and points. None as well where its file says
+    nonsense: other questions have answers all the same, and --detect says what is wrong."""
+    try:
+        return form_of(generation_config)
+    except ValueError:
+        return None
 
 
 def open_checkpoint(

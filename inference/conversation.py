@@ -27,7 +27,7 @@ from generation.decoding import GenerationOptions, TokenStream
 from generation.draft import DraftStream
 from generation.session import Session
 from inference.answer import AnswerText, answers_of, prompt_tokens, start
-from inference.checkpoint import Checkpoint, RequestError
+from inference.checkpoint import Checkpoint, PixelText, RequestError
 from inference.draft import draft_result, draft_text, start_drafted, wholes
 
 PLACEHOLDER = "ok"  # the text of each answer while a prompt is tokenized
@@ -46,6 +46,7 @@ class Turn:
     alone: no earlier turn stood in the prompt.
     answer_ids: as generated, with the stop token.
     ended: "stop", "length" (max_new_tokens), "context" (no room left) or "stopped" (by the user).
+    image_size: what the answer's coordinates are of: see `EncodedConversation`.
     """
 
     question: str
@@ -55,6 +56,7 @@ class Turn:
     answer: str = ""
     answer_ids: tuple[int, ...] = ()
     ended: str = ""
+    image_size: tuple[int, int] | None = None
 
 
 class Conversation:
@@ -156,6 +158,10 @@ class TurnReply:
         self._times: list[float] = []  # of the start, then of each token
         self._confidences: list[float] = []  # of answers that have ended by themselves
         self._verified = 0, 0  # tokens proposed and accepted, in an answer that has ended by itself
+
+    def pixels(self, lines: bool = True) -> PixelText:
+        """See `Checkpoint.pixels`."""
+        return self._conversation.checkpoint.pixels(self._asked.row, lines)
 
     def draft(self) -> Iterator[str]:
         """The pieces of the draft's text, "" for a token that completes none: before the answer is begun, and
@@ -307,7 +313,7 @@ def next_turn(
             f" and question ({row.image_tokens} are image tokens); {advice}"
         )
     options = replace(options, max_new_tokens=min(options.max_new_tokens, room))
-    turn = Turn(question, images, tuple(row.input_ids[-TAIL:]), alone=not before)
+    turn = Turn(question, images, tuple(row.input_ids[-TAIL:]), alone=not before, image_size=row.image_size)
     return NextTurn(turn, row, options, "context" if options.max_new_tokens == room else "length")
 
 

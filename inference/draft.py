@@ -27,7 +27,7 @@ from generation.draft import DraftStream, draft_stream
 from generation.options import CacheMemoryError, GenerationOptions
 from generation.session import Session
 from inference.answer import AnswerText, Reply, answer_text, encode
-from inference.checkpoint import Checkpoint, RequestError
+from inference.checkpoint import Checkpoint, PixelText, RequestError
 
 GREY, PLAIN, UP, ERASE = "\033[90m", "\033[0m", "\033[{}A", "\r\033[J"
 CONTROL = dict.fromkeys(
@@ -123,7 +123,7 @@ class DraftedReply(Reply):
 
     def after_draft(self, shown: bool, always: bool) -> Iterator[tuple[int, str]]:
         """`after_draft` with grey text if it is to be `shown`."""
-        return after_draft(self, GreyText(shown), always)
+        return after_draft(self, GreyText(shown), self.checkpoint.pixels(self.row), always)
 
     def finish(self) -> dict[str, Any]:
         """`Reply.finish`, and "draft", see `draft_result`."""
@@ -173,14 +173,16 @@ class MayHaveDraft(Protocol):
     def __iter__(self) -> Iterator[tuple[int, str]]: ...
 
 
-def after_draft(reply: MayHaveDraft, grey: GreyText, always: bool = False) -> Iterator[tuple[int, str]]:
+def after_draft(
+    reply: MayHaveDraft, grey: GreyText, pixels: PixelText, always: bool = False
+) -> Iterator[tuple[int, str]]:
     """What iterating a reply gives, once its draft was made and shown; that goes when the answer comes.
 
     A draft that cannot be shown is not made, unless `always`. Ctrl-C leaves on the screen what is there.
     """
     if grey.possible or always:
         for piece in reply.draft():
-            grey.put(piece)
+            grey.put(pixels.put(piece))
     return _replacing(grey, reply)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
+import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +18,17 @@ from PIL import Image
 
 import generate
 from data.coordinates import COORDINATES, Box, Point, form_of
+from generation.options import GenerationOptions
 from inference import answer, cli
 from inference.attribution import is_sheet
 from inference.attribution.agreement import agreement
 from inference.attribution.attention import attention_maps
 from inference.boxes import draw_things
 from inference.checkpoint import open_checkpoint
+from tests.pages import EMBEDDED, make_service
 from web.boxes import overlay
-from web.service import AskRequest, Exchange
+from web.page import _messages
+from web.service import AskRequest, Exchange, Visitor
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "checkpoints" / "ocelli-shapes"
@@ -85,6 +92,66 @@ def test_a_plain_question_that_is_answered_with_a_box(locating, capsys):
     where, many = map(json.loads, capsys.readouterr().out.splitlines())
     assert len(where["boxes"]) == 1
     assert many["answers"] == ["2"] and not many["boxes"] and not many["malformed"]
+
+
+def test_a_plain_question_says_pixels_to_people_and_programs(cli, as_json, monkeypatch, tmp_path):
+    """What the embedded model writes in thousandths: in a run, in a chat, its transcripts, and a batch."""
+    wide = tmp_path / "wide.png"
+    Image.open(IMAGE).resize((1200, 300)).save(wide)
+    where, plain = ("Where is the star?", "What colour is the star?"), {"model": MODEL}
+    raw = answer_in_thousandths(wide, where[0])
+    (star,) = QWEN.read(raw, (1200, 300)).boxes
+    line = "star: box " + " ".join(f"{number:.0f}" for number in star.box)
+    assert cli(wide, "-q", where[0], **plain)[1] == f"{line}\n"
+    (made,) = as_json(wide, "-q", where[0], **plain)
+    (box,), (said,) = made["boxes"], json.loads(made["answers"][0])
+    assert said == {"bbox_2d": [round(one) for one in star.box], "label": "star"}
+    assert box["form"] == "qwen3-vl" and tuple(box["raw"]) == star.raw
+    assert np.allclose(box["box"], star.box, atol=0.01)
+
+    kept = tmp_path / "kept.md"
+    lines = [*where, f"/save {kept}", f"/save {kept.with_suffix('.jsonl')}"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    status, out, err = cli("--chat", wide, **plain)
+    assert status == 0 and out.splitlines()[0] == line, err
+    assert line in kept.read_text()
+    rows = json.loads(kept.with_suffix(".jsonl").read_text())
+    assert raw in json.dumps(rows).replace('\\"', '"')  # a row to train on is as the model writes
+
+    asked, results = tmp_path / "asked.jsonl", tmp_path / "results.jsonl"
+    asked.write_text("".join(json.dumps({"image": "wide.png", "question": one}) + "\n" for one in where))
+    assert cli("--batch", asked, "--out", results, **plain)[0] == 0
+    located, coloured = map(json.loads, results.read_text().splitlines())
+    assert located["answers"] == made["answers"] and located["boxes"] == made["boxes"]
+    assert not coloured["boxes"] and coloured["answers"] == ["blue"]
+
+
+def answer_in_thousandths(image: Path, question: str) -> str:
+    opened = open_checkpoint(MODEL, device="cpu")
+    return answer.ask(opened, [image], question, GenerationOptions()).finish()["answers"][0]
+
+
+def test_json_of_a_schema_stays_json_with_pixels(cli, tmp_path):
+    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 4, "maxItems": 4}
+    box = {"type": "object", "properties": {"bbox_2d": numbers, "label": {"type": "string"}}}
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"type": "array", "items": box | {"required": ["bbox_2d", "label"]}}))
+    wide = tmp_path / "wide.png"
+    Image.open(IMAGE).resize((1200, 300)).save(wide)
+    status, out, err = cli(wide, "-q", "Where is the star?", "--schema", schema, model=MODEL)
+    (star,) = QWEN.read(answer_in_thousandths(wide, "Where is the star?"), (1200, 300)).boxes
+    assert status == 0, err
+    assert json.loads(out)[0] == {"bbox_2d": [round(one) for one in star.box], "label": "star"}
+
+
+def test_several_images_of_one_size_have_one_pixel_and_of_different_sizes_none(cli, tmp_path):
+    """Whose thousandths they are is not known."""
+    small = tmp_path / "small.png"
+    Image.open(IMAGE).resize((200, 200)).save(small)
+    same, different = (
+        cli(other, IMAGE, "-q", "Where is the star?", model=MODEL)[1] for other in (IMAGE, small)
+    )
+    assert same.startswith("star: box ") and different.startswith("[{")
 
 
 def test_a_description_with_boxes(locating, capsys):
@@ -194,6 +261,19 @@ def test_the_form_that_a_checkpoint_names():
     for wrong in ("qwen9", 3, {"form": 3}, {"form": "molmo", "point": 3}, ["molmo"]):
         with pytest.raises(ValueError):
             form_of({"coordinates": wrong})
+
+
+def test_the_page_says_pixels():
+    service, visitor = make_service(), Visitor()
+    asked = AskRequest((str(IMAGE),), "Where is the star?", EMBEDDED, max_new_tokens=60)
+
+    async def ask() -> list[list[dict]]:
+        return [_messages(view.log) async for view in service.ask(visitor, asked)]
+
+    shown = asyncio.run(ask())
+    service.close()
+    assert re.fullmatch(r"star: box( \d+){4}", shown[-1][-1]["content"])
+    assert "bbox" not in json.dumps(shown)  # nor while it was made
 
 
 def test_the_page_shows_what_an_answer_locates():

@@ -9,7 +9,7 @@ import random
 import pytest
 from PIL import Image
 
-from data.coordinates import COORDINATES, Box, Located, Point, smart_resize
+from data.coordinates import COORDINATES, Box, Located, Pixels, Point, smart_resize
 from data.images import load_image
 
 SIZES = 50_000
@@ -250,3 +250,76 @@ def test_hostile_text_ends(name):
         found = COORDINATES[name].read(text, (64, 48))
         for box in found.boxes:
             assert 0 <= box.box[0] <= box.box[2] <= 64 and 0 <= box.box[1] <= box.box[3] <= 48
+
+
+# ------------------------------------------------------------------------------------------- for readers
+STAR, DOT = '{"bbox_2d": [500, 250, 1000, 750], "label": "star"}', '{"label": "d}o{t", "point_2d": [500, 0]}'
+STAR_JSON, STAR_LINE = (
+    STAR.replace("[500, 250, 1000, 750]", "[200, 50, 400, 150]"),
+    "star: box 200 50 400 150",
+)
+DOT_JSON, DOT_LINE = DOT.replace("[500, 0]", "[200, 0]"), "d}o{t: point 200 0"
+# What a model writes about an image of 400 x 200 pixels -> JSON for a program, text for a person.
+READ = {
+    "There is none.": ("There is none.", "There is none."),
+    f"[{STAR}]": (f"[{STAR_JSON}]", STAR_LINE),
+    f"[{STAR}, {DOT}]": (f"[{STAR_JSON}, {DOT_JSON}]", f"{STAR_LINE}\n{DOT_LINE}"),
+    f"{DOT}\n{STAR}": (f"{DOT_JSON}\n{STAR_JSON}", f"{DOT_LINE}\n{STAR_LINE}"),
+    f"Here:\n```json\n[\n  {STAR}\n]\n```\nIt is [red].": (
+        f"Here:\n```json\n[\n  {STAR_JSON}\n]\n```\nIt is [red].",
+        f"Here:\n{STAR_LINE}\nIt is [red].",
+    ),
+    # Within other JSON, a thing is no line.
+    f'{{"count": 1, "shapes": [{STAR}]}}': (f'{{"count": 1, "shapes": [{STAR_JSON}]}}',) * 2,
+    f'{{"id": 7, {STAR[1:]}': (f'{{"id": 7, {STAR_JSON[1:]}',) * 2,
+    # What is no box is in the same unit as what is one, and is said to be none.
+    '{"bbox_2d": [1000, 0, 500, 10]}': (
+        '{"bbox_2d": [400, 0, 200, 2]}',
+        'malformed: corners in the wrong order: {"bbox_2d": [1000, 0, 500, 10]}',
+    ),
+    f'[{STAR}, {{"bbox_2d": [5': (
+        f'[{STAR_JSON}, {{"bbox_2d": [5',
+        f'{STAR_LINE}\nmalformed: JSON that is broken or cut off: {{"bbox_2d": [5',
+    ),
+    '{"bbox_2d": [], "label": "x"}': ('{"bbox_2d": [], "label": "x"}', 'malformed: expected 4 numbers: '
+                                      '{"bbox_2d": [], "label": "x"}'),
+    r'\frac{1}{2} "bbox_2d" `x` [{"a": "bbox': (r'\frac{1}{2} "bbox_2d" `x` [{"a": "bbox',) * 2,
+    "if (x) {\n  y = {\"b\": [1]}\n}\n\n": ("if (x) {\n  y = {\"b\": [1]}\n}\n\n",) * 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", READ)
+@pytest.mark.parametrize("lines", [False, True])
+def test_a_reader_gets_pixels_however_the_answer_is_cut_into_pieces(answer, lines):
+    random_ = random.Random(answer)
+    for number in range(200):
+        pixels, shown, at = Pixels(COORDINATES["qwen3-vl"], (400, 200), lines), "", 0
+        cuts = [] if number == 0 else sorted(random_.choices(range(len(answer)), k=random_.randint(1, 40)))
+        for cut in [*cuts, len(answer)]:
+            shown += pixels.put(answer[at:cut])
+            at = cut
+        assert shown + pixels.finish() == READ[answer][lines]
+
+
+def test_text_comes_as_it_is_written_where_it_holds_no_coordinates():
+    pixels = Pixels(COORDINATES["qwen3-vl"], (400, 200), lines=True)
+    shown = "".join(map(pixels.put, ['{"caption": "A boat', " on the", ' sea", "n', '": 3']))
+    assert len(shown) > 30  # and not only when the object ends
+
+
+@pytest.mark.parametrize("name", COORDINATES)
+def test_what_a_client_sends_back_is_what_the_model_wrote(name):
+    form, size = COORDINATES[name], (1920, 1080)
+    things = [Box("a", (12, 40, 1900, 800))] if form.detect else [Point("a", (12, 40))]
+    written = form.write(things, size)
+    assert form.scaled(form.scaled(written, size), size, back=True) == written
+
+
+@pytest.mark.parametrize("name", COORDINATES)
+def test_the_numbers_of_the_model_are_kept(name):
+    form = COORDINATES[name]
+    things = [Box("a", (10, 20, 30, 40))] if form.detect else [Point("a", (10, 20))]
+    written = form.write(things, (100, 100))
+    found = form.read(written, (100, 100))
+    (thing,) = (*found.boxes, *found.points)
+    assert thing.raw and all(f"{number:g}" in written.replace("<loc0", "<loc") for number in thing.raw)

@@ -256,13 +256,15 @@ def _messages(log: Sequence[Exchange]) -> list[dict[str, Any]]:
         shown.append({"role": "user", "content": escape(exchange.request.question, quote=False)})
         for number, answer in enumerate(exchange.answers):
             if exchange.draft and not (answer or exchange.stop_reasons):
-                draft = escape(exchange.draft, quote=False)
+                draft = escape(exchange.readable(exchange.draft), quote=False)
                 shown.append({"role": "assistant", "content": f'<span class="draft">{draft}</span>'})
                 continue
-            text = answer or "…"
+            text = exchange.readable(answer) or "…"
             if exchange.stop_reasons:
                 reason = _ENDED.get(exchange.stop_reasons[number])
-                text = (answer.rstrip() or "(no words)") + (f" [{reason}]" if reason else "")
+                text = (exchange.readable(answer).rstrip() or "(no words)") + (
+                    f" [{reason}]" if reason else ""
+                )
             shown.append({"role": "assistant", "content": escape(text, quote=False)})
     return shown
 

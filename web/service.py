@@ -20,9 +20,10 @@ import threading
 import time
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from data.images import TiledImage, load_image
 from data.processor import EncodedConversation
 from generation.kv_cache import bytes_per_position
 from generation.options import CacheMemoryError, GenerationOptions
-from inference.checkpoint import Checkpoint, RequestError
+from inference.checkpoint import Checkpoint, PixelText, RequestError
 from inference.conversation import NextTurn, Turn, encode_short, next_turn
 from inference.errors import user_errors
 from models.checkpoints.hub import Origin
@@ -119,6 +120,7 @@ class Exchange:
     draft: what is shown until an answer begins.
     turn: once all answers have ended, for the prompts of later questions, of a model from `origin`; without
         its images, which are the request's.
+    pixels: makes pixels of the coordinates in an answer, for a person; set when the prompt is made.
     """
 
     request: AskRequest
@@ -129,6 +131,14 @@ class Exchange:
     draft: str = ""
     turn: Turn | None = None
     origin: Origin | None = None
+    pixels: Callable[[], PixelText] | None = None
+
+    def readable(self, text: str) -> str:
+        """An answer or the draft so far, as a person reads it: boxes and points as lines, in pixels."""
+        if self.pixels is None:
+            return text
+        pixels = self.pixels()
+        return pixels.put(text) + (pixels.finish() if self.stop_reasons else "")
 
     def take(self, piece: Piece, seconds: float) -> None:
         """More of an answer or of its draft, so long after the question."""
@@ -195,6 +205,7 @@ class Question:
         self, service: Service, exchange: Exchange, log: tuple[Exchange, ...], options: GenerationOptions
     ):
         self._service, self._request, self._log, self._options = service, exchange.request, log, options
+        self._exchange = exchange
         self.asked: NextTurn | None = None
         self.checkpoint: Checkpoint | None = None
 
@@ -204,6 +215,8 @@ class Question:
             before[0], images = replace(before[0], images=images), ()
         asked = next_turn(checkpoint, None, before, images, self._request.question, self._options)
         self.asked, self.checkpoint = asked.without_tiles(), checkpoint
+        said = checkpoint.model.generation_config  # not the checkpoint, which would outlive its closing
+        self._exchange.pixels = partial(PixelText, said, asked.row.image_size)
         return asked.row, asked.options
 
     def short(self, checkpoint: Checkpoint) -> EncodedConversation | None:

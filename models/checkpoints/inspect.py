@@ -197,7 +197,7 @@ def inspect_image(report: Mapping[str, Any], image: str | tuple[int, int], quest
     side = processor.images.tile_size
     # Tiles of shape alone: the prompt depends on how many there are, not on what they show.
     tiles = torch.empty(count, 3, side, side, device="meta")
-    blank = TiledImage(Tiles.of(tiles), rows, columns, f"an image of {width} x {height}")
+    blank = TiledImage(Tiles.of(tiles), rows, columns, f"an image of {width} x {height}", (width, height))
     encoded = processor.encode_conversation(processor.conversation(blank, question), True)
     prompt = len(encoded.input_ids) + (encoded.image_tokens if processor.image_token_id is None else 0)
     return {
