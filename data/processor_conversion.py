@@ -1,11 +1,13 @@
 """A nanoVLM checkpoint's processor in transformers' Idefics3 form, and the other way round.
 
-    hf_processor = as_idefics(folder)           # tokenizer, images and chat template of a nanoVLM folder
+    hf_processor, changes = as_idefics(folder)  # tokenizer, images and chat template of a nanoVLM folder
     tokenizer, fields = as_nanovlm(folder)      # and nanoVLM's config.json fields about them
+    tokenizer = as_it_was(folder, changes)      # of what was made by as_idefics
 
 Token ids stay what they are. What stands in front of a question does not: Idefics3's processor names the
 tiles first and the whole image last, nanoVLM the other way round and with no `<fake_token_around_image>`.
-The two also resample differently. So a converted model sees prompts that it was not trained with.
+The two also resample differently. So a converted model sees prompts that it was not trained with, until it is
+made again what it was.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,12 @@ from data.processor import Processor
 from data.smolvlm import END, FAKE, GLOBAL, IMAGE, IdeficsImages
 from data.tokenizer import AnyTokenizer
 
+_ROLES = {
+    "image_token": IMAGE,
+    "fake_image_token": FAKE,
+    "global_image_token": GLOBAL,
+    "end_of_utterance_token": END,
+}
 _TILE_NAME = re.compile(r"<row_(\d+)_col_(\d+)>")
 
 # Messages with parts -> messages with text, for a template that takes a message's content as one string. As
@@ -61,8 +69,9 @@ _TEXT_TO_PARTS = (
 )
 
 
-def as_idefics(folder: str | Path) -> Idefics3Processor:
-    """transformers' processor for a nanoVLM checkpoint of any generation.
+def as_idefics(folder: str | Path) -> tuple[Idefics3Processor, dict[str, Any]]:
+    """transformers' processor for a nanoVLM checkpoint of any generation, and what was done to its tokens:
+    "renamed" by their names before, and "added".
 
     The image tokens take Idefics3's names and keep their ids. Names that nanoVLM has no token for
     (`<fake_token_around_image>`, `<end_of_utterance>`, in v0.1 all of them) go to tokens of tiles beyond the
@@ -81,11 +90,11 @@ def as_idefics(folder: str | Path) -> Idefics3Processor:
     for name in (FAKE, END, GLOBAL):
         if name not in names.values() and name not in tokenizer.get_vocab() and spare:
             names[spare.pop()] = name
-    tokenizer = _renamed(tokenizer, names)
-    absent = [name for name in (IMAGE, FAKE, GLOBAL, END) if name not in tokenizer.get_vocab()]
-    tokenizer.add_special_tokens({"additional_special_tokens": absent}, False)
+    held = {names.get(token, token) for token in tokenizer.get_vocab()}
+    absent = [name for name in _ROLES.values() if name not in held]
+    tokenizer = _renamed(tokenizer, names, _ROLES)  # which adds what is absent
     place = _IN_FRONT_OF_ALL if images.prefix else _IN_FIRST_MESSAGE
-    return Idefics3Processor(
+    processor = Idefics3Processor(
         # Idefics3's cutting with nanoVLM's sizes. Normalised to -1 … 1, by a mean and deviation of 0.5: the
         # converted model's first convolution is made for that (`models.checkpoints.convert`), since an
         # all-black tile must not become all zeros, which transformers takes for padding.
@@ -99,11 +108,16 @@ def as_idefics(folder: str | Path) -> Idefics3Processor:
         image_seq_len=images.tokens_per_tile,
         chat_template=_PARTS_TO_TEXT.replace("PLACE", place) + template,
     )
+    return processor, {"renamed": names, "added": absent}
 
 
-def _renamed(tokenizer: AnyTokenizer, names: Mapping[str, str]) -> PreTrainedTokenizerFast:
-    """The same tokenizer with some special tokens called otherwise, under the same ids."""
+def _renamed(
+    tokenizer: AnyTokenizer, names: Mapping[str, str], roles: Mapping[str, str], without: Collection[str] = ()
+) -> PreTrainedTokenizerFast:
+    """The same tokenizer with some special tokens called otherwise, under the same ids, with `roles` of its
+    own, and without some tokens that were added."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    backend["added_tokens"] = [token for token in backend["added_tokens"] if token["content"] not in without]
     for token in backend["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])
     vocab = backend["model"].get("vocab")
@@ -118,12 +132,7 @@ def _renamed(tokenizer: AnyTokenizer, names: Mapping[str, str]) -> PreTrainedTok
         tokenizer_object=Tokenizer.from_str(json.dumps(backend)),
         model_max_length=tokenizer.model_max_length,
         clean_up_tokenization_spaces=False,
-        extra_special_tokens={
-            "image_token": IMAGE,
-            "fake_image_token": FAKE,
-            "global_image_token": GLOBAL,
-            "end_of_utterance_token": END,
-        },
+        extra_special_tokens=dict(roles),
         **standard,
     )
 
@@ -158,3 +167,18 @@ def as_nanovlm(folder: str | Path) -> tuple[PreTrainedTokenizerBase, dict[str, A
         "max_img_size": grid * images.tile_size,
         "resize_to_max_side_len": True,
     }
+
+
+def as_it_was(
+    folder: str | Path, changes: Mapping[str, Any], extra_tokens: Mapping[str, str]
+) -> PreTrainedTokenizerBase:
+    """The tokenizer that a nanoVLM checkpoint had before `as_idefics` made these changes to it, with the
+    `vlm_extra_tokens` of its config.json, and its chat template."""
+    opened = Processor.from_pretrained(folder)
+    names = {ours: theirs for theirs, ours in changes["renamed"].items()}
+    if absent := names.keys() - opened.tokenizer.get_vocab().keys():
+        raise ProcessorError(f"{folder}: expected the token {min(absent)!r}, which its conversion gave it")
+    tokenizer = _renamed(opened.tokenizer, names, extra_tokens, changes["added"])
+    written = _PARTS_TO_TEXT.replace("PLACE", _IN_FIRST_MESSAGE)
+    tokenizer.chat_template = opened.chat.chat_template.removeprefix(written)
+    return tokenizer

@@ -23,7 +23,7 @@ from models.checkpoints.__main__ import main
 from models.checkpoints.convert import convert
 from tests import tiny
 from tests.hub_server import HubServer, point_client_at
-from tests.processors import draw_image
+from tests.processors import assert_same, draw_image
 from tests.test_golden_nanovlm import (
     BAR,
     CASES,
@@ -137,6 +137,25 @@ class TestNanoVLMToTransformers:
         assert VisionLanguageModel.from_pretrained(tmp_path / "to").config.image_token_id == 300
 
 
+# Changes to config.json of the golden nanoVLM checkpoint: lengths and rules of other checkpoints, a grid that
+# leaves no tile's name for Idefics3's own tokens, and the generation without tiles.
+BEFORE = {
+    "golden": {},
+    "of its own lengths": {"resize_to_max_side_len": False, "lm_max_length": 200, "hf_repo_name": "me/nano"},
+    "every name taken": {"max_img_size": 512},
+    "one square": {"max_img_size": None, "resize_to_max_side_len": None},
+}
+
+
+def nano_before(folder: Path, **changes) -> dict:
+    """The golden checkpoint in a folder, its config.json with changes (None: absent); returns that."""
+    shutil.copytree(GOLDEN / CURRENT, folder)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    config = {name: value for name, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return config
+
+
 def rows_of(model, ids, images) -> dict[int, dict]:
     """The images of each row, by how many places it has."""
     per_tile = model.model.image_seq_len
@@ -177,16 +196,69 @@ class TestTransformersToNanoVLM:
         assert shown.startswith("<|im_start|>User: <global-img><image>")
         assert shown.endswith("how many circles are there?<end_of_utterance>\nAssistant:")
 
-    def test_there_and_back(self, converted, tmp_path, command):
-        """nanoVLM's golden weights through transformers' layout: bit for bit, but for one rounding."""
-        command(converted[CURRENT], tmp_path / "back", "--to", "nanovlm")
-        back, golden = (load_file(f / WEIGHTS) for f in (tmp_path / "back", GOLDEN / CURRENT))
-        assert back.keys() == golden.keys()
+    @pytest.mark.parametrize("kind", BEFORE)
+    def test_there_and_back(self, tmp_path, command, kind):
+        """nanoVLM's golden checkpoint through transformers' layout, in two dtypes on the way: its weights bit
+        for bit, but for one rounding, its config, and its own inputs for any image and question."""
+        before, hub, back = tmp_path / "before", tmp_path / "hub", tmp_path / "back"
+        config = nano_before(before, **BEFORE[kind])
+        command(before, hub)
+        command(hub, tmp_path / "again", "--dtype", "float32")
+        command(tmp_path / "again", back, "--to", "nanovlm")
+        assert json.loads((back / "config.json").read_text()) == config
+        tensors, golden = (load_file(f / WEIGHTS) for f in (back, GOLDEN / CURRENT))
+        assert tensors.keys() == golden.keys()
         bias = "vision_encoder.patch_embedding.conv.bias"
-        assert all(torch.equal(back[name], golden[name]) for name in golden if name != bias)
-        assert difference(back[bias], golden[bias]) <= 1e-6
-        with safe_open(tmp_path / "back" / WEIGHTS, "pt") as file:
+        assert all(torch.equal(tensors[name], golden[name]) for name in golden if name != bias)
+        assert difference(tensors[bias], golden[bias]) <= 1e-6
+        with safe_open(back / WEIGHTS, "pt") as file:
             assert file.metadata()["decoder.token_embedding.weight"] == "decoder.head.weight"
+        ours, theirs = Processor.from_pretrained(back), Processor.from_pretrained(before)
+        assert ours.tokenizer.get_vocab() == theirs.tokenizer.get_vocab()
+        for size in ((20, 20), (100, 40), (150, 190)):
+            images = [draw_image(*size), draw_image(*size[::-1])]
+            for question in ("how many?", "what is <image> or <|image|>?"):
+                assert_same(ours.ask(images, question), theirs.ask(images, question))
+
+    def test_what_was_trained_since_keeps_its_own_prompts(self, converted, tmp_path, command, monkeypatch):
+        """Saved by Ocelli, or with an adapter merged, it is a model of transformers' prompts. An upload of
+        what was converted is not."""
+        model = VisionLanguageModel.from_pretrained(converted[CURRENT], dtype="stored")
+        processor = Processor.from_pretrained(converted[CURRENT])
+        trained = model.save_pretrained(tmp_path / "trained", processor)
+        theirs = AutoModelForImageTextToText.from_pretrained(trained)
+        adapter = tmp_path / "adapter"
+        get_peft_model(theirs, LoraConfig(target_modules=["q_proj"])).save_pretrained(adapter)
+        command(trained, tmp_path / "1", "--to", "nanovlm")
+        command(converted[CURRENT], tmp_path / "2", "--to", "nanovlm", "--adapter", adapter)
+        for name in ("1", "2"):
+            config = json.loads((tmp_path / name / "config.json").read_text())
+            assert config["vlm_extra_tokens"]["image_token"] == "<image>"
+        with HubServer({}, uploads=tmp_path / "hub") as hub:
+            point_client_at(monkeypatch, hub.url, tmp_path / "cache")
+            command(GOLDEN / CURRENT, tmp_path / "pushed", "--push", "me/nano")
+            command("me/nano", tmp_path / "3", "--to", "nanovlm")
+        config = json.loads((tmp_path / "3" / "config.json").read_text())
+        assert config["vlm_extra_tokens"]["image_token"] == "<|image|>"
+
+    def test_lengths_of_v01_count_image_tokens_now(self, converted, tmp_path, command):
+        command(converted[OLD], tmp_path / "back", "--to", "nanovlm")
+        config = json.loads((tmp_path / "back" / "config.json").read_text())
+        assert config["lm_max_length"] == 124 + config["mp_image_token_length"] == 128
+
+    @pytest.mark.parametrize(
+        "was", [{"config": "{"}, {"config": "[]"}, {"config": "{}", "renamed": 3}, 7, {}]
+    )
+    def test_a_damaged_record_is_one_sentence(self, converted, tmp_path, command, was):
+        """None at all is no damage."""
+        shutil.copytree(converted[CURRENT], tmp_path / "source")
+        path = tmp_path / "source" / "config.json"
+        config = json.loads(path.read_text())
+        if isinstance(was, dict) and "renamed" in was:
+            was["config"] = config[conversion.WAS]["config"]
+        path.write_text(json.dumps(config | {conversion.WAS: was}))
+        said = command(tmp_path / "source", tmp_path / "to", "--to", "nanovlm", status=2 if was else 0)
+        assert not was or (conversion.WAS in said and said.count("\n") == 1)
 
     @pytest.mark.parametrize(
         ("name", "named"),

@@ -20,6 +20,8 @@ From nanoVLM to transformers, weights need more than other names:
 from __future__ import annotations
 
 import functools
+import json
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,13 +32,14 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from data.errors import ProcessorError
+from data.errors import ProcessorError, one_line
 from data.processor import Processor
-from data.processor_conversion import as_idefics, as_nanovlm
+from data.processor_conversion import as_idefics, as_it_was, as_nanovlm
 from models.checkpoints import idefics3, nanovlm
 from models.checkpoints.backbones import with_mean_rows
 from models.checkpoints.folder import check_replaceable, replace_folder
 from models.checkpoints.hub import WEIGHTS, CheckpointError, locate, read_json, snapshot
+from models.checkpoints.idefics3 import section
 from models.checkpoints.load import choose_reader, one_version
 from models.checkpoints.save import (
     CARD,
@@ -52,6 +55,10 @@ from models.config import VLMConfig
 from models.vision_language_model import VisionLanguageModel
 
 HUB, NANOVLM = "hub", "nanovlm"
+# What config.json in transformers' layout says of the nanoVLM checkpoint it was: its own "config.json" as
+# text, since ids follow from its order, and the changes to its tokens. Ocelli leaves this out when it saves a
+# model, which may have been trained since.
+WAS = "was_nanovlm"
 TOKENIZER_FOLDER = "tokenizer"
 _WORDS = 12  # in the test prompt
 # Of the largest logit, 10 at least: sums in another order. A misplaced tensor exceeds it many times over.
@@ -63,8 +70,12 @@ _TO_HUB = (
 )
 _TO_NANOVLM = (
     "note: nanoVLM looks for the folder lm_tokenizer where it is started: start it in the new folder, or set "
-    "lm_tokenizer in config.json to a repository. It writes images into prompts in its own way, which this "
-    "model was not trained with"
+    "lm_tokenizer in config.json to a repository. "
+)
+_OTHER_PROMPTS = "It writes images into prompts in its own way, which this model was not trained with"
+_AS_IT_WAS = (
+    "Tokens, image settings and lengths are again those that it had in nanoVLM, as config.json says under "
+    f"{WAS}: if it was trained in transformers' layout since, remove that"
 )
 Log = Callable[[str], None]
 
@@ -110,22 +121,27 @@ def convert(
     wide = torch.promote_types(target_dtype, torch.float32)
     revision = files.origin.commit or revision
 
+    # An adapter was trained on prompts of transformers' layout.
+    was = section(files.config, WAS) if adapter is None else {}
+
     def read() -> tuple[VisionLanguageModel, Any, dict[str, Any]]:
         model = VisionLanguageModel.from_pretrained(source, revision, dtype=wide)
         folder = snapshot(source, revision)
-        if not to_hub:
-            return model, *as_nanovlm(folder)
-        return model, _hub_processor(folder, from_nanovlm, with_processor, log), {}
+        if to_hub:
+            processor, changes = _hub_processor(folder, from_nanovlm, with_processor, log)
+            text = (folder / "config.json").read_text(encoding="utf-8")
+            return model, processor, {"config": text, **changes} if changes else was
+        return model, *_as_nanovlm(folder, was, model.config, log)
 
-    # In transformers' layout an Idefics3Processor, or None; in nanoVLM's a tokenizer, and the fields of
-    # config.json about it and images.
+    # In transformers' layout an Idefics3Processor, or None, and what is to stand under WAS; in nanoVLM's a
+    # tokenizer, and config.json or the fields of it about tokens and images.
     model, processor, fields = one_version(source, revision, read)
-    if not to_hub:
-        log(_TO_NANOVLM)
     family = "nanoVLM's layout" if from_nanovlm else "transformers' layout"
     dtype = str(target_dtype).removeprefix("torch.")
     log(f"read {source}: {family}, {_parameters(model):,} parameters, to {dtype}")
 
+    if not to_hub and fields.get("lm_vocab_size", math.inf) < model.config.text.vocab_size:
+        _cut_vocabulary(model, fields["lm_vocab_size"])
     image_token_id = model.config.image_token_id
     if from_nanovlm and processor is not None:
         image_token_id = processor.image_token_id
@@ -147,9 +163,15 @@ def convert(
     verify("rewritten", reference, probe.ours(model, around_zero=to_hub), log)
     model, config = model.to(target_dtype), model.config
 
+    def note_origin(folder: Path) -> None:
+        if to_hub and fields:
+            path = folder / "config.json"
+            write_json(path, read_json(path) | {WAS: fields})
+
     with replace_folder(target, _is_replaced) as new:
         if to_hub:
             write_checkpoint(model, new, processor, max_shard_bytes)
+            note_origin(new)
             changes = ["with an adapter merged"] if adapter is not None else []
             # Not where the dtype holds every number of the stored ones.
             narrower = any(torch.promote_types(kind, target_dtype) != target_dtype for kind in stored)
@@ -172,7 +194,9 @@ def convert(
     log(f"wrote {target}")
     if push:
         result = VisionLanguageModel.from_pretrained(target, dtype="stored")
-        address = result.push_to_hub(push, processor, private=private, max_shard_bytes=max_shard_bytes)
+        address = result.push_to_hub(
+            push, processor, private=private, max_shard_bytes=max_shard_bytes, extra_files=note_origin
+        )
         log(f"uploaded to {address}")
 
 
@@ -185,20 +209,40 @@ def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _hub_processor(folder: Path, from_nanovlm: bool, wanted: bool, log: Log) -> Any:
-    """The transformers processor that goes with the weights, or None."""
+def _hub_processor(folder: Path, from_nanovlm: bool, wanted: bool, log: Log) -> tuple[Any, dict[str, Any]]:
+    """The transformers processor that goes with the weights, or None, and the changes that nanoVLM's tokens
+    needed, or {}."""
     names = ("processor_config.json", "preprocessor_config.json")
     held = from_nanovlm or any((folder / name).is_file() for name in names)
     if not wanted or not held:
         log("note: the result has no processor" + ("" if held else ", as the original has none"))
-        return None
+        return None, {}
     try:
-        processor = as_idefics(folder) if from_nanovlm else Processor.from_pretrained(folder).hf_processor
+        if not from_nanovlm:
+            return Processor.from_pretrained(folder).hf_processor, {}
+        found = as_idefics(folder)
     except ProcessorError as error:
         raise ProcessorError(f"{error}; --no-processor converts the weights alone") from error
-    if from_nanovlm:
-        log(_TO_HUB)
-    return processor
+    log(_TO_HUB)
+    return found
+
+
+def _as_nanovlm(folder: Path, was: dict[str, Any], config: VLMConfig, log: Log) -> tuple[Any, dict[str, Any]]:
+    """nanoVLM's tokenizer, and the fields of its config.json that the network does not tell: all of what the
+    model was in nanoVLM's layout, where it came from there."""
+    tokenizer, fields = as_nanovlm(folder)
+    kept = {}
+    try:
+        if was:
+            kept = json.loads(was["config"])
+            if extra := section(kept, "vlm_extra_tokens"):
+                tokenizer, fields = as_it_was(folder, was, extra), kept | {"lm_tokenizer": TOKENIZER_FOLDER}
+            elif "lm_max_length" in kept:  # v0.1, which counted no image tokens
+                fields["lm_max_length"] = kept["lm_max_length"] + config.tokens_per_tile
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"config.json: {WAS} is damaged ({one_line(error)}): remove it") from error
+    log(_TO_NANOVLM + (_AS_IT_WAS if "lm_vocab_size" in fields else _OTHER_PROMPTS))
+    return tokenizer, fields
 
 
 def _card(model: Any, source: str, repo_id: str, changes: list[str], with_processor: bool) -> str:
@@ -244,6 +288,17 @@ def _put_placeholders(model: Any, image_token_id: int, vocab_size: int) -> None:
         image_placement="placeholder",
         image_token_id=image_token_id,
     )
+
+
+def _cut_vocabulary(model: Any, rows: int) -> None:
+    """Leave out the embeddings that `_put_placeholders` added at the end."""
+    language_model, config = model.language_model, model.config
+    language_model.embed_tokens.weight = nn.Parameter(language_model.embed_tokens.weight[:rows].detach())
+    head = language_model.lm_head
+    tied = config.tie_word_embeddings
+    head.weight = language_model.embed_tokens.weight if tied else nn.Parameter(head.weight[:rows].detach())
+    eos = tuple(i for i in config.eos_token_ids if i < rows)
+    model.config = replace(config, text=replace(config.text, vocab_size=rows), eos_token_ids=eos)
 
 
 @torch.no_grad()
