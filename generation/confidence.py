@@ -3,9 +3,9 @@
     model.generate_detailed(**inputs, confidence=True).confidences      # [0.98], for each answer
 
 Probabilities are the model's own, before temperature, filters and penalty, among the tokens that a constraint
-allows. A token that a constraint forced does not count, nor does a stop token, unless the answer is empty.
-The mean over tokens is the length-normalised likelihood of Malinin and Gales ("Uncertainty Estimation in
-Autoregressive Structured Prediction", 2021).
+allows, once `Constraint.close` has moved those of the stop tokens. A token that a constraint forced does not
+count, nor does a stop token, unless the answer is empty. The mean over tokens is the length-normalised
+likelihood of Malinin and Gales ("Uncertainty Estimation in Autoregressive Structured Prediction", 2021).
 """
 
 from __future__ import annotations

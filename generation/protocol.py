@@ -73,7 +73,14 @@ class VisionLanguage(Protocol):
 
 class Constraint(Protocol):
     """What may stand in one answer, token by token. Where something is forced, its first token alone is
-    allowed: so an answer is the same whether forced tokens are taken one at a time or together."""
+    allowed: so an answer is the same whether forced tokens are taken one at a time or together.
+
+    For each token `close` comes first, with the model's logits; `allows` and `mask` are about what it leaves.
+    """
+
+    def close(self, scores: Tensor) -> None:
+        """Where ending the answer means to end a part of it, move in scores (V,), in place, what the stop
+        tokens have to the token that ends the part. The probabilities of the rest stay as they are."""
 
     def allows(self, token_id: int) -> bool:
         """Whether this may be the next token. It costs less than `mask`, which leaves just these."""

@@ -488,12 +488,15 @@ class Scheduler:
 
     def _launch(self, rows: list[Sequence], logits: Tensor) -> None:
         """Choose the next token of each row, logits (k, V), without waiting for it."""
+        held = [(index, row) for index, row in enumerate(rows) if row.constraint is not None]
+        for index, row in held:
+            assert row.constraint is not None
+            row.constraint.close(logits[index])
         logprobs = {
             index: logits[index].float().log_softmax(-1)
             for index, row in enumerate(rows)
             if row.logprobs is not None
         }
-        held = [(index, row) for index, row in enumerate(rows) if row.constraint is not None]
         best = logits.argmax(-1).tolist() if held else []
         for index, row in held:
             assert row.constraint is not None

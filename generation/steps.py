@@ -215,6 +215,8 @@ class ConstrainedSampler(Sampler):
         self.constraints = [options.constraint() for _ in self.stopped]
 
     def sample(self, logits: Tensor) -> Tensor:
+        for scores, constraint in zip(logits, self.constraints, strict=True):
+            constraint.close(scores)
         alone = self.options.likeliest and self.sums is None  # confidences are among what is allowed
         best = logits.argmax(-1).tolist() if alone else [None] * len(logits)
         for scores, constraint, token_id in zip(logits, self.constraints, best, strict=True):

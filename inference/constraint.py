@@ -7,12 +7,18 @@ Each answer has a matcher of its own, so that rows of a batch know nothing of on
 leaves no choice about is forced: those tokens are not asked of the model, and they are computed together.
 After what cannot go on, the stop token is forced as well.
 
+A model that has said what it has to say ends its answer: often in the middle of the JSON, because it knows
+nothing of the brackets that are still to come. Only to ban the stop token there would make the next likeliest
+token of it, which is one more digit or word. So where the value that is being written may end, ending the
+answer means to end the value (`Constraint.close`).
+
 This file and its library are imported only where an answer is constrained (`Checkpoint.constraint`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -26,42 +32,110 @@ from data.tokenizer import AnyTokenizer, no_panic
 from generation.kv_cache import to_device
 from generation.options import ConstraintError
 from inference.errors import RequestError
-from inference.grammar import LIMITS, refusal
+from inference.grammar import LIMITS, is_json, refusal
 
 _IS_ZERO = bytes([1] + 255 * [0])
 MOST_COMPILED = 64  # grammars that are kept for the next answers
+MOST_DIGITS = 20  # of a number, as many as 2**64 has: it ends there, if it may
+
+
+class Place:
+    """Where the end of a JSON text stands that is being written."""
+
+    def __init__(self) -> None:
+        self.in_string = self._escaped = False
+        self.digits = 0  # of the number that it ends with
+        self._last = ord(",")  # of what is no part of a string and no space
+
+    def feed(self, text: bytes) -> None:
+        for byte in text:
+            if self._escaped:
+                self._escaped = False
+            elif self.in_string and byte == ord("\\"):
+                self._escaped = True
+            elif byte == ord('"'):
+                self.in_string, self._last, self.digits = not self.in_string, byte, 0
+            elif not self.in_string and byte != ord(" "):
+                self._last = byte
+                self.digits = self.digits + (byte in b"0123456789") if byte in b"0123456789+-.eE" else 0
+
+    @property
+    def ends(self) -> bytes:
+        """What may end the value here, if the grammar allows it: first the shortest way to the end of all."""
+        if self.in_string:
+            return b"" if self._escaped else b'"'
+        return b"}],"
+
+    @property
+    def after_value(self) -> bool:
+        return not self.in_string and self._last not in b",:[{"
+
+
+class Vocabulary:
+    """Of a tokenizer: which tokens end a value, and which stop an answer.
+
+    vocab_size: of the model, which may have more ids than the tokenizer, or fewer.
+    """
+
+    def __init__(self, tokenizer: llguidance.LLTokenizer, vocab_size: int, stop_ids: Sequence[int]):
+        self.tokenizer, self.vocab_size, self.stop_ids = tokenizer, vocab_size, list(stop_ids)
+        texts = {tokenizer.decode_bytes([number]): number for number in range(tokenizer.vocab_size)}
+        alone = {byte: texts.get(bytes([byte]), vocab_size) for byte in b'"}],'}
+        self.closers = {byte: token_id for byte, token_id in alone.items() if token_id < vocab_size}
 
 
 class Constraint:
-    """What may come next in one answer: a `generation.protocol.Constraint`."""
+    """What may come next in one answer: a `generation.protocol.Constraint`.
 
-    def __init__(self, matcher: llguidance.LLMatcher, stop_ids: Sequence[int], ids: int, vocab_size: int):
-        self._matcher, self._stop_ids = matcher, list(stop_ids)
+    is_json: whether the grammar's answers are JSON.
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary, is_json: bool):
+        self._matcher, self._vocabulary, self._stop_ids = matcher, vocabulary, vocabulary.stop_ids
         # One tensor that stays, on these bytes: a token of a small model takes no longer than a few tensors.
-        self._bytes = bytearray(ids)
-        self._banned = torch.frombuffer(self._bytes, dtype=torch.bool)[:vocab_size]
+        self._bytes = bytearray(vocabulary.tokenizer.vocab_size)
+        self._banned = torch.frombuffer(self._bytes, dtype=torch.bool)[: vocabulary.vocab_size]
+        self._place = Place() if is_json else None
         self._ended = False
+        self._closer: int | None = None  # what ends the value where the model would end its answer
+        self._closing = False  # it has just done so: what may be left out is left out
         self._forced = self._find_forced()
+
+    def close(self, scores: Tensor) -> None:
+        self._closer = None
+        if self._place is None or self._ended or self._forced:
+            return
+        long = self._place.digits >= MOST_DIGITS
+        if self._matcher.is_accepting():
+            if long:
+                _keep(scores, self._stop_ids)
+        elif (closer := self._find_closer(self._place.ends)) is not None:
+            *stops, own = scores[[*self._stop_ids, closer]].tolist()
+            stop = _log_sum_exp(stops)
+            for stop_id in self._stop_ids:
+                scores[stop_id] = -math.inf
+            scores[closer] = _log_sum_exp([stop, own])
+            if long:
+                _keep(scores, [closer])
+            if stop > own:
+                self._closer = closer
 
     def allows(self, token_id: int) -> bool:
         if self._ended or self._forced:
             return token_id in (self._stop_ids if self._ended else self._forced[:1])
-        known = self._stop_ids[0] if token_id in self._stop_ids else token_id  # to llguidance
-        return self._matcher.validate_tokens([known]) == 1
+        # llguidance knows one of the stop tokens.
+        return self._allowed(self._stop_ids[0] if token_id in self._stop_ids else token_id)
 
     def mask(self, scores: Tensor) -> None:
         """Scores (V,), in place. Raises ConstraintError where the grammar has become too large to go on."""
         if self._ended or self._forced:
-            only = self._stop_ids if self._ended else self._forced[:1]
-            kept = scores[only]
-            scores.fill_(-torch.inf)
-            scores[only] = kept
+            _keep(scores, self._stop_ids if self._ended else self._forced[:1])
             return
         bias = self._matcher.compute_logit_bias()  # 0 where a token is not allowed
         if self._matcher.is_error():
             raise ConstraintError(refusal(self._matcher.get_error()))
         self._bytes[:] = bias.translate(_IS_ZERO)
-        for stop_id in self._stop_ids[1:]:  # the first is the one that llguidance knows
+        for stop_id in self._stop_ids[1:]:
             self._bytes[stop_id] = self._bytes[self._stop_ids[0]]
         on_cpu = scores.device.type == "cpu"
         scores.masked_fill_(self._banned if on_cpu else to_device(self._banned, scores.device), -torch.inf)
@@ -71,12 +145,24 @@ class Constraint:
             self._ended, self._forced = True, []
             return
         self._matcher.consume_token(token_id)  # one that is not allowed is an error that `mask` raises
-        self._forced = self._forced[1:] if self._forced[:1] == [token_id] else []
+        if self._place is not None:
+            self._place.feed(self._vocabulary.tokenizer.decode_bytes([token_id]))
+        if self._forced[:1] == [token_id]:
+            self._forced = self._forced[1:]
+        else:
+            self._forced, self._closing = [], token_id == self._closer
         if not self._forced:
             self._forced = self._find_forced()
 
     def forced(self) -> list[int]:
         return list(self._forced)
+
+    def _find_closer(self, ends: bytes) -> int | None:
+        closers = (self._vocabulary.closers[byte] for byte in ends if byte in self._vocabulary.closers)
+        return next(filter(self._allowed, closers), None)
+
+    def _allowed(self, token_id: int) -> bool:
+        return self._matcher.validate_tokens([token_id]) == 1
 
     def _find_forced(self) -> list[int]:
         ids, after = [], self._matcher
@@ -85,7 +171,28 @@ class Constraint:
             if ids:
                 after = after.deep_copy()
                 after.consume_tokens(ids)
-        return ids + self._stop_ids[:1] if after.is_stopped() and not after.is_error() else ids
+        if after.is_stopped():
+            return ids if after.is_error() else ids + self._stop_ids[:1]
+        if not ids and self._closing and self._place is not None and self._place.after_value:
+            if after.is_accepting():
+                return self._stop_ids[:1]
+            closer = self._find_closer(b"}]")
+            return [] if closer is None else [closer]
+        return ids
+
+
+def _log_sum_exp(values: Sequence[float]) -> float:
+    """NaN where one of them is not finite, but for -inf."""
+    most = max(values)
+    return most if most == -math.inf else most + math.log(sum(math.exp(one - most) for one in values))
+
+
+def _keep(scores: Tensor, ids: Sequence[int]) -> None:
+    """Set all others of scores (V,) to -inf."""
+    index = list(ids)
+    kept = scores[index]
+    scores.fill_(-torch.inf)
+    scores[index] = kept
 
 
 class Constraints:
@@ -113,14 +220,13 @@ class Constraints:
             raise RequestError(
                 f"this model's tokenizer cannot be held to a grammar ({one_line(error, 200)})"
             ) from None
-        self._stop_ids, self._vocab_size = tuple(stop_token_ids), vocab_size
+        self._vocabulary = Vocabulary(self._tokenizer, vocab_size, stop_token_ids)
         self._compiled = lru_cache(MOST_COMPILED)(self._compile)
 
     def __call__(self, grammar: str) -> Callable[[], Constraint]:
         """What makes a constraint for each answer; RequestError for a grammar that cannot be used."""
         compiled = self._compiled(grammar)
-        ids = self._tokenizer.vocab_size
-        return lambda: Constraint(compiled.deep_copy(), self._stop_ids, ids, self._vocab_size)
+        return lambda: Constraint(compiled.deep_copy(), self._vocabulary, is_json(grammar))
 
     def _compile(self, grammar: str) -> Any:
         limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)

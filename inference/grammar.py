@@ -99,6 +99,11 @@ def grammar_of(schema: Any = None, choices: Any = None) -> str | None:
     return None if schema is None else json_grammar(schema)
 
 
+def is_json(grammar: str) -> bool:
+    """Whether this is a `json_grammar`."""
+    return grammar.startswith(f"{_START}%json ")
+
+
 def response_grammar(response_format: Mapping[str, Any]) -> str | None:
     """The grammar of what OpenAI's protocol calls response_format; None for ordinary text."""
     kind = response_format.get("type")

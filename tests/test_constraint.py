@@ -4,6 +4,7 @@ tokens change nothing but the number of passes."""
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from dataclasses import replace
@@ -18,11 +19,12 @@ from data.tokenizer import build_tokenizer
 from generation.fast.cuda.graph import GraphStep
 from generation.fast.native.step import NativeStep
 from generation.options import ConstraintError, GenerationOptions
-from generation.requests import Request
+from generation.requests import NewTokens, Request, RequestOutput
+from generation.scheduler import Scheduler
 from generation.session import Session
 from inference import answer
 from inference.checkpoint import open_checkpoint
-from inference.constraint import Constraints
+from inference.constraint import MOST_DIGITS, Constraints
 from inference.errors import RequestError
 from inference.grammar import (
     MOST_BYTES,
@@ -35,7 +37,7 @@ from inference.grammar import (
 )
 from tests.invariants import fast_step, run_all
 from tests.prompts import ImageBlock, inputs_of, tiny_vlm, words
-from tests.schemas import GROWING, SCHEMAS, assert_fits, record
+from tests.schemas import GROWING, SCHEMAS, assert_fits, record, several
 
 ROOT = Path(__file__).resolve().parent.parent
 STOPS = (3, 1)
@@ -94,7 +96,7 @@ class OneByOne:
     """Another constraint, which says nothing of what it forces, and of what it allows only by its mask."""
 
     def __init__(self, constraint):
-        self.mask, self.accept = constraint.mask, constraint.accept
+        self.close, self.mask, self.accept = constraint.close, constraint.mask, constraint.accept
 
     def allows(self, token_id: int) -> bool:
         return False
@@ -236,6 +238,168 @@ def test_patterns(vlm, tokenizer, constraints, pattern):
         assert re.fullmatch(pattern, text_of(tokenizer, output.rows()[0]).removeprefix(" "))
 
 
+# --------------------------------------------------------------------------- where the model ends its answer
+
+ANY = record(count={"type": "integer"})
+UNBOUNDED = SCHEMAS | {
+    "any integer": ANY,
+    "any number": record(share={"type": "number"}),
+    "integer alone": {"type": "integer"},
+    "any text": record(text={"type": "string"}),
+    "text alone": {"type": "string"},
+    "texts": record(texts={"type": "array", "items": {"type": "string"}}),
+    "numbers": record(numbers={"type": "array", "items": {"type": "number"}}),
+    "any object": {"type": "object", "additionalProperties": {"type": "string"}},
+    "one of two": record(value={"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+}
+
+
+def follow(constraint, wishes, most: int = 200) -> list[int]:
+    """What a greedy sampler makes of a model whose logits (V,) are what `wishes` gives, token by token."""
+    own, ids = constraint(), []
+    while len(ids) < most:
+        own.close(scores := wishes(own))
+        if not own.allows(int(scores.argmax())):
+            own.mask(scores)
+        ids.append(int(scores.argmax()))
+        own.accept(ids[-1])
+        if ids[-1] in STOPS:
+            return ids
+    return ids
+
+
+def saying(tokenizer, *texts: str):
+    """A model that says these texts where they may stand, and would end its answer after each of them."""
+    rest = [one for text in texts for one in (*tokenizer(text)["input_ids"], STOPS[0])]
+    begun = False
+
+    def wishes(own) -> torch.Tensor:
+        nonlocal begun
+        scores = brackets(tokenizer)
+        if own.forced():
+            return scores
+        if (rest[0] in STOPS and begun) or own.allows(rest[0]):
+            scores[rest[0]], begun = 20.0, rest[0] not in STOPS
+            if len(rest) > 1:
+                rest.pop(0)
+        return scores
+
+    return wishes
+
+
+def brackets(tokenizer) -> torch.Tensor:
+    """Logits (V,) of a model that prefers to begin values, and a token for each bracket and quote."""
+    scores = torch.zeros(VOCAB)
+    for mark in '{["':
+        scores[tokenizer(mark)["input_ids"]] = 10.0
+    return scores
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_a_model_that_has_nothing_to_say_comes_to_an_end(constraints, tokenizer, name):
+    """It would end its answer anywhere: of what the schema demands, as little as possible is written."""
+
+    def ending(own) -> torch.Tensor:
+        scores = brackets(tokenizer)
+        scores[STOPS[1]] = 20.0
+        return scores
+
+    ids = follow(constraints(json_grammar(UNBOUNDED[name])), ending)
+    assert_fits(text := text_of(tokenizer, ids), UNBOUNDED[name])
+    shortest = {"texts": '{"texts": []}', "any text": '{"text": ""}', "any object": "{}"}
+    assert text == shortest.get(name, text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said", "expected"),
+    [
+        (ANY, ["5"], {"count": 5}),
+        (record(share={"type": "number"}), ["0.25"], {"share": 0.25}),
+        (record(colour={"type": "string"}), ["blue"], {"colour": "blue"}),
+        (record(word={"type": "string"}), ['say \\"no\\"'], {"word": 'say "no"'}),
+        (UNBOUNDED["texts"], ["left"], {"texts": ["left"]}),
+        (UNBOUNDED["texts"], ['left", "of'], {"texts": ["left", "of"]}),
+        (UNBOUNDED["numbers"], ["12"], {"numbers": [12]}),
+        (record(inner=ANY), ["12"], {"inner": {"count": 12}}),
+        (record(count={"anyOf": [{"type": "integer"}, {"type": "null"}]}), ["3"], {"count": 3}),
+        # What is still required is asked for; what is not is left out.
+        (record(a={"type": "integer"}, b={"type": "string"}), ["5", "no"], {"a": 5, "b": "no"}),
+        (record(a={"type": "integer"}, b={"type": "null"}) | {"required": ["a"]}, ["5", "6"], {"a": 5}),
+        (record(a=several({"type": "integer"}, 4, 2)), ["1", "2", "3"], {"a": [1, 2]}),
+    ],
+)
+def test_a_value_ends_where_the_model_ends_its_answer(constraints, tokenizer, schema, said, expected):
+    ids = follow(constraints(json_grammar(schema)), saying(tokenizer, *said))
+    assert json.loads(text_of(tokenizer, ids)) == expected
+
+
+@pytest.mark.parametrize("name", ["any integer", "any number", "integer alone", "numbers"])
+def test_no_number_goes_on_for_ever(constraints, tokenizer, name):
+    (seven,) = tokenizer("7")["input_ids"]
+    wishes = torch.zeros(VOCAB)
+    wishes[seven] = 20.0
+    own, ids = constraints(json_grammar(UNBOUNDED[name])), []
+    ids = follow(own, lambda own: wishes.clone(), 60)
+    digits = re.findall("7+", tokenizer.decode(ids, skip_special_tokens=True))
+    assert digits and all(len(one) == MOST_DIGITS for one in digits[:-1] or digits)
+
+
+def test_the_probability_of_ending_is_that_of_closing(constraints, tokenizer):
+    """What a sampler draws from: the token that closes has the stop tokens' probability besides its own, and
+    the others keep theirs."""
+    own = constraints(json_grammar(ANY))()
+    for token_id in tokenizer('{"count": 5')["input_ids"]:
+        own.accept(token_id)
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(0))
+    free, scores = logits.softmax(0), logits.clone()
+    own.close(scores)
+    moved = scores.softmax(0)
+    (brace,) = tokenizer("}")["input_ids"]
+    assert moved[brace].item() == pytest.approx((free[brace] + free[list(STOPS)].sum()).item(), rel=1e-5)
+    rest = [one for one in range(VOCAB) if one not in (brace, *STOPS)]
+    assert torch.allclose(moved[rest], free[rest], rtol=1e-5) and not moved[list(STOPS)].any()
+    own.mask(scores)
+    allowed = scores.isfinite()
+    assert torch.allclose(scores.softmax(0), moved.where(allowed, 0) / moved[allowed].sum(), rtol=1e-5)
+
+
+def test_the_embedded_model_counts(embedded):
+    """Alone, compiled, in a batch and one token at a time: the number that it says without a form; and it is
+    as sure of the bracket as it was of its end."""
+    images, question = [ROOT / "assets/example.png"], "How many shapes are there?"
+    constraint = embedded.constraint(json_grammar(ANY))
+    options = GenerationOptions(constraint=constraint, confidence=True)
+    (plain,) = answer.ask(embedded, images, question, GenerationOptions()).finish()["answers"]
+    expected = {"count": int(plain)}
+    compiled = open_checkpoint(ROOT / "checkpoints" / "ocelli-shapes").compiled()
+    one_by_one = replace(options, constraint=lambda: OneByOne(constraint()))
+    for checkpoint, own in ((embedded, options), (compiled, options), (embedded, one_by_one)):
+        result = answer.ask(checkpoint, images, question, own).finish()
+        assert json.loads(result["answers"][0]) == expected and result["confidences"][0] > 0.8
+    row = answer.encode(embedded, images, question)
+    requests = [
+        replace(answer.requests_for(embedded, row, 40, options)[0], key=key, logprobs=3) for key in range(3)
+    ]
+    scheduler = Scheduler(embedded.model, 2)
+    for request in requests[:2]:
+        scheduler.add(request)
+    events = []
+    while not scheduler.idle:
+        events += scheduler.step()
+    for key in range(2):
+        ids = next(one.token_ids for one in events if isinstance(one, RequestOutput) and one.key == key)
+        assert json.loads(answer.answer_text(embedded, ids)) == expected
+        reports = [r for one in events if isinstance(one, NewTokens) and one.key == key for r in one.logprobs]
+        closing = next(
+            report
+            for token_id, report in zip(ids, reports, strict=True)
+            if embedded.processor.tokenizer.decode([token_id]) == "}"
+        )
+        assert math.exp(closing.logprob) > 0.9
+        assert closing.top[0][1] == closing.logprob
+        assert not {one for one, _ in closing.top} & set(embedded.stop_token_ids)
+
+
 # ------------------------------------------------------------------------------------ every way, the same
 
 
@@ -315,6 +479,9 @@ class Broken:
 
     def __init__(self) -> None:
         self.left = 3
+
+    def close(self, scores: torch.Tensor) -> None:
+        pass
 
     def allows(self, token_id: int) -> bool:
         return self.left > 0

@@ -237,6 +237,9 @@ class Pattern:
     def __init__(self) -> None:
         self.taken: list[int] = []
 
+    def close(self, scores: torch.Tensor) -> None:
+        pass
+
     def allows(self, token_id: int) -> bool:
         return token_id % 2 == len(self.taken) % 2
 
