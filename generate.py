@@ -39,6 +39,7 @@ from inference import cli
 from inference.batch_files import BatchFiles
 from inference.errors import user_errors, user_message
 from inference.results import to_json
+from models.checkpoints.hub import for_terminal
 
 # torch takes seconds to import, Pillow a tenth. What needs them is imported inside functions, after all
 # that can be checked without them, so that --help and a mistake answer at once.
@@ -51,7 +52,7 @@ CHAT_ANSWERS = 16  # a guess, for whether compiling pays
 
 
 def log(text: str) -> None:
-    print(f"generate.py: {text}", file=sys.stderr)
+    print(for_terminal(f"generate.py: {text}"), file=sys.stderr)
 
 
 def read_request(args: argparse.Namespace) -> tuple[GenerationOptions, list[str], list[Any], list[str]]:
@@ -115,11 +116,11 @@ def answer_questions(args: argparse.Namespace) -> None:
         if number == 0:
             cli.log_defaults(args, question, EXAMPLE_IMAGE.relative_to(ROOT), checkpoint.introduction, log)
         if len(questions) > 1 and not args.json:
-            print(f"> {question}", flush=True)
+            cli.say([f"> {question}"])
         about = {"model": args.model, "images": names, "question": question, "seed": options.seed}
         result = show(reply, about, args, locator)
         if args.stats:
-            print(cli.stats_table(result, args.model), file=sys.stderr)
+            print(for_terminal(cli.stats_table(result, args.model)), file=sys.stderr)
         if args.show_attention is not None:
             draw.write_attribution(checkpoint, images, question, result["token_ids"][0], args)
             log(f"{args.show_attention}: where it looked, word by word")
@@ -128,13 +129,9 @@ def answer_questions(args: argparse.Namespace) -> None:
 def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dict[str, Any]:
     """Print the answers of a reply, a single one while it is made. Returns the result, without `about`."""
     pieces = reply.after_draft(not args.json, args.json or args.stats) if args.draft else reply
-    lines = not (args.json or args.grammar)
-    pixels = partial(reply.checkpoint.pixels, reply.row, lines, args.box_format)
+    pixels = partial(reply.checkpoint.pixels, reply.row, not (args.json or args.grammar), args.box_format)
     if args.num_answers == 1 and locator is None:
-        text = pixels()
-        for _, piece in pieces:
-            print(text.put(piece), end="", flush=True)
-        print(text.finish(), flush=True)
+        cli.say(pixels().each(piece for _, piece in pieces))
     result = reply.finish()
     if locator is not None:
         result |= locator.locate(reply.checkpoint, about["question"], result)
@@ -144,10 +141,10 @@ def show(reply, about: dict[str, Any], args: argparse.Namespace, locator) -> dic
     if args.json:
         print(to_json(about | result), flush=True)
     elif locator is not None:
-        print(locator.text(result["answers"][0]), flush=True)
+        cli.say([locator.text(result["answers"][0])])
     elif args.num_answers > 1:
         for number, answer in enumerate(result["answers"], 1):
-            print(f"{number}. {answer}", flush=True)
+            cli.say([f"{number}. {answer}"])
     return result
 
 
@@ -211,7 +208,7 @@ def run(args: argparse.Namespace) -> int:
         if not isinstance(error, user_errors()):
             raise
         if args.debug:
-            traceback.print_exc()
+            print(for_terminal(traceback.format_exc()), file=sys.stderr)
         smaller = "--num-answers" if args.batch is None else "--batch-size or --num-answers"
         log("error: " + user_message(error, f"try a smaller {smaller}, or --device cpu"))
         return 2

@@ -17,6 +17,8 @@ from eval.results import OVERALL, RUN, SAMPLES, Record, by_family, interval_text
 from eval.statistics import compare_paired
 from eval.tasks import TaskError
 from inference.cli import Parser
+from inference.results import to_json
+from models.checkpoints.hub import for_terminal
 
 _CHANCE = 0.05  # a smaller p-value is taken for a difference of the models
 _MAY_DIFFER = ("prompt", "system", "max_new_tokens", "samples_sha256", "data", "decoding")
@@ -100,4 +102,4 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args(arguments)
     result = compare(options.first, options.second)
-    print(json.dumps(result, ensure_ascii=False) if options.json else text(result))
+    print(to_json(result) if options.json else for_terminal(text(result)))

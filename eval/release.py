@@ -26,6 +26,7 @@ from eval.tasks import shapes_task
 from inference.checkpoint import open_checkpoint
 from inference.cli import Parser, positive
 from models import VisionLanguageModel
+from models.checkpoints.hub import for_terminal
 from models.checkpoints.save import model_card
 
 SUMMARY = (
@@ -76,7 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     return guarded(
         parser.prog,
-        lambda: print(release(options.run, options.folder, options.questions, options.training_data)),
+        lambda: print(
+            for_terminal(release(options.run, options.folder, options.questions, options.training_data))
+        ),
     )
 
 

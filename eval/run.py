@@ -43,7 +43,7 @@ from eval.tasks import OWN, SHAPES_QUESTIONS, EvalTask, TaskError, drawings_task
 from inference.checkpoint import Checkpoint, RequestError, open_checkpoint, pick_device
 from inference.cli import log_if_slow
 from inference.locks import only_writer
-from models.checkpoints.hub import describe
+from models.checkpoints.hub import describe, for_terminal
 from training.distributed import Ranks
 
 
@@ -203,7 +203,7 @@ def _run_tasks(settings: argparse.Namespace, ranks: Ranks) -> None:
     output = settings.output or Path("runs/eval") / model
     size = settings.batch_size
     for result in run_lmms(official, checkpoint, settings.limit, size, output) if official else ():
-        print(official_table(result))
+        print(for_terminal(official_table(result)))
         print(f"{result['n']} questions, {result['seconds']:.1f} s in all; {output / result['task']['name']}")
 
 
@@ -248,7 +248,7 @@ def _run_own(
     results = evaluate(checkpoint, task, output, settings.batch_size, settings.controls, ranks)
     if not ranks.is_first:
         return
-    print(table_text(results["families"]))
+    print(for_terminal(table_text(results["families"])))
     if calibrated := calibration_text(results):
         print(calibrated)
     speed, errors = results["samples_per_second"], results["errors"]
@@ -258,7 +258,8 @@ def _run_own(
     )
     if errors["count"]:
         listed = "; ".join(f"{one['id']}: {one['error']}" for one in errors["samples"][:3])
-        print(f"{errors['count']} could not be answered and score 0 ({listed}; all of them in {RESULTS})")
+        said = f"{errors['count']} could not be answered and score 0 ({listed}; all of them in {RESULTS})"
+        print(for_terminal(said))
     print(output / REPORT)
 
 

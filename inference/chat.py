@@ -1,12 +1,14 @@
 """The chat of `generate.py --chat`: questions and commands, a line each, from a terminal or a pipe.
 
 Answers go to stdout while they are made, everything else to stderr. At a terminal, Ctrl-C stops an answer;
-only /quit or Ctrl-D ends the session. From a pipe, the exit status is 2 if one of the lines failed.
+only /quit (or what people type in its place) or Ctrl-D ends the session. A line that begins with images, such
+as files dropped on the terminal, shows them. From a pipe, the exit status is 2 if one of the lines failed.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -15,6 +17,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
@@ -29,11 +33,13 @@ from data.images import TiledImage
 from generation.decoding import GenerationOptions
 from generation.options import MAX_SEED
 from inference.checkpoint import Checkpoint, PixelText, RequestError
-from inference.cli import check_image_name, stats_table
+from inference.cli import check_image_name, is_image_name, stats_table
 from inference.conversation import Conversation
-from inference.draft import GreyText, after_draft
+from inference.draft import after_draft
 from inference.errors import user_errors, user_message
 from inference.results import to_json
+from inference.terminal import GreyText, log, wrapped
+from models.checkpoints.hub import for_terminal
 
 COMMANDS = {
     "/image": ("PATH", "show an image (or its URL) with the next question"),
@@ -45,14 +51,13 @@ COMMANDS = {
     "/help": ("", "this list"),
     "/quit": ("", "leave, as Ctrl-D does"),
 }
+LEAVING = {"/quit", "/exit", "/bye", "/q", "quit", "exit", "bye", "quit()", "exit()", ":q"}
 FORGETS = "each question is asked alone, about the last images; /memory on changes that"
 ENDINGS = {
     "stopped": "stopped; /undo takes the question back",
     "length": "cut at --max-new-tokens",
     "context": "the context is full: /undo takes questions back, /reset starts again",
 }
-# Control characters in an answer could do anything to a terminal; line breaks and tabs are text.
-CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
 
 class Chat:
@@ -98,10 +103,10 @@ class Chat:
             log(f"this model was trained on single questions: {FORGETS}")
         for question in questions:
             if self.at_terminal:
-                print(f"> {question}", flush=True)
+                print(for_terminal(f"> {question}"), flush=True)
             self.take(f" {question}")  # a question, even if it begins like a command
         for line in lines:
-            if line.split() == ["/quit"]:
+            if line.rstrip().lower() in LEAVING:
                 break
             self.take(line)
         return 2 if self.failed and not self.at_terminal else 0
@@ -109,17 +114,21 @@ class Chat:
     def take(self, line: str) -> None:
         """Do one line. What is wrong with it is logged in one sentence."""
         try:
+            plain = line.startswith(" ") or line.partition(" ")[0].rstrip() in COMMANDS
+            names, line = ([], line) if plain else dropped(line)
+            for name in names:
+                self._image(name)
             if line.startswith("/"):
                 self._command(line.strip())
             elif line.strip():
                 self._send(line.strip())
-            else:
+            elif not names:
                 log("type a question, or /help")
         except BrokenPipeError:
             raise
         except user_errors() as error:
             if self.debug:
-                traceback.print_exc()
+                log(traceback.format_exc())
             self.failed += 1
             memory = "/reset frees the conversation's memory, --device cpu may have more"
             log("error: " + user_message(error, memory))
@@ -139,13 +148,14 @@ class Chat:
         with conversation.send(question, images, options, self.draft) as reply:
             text, always = reply.pixels(lines=options.constraint is None), self.draft and self.stats
             try:
-                for _, piece in after_draft(reply, grey, reply.pixels(), always):
-                    shown = self._show(text.put(piece)) or shown
+                pieces = after_draft(reply, grey, reply.pixels(), always)
+                for piece in wrapped(text.each(piece for _, piece in pieces)):
+                    print(piece, end="", flush=True)
+                    shown = piece or shown
             except KeyboardInterrupt:
                 if not self.at_terminal:
                     raise
             finally:
-                shown = self._show(text.finish()) or shown
                 if shown or reply.kept or grey.visible:
                     print(flush=True)
         result = reply.finish()
@@ -158,10 +168,6 @@ class Chat:
             log(ENDINGS[reply.turn.ended])
         if self.stats:
             self._stats()
-
-    def _show(self, text: str) -> str:
-        print(text.translate(CONTROL) if self.at_terminal else text, end="", flush=True)
-        return text
 
     # -------------------------------------------------------------------------------------- commands
     def _command(self, line: str) -> None:
@@ -219,23 +225,37 @@ class Chat:
     def _help(self) -> None:
         for name, (takes, what) in COMMANDS.items():
             log(f"{name + ' ' + takes:12}  {what}")
-        log("Everything else is a question. Put a space before one that begins with a slash.")
+        log("A path or a URL alone shows that image, too: drop a file on the terminal.")
+        log("Everything else is a question. Put a space before one that begins with a slash or a path.")
         log("Ctrl-C stops an answer, Tab completes, arrows and Ctrl-R find earlier lines.")
 
 
-def log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def path_of(argument: str) -> str:
-    """A path as typed, or as a terminal writes a dropped file: quoted, or with escaped spaces."""
+    """A path as typed, or as a terminal writes a dropped file: quoted, with escaped spaces, or as a URL."""
     if "\0" in argument:
         raise RequestError(f"expected a path, got {argument!r}")
+    if os.path.exists(expanded(argument)):
+        return argument
     try:
         words = shlex.split(argument)
     except ValueError:  # an apostrophe
-        return argument
-    return words[0] if len(words) == 1 and not os.path.exists(expanded(argument)) else argument
+        words = []
+    word = words[0] if len(words) == 1 else argument
+    return url2pathname(urlsplit(word).path) if word.lower().startswith("file:") else word
+
+
+_WORD = re.compile(r"""\s*((?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+)(?=\s|$)""")
+
+
+def dropped(line: str) -> tuple[list[str], str]:
+    """The images that a line begins with, as `path_of` reads them, and what is left of it. A question may
+    begin with a word that is the name of a file; a line that is nothing else is that file."""
+    if os.path.isfile(expanded(path := path_of(line.strip()))):
+        return [path], ""
+    names: list[str] = []
+    while (found := _WORD.match(line)) and is_image_name(path := path_of(found[1])):
+        names, line = [*names, path], line[found.end() :]
+    return names, line
 
 
 # ------------------------------------------------------------------------------------------ the terminal
@@ -259,7 +279,7 @@ def terminal_lines() -> Iterator[str]:
 
 
 class CommandCompleter(Completer):
-    """Completes commands, and paths after those that take one."""
+    """Completes commands, and paths: alone, and after the commands that take one."""
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
         command, space, argument = document.text_before_cursor.partition(" ")
@@ -269,6 +289,8 @@ class CommandCompleter(Completer):
             for name, (takes, _) in COMMANDS.items():
                 if name.startswith(command):
                     yield Completion(name + " " * bool(takes), start_position=-len(command))
+        if not space and is_image_name(command):
+            yield from PathCompleter(expanduser=True).get_completions(document, event)
 
 
 def open_history() -> History:
@@ -331,7 +353,7 @@ def as_markdown(conversation: Conversation) -> str:
     for turn in conversation.turns:
         cut = "" if turn.ended == "stop" else f" _(ended by: {turn.ended})_"
         blocks += [f"![{Path(image.name).name}](<{place(image)}>)" for image in turn.images]
-        answer = PixelText(said, turn.image_size).whole(turn.answer)
+        answer = for_terminal(PixelText(said, turn.image_size).whole(turn.answer))
         blocks += [f"**You:** {turn.question}", f"**Model:** {answer}{cut}"]
     return "\n\n".join(blocks) + "\n"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -176,6 +176,15 @@ class PixelText:
     def finish(self) -> str:
         """What is left."""
         return "" if self._pixels is None else self._pixels.finish()
+
+    def each(self, pieces: Iterable[str]) -> Iterator[str]:
+        """The pieces of a whole answer; Ctrl-C gives what is left of it so far."""
+        try:
+            yield from map(self.put, pieces)
+        except KeyboardInterrupt:
+            yield self.finish()
+            raise
+        yield self.finish()
 
     def whole(self, text: str) -> str:
         """A whole answer."""

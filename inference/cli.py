@@ -16,7 +16,7 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +28,9 @@ from generation.options import GenerationOptions
 from inference.attribution import METHODS, MIN_WINDOW, WINDOW, is_sheet
 from inference.errors import RequestError, check_text_only
 from inference.grammar import MOST_BYTES, check_grammar, choice_grammar, json_grammar
+from inference.terminal import wrapped
 from models import __version__
-from models.checkpoints.hub import check_has_config, describe
+from models.checkpoints.hub import check_has_config, describe, for_terminal
 from models.config import check_device
 
 # The names in data.coordinates, whose import takes as long as all of this file.
@@ -385,6 +386,15 @@ def is_question(text: str) -> bool:
     )
 
 
+def is_image_name(word: str) -> bool:
+    """Whether one word names an image and nothing else: a URL, or what is written like a path."""
+    return bool(
+        (_URL.match(word) and not word.endswith(":"))
+        or _SUFFIX.fullmatch(os.path.splitext(word)[1])
+        or (_PATH.match(word) and word.count("/") > 1 - word.startswith((".", "~")))  # "/stats" is no path
+    )
+
+
 def read_stdin_image(max_bytes: int) -> bytes:
     """The bytes of the image on stdin, one more than `max_bytes` at most. Raises RequestError."""
     raw = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read(max_bytes + 1)
@@ -460,6 +470,13 @@ def log_unused(args: argparse.Namespace, log: Callable[[str], None]) -> None:
     unused = [f"--{_dashed(name)}" for name, value in defaults.items() if vars(args)[name] != value]
     if unused and args.temperature == 0:
         log(f"{', '.join(unused)} without effect: give a --temperature to sample tokens")
+
+
+def say(pieces: Iterable[str]) -> None:
+    """Print an answer while it is made."""
+    for shown in wrapped(pieces) if sys.stdout.isatty() else map(for_terminal, pieces):
+        print(shown, end="", flush=True)
+    print(flush=True)
 
 
 def stats_table(result: dict[str, Any], model: str, **more: str) -> str:

@@ -7,16 +7,12 @@
         ...
     reply.finish()["draft"]["accepted"]
 
-See `generation.draft` for what a draft is and when there is one. `GreyText` shows it on a terminal.
+See `generation.draft` for what a draft is and when there is one.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 import time
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -28,11 +24,7 @@ from generation.options import CacheMemoryError, GenerationOptions
 from generation.session import Session
 from inference.answer import AnswerText, Reply, answer_text, encode
 from inference.checkpoint import Checkpoint, PixelText, RequestError
-
-GREY, PLAIN, UP, ERASE = "\033[90m", "\033[0m", "\033[{}A", "\r\033[J"
-CONTROL = dict.fromkeys(
-    [*range(10), *range(11, 32), *range(127, 160)]
-)  # they could do anything to a terminal
+from inference.terminal import GreyText
 
 
 def ask_each(
@@ -132,40 +124,6 @@ class DraftedReply(Reply):
 
 
 # ------------------------------------------------------------------------------------------ the terminal
-class GreyText:
-    """Text on stdout that can be taken away again, if that is a terminal (`possible`). It begins in the first
-    column and ends where more would scroll its beginning out of sight."""
-
-    def __init__(self, wanted: bool = True) -> None:
-        self.possible = wanted and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self.visible = self._full = False
-        self._columns, self._lines = shutil.get_terminal_size()
-        self._row = self._column = 0  # of the cursor, from where the text begins
-
-    def put(self, piece: str) -> None:
-        """Show more of it."""
-        fitting = ""
-        for character in piece.translate(CONTROL):
-            wide = unicodedata.east_asian_width(character) in "WF"
-            width = 0 if unicodedata.combining(character) else 1 + wide
-            if character == "\n" or self._column + width > self._columns:
-                self._full = self._full or self._row + 2 > self._lines
-                self._row, self._column = self._row + (not self._full), 0
-            if self._full:
-                break
-            self._column += width * (character != "\n")
-            fitting += character
-        if self.possible and fitting:
-            print(GREY + fitting + PLAIN, end="", flush=True)
-            self.visible = True
-
-    def clear(self) -> None:
-        """Take it away."""
-        if self.visible:
-            print((UP.format(self._row) if self._row else "") + ERASE, end="", flush=True)
-        self.visible, self._row, self._column = False, 0, 0
-
-
 class MayHaveDraft(Protocol):
     """A `DraftedReply`, or the reply to a turn of a conversation."""
 

@@ -24,13 +24,16 @@ from typing import Any
 
 from data.files import naming, replacing
 from inference.errors import RequestError
+from models.checkpoints.hub import CONTROL
 
+_ESCAPED = {code: f"\\u{code:04x}" for code in CONTROL}
 KEPT = "answers so far are kept, and the same command resumes"
 
 
 def to_json(record: dict[str, Any]) -> str:
-    """One line of JSON, readable in any script. Half a surrogate pair, which no encoding has, is escaped."""
-    text = json.dumps(record, ensure_ascii=False)
+    """One line of JSON, readable in any script. What no encoding has, half a surrogate pair, is escaped, and
+    what could control a terminal."""
+    text = json.dumps(record, ensure_ascii=False).translate(_ESCAPED)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

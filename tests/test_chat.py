@@ -15,6 +15,7 @@ from data.row_schemas import RowSchema
 from generation.options import NotFiniteError
 from generation.sampling import Sampler
 from inference.chat import COMMANDS, path_of
+from models.checkpoints.hub import for_terminal
 from tests.processors import draw_image
 
 SHORT = ("--max-new-tokens", 8)
@@ -35,10 +36,10 @@ def talk(cli, monkeypatch):
 
 @pytest.fixture
 def one(as_json):
-    """The answer to one question outside a chat."""
+    """The answer to one question outside a chat, as a terminal shows it."""
 
     def ask(*arguments, **options) -> str:
-        return as_json(*arguments, *SHORT, **options)[0]["answers"][0]
+        return for_terminal(as_json(*arguments, *SHORT, **options)[0]["answers"][0])
 
     return ask
 
@@ -122,7 +123,7 @@ def test_save(talk, photo, other, tmp_path, model_folder):
     messages = RowSchema(("messages",), folder=tmp_path, allow_outside=True).conversation(row)
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 2]
     assert messages[3]["content"] == [{"type": "image", "image": other}, {"type": "text", "text": "why?"}]
-    assert messages[2]["content"][0]["text"].split() == out[0].split()
+    assert for_terminal(messages[2]["content"][0]["text"]).split() == out[0].split()
 
 
 def test_save_overwrites_nothing_and_no_name_ends_the_chat(talk, tmp_path):
@@ -135,12 +136,38 @@ def test_save_overwrites_nothing_and_no_name_ends_the_chat(talk, tmp_path):
     assert list(tmp_path.iterdir()) == [kept]
 
 
+def as_terminals_write(path: Path) -> list[str]:
+    """What is pasted when this file is dropped on one: some add a space."""
+    return [f"'{path}' ", f'"{path}"', str(path).replace(" ", "\\ ") + " ", path.as_uri(), str(path)]
+
+
 def test_paths_as_terminals_write_them(other, monkeypatch):
     monkeypatch.chdir(other.parent)
-    escaped = str(other).replace(" ", "\\ ")
-    for typed in (other.name, f"'{other}'", f'"{other}"', escaped, str(other)):
-        assert Path(path_of(typed)).resolve() == other
+    for typed in (other.name, *as_terminals_write(other)):
+        assert Path(path_of(typed.strip())).resolve() == other
     assert path_of("bob's boat.png") == "bob's boat.png"
+
+
+def test_an_image_alone_is_shown_and_may_stand_before_its_question(talk, one, other, photo, monkeypatch):
+    monkeypatch.chdir(other.parent)
+    answer, both = one(other, "-q", "why?"), one(photo, other, "-q", "why?")
+    for typed in (other.name, *as_terminals_write(other)):
+        status, out, err = talk(typed, "why?", options=SHORT)
+        assert (status, out, len(err)) == (0, [answer], 1), typed
+    quoted, escaped = as_terminals_write(other)[:3:2]
+    assert talk(f"{escaped}why?")[1] == [answer] and talk(f"{photo} {quoted}why?")[1] == [both]
+    # What is named like an image and is none is a mistake; behind a space, everything is a question.
+    status, out, err = talk("anohter.png", f"{other.parent}/missing what is it?")
+    assert (status, out, len(err)) == (2, [], 2) and all(line.startswith("error: ") for line in err)
+    question = f" {other.name}"
+    assert talk(question)[1] == [one("--no-image", "-q", question.strip())]
+
+
+def test_people_leave_in_their_own_words(talk):
+    for word in ("exit", "quit", "Quit", "bye", "exit()", ":q", "/exit", "/quit "):
+        assert talk(word, "how many?") == (0, [], []), word
+    status, out, _ = talk(" exit", "exit the room?")
+    assert (status, len(out)) == (0, 2)
 
 
 # -------------------------------------------------------------------------------------------------- mistakes

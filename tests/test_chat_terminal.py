@@ -13,8 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import generate
+from inference.checkpoint import open_checkpoint
 from tests.waiting import PATIENCE
 
 UP, CTRL_A, CTRL_C, CTRL_D = "\x1b[A", "\x01", "\x03", "\x04"
@@ -95,9 +97,15 @@ def terminal(tmp_path):
 
 @pytest.fixture(scope="module")
 def endless(model_folder, tmp_path_factory) -> Path:
-    """The tiny checkpoint with a context that no answer comes to the end of."""
-    folder = tmp_path_factory.mktemp("endless") / "model"
-    shutil.copytree(model_folder, folder)
+    """The tiny checkpoint with a context that no answer comes to the end of, nor by itself."""
+    folder, checkpoint = (
+        tmp_path_factory.mktemp("endless") / "model",
+        open_checkpoint(model_folder, device="cpu"),
+    )
+    head = checkpoint.model.language_model.lm_head.weight
+    with torch.no_grad():
+        head[list(checkpoint.stop_token_ids)] = (head[20] + head[21]) / 2  # below the larger
+    checkpoint.model.save_pretrained(folder, processor=checkpoint.processor)
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["max_position_embeddings"] = 400_000
     (folder / "config.json").write_text(json.dumps(config))

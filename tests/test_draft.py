@@ -24,7 +24,7 @@ from generation.sampling import Sampler
 from generation.session import Session
 from inference.checkpoint import open_checkpoint
 from inference.conversation import Conversation
-from inference.draft import ERASE, GREY, GreyText
+from inference.terminal import ERASE, GREY, GreyText
 from tests.invariants import collate, fast_step
 from tests.pages import make_service
 from tests.processors import KINDS, draw_image, processor

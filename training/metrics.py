@@ -20,6 +20,7 @@ from tqdm import tqdm
 from data.errors import one_line
 from data.files import replacing
 from data.packing import Batch
+from models.checkpoints.hub import for_terminal
 from training.config import TrainConfig
 from training.flops import peak_flops, training_flops, what_learns
 from training.task import Answered, Task
@@ -120,7 +121,7 @@ class Metrics:
 
     def say(self, text: str) -> None:
         if self.active:
-            self.bar.write(text)
+            self.bar.write(for_terminal(text))
 
     def close(self) -> None:
         self.bar.close()

@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
+from models.checkpoints.hub import for_terminal
 from training.config import TrainConfig, flag
 from training.distributed import Ranks
 
@@ -221,7 +222,7 @@ class RunState:
 
     def _say(self, text: str) -> None:
         if self.ranks.is_first:
-            print(f"train.py: {text}", file=sys.stderr)
+            print(for_terminal(f"train.py: {text}"), file=sys.stderr)
 
     def _restore_random(self, saved: Sequence[dict[str, Any]]) -> None:
         """This rank's generators; a rank that the saved run did not have keeps its own."""

@@ -24,6 +24,7 @@ from eval.doctor.cases import Case, cases
 from eval.doctor.checks import CHECKS, FAULT, GOOD, OPTIONAL, REFUSED, ROUNDING, Finding, broken, run_check
 from eval.doctor.client import CannotAnswer, Client, ServerError
 from inference.cli import Parser, check_model, positive
+from models.checkpoints.hub import for_terminal
 
 if TYPE_CHECKING:
     from eval.doctor.reference import Reference
@@ -103,7 +104,8 @@ def main(arguments: list[str]) -> int:
     findings = []
     for finding in examine(client, reference, settings.tokens):
         findings.append(finding)
-        print(f"{finding.kind:9} {finding.case}" + (f": {finding.said}" if finding.said else ""), flush=True)
+        said = f": {finding.said}" if finding.said else ""
+        print(for_terminal(f"{finding.kind:9} {finding.case}{said}"), flush=True)
     counts = Counter(finding.kind for finding in findings)
     if settings.json:
         settings.json.write_text(json.dumps([asdict(one) for one in findings], indent=2) + "\n")

@@ -15,7 +15,6 @@ wrong, or 130 after Ctrl-C.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from pathlib import Path
@@ -23,8 +22,9 @@ from pathlib import Path
 from data.errors import ImageError, ProcessorError, PromptError, one_line
 from data.images import check_sides
 from inference.cli import Parser, check_image_name, check_model, dtype
+from inference.results import to_json
 from models.checkpoints.folder import check_replaceable
-from models.checkpoints.hub import CheckpointError, check_repo_id
+from models.checkpoints.hub import CheckpointError, check_repo_id, for_terminal
 
 QUESTION = "What is in the picture?"
 _SIZE = re.compile(r"(\d{1,9})[xX](\d{1,9})")
@@ -89,7 +89,7 @@ def inspect(settings: argparse.Namespace) -> None:
     report = inspect.inspect(settings.source, settings.revision)
     if settings.image is not None:
         report["picture"] = inspect.inspect_image(report, pixels or settings.image, settings.question)
-    print(json.dumps(report, ensure_ascii=False) if settings.json else inspect.as_text(report))
+    print(to_json(report) if settings.json else for_terminal(inspect.as_text(report)))
 
 
 def convert(settings: argparse.Namespace) -> None:
@@ -127,7 +127,7 @@ def convert(settings: argparse.Namespace) -> None:
 
 
 def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(for_terminal(text), file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -47,6 +47,7 @@ _SIMILAR = 0.7  # of two names (difflib's ratio), one of which may be a slip for
 MAX_CONFIG, MAX_INDEX, MAX_TOKENIZER = 4 * 2**20, 8 * 2**20, 32 * 2**20  # bytes
 MAX_VALUES = 2_500_000  # of one file: commas and opening brackets
 LONGEST = 2_000  # characters of a message
+CONTROL = frozenset((*range(32), *range(127, 160))) - {*b"\n\t"}  # could do anything to a terminal
 
 
 # --------------------------------------------------------------------------------------------------- errors
@@ -59,6 +60,12 @@ def printable(message: object, most: int = LONGEST, end: int = 0) -> str:
 
     # Cut before as well: a message may quote megabytes.
     return cut("".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut(str(message))))
+
+
+def for_terminal(text: str) -> str:
+    """A text that somebody else wrote, such as a model's answer, without control characters: whoever prints
+    one passes it through here. Line breaks and tabs are text."""
+    return text.translate(dict.fromkeys(CONTROL))
 
 
 class CheckpointError(ValueError):
