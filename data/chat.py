@@ -39,6 +39,7 @@ from data.tokenizer import AnyTokenizer, naming_file, no_panic, private_tokenize
 from models.checkpoints.hub import MAX_CONFIG, check_size
 
 ROLES = ("system", "user", "assistant")
+IMAGE_ORDERS = ("first", "last")
 LONGEST_TEXT = 1_000_000  # characters of a conversation: a second of tokenizing, and more than any context
 
 SMOLVLM_CHAT_TEMPLATE = (
@@ -87,9 +88,10 @@ class EncodedText:
 
 # ------------------------------------------------------------------------------------- what the caller passes
 def read_conversation(
-    conversation: Sequence[Mapping[str, Any]], label: str = "conversation"
+    conversation: Sequence[Mapping[str, Any]], label: str = "conversation", image_order: str | None = None
 ) -> list[Message]:
-    """A conversation in the Hub's form, its content made uniform. A PromptError names `label` and message."""
+    """A conversation in the Hub's form, its content made uniform and its images `in_order`. A PromptError
+    names `label` and message."""
     if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence) or not conversation:
         raise PromptError(f"{label}: expected a list of messages, got {str(conversation)[:80]!r}")
     messages = []
@@ -104,9 +106,28 @@ def read_conversation(
             content = [{"type": "text", "text": content}]
         if not isinstance(content, Sequence):
             raise PromptError(f"{place}: expected content as text or parts, got {type(content).__name__}")
-        messages.append(Message(role, tuple(_read_part(part, place) for part in content)))
+        messages.append(
+            in_order(Message(role, tuple(_read_part(part, place) for part in content)), image_order)
+        )
     check_text("".join(message.text for message in messages), label)
     return messages
+
+
+def in_order(message: Message, image_order: str | None) -> Message:
+    """A message with its images "first" or "last", in their order; None leaves them where they are. A space
+    stands between texts that had an image between them."""
+    texts, images, parted = list[tuple[str, Any]](), list[tuple[str, Any]](), False
+    for kind, value in message.parts:
+        if kind == "image":
+            images.append((kind, value))
+        elif parted and texts and texts[-1][1][-1:].strip() and value[:1].strip():
+            texts.append((kind, f" {value}"))
+        else:
+            texts.append((kind, value))
+        parted = kind == "image"
+    if image_order is None or not images:
+        return message
+    return Message(message.role, (*images, *texts) if image_order == "first" else (*texts, *images))
 
 
 def _read_part(part: Mapping[str, Any], label: str) -> tuple[str, Any]:
@@ -119,6 +140,13 @@ def _read_part(part: Mapping[str, Any], label: str) -> tuple[str, Any]:
                 return "image", part[key]
     wanted = "{'type': 'text', 'text': ...} or {'type': 'image', 'image': ...}"
     raise PromptError(f"{label}: expected a part {wanted}, got {str(part)[:80]!r}")
+
+
+def check_question(messages: Sequence[Message], label: str) -> None:
+    """Raises PromptError unless the user asks something last."""
+    last = next((message for message in reversed(messages) if message.role == "user"), None)
+    if last is None or not last.text.strip():
+        raise PromptError(f"{label}: expected a question, got {last and last.text!r}")
 
 
 def check_text(text: Any, label: str) -> str:
@@ -134,6 +162,16 @@ def check_text(text: Any, label: str) -> str:
             f"{label}: expected valid Unicode, got half a surrogate at {error.start}"
         ) from error
     return text
+
+
+def read_image_order(folder: Path) -> str | None:
+    """Where the images of a message stood in a checkpoint's training, "first" or "last", if its
+    generation_config.json says so: such a model answers with less sense where they stand elsewhere."""
+    order = read_object(folder / "generation_config.json").get("image_order")
+    if order not in (None, *IMAGE_ORDERS):
+        wanted = " or ".join(IMAGE_ORDERS)
+        raise PromptError(f"generation_config.json: image_order: expected {wanted}, got {str(order)[:80]!r}")
+    return order
 
 
 # --------------------------------------------------------------------------------------- a folder's template

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from data.chat import read_conversation
 from data.errors import BadRow, ImageError, ProcessorError, PromptError
 from data.images import count_tiles, describe, image_size, load_image, tile_image
 from data.processor import Processor
@@ -78,7 +77,7 @@ class SampleEncoder:
         processor, name = self.processor, f"{sample_id[0]}, row {sample_id[1]}"
         in_front = processor.image_token_id is None
         with _counted_as(BAD_CONVERSATION, PromptError):
-            messages = processor.images.normalise_messages(read_conversation(conversation, name), name)
+            messages = processor.messages(conversation, name)
         sources = [source for message in messages for source in message.images]
         grids = self._grids(sources)
         with _counted_as(TOO_MANY_TILES, PromptError):

@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from data.chat import SMOLVLM_CHAT_TEMPLATE, ChatEncoder, Message, check_text, read_conversation
+from data.chat import (
+    SMOLVLM_CHAT_TEMPLATE,
+    ChatEncoder,
+    Message,
+    check_question,
+    check_text,
+    read_conversation,
+    read_image_order,
+)
 from data.errors import ImageError, ProcessorError, PromptError, one_line
 from data.images import (
     ImageLimits,
@@ -38,15 +46,13 @@ from data.images import (
 from data.nanovlm import open_nanovlm
 from data.smolvlm import IdeficsImages, new_idefics, open_idefics
 from data.tiles import Tiles
-from data.tokenizer import AnyTokenizer, FolderTokenizer, folder_of, no_panic, read_object
+from data.tokenizer import AnyTokenizer, FolderTokenizer, folder_of, no_panic, read_object, turn_ends
 from models.config import VLMConfig
 
 if TYPE_CHECKING:
     from transformers import Idefics3Processor
 
 Conversation = Sequence[Mapping[str, Any]]
-
-_TURN_ENDS = ("<end_of_utterance>", "<|im_end|>")
 
 
 class ModelInputs(dict):
@@ -83,7 +89,8 @@ class EncodedConversation:
 
 
 class Processor:
-    """See the module's docstring. Build one with `from_pretrained` or `make_processor`."""
+    """See the module's docstring. Build one with `from_pretrained` or `make_processor`. `image_order` is that
+    of `data.chat.in_order`, which generation_config.json says where the model learnt one only."""
 
     def __init__(
         self,
@@ -92,12 +99,12 @@ class Processor:
         chat_template: str,
         config: VLMConfig | None = None,
         limits: ImageLimits = ImageLimits(),  # noqa: B008
+        image_order: str | None = None,
     ):
         check_sizes(images)
-        self.images = images
-        self.tokenizer = tokenizer
-        self.limits = limits
-        self.stop_token_ids = _stop_token_ids(tokenizer)
+        self.images, self.image_order = images, image_order
+        self.tokenizer, self.limits = tokenizer, limits
+        self.stop_token_ids = turn_ends(tokenizer)
         placeholder = images.image_token
         self.image_token_id = None if placeholder is None else tokenizer.convert_tokens_to_ids(placeholder)
         if config is not None:
@@ -132,7 +139,7 @@ class Processor:
                 images, tokenizer, template = opened
                 if not template:
                     raise PromptError("expected a chat template (chat_template.jinja), found none")
-                return cls(images, tokenizer, template, config, limits)
+                return cls(images, tokenizer, template, config, limits, read_image_order(folder))
         except ProcessorError:
             raise
         except PromptError as error:
@@ -199,15 +206,19 @@ class Processor:
             ]
         return self.collate(rows, padding_side, return_assistant_mask)
 
+    def messages(self, conversation: Conversation, label: str = "conversation") -> list[Message]:
+        """A conversation as the model learnt to read one: its parts in the order of `image_order`."""
+        messages = read_conversation(conversation, label, self.image_order)
+        return self.images.normalise_messages(messages, label)
+
     def encode_conversation(
         self, conversation: Conversation, add_generation_prompt: bool = False, label: str = "conversation"
     ) -> EncodedConversation:
         """One conversation's ids, assistant mask and tiles. `label` names it in error messages."""
-        messages = read_conversation(conversation, label)
+        messages = self.messages(conversation, label)
         if add_generation_prompt:
-            _check_question(messages, label)
+            check_question(messages, label)
         newest = next((len(one.images) for one in reversed(messages) if one.images), 0)
-        messages = self.images.normalise_messages(messages, label)
         sources = [source for message in messages for source in message.images]
         images, count, most = list[TiledImage](), 0, self.limits.max_tiles
         for source in sources:  # together at most as many tiles as one image may have
@@ -313,12 +324,6 @@ def is_nanovlm(config: Mapping[str, Any]) -> bool:
     return "model_type" not in config and "vit_hidden_dim" in config and "lm_hidden_dim" in config
 
 
-def _check_question(messages: list[Message], label: str) -> None:
-    last = next((message for message in reversed(messages) if message.role == "user"), None)
-    if last is None or not last.text.strip():
-        raise PromptError(f"{label}: expected a question, got {last and last.text!r}")
-
-
 def _check_fit(processor: Processor, config: VLMConfig) -> None:
     images = processor.images
     for what, got, expected in (
@@ -328,11 +333,3 @@ def _check_fit(processor: Processor, config: VLMConfig) -> None:
     ):
         if got != expected and not (what == "image token id" and config.image_placement == "prefix"):
             raise ProcessorError(f"{what}: the model expects {expected}, its processor gives {got}")
-
-
-def _stop_token_ids(tokenizer: AnyTokenizer) -> tuple[int, ...]:
-    known = tokenizer.get_added_vocab()
-    stops = {known[token] for token in _TURN_ENDS if token in known}
-    if tokenizer.eos_token_id is not None:
-        stops.add(tokenizer.eos_token_id)
-    return tuple(sorted(stops))

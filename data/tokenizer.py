@@ -370,6 +370,16 @@ class FolderTokenizer:
 
 
 AnyTokenizer: TypeAlias = "FolderTokenizer | PreTrainedTokenizerBase"
+_TURN_ENDS = ("<end_of_utterance>", "<|im_end|>")
+
+
+def turn_ends(tokenizer: AnyTokenizer) -> tuple[int, ...]:
+    """The ids of the tokens that end a turn."""
+    known = tokenizer.get_added_vocab()
+    stops = {known[token] for token in _TURN_ENDS if token in known}
+    if tokenizer.eos_token_id is not None:
+        stops.add(tokenizer.eos_token_id)
+    return tuple(sorted(stops))
 
 
 def open_tokenizer(folder: Path) -> AnyTokenizer:

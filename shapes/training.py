@@ -151,6 +151,7 @@ def build_model(config: TrainConfig, tokenizer) -> VisionLanguageModel:
     else:
         coordinates = {"form": FORM.name, "describe": DESCRIBE}
         model.generation_config = {"coordinates": coordinates, "knows": KNOWS}
+    model.generation_config |= {"image_order": "first"}  # as in all of its rows
     return model
 
 

@@ -199,6 +199,24 @@ def read_stream(chunks: list[dict]) -> tuple[list[str], list[str], dict]:
     return [texts[n] for n in sorted(texts)], [reasons[n] for n in sorted(reasons)], last["usage"]
 
 
+ASKED = (STAR, SHAPES, "What is in the picture?", "Describe the picture.", "Where is the star?",
+         "Is there a red circle?", "What word do you see?")  # fmt: skip
+
+
+@pytest.mark.parametrize("image", [EXAMPLE, CUP, ROOT / "assets/three.png"])
+def test_the_text_may_stand_before_the_image(here, image):
+    """As in OpenAI's own examples. What the server keeps of an image serves both orders."""
+    for question in ASKED:
+        asked = body(question, image, temperature=0)
+        first = here.send("POST", json=asked).json()
+        asked["messages"][0]["content"].reverse()
+        second = here.send("POST", json=asked).json()
+        assert read_whole(second)[:2] == read_whole(first)[:2]
+        assert "only know" not in read_whole(second)[0][0]  # as the model refuses what it was not trained on
+        assert second["usage"]["prompt_tokens"] == first["usage"]["prompt_tokens"]
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 16  # the image, and the question
+
+
 def test_earlier_turns_count(here):
     """As clients keep them, with what they were sent besides the text, and LiteLLM's own field."""
     first = here.client().chat.completions.create(**body(STAR))

@@ -32,7 +32,7 @@ EMBEDDED = Path(__file__).resolve().parents[2] / "checkpoints"  # the models tha
 PROCESSOR_FILES = (
     "config.json", "tokenizer_config.json", "tokenizer.json", "processor_config.json",
     "preprocessor_config.json", "chat_template.jinja", "chat_template.json", "tokenizer.model",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "generation_config.json",
 )  # fmt: skip
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"[\w-][\w.-]{,200}\.safetensors", re.ASCII)
@@ -535,5 +535,5 @@ def _cached_size(repo: str) -> DownloadSize | None:
 
 
 def _is_needed(path: str) -> bool:
-    known = (*PROCESSOR_FILES, INDEX, "generation_config.json")
+    known = (*PROCESSOR_FILES, INDEX)
     return path in known or (path.endswith(".safetensors") and "/" not in path)

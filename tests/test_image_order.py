@@ -1,0 +1,141 @@
+"""A model that learnt to read images before the text, or after it, reads every message so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import serve
+from data.chat import Message, in_order
+from data.errors import ProcessorError
+from data.packing import SampleEncoder
+from data.processor import Processor
+from generation.options import GenerationOptions
+from inference.answer import ask
+from inference.checkpoint import open_checkpoint
+from inference.conversation import Conversation
+from models.checkpoints.hub import describe
+from tests.documents import ROOT
+
+EXAMPLE, CUP = ROOT / "assets/example.png", ROOT / "assets/cup.png"
+QUESTIONS = ("What colour is the star?", "How many shapes are there?", "Describe the picture.",
+             "Where is the star?", "Is there a red circle?", "Which shape is blue?")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Processor:
+    return Processor.from_pretrained(serve.DEFAULT_MODEL)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the embedded model whose generation_config.json says something else about the order."""
+
+    def say(order):
+        copy = tmp_path / str(order)
+        shutil.copytree(serve.DEFAULT_MODEL, copy)
+        path = copy / "generation_config.json"
+        kept = {key: value for key, value in json.loads(path.read_text()).items() if key != "image_order"}
+        path.write_text(json.dumps(kept | ({} if order is None else {"image_order": order})))
+        return copy
+
+    return say
+
+
+def user(*parts) -> dict:
+    """A message of texts, and of images, which are files."""
+    kinds = ("text" if isinstance(part, str) else "image" for part in parts)
+    return {"role": "user", "content": [{"type": kind, kind: part} for kind, part in zip(kinds, parts)]}
+
+
+def same_images(one, other) -> bool:
+    pairs = zip(one.tiles.tiles, other.tiles.tiles, strict=True)
+    return all(torch.equal(a.pixels, b.pixels) for a, b in pairs)
+
+
+def said(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("parts", "first", "last"),
+    [
+        ("tI", "I t", "t I"),
+        ("It", "I t", "t I"),
+        ("IIt", "I I t", "t I I"),
+        ("tItI", "I I t  t", "t  t I I"),  # a space where an image parted two words
+        ("t ItI", "I I t  t", "t  t I I"),
+        ("ttI", "I t t", "t t I"),  # nothing between texts that had nothing between them
+        ("ttt", "t t t", "t t t"),
+        ("II", "I I", "I I"),
+    ],
+)
+def test_images_keep_their_order_and_texts_theirs(parts, first, last):
+    read, images, texts = [], iter("ABCD"), iter("wxyz")
+    for letter in parts:
+        if letter == " ":
+            read[-1] = ("text", read[-1][1] + " ")
+        else:
+            read.append(("image", next(images)) if letter == "I" else ("text", next(texts)))
+    message = Message("user", tuple(read))
+    assert in_order(message, None) == message
+    for order, wanted in (("first", first), ("last", last)):
+        made = in_order(message, order)
+        assert "".join(v for k, v in made.parts if k == "image") == "".join(
+            v for k, v in read if k == "image"
+        )
+        assert made.text.replace(" ", "") == message.text.replace(" ", "")
+        assert [kind[0] for kind, _ in made.parts] == [letter.lower() for letter in wanted.split()]
+        assert len(made.text) == sum(letter != "I" for letter in wanted.replace(" ", "")) + wanted.count("  ")
+
+
+def test_the_embedded_model_says_its_order_and_every_order_is_one_prompt(embedded):
+    assert describe(serve.DEFAULT_MODEL).generation_config["image_order"] == "first"
+    for question in QUESTIONS:
+        right = embedded.ask([EXAMPLE], question)["input_ids"].tolist()
+        assert embedded.prepare([user(question, EXAMPLE)])["input_ids"].tolist() == right
+    parted = embedded.encode_conversation([user("Here are", CUP, "and", EXAMPLE, "; how many?")], True)
+    whole = embedded.encode_conversation([user(CUP, EXAMPLE, "Here are and ; how many?")], True)
+    assert parted.input_ids == whole.input_ids and same_images(parted, whole)
+
+
+def test_each_message_keeps_its_own_images(embedded):
+    turns = [user("What is this?", CUP), said("a cup"), user("And this?", EXAMPLE)]
+    right = [user(CUP, "What is this?"), said("a cup"), user(EXAMPLE, "And this?")]
+    got, wanted = (embedded.encode_conversation(one, True) for one in (turns, right))
+    assert got.input_ids == wanted.input_ids and same_images(got, wanted)
+    moved = [user(CUP, EXAMPLE, "What is this?"), said("a cup"), user("And this?")]
+    assert embedded.encode_conversation(moved, True).input_ids != wanted.input_ids
+
+
+def test_answers_are_the_same_in_any_order_and_rows_are_those_that_the_model_is_asked():
+    checkpoint, options = open_checkpoint(serve.DEFAULT_MODEL, device="cpu"), GenerationOptions()
+    for question in QUESTIONS[:3]:
+        right = ask(checkpoint, [EXAMPLE], question, options).finish()["answers"]
+        inputs = checkpoint.processor.prepare([user(question, EXAMPLE)])
+        ids = checkpoint.model.generate(**inputs, stop_token_ids=checkpoint.stop_token_ids)
+        assert [checkpoint.processor.decode(ids[0]).strip()] == right
+        talk = Conversation(checkpoint)
+        assert talk.send(question, [EXAMPLE]).finish()["answers"] == right
+    encoder = SampleEncoder(checkpoint.processor, 2048)
+    rows = [[user(*parts), said("blue")] for parts in ((QUESTIONS[0], EXAMPLE), (EXAMPLE, QUESTIONS[0]))]
+    text_first, image_first = (encoder.encode(row, ("rows", 0)) for row in rows)
+    assert text_first.input_ids == image_first.input_ids and text_first.labels == image_first.labels
+
+
+def test_a_model_that_says_nothing_is_asked_as_it_comes_and_one_may_have_learnt_the_other_order(folder):
+    silent, last = (Processor.from_pretrained(folder(order)) for order in (None, "last"))
+    orders = [user(QUESTIONS[0], EXAMPLE)], [user(EXAMPLE, QUESTIONS[0])]
+    text_first, image_first = (silent.prepare(one)["input_ids"].tolist() for one in orders)
+    assert text_first != image_first
+    assert [last.prepare(one)["input_ids"].tolist() for one in orders] == [text_first, text_first]
+
+
+@pytest.mark.parametrize("order", ["front", 1, ["first"], {"images": "first"}])
+def test_an_order_that_is_none_is_refused_by_the_name_of_the_file(folder, order):
+    with pytest.raises(ProcessorError) as refused:
+        Processor.from_pretrained(folder(order))
+    assert "generation_config.json" in str(refused.value) and "image_order" in str(refused.value)
