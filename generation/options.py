@@ -10,9 +10,11 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 MAX_SEED = 2**63 - 1
+FILTERS = ("top_k", "top_p", "min_p")  # options without effect on a greedy choice
 
 # What people bring from transformers' `generate`, and what to use here instead.
 _INSTEAD = {
@@ -60,10 +62,18 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @cached_property
+    def choice(self) -> SamplingParams:
+        """What chooses a token, but for the random number: all of these without the seed, and without the
+        filters where they have no effect."""
+        values = {field.name: getattr(self, field.name) for field in fields(SamplingParams)}
+        without = ("seed", *FILTERS) if self.greedy else ("seed",)
+        return SamplingParams(**{name: value for name, value in values.items() if name not in without})
+
     @property
     def likeliest(self) -> bool:
         """Whether the next token is the argmax of the model's own logits."""
-        return self.greedy and self.repetition_penalty == 1
+        return self.choice == SamplingParams()
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,11 @@ class GenerationOptions(SamplingParams):
             for token_id in ids:
                 check_integer("stop_token_ids", token_id, low=0)
             object.__setattr__(self, "stop_token_ids", ids)
+
+    def without(self, *names: str) -> GenerationOptions:
+        """With the defaults of these fields: what is left tells whether anything else was asked for."""
+        defaults: dict[str, Any] = {field.name: field.default for field in fields(self)}
+        return replace(self, **{name: defaults[name] for name in names})
 
 
 def with_overrides(

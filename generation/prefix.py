@@ -323,6 +323,11 @@ class SlotCache:
         self._keys[target] = self._keys[source]
         self.filled[target] = self.filled[source]
 
+    def is_finite(self, slot: int) -> bool:
+        """Whether what is computed of a slot can be used."""
+        parts = (tensor[slot, :, : self.filled[slot]] for layer in self.kv_cache for tensor in layer.values())
+        return all(map(kv.is_finite, parts))
+
     def clear(self, slot: int) -> None:
         """Zero a row that holds NaN, which would reach the slot's next request through the mask."""
         for layer in self.kv_cache:

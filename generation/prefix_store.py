@@ -28,7 +28,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from generation.kv_cache import KVCache, bytes_per_position
+from generation.kv_cache import KVCache, bytes_per_position, is_finite
 from generation.options import check_integer
 from generation.prefix import KeyedPrompt, SlotCache
 from generation.protocol import VisionLanguage
@@ -169,16 +169,22 @@ class PrefixStore:
 
     def save(self, keys: Tensor, tiles: Sequence[bytes], kv_cache: KVCache, row: int) -> None:
         """Keep the whole blocks of a row's first len(keys) positions that are not kept already. What does not
-        fit goes from the end."""
+        fit goes from the end. No block is kept that is not finite, nor any after it; of a GPU's row the
+        caller knows that it is."""
         chain = self._cut(keys, tiles)
         new, size = {}, 0
-        for block in chain:
+        for number, block in enumerate(chain):
             nbytes = (block.end - block.start) * bytes_per_position(self.model.language_model)
             size += nbytes
             fits = size <= self.max_bytes and block.name not in self._blocks
             if fits or (self._files and not self._files.holds(block.name)):
                 held = self._blocks.get(block.name)
-                new[block.name] = _copy_of(kv_cache, row, block) if held is None else held
+                if held is None:
+                    held = _copy_of(kv_cache, row, block)
+                    if not kv_cache[0]["key"].is_cuda and not is_finite(held):  # there it would have to wait
+                        del chain[number:]
+                        break
+                new[block.name] = held
         self._use(chain, new)
         if self._files and chain:
             ready = None

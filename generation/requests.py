@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from generation.options import MAX_SEED, GenerationOptions, SamplingParams
+from generation.options import FILTERS, MAX_SEED, GenerationOptions, SamplingParams
 from generation.prefix import KeyedPrompt
 from generation.protocol import Constraint, Pixels
 from generation.sampling import make_seeds
 
+# Options that a step recorded by the scheduler heeds, and those that are not about which token comes next.
+RECORDED = (
+    *("temperature", *FILTERS, "seed", "stop_token_ids", "confidence", "max_new_tokens"),
+    *("num_return_sequences", "use_cache", "decode_step", "lookup"),
+)
 SHARE_FROM = 32  # positions of text that are worth sharing; an image always is
 
 
@@ -148,10 +154,10 @@ class Sequence:
         """Positions that wait to be computed; their tiles are encoded."""
         return 0 if self.embeds is None else self.embeds.shape[1]
 
-    @property
+    @cached_property
     def plain(self) -> bool:
-        """Whether its tokens can be chosen by `sample` alone."""
-        return self.constraint is None and self.logprobs is None and self.params.repetition_penalty == 1
+        """Whether a recorded step does all that it asks for."""
+        return self.logprobs is None and self.options.without(*RECORDED) == type(self.options)()
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

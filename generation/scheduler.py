@@ -33,7 +33,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -232,6 +232,7 @@ class Scheduler:
         self._decode()
         return self._take_events()
 
+    @torch.no_grad()
     def cancel(self, key: Any) -> bool:
         """Give up the request with this key; nothing more comes of it. False if it has ended."""
         self._collect(0)  # what is under way for its slot must not meet the next request there
@@ -240,7 +241,8 @@ class Scheduler:
                 if row in self._entered:
                     self._entered.remove(row)
                 else:
-                    self._leave(row)
+                    # Of a part of a prompt no logits have been seen that would tell.
+                    self._leave(row, kept=row.launched > 0 or self._cache.is_finite(row.slot))
                 self._events = [event for event in self._events if event.key != key]
                 self.stats.cancelled += 1
                 return True
@@ -269,12 +271,8 @@ class Scheduler:
             request.pixel_attention_mask,
             max_new_tokens=options.max_new_tokens,
         )
-        params = SamplingParams(repetition_penalty=options.repetition_penalty)
-        if not options.greedy:
-            values = {one.name: getattr(options, one.name) for one in fields(SamplingParams)}
-            params = SamplingParams(**values | {"seed": None})
         constraint = None if options.constraint is None else options.constraint()
-        return Sequence(key, options, params, prompt, request.logprobs, constraint)
+        return Sequence(key, options, options.choice, prompt, request.logprobs, constraint)
 
     def _compute_prompts(self) -> None:
         """All prompts, or one chunk or tile of one, each in turn; rows whose prompt is complete get their

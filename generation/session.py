@@ -34,7 +34,7 @@ from generation.decoding import (
 )
 from generation.kv_cache import CachePosition, Prompt, seen_tokens
 from generation.memory import check_caches_fit
-from generation.options import GenerationOptions, with_overrides
+from generation.options import GenerationOptions, NotFiniteError, with_overrides
 from generation.prefix import CacheBudget, FeatureCache, KeyedPrompt, SlotCache, embed_rest, read_prompt
 from generation.prefix_store import PrefixStore
 from generation.protocol import Pixels, VisionLanguage
@@ -212,8 +212,6 @@ class Session:
             rest = Prompt(embeddings, (length - reused,))
             logits = prefill(model.language_model, rest, slots.kv_cache, reused, options.decode_step)
             slots.filled[0] = length
-            if self._prefixes is not None:
-                self._prefixes.save(prompt.keys, prompt.digests, slots.kv_cache, 0)
         reuse = PrefixReuse(reused, length - reused, encoded, len(prompt.digests) - encoded)
         seen = None
         if options.repetition_penalty != 1:
@@ -221,6 +219,7 @@ class Session:
             seen = seen_tokens(ids, None, model.config.text.vocab_size, answers)
         if proposer is None:
             proposer = prompt_lookup(options, prompt.input_ids[None], model.config.image_token_id)
+        keys, digests = prompt.keys, prompt.digests
         del prompt, embeddings, rest
         kv_cache, limit = slots.kv_cache, self._context
         if answers > 1:
@@ -240,9 +239,16 @@ class Session:
             while True:
                 try:
                     token = next(steps)
+                    if last is None and self._prefixes is not None:
+                        sampler.check_finite()  # without stop tokens nobody has asked yet
+                        self._prefixes.save(keys, digests, slots.kv_cache, 0)
                 except StopIteration as end:
                     output = end.value
                     break
+                except NotFiniteError:
+                    self._fed = []
+                    slots.clear(0)
+                    raise
                 # A token is in the cache once the next one arrives: all of an answer but its last.
                 if answers == 1 and last is not None:
                     self._fed.append(last)

@@ -24,6 +24,7 @@ import torch
 from data.coordinates import CoordinateForm, Pixels, form_of
 from data.processor import EncodedConversation, Processor
 from generation.fast.cuda.graph import PERSISTENT, GraphStep
+from generation.fast.cuda.graph import unsupported as unrecorded
 from generation.fast.native.build import NoCompiler, to_panels
 from generation.fast.native.step import NativeStep, is_compiled, unsupported
 from generation.fast.quantized import pack
@@ -38,6 +39,7 @@ from inference.errors import check_text_only
 from models.checkpoints.hub import printable, snapshot
 from models.checkpoints.load import one_version
 from models.config import check_device
+from models.modality_projector import ModalityProjector
 from models.vision_language_model import VisionLanguageModel, prepare_device
 
 MARKS = frozenset("[{`")  # with which coordinates in JSON begin, or the list or code fence around them
@@ -262,9 +264,10 @@ def break_even_steps(language_model) -> int | float:
     device = language_model.norm.weight.device.type
     if device != "cpu":
         return 1 if device == "cuda" else math.inf
-    blocks = language_model.layers
-    read = [*blocks.parameters(), *blocks.buffers(), language_model.lm_head.weight]
-    saved = SAVED_PER_BLOCK * len(blocks) + SAVED_PER_BYTE * sum(weight.nbytes for weight in read)
+    parts = [part for part in language_model.modules() if part is not language_model.embed_tokens]
+    tensors = [tensor for part in parts for tensor in (*part.parameters(False), *part.buffers(False))]
+    read = sum({id(tensor): tensor.nbytes for tensor in tensors}.values())  # a tied head once
+    saved = SAVED_PER_BLOCK * language_model.config.num_hidden_layers + SAVED_PER_BYTE * read
     return math.ceil(COMPILE_SECONDS / saved)
 
 
@@ -279,6 +282,8 @@ def fast_step(
         persistent: as of `GraphStep`, on CUDA.
     """
     if language_model.norm.weight.device.type == "cuda":
+        if reason := unrecorded(language_model):
+            return None, f"eager: {reason}"
         graph = GraphStep(language_model, persistent)
         reason = graph.rehearse()
         return (None, f"eager: no CUDA graph: {reason}") if reason else (graph, graph.name)
@@ -311,5 +316,9 @@ def speed_up(model, steps: int | None = None, tiles: int | None = None) -> tuple
     faster, tower_name = fast_tower(tower, tiles)
     model.vision_model = faster or tower
     if isinstance(model.vision_model, FastTower) or isinstance(step, NativeStep):
-        to_panels(model.projector)  # whatever type its input and its weights have
+        # Whatever type its input and its weights have.
+        if type(model.projector) is ModalityProjector:
+            to_panels(model.projector)
+        else:
+            model.projector.float()
     return step, step_name, tower_name

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,16 @@ from torch import Tensor
 from xxhash import xxh3_128_digest
 
 from data.files import expanded
-from generation.fast.native.build import NoCompiler, library_file
+from generation.fast.native.build import BITS, PanelWeight, digest_of, load_panels, processor
 from generation.fast.native.step import NativeStep
+from generation.fast.tower import FastTower
+from generation.kv_cache import is_finite
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from inference.checkpoint import Checkpoint
 from inference.errors import RequestError
 from models.checkpoints.weights import FLOATS
 
+ROOT = Path(__file__).resolve().parent.parent
 FOLDER_BYTES = 8 * 2**30  # of a folder: 180 images of 17 tiles for SmolVLM-256M in float32
 WAITING_BYTES = 2**29  # of blocks that are not written yet; what comes on top is kept another time
 READERS = 2  # threads that read and check
@@ -73,12 +77,14 @@ def with_prefixes(
         max_bytes: of memory.
         folder_bytes: of the folder.
 
-    Raises RequestError for a folder that strangers may write to or that cannot be one, and OSError.
+    A file of weights that the folder does not remember is read once, which takes a second for each few GB.
+
+    Raises RequestError for a folder that others may write to or that cannot be one, and OSError.
     """
     if folder is None:
         return replace(checkpoint, prefixes=PrefixStore(checkpoint.model, max_bytes))
     files = PrefixFolder(folder, folder_bytes)
-    atexit.register(files.close)
+    atexit.register(files.close)  # until it is closed
     store = PrefixStore(checkpoint.model, max_bytes, files, identity(checkpoint, files))
     return replace(checkpoint, prefixes=store)
 
@@ -91,15 +97,7 @@ class PrefixFolder:
     """
 
     def __init__(self, folder: str | Path, max_bytes: int = FOLDER_BYTES):
-        self.path, self.max_bytes = Path(expanded(os.fspath(folder))).absolute(), max_bytes
-        if self.path.exists() and not self.path.is_dir():
-            raise RequestError(f"{self.path}: expected a folder for kept prefixes, got a file")
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.path.stat().st_mode & stat.S_IWOTH:
-            raise RequestError(
-                f"{self.path}: expected a folder that only you can write to, because answers are computed "
-                f"from what lies in it: chmod o-w {self.path}"
-            )
+        self.path, self.max_bytes = own_folder(Path(expanded(os.fspath(folder))).absolute()), max_bytes
         self._readers = ThreadPoolExecutor(READERS, "prefix-reader")
         self._chains: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
@@ -111,7 +109,7 @@ class PrefixFolder:
     # ------------------------------------------------------------------------------------------- reading
 
     def holds(self, name: bytes) -> bool:
-        return os.path.lexists(self._path(name))
+        return not self._closed and os.path.lexists(self._path(name))
 
     def read(
         self, blocks: Sequence[tuple[bytes, tuple[int, ...]]], dtype: torch.dtype, pin: bool
@@ -119,7 +117,10 @@ class PrefixFolder:
         """See `PrefixFiles`. The next blocks are read while one is used."""
         names, shapes = zip(*blocks)
         count = len(blocks)
-        return self._readers.map(self._read, names, shapes, [dtype] * count, [pin] * count)
+        try:
+            return self._readers.map(self._read, names, shapes, [dtype] * count, [pin] * count)
+        except RuntimeError:  # closed meanwhile
+            return iter([None] * count)
 
     def _read(self, name: bytes, shape: tuple[int, ...], dtype: torch.dtype, pin: bool) -> Tensor | None:
         path = self._path(name)
@@ -161,11 +162,14 @@ class PrefixFolder:
             return self._changed.wait_for(lambda: not self._waiting, seconds)
 
     def close(self, seconds: float = 60.0) -> None:
-        """`flush`, and take nothing more."""
-        self.flush(seconds)
+        """Take nothing more, give nothing more, and wait until what was to be kept is written, for so long at
+        most. In vain the second time."""
         with self._changed:
             self._closed = True
+        self.flush(seconds)
         self._chains.put(None)
+        self._readers.shutdown(wait=False)
+        atexit.unregister(self.close)
 
     def _write_chains(self) -> None:
         while (chain := self._chains.get()) is not None:
@@ -192,7 +196,7 @@ class PrefixFolder:
                 size += path.lstat().st_size
                 os.utime(path, ns=times, follow_symlinks=False)
                 continue
-            if tensor is None:
+            if tensor is None or not is_finite(tensor):
                 return  # nothing after it could be found
             content = _bytes(tensor)
             header = _header(name, tensor, xxh3_128_digest(content))
@@ -270,26 +274,77 @@ class PrefixFolder:
 
 def identity(checkpoint: Checkpoint, files: PrefixFolder) -> bytes:
     """What a checkpoint's keys and values depend on besides the prompt: its weights and config, to the byte,
-    and the arithmetic, down to what the compiler made of which code for which processor."""
-    model, step = checkpoint.model, checkpoint.decode_step
+    and the arithmetic, down to the source of all that computes, what the compiler made of it, and the
+    processor that runs it."""
+    model = checkpoint.model
     if model.origin is None:
         raise ValueError("checkpoint: expected one that was loaded from files")
     folder = model.origin.folder
     sources = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
-    code = None
-    if isinstance(step, NativeStep):
-        with suppress(NoCompiler):
-            code = library_file("decode.c", ())[1].name
     parts: dict[str, Any] = {
         "files": {path.name: files.remembered(path).hex() for path in sources},
         "dtype": [checkpoint.dtype, str(model.language_model.cache_dtype)],
-        "device": model.device.type,
         "step": checkpoint.decode_step_chosen.partition(":")[0],
         "tower": checkpoint.vision_tower.partition(":")[0],
-        "code": code,
-        "torch": [torch.__version__, torch.backends.cpu.get_cpu_capability(), platform.machine()],
+        "code": code_digest(),
+        "libraries": libraries(checkpoint),
+        "device": device_kind(model.device),
+        "torch": [torch.__version__, torch.get_float32_matmul_precision(), *platform.libc_ver()],
     }
     return json.dumps(parts, sort_keys=True).encode()
+
+
+def code_digest() -> str:
+    """Of every file of this repository that may have a part in a key or a value: networks, what reads their
+    weights, what computes them in C and on a GPU, and what makes numbers of pixels. A comment that changes
+    costs what was kept; a mended mistake must not live on in it."""
+    files = [path for room in ("models", "generation") for path in (ROOT / room).rglob("*")]
+    code = sorted(path for path in files if path.suffix in (".py", ".c", ".h"))
+    digest = hashlib.sha256()
+    for path in (*code, ROOT / "data" / "tiles.py"):
+        digest.update(f"{path.relative_to(ROOT).as_posix()} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def libraries(checkpoint: Checkpoint) -> list[str]:
+    """The digests of the compiled libraries that a checkpoint computes with."""
+    users = (checkpoint.decode_step, checkpoint.model.vision_model)
+    opened = [user.library for user in users if isinstance(user, NativeStep | FastTower)]
+    panels = {part.weight.dtype for part in checkpoint.model.modules() if isinstance(part, PanelWeight)}
+    opened += [load_panels(BITS[dtype]) for dtype in panels]
+    return sorted({digest_of(library) for library in opened})
+
+
+def device_kind(device: torch.device) -> list[str]:
+    """The kind of a device, not which of several alike it is, and what of its vendor's computes there."""
+    if device.type == "cuda":
+        kind = [torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)]
+        kind += [torch.version.cuda, torch.backends.cudnn.version()]
+        with suppress(PackageNotFoundError):
+            kind.append(version("triton"))
+        return [device.type, *map(str, kind)]
+    return [device.type, torch.backends.cpu.get_cpu_capability(), processor()]
+
+
+def own_folder(path: Path) -> Path:
+    """A folder that is this user's alone, made if need be; what a link leads to, so that it cannot lead
+    elsewhere later. Raises RequestError where others may write to it, as answers are computed from it."""
+    if path.exists() and not path.is_dir():
+        raise RequestError(f"{path}: expected a folder for kept prefixes, got a file")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    here, real = path.lstat(), path.resolve()
+    info, me = real.stat(), os.geteuid()
+    expected = f"{path}: expected a folder that only you can write to, because answers are computed from it"
+    name_another = "name one that does not exist yet"
+    if info.st_uid != me:
+        raise RequestError(f"{expected}; it belongs to user {info.st_uid}: {name_another}")
+    if here.st_uid not in (me, 0):  # whoever made the link can have it lead elsewhere
+        raise RequestError(f"{expected}; it is a link of user {here.st_uid}: {name_another}")
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = f"{stat.S_IMODE(info.st_mode):04o}"
+        raise RequestError(f"{expected}; its mode is {mode}: chmod go-w {path}, or {name_another}")
+    return real
 
 
 def _read_block(path: Path, name: bytes, out: Tensor) -> Tensor:

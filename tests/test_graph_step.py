@@ -7,7 +7,7 @@ without graphs, in batches, sessions and slots, is in test_generate.py.
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,10 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.shapes import SHAPES
 from generation import kv_cache as kv
+from generation import sampling
 from generation.decoding import GenerationOptions, eager_step
 from generation.fast.cuda import graph
 from generation.fast.cuda.graph import Graphs, GraphStep, StaticCache, _Run, bucket_of
 from generation.options import NotFiniteError
+from generation.requests import Sequence
 from generation.session import Session
 from generation.steps import RecordingStep
 from inference.answer import ask
@@ -258,6 +260,62 @@ def test_a_caller_s_choice_is_recorded_with_the_step(vlm):
         expected_token, expected_total = logits.argmax(-1, keepdim=True), expected_total + logits.amax(-1)
     assert torch.equal(token, expected_token) and len(made) == 1
     torch.testing.assert_close(total, expected_total)
+
+
+# --- options that nobody has thought of yet
+
+
+@dataclass(frozen=True)
+class Tomorrow(GenerationOptions):
+    forbidden: int | None = None
+
+
+@pytest.fixture
+def filtered(monkeypatch):
+    """A filter that takes one token away, added to the sampler and nowhere else."""
+    adjusted_scores = sampling.adjusted_scores
+
+    def adjusted(logits, params, seen=None):
+        scores = adjusted_scores(logits, params, seen).clone()
+        if getattr(params, "forbidden", None) is not None:
+            scores[:, params.forbidden] = -torch.inf
+        return scores
+
+    monkeypatch.setattr(sampling, "adjusted_scores", adjusted)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_new_filter_is_neither_forgotten_nor_remembered(vlm, filtered, monkeypatch, fused):
+    """`fused`: where a kernel chooses greedily, which knows no filter."""
+    inputs, step, asked = batch(1), GraphStep(vlm.language_model), {"max_new_tokens": 6, **NO_STOP}
+    first = int(vlm.generate(**inputs, max_new_tokens=1)[0, 0])
+    chosen = []
+
+    class Kernels:
+        __call__ = staticmethod(step._eager)
+        choose = staticmethod(chosen.append)
+
+    if fused:
+        monkeypatch.setattr(step, "decoder", lambda rows: Kernels())
+        next(iter(vlm.generate_stream(**inputs, options=Tomorrow(**asked), decode_step=step)))
+        assert chosen
+        chosen.clear()
+        assert_as_eager(vlm, step, inputs, options=Tomorrow(**asked, forbidden=first))
+    else:
+        for forbidden in (None, first, None):
+            assert_as_eager(vlm, step, inputs, options=Tomorrow(**asked, forbidden=forbidden))
+    assert not chosen
+
+
+def test_a_row_that_asks_for_something_new_is_not_recorded(vlm):
+    """The scheduler's recorded step chooses by `SamplingParams` alone."""
+
+    def plain(**asked) -> bool:
+        options = Tomorrow(**asked)
+        return Sequence(0, options, options.choice, prompt=None).plain
+
+    assert plain() and plain(temperature=1.0, top_p=0.5, seed=3, confidence=True, stop_token_ids=(4,))
+    assert not plain(forbidden=3) and not plain(repetition_penalty=2.0)
 
 
 # --- replaced weights

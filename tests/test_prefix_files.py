@@ -6,7 +6,9 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -21,7 +23,14 @@ from generation.session import Session
 from inference import prefix_files
 from inference.checkpoint import open_checkpoint
 from inference.errors import RequestError
-from inference.prefix_files import PrefixFolder, identity, with_prefixes
+from inference.prefix_files import (
+    PrefixFolder,
+    code_digest,
+    device_kind,
+    identity,
+    libraries,
+    with_prefixes,
+)
 from tests.evaluations import FORK
 from tests.prompts import NO_STOP, ImageBlock, inputs_of, tiny_vlm, words
 from tests.test_prefix_store import BYTES, DIM, LAYERS, check_loaded, filled_cache, small_model
@@ -198,13 +207,62 @@ def test_what_is_no_file_is_refused(tmp_path, caplog):
     assert check_loaded(store_in(tmp_path / "prefixes", memory=0), keys, []) == 0
 
 
-def test_a_folder_that_strangers_may_write_to_is_refused(tmp_path):
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o707, 0o775, 0o1777])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path, mode):
+    """Answers are computed from what lies in it."""
     (shared := tmp_path / "shared").mkdir()
-    shared.chmod(0o777)
-    (file := tmp_path / "file").write_text("")
-    for path in (shared, file):
-        with pytest.raises(RequestError):
+    shared.chmod(mode)
+    (tmp_path / "link").symlink_to(shared)
+    for path in (shared, tmp_path / "link"):
+        with pytest.raises(RequestError, match=f"{mode:04o}"):
             PrefixFolder(path)
+    shared.chmod(0o755)
+    PrefixFolder(shared)
+    (file := tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="file"):
+        PrefixFolder(file)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_folder_of_another_user_is_refused(tmp_path):
+    """And one behind another user's link: it may lead elsewhere tomorrow."""
+    (theirs := tmp_path / "theirs").mkdir(mode=0o755)
+    os.chown(theirs, 4321, -1)
+    (ours := tmp_path / "ours").mkdir(mode=0o700)
+    (their_link := tmp_path / "their-link").symlink_to(ours)
+    os.chown(their_link, 4321, -1, follow_symlinks=False)
+    for path in (theirs, their_link):
+        with pytest.raises(RequestError, match="4321"):
+            PrefixFolder(path)
+
+
+def test_where_a_link_led_to_stays_the_folder(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir(mode=0o700)
+    (link := tmp_path / "link").symlink_to(tmp_path / "first")
+    store, keys = store_in(link), torch.arange(TEXT_BLOCK)
+    link.unlink()
+    link.symlink_to(tmp_path / "second")
+    save(store, keys)
+    store.close()
+    assert blocks_in(tmp_path / "first") and not blocks_in(tmp_path / "second")
+
+
+def test_a_closed_folder_gives_nothing_more_and_keeps_no_thread(tmp_path):
+    keys = written(tmp_path)
+    before = set(threading.enumerate())
+    store = store_in(tmp_path, memory=0)
+    assert check_loaded(store, keys, []) == len(keys)
+    readers = set(threading.enumerate()) - before
+    assert readers
+    store.close()
+    store.close()
+    for one in readers:
+        one.join(PATIENCE)
+    assert not any(one.is_alive() for one in readers)
+    cache = filled_cache(keys, [])
+    assert store.match(keys, []) == store.load(keys, [], cache, 0, 0, TEXT_BLOCK) == 0
+    save(store, keys)
 
 
 def test_a_folder_that_takes_nothing_costs_no_answer(tmp_path, caplog):
@@ -255,6 +313,50 @@ def test_who_may_share(tmp_path, other_weights):
     mine.close()
     for who, held in ((identity(same, files), TEXT_BLOCK), (identity(others[0], files), 0)):
         assert store_in(tmp_path / "prefixes", who=who).match(keys, []) == held
+
+
+CODE = (
+    *("generation/fast/native/tower.c", "generation/fast/native/panels.h", "generation/fast/cuda/kernels.py"),
+    *("generation/fast/tower.py", "models/vision_transformer.py", "models/checkpoints/nanovlm.py"),
+    "data/tiles.py",
+)
+
+
+@pytest.fixture(scope="module")
+def copied_code(tmp_path_factory) -> Path:
+    copied = tmp_path_factory.mktemp("code")
+    for room in ("models", "generation"):
+        shutil.copytree(prefix_files.ROOT / room, copied / room, ignore=shutil.ignore_patterns("*.pyc"))
+    (copied / "data").mkdir()
+    shutil.copy(prefix_files.ROOT / "data" / "tiles.py", copied / "data")
+    return copied
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_nothing_outlives_the_code_that_made_it(copied_code, monkeypatch, name):
+    """A mended mistake in the tower must not go on answering from a folder."""
+    own = code_digest()
+    monkeypatch.setattr(prefix_files, "ROOT", copied_code)
+    assert code_digest() == own
+    text = (copied_code / name).read_text()
+    (copied_code / name).write_text(text.replace("1", "2", 1))
+    changed = code_digest()
+    (copied_code / name).write_text(text)
+    assert changed != own == code_digest()
+
+
+def test_nothing_outlives_the_compiler_or_the_device(monkeypatch):
+    checkpoint = open_checkpoint(EMBEDDED, device="cpu")
+    assert libraries(checkpoint) == []
+    checkpoint = checkpoint.compiled()
+    if checkpoint.decode_step is not None:
+        assert len(libraries(checkpoint)) == 2  # of the step, with all panels, and of the tower
+    kinds = set()
+    for name, capability in (("GPU A", (9, 0)), ("GPU B", (9, 0)), ("GPU B", (8, 0))):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        kinds |= {tuple(device_kind(torch.device("cuda", index))) for index in (0, 1)}
+    assert len(kinds) == 3 and tuple(device_kind(torch.device("cpu"))) not in kinds
 
 
 def test_weights_that_were_replaced_are_read_again(tmp_path):

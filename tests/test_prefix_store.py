@@ -12,13 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from generation import kv_cache as kv
+from generation.decoding import eager_step
 from generation.fast.native.build import NoCompiler
 from generation.fast.native.step import NativeStep
 from generation.kv_cache import bytes_per_position
+from generation.options import NotFiniteError
 from generation.prefix import FeatureCache, read_prompt
 from generation.prefix_store import TEXT_BLOCK, PrefixStore, cut
 from generation.scheduler import Scheduler
 from generation.session import Session
+from models import VisionLanguageModel
 from tests.invariants import session_holds
 from tests.prompts import NO_STOP, PER_TILE, ImageBlock, inputs_of, length_of, record, tiny_vlm, words
 from tests.test_batching import assert_as_alone, request, uneven
@@ -125,6 +128,78 @@ def test_what_is_not_finite_is_never_kept(monkeypatch):
     monkeypatch.setattr(vlm.language_model, "logits", lambda hidden: logits(hidden) * torch.nan)
     (output,) = Scheduler(vlm, 1, prefixes=store).run([request(words(1, 2 * TEXT_BLOCK), 0)])
     assert output.error is not None and len(store) == 0
+
+
+POISON = 77  # a token whose keys and values are not finite, as where a type of small range overflows
+
+
+def poisoned() -> VisionLanguageModel:
+    vlm = tiny_vlm()
+    with torch.no_grad():
+        vlm.language_model.embed_tokens.weight[POISON] = torch.nan
+        vlm.language_model.lm_head.weight[POISON] = 0
+    return vlm
+
+
+@pytest.mark.parametrize("stops", [(), (5,)])
+@pytest.mark.parametrize("place", [3, 50])
+def test_a_session_keeps_nothing_that_is_not_finite(stops, place):
+    """Else the next prompt that begins alike would get it from memory, and from a folder every later process
+    would: also once the weights, or what computes with them, are right."""
+    vlm, prompt = poisoned(), [word % POISON for word in words(1, 3 * TEXT_BLOCK)]
+    good = vlm.language_model.embed_tokens.weight[1].detach().clone()
+    store, options = PrefixStore(vlm), {"max_new_tokens": 3, "stop_token_ids": stops}
+    session, prompt[place] = Session(vlm, prefixes=store), POISON
+    with pytest.raises(NotFiniteError):
+        session.generate(**inputs_of(prompt), **options)
+    assert session.held == 0 and store.match(torch.tensor(prompt), []) <= place
+    with torch.no_grad():
+        vlm.language_model.embed_tokens.weight[POISON] = good
+    expected = Session(vlm).generate(**inputs_of(prompt), **options)
+    for again in (session, Session(vlm, prefixes=store)):
+        assert torch.equal(again.generate(**inputs_of(prompt), **options), expected)
+
+
+@pytest.mark.parametrize("stops", [(), (5,)])
+def test_an_answer_that_became_other_than_finite_is_not_gone_on_with(stops, monkeypatch):
+    vlm, prompt, calls = tiny_vlm(), words(1, 40), []
+    session, options = Session(vlm), {"max_new_tokens": 9, "stop_token_ids": stops}
+    free = vlm.generate(**inputs_of(prompt), max_new_tokens=9, **NO_STOP)[0].tolist()
+
+    def step(token_ids, kv_cache, start_pos):
+        calls.append(1)
+        logits = eager_step(vlm.language_model)(token_ids, kv_cache, start_pos)
+        if len(calls) == 4:
+            kv_cache[1]["key"][:, :, start_pos] = torch.nan
+            logits = logits * torch.nan
+        return logits
+
+    with pytest.raises(NotFiniteError):
+        session.generate(**inputs_of(prompt), **options, decode_step=step)
+    history = [*prompt, *free[:8], 3]
+    expected = vlm.generate(**inputs_of(history), **options)
+    assert torch.equal(session.generate(**inputs_of(history), **options), expected)
+
+
+def test_a_prompt_given_up_in_its_middle_leaves_nothing_that_is_not_finite():
+    """No logits have told yet, and zero times NaN would reach the next request's attention."""
+    vlm, start = poisoned(), [word % POISON for word in words(1, 2 * TEXT_BLOCK)]
+    store = PrefixStore(vlm)
+    scheduler = Scheduler(vlm, 2, prefill_chunk=TEXT_BLOCK, prefixes=store)
+    scheduler.add(request([*start[:5], POISON, *start], "given up"))
+    for _ in range(2):
+        scheduler.step()
+    assert scheduler.cancel("given up") and len(store) == 0
+    requests = [request(start[key : 9 + 2 * key], key) for key in range(4)]
+    assert_as_alone(vlm, requests, {output.key: output for output in scheduler.run(requests)})
+
+
+def test_a_block_that_is_not_finite_ends_what_is_kept():
+    store, keys = PrefixStore(small_model()), torch.arange(3 * TEXT_BLOCK)
+    cache = filled_cache(keys, [])
+    cache[1]["value"][1, 0, TEXT_BLOCK + 3, 0] = torch.inf
+    store.save(keys, [], cache, 1)
+    assert store.match(keys, []) == TEXT_BLOCK
 
 
 # --- names

@@ -19,8 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from generation.fast.native.build import (
+    ANY,
     BITS,
+    LINEAR,
     Matrix,
+    Network,
     NoCompiler,
     PanelLinear,
     PanelWeight,
@@ -29,6 +32,7 @@ from generation.fast.native.build import (
     load_library,
     refuse_change,
     to_panels,
+    unfit,
 )
 from generation.fast.quantized import quantize_rows
 
@@ -85,12 +89,7 @@ def _library_parts(weight_bits: int) -> tuple[str, tuple[str, ...]]:
 
 def unsupported(tower) -> str | None:
     """Why tower.c cannot run this vision tower, or None where it can."""
-    weight = tower.layers[0].self_attn.q_proj.weight
-    if weight.device.type != "cpu":
-        return f"the vision tower is on {weight.device.type}"
-    if weight.dtype not in BITS:
-        return f"{weight.dtype} weights (float32, bfloat16 and int8 are supported)"
-    return None
+    return TOWER.strange(tower) or unfit(tower)
 
 
 def _weight_bits(tower) -> int:
@@ -145,6 +144,33 @@ class OneDNNLinear(nn.Linear):
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
+LINEARS = (*LINEAR, OneDNNLinear)
+TOWER = Network(
+    parts={
+        "": ("models.vision_transformer.VisionTransformer",),
+        "patch_embedding": (nn.Conv2d,),
+        "position_embedding": (nn.Embedding,),
+        "layers": (nn.ModuleList,),
+        "layers.*": ("models.vision_transformer.VisionBlock",),
+        "layers.*.layer_norm1": (nn.LayerNorm,),
+        "layers.*.self_attn": ("models.vision_transformer.VisionAttention",),
+        **{f"layers.*.self_attn.{name}_proj": LINEARS for name in ("q", "k", "v", "out")},
+        "layers.*.layer_norm2": (nn.LayerNorm,),
+        "layers.*.mlp": ("models.vision_transformer.VisionMLP",),
+        **{f"layers.*.mlp.fc{number}": LINEARS for number in (1, 2)},
+        "post_layernorm": (nn.LayerNorm,),
+    },
+    config="models.config.VisionConfig",
+    fields={
+        **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers"), ANY),
+        **dict.fromkeys(("num_attention_heads", "num_channels", "image_size", "patch_size"), ANY),
+        "layer_norm_eps": ANY,
+        "hidden_act": ("gelu_pytorch_tanh", "gelu"),
+    },
+    eps="layer_norm_eps",
+)
+
+
 def use_onednn(tower: nn.Module) -> nn.Module:
     """Replace the linear layers of a float32 tower on a CPU, in place."""
     for parent in list(tower.modules()):
@@ -170,7 +196,7 @@ class FastTower(nn.Module):
             raise ValueError(f"the native vision tower cannot run this one: {reason}")
         self.config, config = tower.config, tower.config
         bits = _weight_bits(tower)
-        self._library = load_library(*_library_parts(bits), _declare)
+        self.library = load_library(*_library_parts(bits), _declare)
         to_panels(tower)
         self.tower = tower
         self.patch_embedding = _linear_of_patches(tower.patch_embedding, bits)
@@ -235,10 +261,10 @@ class FastTower(nn.Module):
 
     def _encode(self, tile: _Tile, features: Tensor) -> None:
         threads = torch.get_num_threads()
-        needed = self._library.ocelli_tower_floats(self._description, tile, threads)
+        needed = self.library.ocelli_tower_floats(self._description, tile, threads)
         if self._scratch.numel() < needed:
             self._scratch = torch.empty(needed)
-        self._library.ocelli_tower(
+        self.library.ocelli_tower(
             self._description, tile, threads, self._scratch.data_ptr(), features.data_ptr()
         )
 

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from generation.fast.cuda import kernels
+from generation.fast.native.step import NORMED_DECODER
 from generation.fast.quantized import PackedLinear
 from generation.kv_cache import KVCache
 
@@ -37,6 +38,8 @@ FIELDS = (
 
 def unsupported(language_model, rows: int = 1) -> str | None:
     """Why `TritonDecoder` cannot run this model, or that many rows of it; None where it can."""
+    if reason := NORMED_DECODER.strange(language_model):
+        return reason
     config, norm = language_model.config, language_model.norm.weight
     if rows > MOST_ROWS:
         return f"{rows} rows (up to {MOST_ROWS} are supported)"
@@ -50,10 +53,6 @@ def unsupported(language_model, rows: int = 1) -> str | None:
         return f"a layer is {width} wide (up to 16384 are supported)"
     if config.head_dim not in (16, 32, 64, 128, 256):
         return f"heads are {config.head_dim} wide (16, 32, 64, 128 and 256 are supported)"
-    known = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
-    for layer in language_model.layers:
-        if parts := {name for name, _ in layer.self_attn.named_children()} - known:
-            return f"the model's attention has {', '.join(sorted(parts))}"
     linear = [part for layer in language_model.layers for part in projections(layer).values()]
     matrices = [*linear, language_model.lm_head, language_model.embed_tokens]
     kinds = {type(part) for part in (*linear, language_model.lm_head)}

@@ -35,8 +35,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from generation import kv_cache as kv
+from generation.fast.native.step import NORMED_DECODER
 from generation.kv_cache import CachePosition, KVCache
-from generation.options import GenerationOptions, NotFiniteError
+from generation.options import FILTERS, GenerationOptions, NotFiniteError
 from generation.sampling import Sampler
 from generation.steps import EagerStep
 
@@ -48,6 +49,10 @@ LAG = 3  # steps launched before the tokens of one are read
 MAX_SIGNATURES = 32  # of runs that are remembered: batch width, sampling, stop ids
 MAX_GRAPHS = 48  # the least recently used is given up first
 STATIC_SHARE = 0.15  # size limit of the static cache, relative to the weights in its type
+# Options that a recorded step need not know; by every other one, recordings are told apart.
+OUTSIDE = (
+    *("seed", "max_new_tokens", "num_return_sequences", "use_cache", "decode_step", "lookup", "constraint"),
+)
 PERSISTENT = False  # whether a step is one kernel that stays, not one for each phase: not yet tried on a GPU
 
 
@@ -64,6 +69,11 @@ def triton_module() -> Any:
     except ImportError:
         return None
     return decoder
+
+
+def unsupported(language_model) -> str | None:
+    """Why `GraphStep` cannot run this model, or None: its cache has to be one that it knows to move."""
+    return NORMED_DECODER.strange(language_model)
 
 
 def no_triton(language_model, rows: int = 1) -> str | None:
@@ -250,7 +260,7 @@ class GraphStep:
     for proposals, several positions of the eager step (`ChunkStep`).
 
     Args:
-        language_model: of this project.
+        language_model: one that `unsupported` has no reason against; else a ValueError.
         persistent: launch one Triton kernel a step, which synchronizes its own programs, in place of one for
             each phase.
     """
@@ -258,6 +268,8 @@ class GraphStep:
     same_bits = False  # the eager step's product of several positions is rounded otherwise than that of one
 
     def __init__(self, language_model, persistent: bool = PERSISTENT):
+        if reason := unsupported(language_model):
+            raise ValueError(f"the recorded decode step cannot run this model: {reason}")
         self._model, self._persistent = language_model, persistent
         self._eager = EagerStep(language_model)
         self._start()
@@ -466,7 +478,8 @@ class GraphStep:
     def graph(self, run: _Run, kv_cache: KVCache, kv_len: int) -> Callable[[], None]:
         """What runs one step of a run, in a cache of which `kv_len` positions are read."""
         decoder, options = self.decoder(len(run.token)), run.sampler.options
-        plain = options.greedy and options.repetition_penalty == 1 and not options.confidence
+        # Whether the kernel that chooses greedily does all that these options ask for.
+        plain = options.without(*OUTSIDE, *FILTERS, "stop_token_ids") == type(options)()
 
         def make() -> Callable[[], None]:
             cache = fixed(kv_cache, kv_len)
@@ -487,8 +500,7 @@ class GraphStep:
 
 def signature(sampler: Sampler) -> tuple:
     """Equal for samplers that differ in their state only."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop_token_ids", "confidence")
-    return sampler.pad_id, *(getattr(sampler.options, name) for name in names)
+    return sampler.pad_id, sampler.options.without(*OUTSIDE)
 
 
 def clone(sampler: Sampler) -> Sampler:

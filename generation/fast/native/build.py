@@ -12,6 +12,12 @@ would end the process that runs it, so one that is damaged, or belongs to anothe
 C multiplies weights in panels with one row or with thousands, with the same bits for each. A panel holds the
 weights of a few outputs (32 with AVX-512, else 16) in 32-bit units along the inner dimension: 1 float,
 2 bfloat16 or 4 int8, padded with zeros; see panels.h. Eager code runs on such layers as well.
+
+    reason = DECODER.strange(language_model)     # None, or what in it there is no code for
+
+A fast step reads weights where it expects them. Of another network it would miss some, and leave others out
+without a word. So each says in a `Network` all that it computes, and whatever else there is, today or in a
+later version of the network, is left to PyTorch.
 """
 
 from __future__ import annotations
@@ -21,13 +27,16 @@ import errno
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +85,7 @@ def library_file(source: str, options: tuple[str, ...]) -> tuple[str, Path]:
     """(compiler, where the library of a C file and these options is or will be). Raises NoCompiler."""
     compiler = find_compiler()
     texts = [path.read_bytes() for path in (FOLDER / source, *sorted(FOLDER.glob("*.h")))]
-    parts = (texts, FLAGS, options, compiler, torch.__version__, _processor())
+    parts = (texts, FLAGS, options, compiler, torch.__version__, processor())
     key = hashlib.sha256(repr(parts).encode()).hexdigest()
     return compiler, cache_folder() / f"{Path(source).stem}-{key[:24]}.so"
 
@@ -129,7 +138,13 @@ def _open(library: Path, declare: Callable[[ctypes.CDLL], None]) -> ctypes.CDLL:
     return opened
 
 
-def _processor() -> str:
+def digest_of(library: ctypes.CDLL) -> str:
+    """The SHA-256 of an opened library's bytes, which are what the compiler made of the source."""
+    return Path(library._name).read_bytes()[-32:].hex()
+
+
+def processor() -> str:
+    """Its model, and what it can do."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -315,3 +330,83 @@ def to_panels(model: nn.Module) -> nn.Module:
     for parameter in model.parameters():
         parameter.data = parameter.data.float()
     return model
+
+
+LINEAR = (nn.Linear, PackedLinear, PanelLinear)
+EMBEDDING = (nn.Embedding, PackedEmbedding, PanelEmbedding)
+NORMS = (nn.RMSNorm, nn.LayerNorm)
+LEAVES = (*LINEAR, *EMBEDDING, *NORMS, nn.Conv2d)  # that have weights
+ANY = ()  # values of a field
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a step has code for.
+
+    parts: the types that may stand at each place ("layers.*.mlp"). Those of `models`, which this folder does
+        not import, by their full names.
+    config: the full name of its config's type, and fields: the values that it computes, ANY for all. A field
+        that is not here must have its default.
+    eps: the field that all norms have theirs from.
+    """
+
+    parts: Mapping[str, tuple[type | str, ...]]
+    config: str
+    fields: Mapping[str, tuple[Any, ...]]
+    eps: str
+
+    def strange(self, network: nn.Module) -> str | None:
+        """What is in a network that there is no code for, in words; or None."""
+        found = next(self._strange(network), None)
+        return None if found is None else f"{found}, which only PyTorch computes"
+
+    def _strange(self, network: nn.Module) -> Iterator[str]:
+        """Each thing, the first one before anything is taken for granted that it says not to be there."""
+        for name, module in network.named_modules():
+            kind, where = type(module), name or "the network"
+            known = self.parts.get(re.sub(r"\.\d+", ".*", name), ())
+            if kind not in known and full_name(kind) not in known:
+                yield f"{where} is a {full_name(kind)}"
+            if module._forward_hooks or module._forward_pre_hooks:
+                yield f"{where} has hooks"
+            tensors = {**module._parameters, **module._buffers}
+            if tensors and not isinstance(module, LEAVES):
+                yield f"{where} has {', '.join(tensors)} of its own"
+            if isinstance(module, NORMS):
+                if None in tensors.values():
+                    yield f"{where} is a norm without weights or without biases"
+                if module.eps != getattr(network.config, self.eps):
+                    yield f"{where} has an epsilon of its own"
+        config: Any = network.config
+        if full_name(type(config)) != self.config:
+            yield f"its config is a {full_name(type(config))}"
+        for name, value, default in _fields(config):
+            if (values := self.fields.get(name, (default,))) != ANY and value not in values:
+                yield f"its {name} is {value!r}"
+        if len(network.get_submodule("layers")._modules) != config.num_hidden_layers:
+            yield f"it does not have the {config.num_hidden_layers} layers of its config"
+
+
+def unfit(network: nn.Module) -> str | None:
+    """Why C cannot read the weights of a network that is not `strange`, or None."""
+    devices = {tensor.device.type for tensor in (*network.parameters(), *network.buffers())}
+    if devices != {"cpu"}:
+        return f"the weights are on {' and '.join(sorted(devices))}"
+    modules = (module for name, module in network.named_modules() if name != "position_embedding")
+    types = {str(module.weight.dtype) for module in modules if isinstance(module, (*LINEAR, *EMBEDDING))}
+    if len(types) > 1 or not types <= set(map(str, BITS)):
+        return f"{' and '.join(sorted(types))} weights (float32, bfloat16 or int8 are supported)"
+    return None
+
+
+def full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _fields(config: Any, front: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(name, value, default) of each field of a dataclass, and of those within it."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        yield f"{front}{field.name}", value, field.default
+        if is_dataclass(value):
+            yield from _fields(value, f"{front}{field.name}.")

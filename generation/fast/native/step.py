@@ -12,24 +12,66 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from threading import Lock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from generation.fast.native.build import (
+    ANY,
     BITS,
+    EMBEDDING,
+    LINEAR,
     Matrix,
+    Network,
     PanelWeight,
     is_sound,
     library_file,
     library_parts,
     load_library,
     to_panels,
+    unfit,
 )
 from generation.kv_cache import KVCache
 
 MOST_TOKENS = 256  # of a pass: a longer prompt takes several, whose memory stays small
+DECODER = Network(
+    parts={
+        "": ("models.language_model.LanguageModel",),
+        "embed_tokens": EMBEDDING,
+        "layers": (nn.ModuleList,),
+        "layers.*": ("models.language_model.DecoderBlock",),
+        "layers.*.input_layernorm": (nn.RMSNorm,),
+        "layers.*.self_attn": ("models.language_model.Attention",),
+        **{f"layers.*.self_attn.{name}_proj": LINEAR for name in ("q", "k", "v", "o")},
+        "layers.*.post_attention_layernorm": (nn.RMSNorm,),
+        "layers.*.mlp": ("models.language_model.MLP",),
+        **{f"layers.*.mlp.{name}_proj": LINEAR for name in ("gate", "up", "down")},
+        "norm": (nn.RMSNorm,),
+        "lm_head": LINEAR,
+    },
+    config="models.config.TextConfig",
+    fields={
+        **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), ANY),
+        **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), ANY),
+        **dict.fromkeys(("max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling"), ANY),
+        # The network itself makes frequencies of these.
+        "rope_scaling.rope_type": ("linear", "llama3"),
+        **dict.fromkeys(("rope_scaling.factor", "rope_scaling.low_freq_factor"), ANY),
+        "rope_scaling.high_freq_factor": ANY,
+        "rope_scaling.original_max_position_embeddings": ANY,
+        "hidden_act": ("silu",),
+        **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias_only"), (False, True)),
+    },
+    eps="rms_norm_eps",
+)
+# With norms of queries and keys as well, which only the steps for CUDA compute.
+NORMED_DECODER = replace(
+    DECODER,
+    parts={**DECODER.parts, **{f"layers.*.self_attn.{name}_norm": (nn.RMSNorm,) for name in ("q", "k")}},
+    fields={**DECODER.fields, "qk_norm": (False, True)},
+)
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -76,19 +118,7 @@ def load_step(weight_bits: int, cache_bits: int) -> ctypes.CDLL:
 
 def unsupported(language_model) -> str | None:
     """Why decode.c cannot run this model, or None where it can."""
-    weight = language_model.layers[0].self_attn.q_proj.weight
-    if weight.device.type != "cpu":
-        return f"the weights are on {weight.device.type}"
-    if weight.dtype not in BITS:
-        return f"{weight.dtype} weights (float32, bfloat16 and int8 are supported)"
-    return unknown_parts(language_model)
-
-
-def unknown_parts(language_model) -> str | None:
-    """What this model's attention has that the fast steps do not compute (norms of queries, say), or None."""
-    known = {"q_proj", "k_proj", "v_proj", "o_proj"}
-    parts = {name for name, _ in language_model.layers[0].self_attn.named_children()} - known
-    return f"the model's attention has {', '.join(sorted(parts))}" if parts else None
+    return DECODER.strange(language_model) or unfit(language_model)
 
 
 def is_compiled(language_model) -> bool:
@@ -112,7 +142,7 @@ class NativeStep:
             raise ValueError(f"the native decode step cannot run this model: {reason}")
         model, config, cache_bits = language_model, language_model.config, BITS[language_model.cache_dtype]
         self._weight_bits = BITS[model.layers[0].self_attn.q_proj.weight.dtype]
-        load_step(self._weight_bits, cache_bits)
+        self.library = load_step(self._weight_bits, cache_bits)
         to_panels(model)
         self._vocab = config.vocab_size
         self._kept: list = []  # decode.c points to these, so they must live as long as this object
