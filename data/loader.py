@@ -36,7 +36,7 @@ from data.errors import BadRow, DatasetError, one_line
 from data.order import RowPosition, RowRead, ShardReader
 from data.packing import Batch, PackedSequence, Sample, SampleEncoder, SampleId, collate, pack, pack_indices
 from data.processor import Processor
-from data.sources import Mixture, reading
+from data.sources import Mixture, Stream, reading
 
 logger = logging.getLogger(__name__)
 _SHARDS = 16  # at least so many, so that as many workers can help, however small the batch
@@ -439,8 +439,20 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the merged states of all ranks, on any number of ranks and workers."""
-        for name, expected in self._order().items():
-            if (got := state["order"].get(name)) != expected:
+        order, streams = self._order(), "streams (files)"
+        if order[streams] and streams not in state["order"]:
+            raise DatasetError(
+                "the saved run read its streams in the order of an earlier version, in which rows cannot be "
+                "found again: finish it with that version, or start again with --no-resume"
+            )
+        for name, expected in order.items():
+            got = state["order"].get(name, [])
+            if got != expected and name == "lanes":
+                raise DatasetError(
+                    "batch_size: cannot become another on resume here: the saved run dealt its rows to "
+                    f"{got} shards, {self.config.batch_size} would deal them to {expected}"
+                )
+            if got != expected:
                 raise DatasetError(f"the saved run's {name} was {got}, this one's is {expected}: keep it")
         if state["rows"] % self.config.batch_size:
             raise DatasetError(
@@ -466,6 +478,10 @@ class Loader:
             "packing (sequence_length, max_tiles, waiting)": packing if config.packing else None,
             "datasets (name, rows, weight)": [
                 [source.name, source.num_rows, source.weight] for source in self.mixture.sources
+            ],
+            # Of runs before there were parts of files, this is missing.
+            "streams (files)": [
+                source.rows.num_files for source in self.mixture.sources if isinstance(source.rows, Stream)
             ],
         }
 
