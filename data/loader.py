@@ -33,7 +33,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from data.errors import BadRow, DatasetError, one_line
-from data.order import RowPosition, RowRead, ShardReader
+from data.order import RowPosition, RowRead, ShardReader, most_bytes
 from data.packing import Batch, PackedSequence, Sample, SampleEncoder, SampleId, collate, pack, pack_indices
 from data.processor import Processor
 from data.sources import Mixture, Stream, reading
@@ -56,8 +56,9 @@ class LoaderConfig:
         sequence_length: maximum number of tokens of a row, and of a sample.
         max_tiles: maximum number of tiles of a row, and of a sample; None leaves that to the tokens.
         packing: put several samples into a row; if not, each has its own, padded to its batch's longest.
-        packing_buffer_size: samples of each shard to choose from when a row is packed.
-        shuffle_buffer: rows of a stream that are shuffled together, in each shard.
+        packing_buffer_size: samples of each shard to choose from when a row is packed; fewer if their images,
+            where they came in rows or from the network, take more than `data.order.most_bytes`.
+        shuffle_buffer: rows of a stream that are shuffled together, in each shard; fewer where they are large.
         seed: of the order.
         epochs: number of passes over the data; None never ends.
         workers: processes that read and decode on this rank; with 0, this process does.
@@ -216,7 +217,10 @@ class Shard:
         return self._read, sequences
 
     def _has_room(self) -> bool:
-        return len(self._buffer) < (self.config.packing_buffer_size if self.config.packing else 1)
+        if not self._buffer or not self.config.packing:
+            return not self._buffer
+        held = sum(sample.image_bytes for _, sample in self._buffer)
+        return len(self._buffer) < self.config.packing_buffer_size and held < most_bytes(self.config.num_shards)
 
     def _take(self) -> bool:
         """Read one row into the buffer, or leave it out; False at the end."""

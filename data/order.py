@@ -22,8 +22,13 @@ from data.errors import DatasetError
 from data.sources import Mixture, Stream
 
 _MASK = (1 << 64) - 1
-BLOCK_BYTES = 64 << 20  # of the rows of a stream that are shuffled together, in each shard
 RowPosition = list[int]
+
+
+def most_bytes(num_shards: int) -> int:
+    """Bytes of rows that each shard of a run may hold to shuffle them, and of images to pack them: together a
+    gibibyte each, which all shards share if one process reads them all, but enough for some large images."""
+    return max(8 << 20, (1 << 30) // num_shards)
 
 
 def key_of(*parts: Any) -> int:
@@ -108,7 +113,7 @@ class StreamReader:
     read by the shards on both sides of it, each of which keeps its share of the rows. So a stream of F parts
     is read by S shards at most (F + S) / F times.
 
-    A block has at most `block_bytes` bytes as well, and never crosses the end of an epoch. The state is where
+    A block ends when it holds `block_bytes` bytes as well, and never crosses the end of an epoch. The state is where
     the block began and how many of its rows were taken: on resume the block is read once more.
 
     A stream may have fewer rows than shards. A shard without a row of its own then borrows another shard's, a
@@ -124,10 +129,11 @@ class StreamReader:
         epochs: int | None,
         block: int,
         name: str = "a stream",
-        block_bytes: int = BLOCK_BYTES,
+        block_bytes: int | None = None,
     ):
         self.stream, self.key, self.shard, self.num_shards = stream, key, shard, num_shards
-        self.epochs, self.block, self.name, self.block_bytes = epochs, block, name, block_bytes
+        self.epochs, self.block, self.name = epochs, block, name
+        self.block_bytes = most_bytes(num_shards) if block_bytes is None else block_bytes
         # Row i of a part that is shared counts as row i * spread, so that few rows are spread over all shards.
         self.spread = next(n for n in count(round(num_shards * 0.618) or 1) if math.gcd(n, num_shards) == 1)
         self.restore([0, 0, 0, 0, 0])
