@@ -233,8 +233,8 @@ def _read_path(source: str | os.PathLike, limits: ImageLimits, name: str) -> byt
 
 
 def _header(source: Any, limits: ImageLimits, name: str) -> bytes | None:
-    """What stands in front of the pixels of a JPEG or PNG, and of a PNG the end of the file as well, where its
-    EXIF may be; None of every other image."""
+    """What stands in front of the pixels of a JPEG or PNG, and of a PNG the end of the file as well, where
+    its EXIF may be; None of every other image."""
     if isinstance(source, bytes):
         end = _header_end(source[: HEADER_BYTES[-1]])
         return source[:end] + source[max(end, len(source) - PNG_TAIL) :] if end else None
@@ -254,7 +254,7 @@ def _header(source: Any, limits: ImageLimits, name: str) -> bytes | None:
 
 
 def _header_end(data: bytes) -> int:
-    """Where the header of a JPEG or PNG ends; 0 where `data` does not reach so far, or is another format's."""
+    """Where the header of a JPEG or PNG ends; 0 where `data` does not reach so far or is of another kind."""
     end = 0
     if data.startswith(_JPEG):
         segments = islice(_jpeg_segments(data), HEADER_PIECES)
@@ -359,9 +359,7 @@ def _open(source: Any, limits: ImageLimits, name: str) -> tuple[Image.Image, int
     return _open_bytes(read_bytes(source, limits, name), limits, name)
 
 
-def _open_bytes(
-    data: bytes, limits: ImageLimits, name: str, whole: bool = True
-) -> tuple[Image.Image, int]:
+def _open_bytes(data: bytes, limits: ImageLimits, name: str, whole: bool = True) -> tuple[Image.Image, int]:
     """See `_open`. What is not the `whole` file is opened, but cannot be decoded."""
     formats = _formats(data, name)
     try:

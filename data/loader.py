@@ -58,7 +58,7 @@ class LoaderConfig:
         packing: put several samples into a row; if not, each has its own, padded to its batch's longest.
         packing_buffer_size: samples of each shard to choose from when a row is packed; fewer if their images,
             where they came in rows or from the network, take more than `data.order.most_bytes`.
-        shuffle_buffer: rows of a stream that are shuffled together, in each shard; fewer where they are large.
+        shuffle_buffer: rows of a stream that are shuffled together, in each shard; fewer if they are large.
         seed: of the order.
         epochs: number of passes over the data; None never ends.
         workers: processes that read and decode on this rank; with 0, this process does.
@@ -219,8 +219,8 @@ class Shard:
     def _has_room(self) -> bool:
         if not self._buffer or not self.config.packing:
             return not self._buffer
-        held = sum(sample.image_bytes for _, sample in self._buffer)
-        return len(self._buffer) < self.config.packing_buffer_size and held < most_bytes(self.config.num_shards)
+        held, most = sum(sample.image_bytes for _, sample in self._buffer), most_bytes(self.config.num_shards)
+        return len(self._buffer) < self.config.packing_buffer_size and held < most
 
     def _take(self) -> bool:
         """Read one row into the buffer, or leave it out; False at the end."""

@@ -109,12 +109,12 @@ class StreamReader:
     """A shard's rows of a stream, read in blocks of at most `block` rows, each block shuffled in memory.
 
     In each epoch the files are shuffled and laid end to end, all of the same length, and every shard gets an
-    equal piece: whole files, and of the files at its two ends whole parts. Only the part that a border cuts is
+    equal piece: whole files, and of the files at its two ends whole parts. Only a part that a border cuts is
     read by the shards on both sides of it, each of which keeps its share of the rows. So a stream of F parts
     is read by S shards at most (F + S) / F times.
 
-    A block ends when it holds `block_bytes` bytes as well, and never crosses the end of an epoch. The state is where
-    the block began and how many of its rows were taken: on resume the block is read once more.
+    A block ends when it holds `block_bytes` bytes as well, and never crosses the end of an epoch. The state
+    is where the block began and how many of its rows were taken: on resume the block is read once more.
 
     A stream may have fewer rows than shards. A shard without a row of its own then borrows another shard's, a
     different one in each epoch. With `epochs` it reads nothing, so that every row is read equally often.
@@ -134,7 +134,7 @@ class StreamReader:
         self.stream, self.key, self.shard, self.num_shards = stream, key, shard, num_shards
         self.epochs, self.block, self.name = epochs, block, name
         self.block_bytes = most_bytes(num_shards) if block_bytes is None else block_bytes
-        # Row i of a part that is shared counts as row i * spread, so that few rows are spread over all shards.
+        # Row i of a part that is shared counts as row i * spread, so that few rows go to all shards alike.
         self.spread = next(n for n in count(round(num_shards * 0.618) or 1) if math.gcd(n, num_shards) == 1)
         self.restore([0, 0, 0, 0, 0])
 
@@ -142,7 +142,7 @@ class StreamReader:
         return [*self.start, self.taken]
 
     def restore(self, state: Sequence[int]) -> None:
-        """`start` is where the block begins: [epoch, files read in it, parts of the next, rows of the next]."""
+        """`start` is where the block begins: [epoch, index of the file in it, part of the file, row]."""
         *self.start, self.taken = state
         self._blocks = self._read_blocks(self.start)
         self._rows: list[Any] | None = None  # of the block; None before it is read
@@ -191,19 +191,19 @@ class StreamReader:
                     yield borrowed
                     return
             raise DatasetError(
-                f"{self.name}: its {self.stream.num_files} files have no row; check them, or turn streaming off"
+                f"{self.name}: its {self.stream.num_files} files have no row; check them, or turn streaming "
+                "off"
             )
 
     def _rows_of(
         self, shard: int, epoch: int, index: int = 0, part: int = 0, row: int = 0
     ) -> Iterator[RowRead]:
         """A shard's own rows of an epoch, from a position on."""
-        for *piece, turns in self._pieces(shard, epoch, index, part):
-            first = row if piece == [index, part] else 0
-            rows = self.stream.open(self._file(epoch, piece[0]), piece[1], first)
-            for number, held in enumerate(rows, first):
+        for i, p, turns in self._pieces(shard, epoch, index, part):
+            first = row if (i, p) == (index, part) else 0
+            for number, held in enumerate(self.stream.open(self._file(epoch, i), p, first), first):
                 if number * self.spread % self.num_shards in turns:
-                    yield self._read([epoch, *piece, number], held)
+                    yield self._read([epoch, i, p, number], held)
 
     def _pieces(self, shard: int, epoch: int, index: int, part: int) -> Iterator[tuple[int, int, range]]:
         """(index of the file in this epoch, part of it, which of `num_shards` rows in turn) of all that a
@@ -215,7 +215,8 @@ class StreamReader:
             begin, end = (max(0, min(shards, border * files - i * shards)) for border in (shard, shard + 1))
             for p in range(begin * parts // shards, -(-end * parts // shards)):
                 if (i, p) >= (index, part):
-                    yield i, p, range(max(0, begin * parts - p * shards), min(shards, end * parts - p * shards))
+                    low, high = begin * parts - p * shards, end * parts - p * shards
+                    yield i, p, range(max(0, low), min(shards, high))
 
     def _file(self, epoch: int, index: int) -> int:
         return shuffled(index, self.stream.num_files, key_of(self.key, epoch))
@@ -229,9 +230,9 @@ class StreamReader:
 
     def reread(self, positions: Sequence[RowPosition]) -> list[RowRead]:
         """Reads each of their parts once, from front to back."""
-        wanted: dict[tuple[int, ...], set[int]] = {}
-        for *part, number in positions:
-            wanted.setdefault(tuple(part), set()).add(number)
+        wanted: dict[tuple[int, int, int], set[int]] = {}
+        for epoch, index, part, number in positions:
+            wanted.setdefault((epoch, index, part), set()).add(number)
         found: dict[tuple[int, ...], RowRead] = {}
         for (epoch, index, part), numbers in wanted.items():
             first = min(numbers)

@@ -145,8 +145,8 @@ def _parsed(line: bytes, path: Path) -> Any:
 
 
 class LibraryStream:
-    """A streaming dataset of the `datasets` library, file by file. The row groups of Parquet are parts; a file
-    of another kind is one part."""
+    """A streaming dataset of the `datasets` library, file by file. The row groups of Parquet are parts; any
+    other file is one part."""
 
     def __init__(self, dataset: Any):
         self.dataset, self.num_files = dataset, dataset.num_shards

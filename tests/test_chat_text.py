@@ -50,18 +50,24 @@ def read_text(self, *given):
     return real(self, *given)
 pathlib.Path.read_text = read_text
 """
-MACOS = NO_PROC + """
+MACOS = (
+    NO_PROC
+    + """
 import resource
 def refuse(*given):
     raise ValueError("current limit exceeds maximum limit")
 resource.setrlimit = refuse
 """
-WINDOWS = NO_PROC + """
+)
+WINDOWS = (
+    NO_PROC
+    + """
 import signal, sys
 import psutil  # which needs it here
 sys.modules["resource"] = None
 del signal.setitimer, signal.ITIMER_PROF
 """
+)
 GREEDY = "{% set n = namespace(x='x' * 9**6) %}{% for i in range(9) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
 
 

@@ -82,8 +82,8 @@ def test_exif_orientation(orientation: int, format: str):
 @pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize("kind", ["bytes", "file"])
 def test_a_size_is_measured_from_a_header(tmp_path, format, orientation, kind):
-    """The size of the loaded image, of files of 30 MB without reading them; what has no header of known length
-    is read once, and its bytes take its place."""
+    """The size of the loaded image, of files of 30 MB without reading them; what has no header of known
+    length is read once, and its bytes take its place."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     icc = {"icc_profile": os.urandom(30_000)} if format in ("JPEG", "PNG") else {}

@@ -69,8 +69,8 @@ def training_flops(
     adapters: int = 0,
     recompute: bool = False,
 ) -> float:
-    """FLOPs of forward and backward. `learns` says which of PARTS do; `adapters` is the number of weights that
-    LoRA trains in their place; `recompute` counts the second forward pass of activation checkpointing.
+    """FLOPs of forward and backward. `learns` says which of PARTS do; `adapters` is the number of weights
+    that LoRA trains in their place; `recompute` counts the second forward pass of activation checkpointing.
 
     Backward repeats a product once for its input, where something in front of it learns, and once for its
     weight, where that learns: three times forward where everything learns. Attention's two activations both
