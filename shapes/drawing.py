@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import pairwise
 from operator import attrgetter
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from shapes.world import COLOURS
 
@@ -48,14 +49,23 @@ def digit_mask(split, index):
 
 @cache
 def _font(path):
-    return ImageFont.truetype(path, 96) if path else ImageFont.load_default(96)
+    """A file's face; "FILE@700" is a variable font's weight of 700."""
+    if not path:
+        return ImageFont.load_default(96)
+    file, _, weight = path.partition("@")
+    font = ImageFont.truetype(file, 96)
+    if weight:
+        axes = font.get_variation_axes()
+        is_weight = [axis["name"] == b"Weight" for axis in axes]
+        font.set_variation_by_axes([float(weight) if it else a["default"] for it, a in zip(is_weight, axes)])
+    return font
 
 
 @lru_cache(maxsize=4096)
 def word_mask(text, font=""):
     """Ink of a printed word as an alpha image cropped to it; `font` is a file's path."""
-    mask, bold = Image.new("L", (1000, 240)), 0 if font else 2
-    ImageDraw.Draw(mask).text((40, 40), text, font=_font(font), fill=255, stroke_width=bold, stroke_fill=255)
+    mask, bold = Image.new("L", (1600, 320)), 0 if font else 2
+    ImageDraw.Draw(mask).text((80, 80), text, font=_font(font), fill=255, stroke_width=bold, stroke_fill=255)
     return mask.crop(mask.getbbox())
 
 
@@ -117,7 +127,7 @@ def _rounded(points):
 def ink_of(thing, split):
     """(alpha image, width, height) to draw a word or digit with, in fractions of the shorter side."""
     if thing.kind == "word":
-        mask = word_mask(thing.name.upper() if thing.upper else thing.name, thing.font)
+        mask = word_mask(thing.text, thing.font)
         return mask, thing.width, thing.height
     if thing.strokes >= 0:
         return stroke_mask(thing.name, thing.strokes), thing.width, thing.height
@@ -199,7 +209,8 @@ def corners(thing, scales):
     across, down, sx, sy = scales
     turn = math.radians(thing.angle)
     c, s, x, y = thing.size * math.cos(turn), thing.size * math.sin(turn), thing.x * across, thing.y * down
-    return [(x + sx * (c * u - s * v), y + sy * (s * u + c * v)) for u, v in outline(thing.name, thing.form)]
+    around = thing.outline or outline(thing.name, thing.form)
+    return [(x + sx * (c * u - s * v), y + sy * (s * u + c * v)) for u, v in around]
 
 
 def _bounds(thing, scales):
@@ -233,12 +244,60 @@ def _draw_shape(draw, thing, scales, fill, line=0, colour=None):
 def _paint_shape(draw, thing, scales):
     """In the thing's colour, filled or as a line, with or without a border."""
     side = scales[2]
-    if thing.hollow:
+    if thing.wobble:
+        _draw_by_hand(draw, thing, scales)
+    elif thing.hollow:
         _draw_shape(draw, thing, scales, None, max(1, round(thing.hollow * side)), thing.rgb)
     elif thing.border:
         _draw_shape(draw, thing, scales, thing.rgb, max(1, round(0.05 * thing.size * side)), thing.border)
     else:
         _draw_shape(draw, thing, scales, thing.rgb)
+
+
+def _dress(canvas, thing, scales):
+    """What a shape has below its line or in place of its flat colour: a shadow, a fade, lines or dots."""
+    side = scales[2] * thing.size  # a diameter in pixels
+    x1, y1, x2, y2 = (round(edge) for edge in _bounds(thing, scales))
+    wide, high = max(1, x2 - x1 + 1), max(1, y2 - y1 + 1)
+    mask = Image.new("L", (wide, high))
+    moved = replace(thing, x=thing.x - x1 / scales[0], y=thing.y - y1 / scales[1])
+    _draw_shape(ImageDraw.Draw(mask), moved, scales, 255)
+    if thing.shadow:
+        far = max(1, round(thing.shadow * side))
+        shade = Image.new("L", (wide + 2 * far, high + 2 * far))
+        shade.paste(mask.point(lambda value: value * 2 // 5), (far, far))
+        shade = shade.filter(ImageFilter.GaussianBlur(far / 2))
+        canvas.paste((0, 0, 0), (x1, y1), shade)
+    if thing.tint:
+        ramp = np.linspace(0, 1, wide)[:, None] * np.subtract(thing.tint, thing.rgb) + thing.rgb  # (W, 3)
+        fade = Image.fromarray(np.broadcast_to(ramp, (high, wide, 3)).round().astype(np.uint8))
+        canvas.paste(fade, (x1, y1), mask)
+    if thing.fill:
+        kind, angle, spacing, thickness, share = thing.fill
+        if share:
+            pale = tuple(round(255 + share * (one - 255)) for one in thing.rgb)
+            canvas.paste(pale, (x1, y1), mask)
+        spacing, thickness = max(3.0, spacing * side), max(1.0, thickness * side)
+        turn = math.radians(angle)
+        across, down = np.arange(wide)[None, :], np.arange(high)[:, None]
+        u = (across * math.cos(turn) + down * math.sin(turn)) % spacing
+        v = (down * math.cos(turn) - across * math.sin(turn)) % spacing
+        inked = (
+            np.hypot(u - spacing / 2, v - spacing / 2) < thickness / 2 if kind == "dots" else u < thickness
+        )
+        inked = inked | (v < thickness) if kind == "crossed" else inked
+        canvas.paste(thing.rgb, (x1, y1), Image.fromarray(np.asarray(mask) * inked))
+
+
+def _draw_by_hand(draw, thing, scales):
+    """Its line twice, each time a little off."""
+    rng, line = random.Random(f"{thing.x}:{thing.y}"), max(1, round(thing.hollow * scales[2]))
+    around = [(0.5 * math.sin(i * math.pi / 12), 0.5 * math.cos(i * math.pi / 12)) for i in range(24)]
+    places = corners(replace(thing, outline=tuple(around)) if thing.name == "circle" else thing, scales)
+    astray = thing.wobble * thing.size * scales[2]
+    for _ in range(2):
+        off = [(x + rng.gauss(0, astray), y + rng.gauss(0, astray)) for x, y in places]
+        draw.line([*off, off[0]], fill=thing.rgb, width=line, joint="curve")
 
 
 def _draw_ink(canvas, thing, scales, split):
@@ -259,7 +318,10 @@ def render(scene, size=256):
     draw = ImageDraw.Draw(canvas)
     for thing in scene.things:
         if thing.kind == "shape":
-            _paint_shape(draw, thing, scales)
+            if thing.fill or thing.shadow or thing.tint:
+                _dress(canvas, thing, scales)
+            if not thing.tint:
+                _paint_shape(draw, thing, scales)
         else:
             _draw_ink(canvas, thing, scales, scene.split)
     return canvas.reduce(scene.pen) if scene.pen > 1 else canvas
@@ -361,7 +423,7 @@ def dense_map(scene, columns, rows, tile=0):
 
 def _mark_letters(dense, word, box, patches, columns):
     """The letter in the middle of each patch of a word, unless letters are too narrow to tell."""
-    text = word.name.upper() if word.upper else word.name
+    text = word.text
     width = box[2] - box[0]
     if width / len(text) < 0.7 or not word.name.isalpha():
         return

@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import math
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from PIL import Image, ImageFilter
 
 from shapes import looks, sampling
 from shapes.drawing import render, stroke_mask, word_mask
+from shapes.faces import face
+from shapes.forms import Outline, random_fill, random_form
 from shapes.world import COLOURS, DIGITS, MAX_THINGS, REACH, SHAPES, Scene, Thing
 
-_TURNING = {"square": 25, "triangle": 25, "star": 36, "cross": 20, "diamond": 10}  # degrees to either side
 _SMALLEST = {"word": 0.042, "digit": 0.09}  # heights, as shares of the longer side
 _SMALLEST_SHAPE = 0.07  # diameter
+_THINNEST = 0.005  # line in place of a filled shape
+_ROUNDEST = 0.8  # width over height of a printed zero: a rounder one would be a circle
 _LEGIBLE = 7  # pixels of a word's height: nobody reads less
 
 
@@ -35,7 +38,7 @@ def sample_drawing(
     one_look = rng.random() < 0.6  # most people draw a picture with one kind of pen
     look = _look(rng)
     things = []
-    for thing in scene.things:
+    for thing in _beside(list(scene.things), rng):
         rgb = looks.colour(rng, thing.colour, split)
         if thing.kind != "shape":
             least = _SMALLEST[thing.kind] * max(aspect, 1 / aspect)
@@ -47,8 +50,26 @@ def sample_drawing(
             )
             continue
         sized = replace(thing, rgb=rgb, size=max(_SMALLEST_SHAPE, thing.size * shrink))
-        things.append(_dressed(sized, look if one_look else _look(rng), rng, difficulty))
+        things.append(_dressed(sized, look if one_look else _look(rng), rng, split, difficulty))
     return _on_ground(things, rng, split, aspect)
+
+
+def _beside(things: list[Thing], rng: random.Random) -> list[Thing]:
+    """A word or a digit, sometimes in the colour of a shape that it does not touch; and a zero, mostly beside
+    a circle, often in its colour: what is told apart by more than its colour is learnt from these."""
+    shapes = [i for i, t in enumerate(things) if t.kind == "shape"]
+    for i, thing in enumerate(things):
+        if thing.kind == "shape" or not shapes:
+            continue
+        near = rng.choice(shapes)
+        if thing.name == "0" and rng.random() < 0.7:
+            things[near] = replace(things[near], name="circle", angle=0.0)
+        other = things[near]
+        apart = math.hypot(thing.x - other.x, thing.y - other.y)
+        reach = REACH * other.size + math.hypot(thing.width, thing.height) / 2
+        if apart > reach and rng.random() < 0.5:
+            things[i] = replace(thing, colour=other.colour)
+    return things
 
 
 def sample_rows(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Scene:
@@ -73,14 +94,14 @@ def sample_rows(rng: random.Random, split: str = "train", aspect: float = 1.0) -
         colour = rng.choice(colours)
         rgb = looks.colour(rng, colour, split)
         thing = Thing("shape", rng.choice(names), colour, x, y, own, 0.0, rgb)
-        things.append(_dressed(thing, look, rng))
+        things.append(_dressed(thing, look, rng, split))
     return _on_ground(things, rng, split, aspect)
 
 
 def sample_words(rng: random.Random, split: str = "train", aspect: float = 1.0) -> Scene:
-    """Nothing but three to eight words, or fewer where they find no place: to learn to read from."""
-    count = rng.randint(3, 8)
-    makers = [lambda shrink: _random_word(rng, 8, split, shrink, letters=0.6)] * count
+    """Nothing but one to eight words, or fewer where they find no place: to learn to read from."""
+    count = rng.choice((1, 1, 2, 3, 4, 5, 6, 7, 8))
+    makers = [lambda shrink: _random_word(rng, 4 if count < 3 else 8, split, shrink, letters=0.6)] * count
     placed = sampling.place_all(rng, makers)
     least = _SMALLEST["word"] * max(aspect, 1 / aspect)
     shrink = rng.uniform(0.5, 1.0)
@@ -92,49 +113,84 @@ def sample_words(rng: random.Random, split: str = "train", aspect: float = 1.0) 
     return _on_ground(things, rng, split, aspect)
 
 
+def one_thing(thing: Thing, rng: random.Random, split: str = "train") -> Scene:
+    """A scene of this shape alone, in any look and form."""
+    return _on_ground([_dressed(thing, _look(rng), rng, split)], rng, split, 1.0)
+
+
 def _on_ground(things: list[Thing], rng: random.Random, split: str, aspect: float) -> Scene:
     """A scene of these things, on a ground from which all of them stand out."""
     back = looks.background(rng, [thing.rgb for thing in things])
     return Scene(tuple(things), back, split, aspect, rng.choice((1, 2, 2, 3)))
 
 
-def _dressed(thing: Thing, look: tuple[float, bool], rng: random.Random, difficulty: float = 1.0) -> Thing:
-    """A shape in a `_look`, perhaps turned, in one of its forms."""
-    hollow, border = look
-    turn = _TURNING.get(thing.name, 0) * difficulty
-    angle = rng.uniform(-turn, turn) if rng.random() < 0.5 else 0.0
-    black = (0, 0, 0) if thing.colour != "black" else None
+@dataclass(frozen=True)
+class _Look:
+    """How shapes are drawn: `line` is its thickness in diameters, in place of a flat colour, or 0."""
+
+    line: float = 0.0
+    border: bool = False
+    fill: bool = False
+    shadow: bool = False
+    fade: bool = False
+    by_hand: bool = False
+
+
+def _look(rng: random.Random) -> _Look:
+    which = rng.random()
+    if which < 0.42:
+        return _Look(shadow=rng.random() < 0.12)
+    if which < 0.55:
+        return _Look(border=True)
+    if which < 0.62:
+        return _Look(fade=True)
+    line = math.exp(rng.uniform(math.log(0.012), math.log(0.16)))
+    return _Look(line=line, fill=which > 0.86, by_hand=rng.random() < 0.2)
+
+
+def _dressed(thing: Thing, look: _Look, rng: random.Random, split: str, difficulty: float = 1.0) -> Thing:
+    """A shape in a look, in one of its forms and at any angle that keeps its name."""
+    outline: Outline = ()
+    angle = 0.0
+    if thing.name != "circle":
+        outline, angle = random_form(rng, thing.name, split != looks.TRAIN)
+        if rng.random() > difficulty:
+            angle = 0.0
+    dark = tuple(c // 2 for c in thing.rgb)
+    border = None
+    if look.border and thing.colour != "black":
+        border = rng.choice(((0, 0, 0), (0, 0, 0), dark))
+    paler = tuple(round(c + 0.35 * (255 - c)) for c in thing.rgb)
     return replace(
-        thing, angle=angle, hollow=max(0.012, hollow * thing.size) if hollow else 0.0,
-        border=black if border else None, form=rng.uniform(-1, 1),
+        thing, angle=angle, outline=outline, border=border,
+        hollow=max(_THINNEST, look.line * thing.size) if look.line else 0.0,
+        fill=random_fill(rng, split != looks.TRAIN) if look.fill else (),
+        shadow=rng.uniform(0.03, 0.1) if look.shadow else 0.0,
+        tint=rng.choice((paler, tuple(round(0.7 * c) for c in thing.rgb))) if look.fade else None,
+        wobble=rng.uniform(0.006, 0.02) if look.by_hand else 0.0,
     )  # fmt: skip
 
 
-def _look(rng: random.Random) -> tuple[float, bool]:
-    """(thickness of a line in place of a filled shape, in diameters, or 0; whether it has a border)"""
-    which = rng.random()
-    return (rng.uniform(0.05, 0.16), False) if which < 0.3 else (0.0, which < 0.5)
-
-
 def _random_word(rng, n, split, shrink, letters=0.4) -> Thing:
-    name, upper = looks.word(rng, letters), rng.random() < 0.4
-    font, colour = rng.choice(looks.fonts(split)), "black" if rng.random() < 0.5 else rng.choice(COLOURS)
-    mask = word_mask(name.upper() if upper else name, font)
+    name, which = looks.word(rng, letters), rng.random()
+    font, colour = face(rng, split), "black" if rng.random() < 0.5 else rng.choice(COLOURS)
+    case = {"upper": which < 0.3, "title": which > 0.75}
+    mask = word_mask(Thing("word", name, colour, 0, 0, 0, **case).text, font)
     height = rng.uniform(0.08, 0.3 if n <= 4 else 0.16) * max(0.6, shrink)
     width = min(0.92, height * mask.width / mask.height)
-    return _printed(
-        "word", name, colour, width, width * mask.height / mask.width, rng, font=font, upper=upper
-    )
+    return _printed("word", name, colour, width, width * mask.height / mask.width, rng, font=font, **case)
 
 
 def _random_digit(rng, n, split, shrink) -> Thing:
     which = rng.random()
     if which < 0.4:
         return sampling.random_digit(rng, n, shrink, split)
-    name, colour = rng.choice(DIGITS), "black" if rng.random() < 0.5 else rng.choice(COLOURS)
+    name, colour = rng.choice((*DIGITS, "0", "0")), "black" if rng.random() < 0.5 else rng.choice(COLOURS)
     # Half of the seeds are for training, the other half for what is held out.
     seed = rng.randrange(1 << 20) * 2 + (split != looks.TRAIN) if which < 0.7 else -1
-    font = rng.choice(looks.fonts(split)) if seed < 0 else ""
+    font = face(rng, split) if seed < 0 else ""
+    while font and name == "0" and (zero := word_mask(name, font)).width > _ROUNDEST * zero.height:
+        font = face(rng, split)
     mask = word_mask(name, font) if font else stroke_mask(name, seed)
     height = rng.uniform(0.12, 0.4 if n <= 4 else 0.28) * max(0.6, shrink)
     return _printed(

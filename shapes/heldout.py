@@ -8,32 +8,41 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from PIL import Image
 
-from shapes import looks
+from shapes import looks, signs
+from shapes.asking import as_json, ask_both, ask_more, ask_of_one
 from shapes.drawing import box_of
-from shapes.drawings import paint, random_aspect, sample_drawing, weather
+from shapes.drawings import one_thing, paint, random_aspect, sample_drawing, weather
 from shapes.outside import outside_image
 from shapes.places import ask_absent, ask_place, follow_up, is_there
-from shapes.questions import ask, unique_phrases
+from shapes.questions import TEMPLATES, ask, unique_phrases
 from shapes.renderers import drawable, render_matplotlib, render_svg
 from shapes.wording import ask_outside
-from shapes.world import FAMILIES, HELDOUT_SEED, QA, REFUSAL, Scene
+from shapes.world import COLOURS, FAMILIES, HELDOUT_SEED, QA, REACH, REFUSAL, SHAPES, Scene, Thing
 
 LETTERS = 24  # least size of type in pixels where words are read from other programs
 TURNS = ("first question", "second question", "third question")  # of a conversation, about one drawing
 _FOREIGN = ("count", "colour", "shape", "word")
+_TURNED = tuple(name for name in SHAPES if name != "circle")  # each alone, in all forms and at all angles
+_SIGNS = {"icons": signs.icons, "emoji": signs.emoji, "codes": signs.code, "charts": signs.chart}
 DRAWING_FAMILIES = (
     *FAMILIES, "box", "box at 0.5", "boxes", "point", "absent", "outside image", "outside question",
     *TURNS, *(f"{family}, other program" for family in _FOREIGN),
+    *(f"shape, any {name}" for name in _TURNED), *(f"outside image, {kind}" for kind in _SIGNS),
+    "asked otherwise", "in JSON", "of one of two images", "of two images",
 )  # fmt: skip
+
+BY_QUESTION = (*TURNS, "asked otherwise", "of one of two images", "of two images")  # scored as what is asked
 
 
 @dataclass(frozen=True)
 class DrawingQuestion:
     """A question about an image that `image` draws; `family` is one of DRAWING_FAMILIES. `earlier` are the
-    turns of its conversation before it, `boxes` lie around what the answer is about, in thousandths."""
+    turns of its conversation before it, `boxes` lie around what the answer is about, in thousandths. `second`
+    draws the image that is shown after the first, if there is one."""
 
     family: str
     qa: QA
@@ -41,6 +50,11 @@ class DrawingQuestion:
     seed: int
     earlier: tuple[QA, ...] = ()
     boxes: tuple[tuple[float, float, float, float], ...] = ()
+    second: Callable[[], Image.Image] | None = None
+
+    def images(self) -> list[Image.Image]:
+        """All that are shown."""
+        return [draw() for draw in (self.image, self.second) if draw]
 
 
 def drawing_questions(count: int, seed: int = 0) -> list[DrawingQuestion]:
@@ -61,11 +75,15 @@ def _question(family: str, number: int) -> DrawingQuestion | None:
     rng = random.Random(number)
     scene = sample_drawing(rng, looks.HELDOUT, 1.0, random_aspect(rng), plain=0.0)
     kind, _, other = family.partition(", ")
-    if family == "outside image":
+    if kind == "outside image":
         aspect = random_aspect(rng)
         asked = ask(scene, rng, rng.choice(FAMILIES)) or QA("", "What is in the picture?", "")
         refused = QA(family, asked.question, REFUSAL)
-        return DrawingQuestion(family, refused, lambda: _outside(number, aspect), number)
+        return DrawingQuestion(family, refused, lambda: _outside(number, aspect, other), number)
+    if other in (f"any {name}" for name in _TURNED):
+        return _turned(family, other.removeprefix("any "), number)
+    if family in ("of one of two images", "of two images"):
+        return _of_two(family, scene, number)
     if other and not drawable(scene):
         return None
     if other and kind == "word" and not _large_words(scene):
@@ -85,6 +103,12 @@ def _question(family: str, number: int) -> DrawingQuestion | None:
         wanted = "point_2d" if kind == "point" else "bbox_2d"
         alone = qa is not None and len(qa.things) == 1
         qa = qa if qa and wanted in qa.answer and alone == (kind != "boxes") else None
+    elif kind == "asked otherwise":
+        qa = next(iter(ask_more(scene, rng, 1)), None)
+    elif kind == "in JSON":
+        asked_first = ask(scene, rng, rng.choice(("count", "colour", "shape", "exists", "digit")))
+        qa = as_json(asked_first, rng) if asked_first else None
+        qa = qa if qa and qa.question.startswith(asked_first.question + " ") else None  # it says so
     else:
         qa = ask_absent(scene, rng) if kind == "absent" else ask(scene, rng, kind)
     if qa is None:
@@ -119,6 +143,35 @@ def _large_words(scene: Scene) -> bool:
     return word is not None and word.height * _PIXELS >= 0.72 * LETTERS
 
 
-def _outside(number: int, aspect: float) -> Image.Image:
+def _outside(number: int, aspect: float, kind: str = "") -> Image.Image:
     rng = random.Random(number)
-    return weather(outside_image(rng, looks.HELDOUT, aspect), rng)
+    if not kind:
+        return weather(outside_image(rng, looks.HELDOUT, aspect), rng)
+    longer = looks.image_size(rng)
+    size = max(1, round(longer * min(1.0, aspect))), max(1, round(longer * min(1.0, 1 / aspect)))
+    return weather(_SIGNS[kind](rng, size, looks.HELDOUT), rng)
+
+
+def _turned(family: str, name: str, number: int) -> DrawingQuestion:
+    """What a large thing is that stands alone, drawn by another program."""
+    rng = random.Random(number)
+    colour, size = rng.choice(COLOURS), rng.uniform(0.3, 0.7)
+    room = REACH * size + 0.02
+    x, y = (rng.uniform(room, 1 - room) if room < 0.5 else 0.5 for _ in range(2))
+    thing = Thing("shape", name, colour, x, y, size, rgb=looks.colour(rng, colour, looks.HELDOUT))
+    scene = one_thing(thing, rng, looks.HELDOUT)
+    qa = QA("shape", rng.choice(TEMPLATES["shape"]).format(t=colour), name)
+    draw = rng.choice((render_svg, render_matplotlib))
+    return DrawingQuestion(family, qa, lambda: draw(scene, _PIXELS), number)
+
+
+def _of_two(family: str, scene: Scene, number: int) -> DrawingQuestion | None:
+    """About one of two drawings, or about both."""
+    rng = random.Random(f"{number}:two")
+    scenes = scene, sample_drawing(rng, looks.HELDOUT, 1.0, random_aspect(rng), plain=0.0)
+    qa = ask_both(scenes, rng) if family == "of two images" else ask_of_one(scenes, rng, FAMILIES)
+    first, second = (
+        partial(lambda which, i: paint(which, random.Random(f"{number}:{i}")), one, i)
+        for i, one in enumerate(scenes)
+    )
+    return DrawingQuestion(family, qa, first, number, second=second) if qa else None

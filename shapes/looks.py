@@ -15,27 +15,36 @@ from pathlib import Path
 from shapes.world import RGB, WORDS, Background
 
 TRAIN, HELDOUT = "train", "heldout"
-# What each colour is by CSS names, matplotlib's "tab" and one-letter colours, and Material's shade 500.
+# What each colour is by CSS names, matplotlib's "tab" and one-letter colours, Material's shade 500, and by
+# Bootstrap, Flat UI, Google, Office, Pico-8, Open Color and Solarized.
 _TRAIN_COLOURS = {
-    "red": ("ff0000", "dc143c", "b22222", "d62728", "f44336", "e6194b"),
-    "orange": ("ffa500", "ff8c00", "ff7f0e", "ff9800", "f58231"),
-    "yellow": ("ffff00", "ffd700", "ffeb3b", "bfbf00", "ffe119"),
-    "green": ("008000", "00ff00", "32cd32", "228b22", "2ca02c", "4caf50", "3cb44b"),
-    "blue": ("0000ff", "4169e1", "1e90ff", "0000cd", "1f77b4", "2196f3", "000080"),
-    "purple": ("800080", "663399", "9400d3", "8a2be2", "9467bd", "9c27b0"),
-    "pink": ("ffc0cb", "ff69b4", "ff1493", "e377c2", "ffb6c1"),
-    "black": ("000000", "141414", "212121"),
-}
-# Tailwind's, Material's other shades and a telephone's.
+    "red": ("ff0000", "dc143c", "b22222", "d62728", "f44336", "e6194b", "dc3545", "e74c3c", "c0392b",
+            "ea4335", "c00000", "ff004d", "fa5252", "dc322f", "8b0000", "cd5c5c"),
+    "orange": ("ffa500", "ff8c00", "ff7f0e", "ff9800", "f58231", "fd7e14", "e67e22", "ed7d31", "ffa300",
+               "cb4b16"),
+    "yellow": ("ffff00", "ffd700", "ffeb3b", "bfbf00", "ffe119", "ffc107", "f1c40f", "fbbc04", "ffec27",
+               "fcc419", "f0e442"),
+    "green": ("008000", "00ff00", "32cd32", "228b22", "2ca02c", "4caf50", "3cb44b", "198754", "2ecc71",
+              "27ae60", "34a853", "00b050", "92d050", "00e436", "008751", "40c057", "859900", "006400",
+              "90ee90"),
+    "blue": ("0000ff", "4169e1", "1e90ff", "0000cd", "1f77b4", "2196f3", "000080", "0d6efd", "3498db",
+             "2980b9", "4285f4", "0070c0", "29adff", "228be6", "268bd2", "6495ed", "4682b4", "4472c4"),
+    "purple": ("800080", "663399", "9400d3", "8a2be2", "9467bd", "9c27b0", "6f42c1", "9b59b6", "8e44ad",
+               "7030a0", "7950f2", "4b0082", "9932cc", "911eb4"),
+    "pink": ("ffc0cb", "ff69b4", "ff1493", "e377c2", "ffb6c1", "d63384", "ff77a8", "e64980", "fd79a8",
+             "faa2c1", "e91e63"),
+    "black": ("000000", "141414", "212121", "212529", "1a1a1a", "111111"),
+}  # fmt: skip
+# Tailwind's, Material's other shades, a telephone's, Dracula's, Nord's and those of a game engine.
 _HELDOUT_COLOURS = {
-    "red": ("ef4444", "d32f2f", "ff3b30"),
-    "orange": ("f97316", "f57c00", "ff9500"),
-    "yellow": ("facc15", "fbc02d", "ffcc00"),
-    "green": ("22c55e", "388e3c", "34c759"),
-    "blue": ("3b82f6", "1976d2", "007aff"),
-    "purple": ("a855f7", "7b1fa2", "8944ab"),
-    "pink": ("ec4899", "f06292", "ff2d92"),
-    "black": ("111827", "0a0a0a", "1c1c1e"),
+    "red": ("ef4444", "d32f2f", "ff3b30", "ff5555", "bf616a", "e53935"),
+    "orange": ("f97316", "f57c00", "ff9500", "ffb86c", "fb8c00"),
+    "yellow": ("facc15", "fbc02d", "ffcc00", "eab308", "fdd835"),
+    "green": ("22c55e", "388e3c", "34c759", "16a34a", "43a047", "50fa7b"),
+    "blue": ("3b82f6", "1976d2", "007aff", "2563eb", "5e81ac"),
+    "purple": ("a855f7", "7b1fa2", "8944ab", "9333ea", "6a1b9a"),
+    "pink": ("ec4899", "f06292", "ff2d92", "ff79c6", "f472b6"),
+    "black": ("111827", "0a0a0a", "1c1c1e", "0f172a"),
 }
 
 # fmt: off
@@ -68,58 +77,30 @@ MORE_WORDS = tuple(
     """.split()  # noqa: SIM905
 )
 # fmt: on
-MAX_LETTERS = 8
+MAX_LETTERS = 10
 SMALLEST_IMAGE = 64  # pixels of the longer side
-_FACES = {  # files of packages; docs/embedded-model.md has their licences
-    TRAIN: (
-        "font_roboto/files/Roboto-Regular.ttf", "font_roboto/files/Roboto-Bold.ttf",
-        "font_roboto/files/Roboto-LightItalic.ttf", "font_roboto/files/Roboto-Black.ttf",
-        "font_caladea/files/Caladea-Regular.ttf", "font_caladea/files/Caladea-BoldItalic.ttf",
-        "font_manrope/files/Manrope-Medium.ttf", "font_manrope/files/Manrope-ExtraBold.ttf",
-        "font_source_sans_pro/files/SourceSansPro-Regular.otf",
-        "font_source_sans_pro/files/SourceSansPro-Black.otf",
-        "font_source_sans_pro/files/SourceSansPro-LightIt.otf",
-        "font_fredoka_one/files/FredokaOne-Regular.ttf", "font_amatic_sc/files/AmaticSC-Bold.ttf",
-        "matplotlib/mpl-data/fonts/ttf/DejaVuSans.ttf", "matplotlib/mpl-data/fonts/ttf/DejaVuSans-Bold.ttf",
-        "matplotlib/mpl-data/fonts/ttf/DejaVuSerif.ttf", "matplotlib/mpl-data/fonts/ttf/DejaVuSansMono.ttf",
-        "matplotlib/mpl-data/fonts/ttf/DejaVuSerif-BoldItalic.ttf",
-        "matplotlib/mpl-data/fonts/ttf/STIXGeneral.ttf",
-        "matplotlib/mpl-data/fonts/ttf/STIXGeneralBolIta.ttf",
-        "matplotlib/mpl-data/fonts/ttf/cmtt10.ttf", "matplotlib/mpl-data/fonts/ttf/cmr10.ttf",
-    ),
-    HELDOUT: (
-        "font_hanken_grotesk/files/HankenGrotesk-Regular.otf",
-        "font_hanken_grotesk/files/HankenGrotesk-Bold.otf",
-        "font_source_serif_pro/files/SourceSerifPro-Regular.otf",
-        "font_source_serif_pro/files/SourceSerifPro-BoldIt.otf",
-        "matplotlib/mpl-data/fonts/ttf/cmss10.ttf",
-        "matplotlib/mpl-data/fonts/ttf/DejaVuSansMono-BoldOblique.ttf",
-    ),
-}  # fmt: skip
-
-
-@cache
-def fonts(split: str) -> tuple[str, ...]:
-    """Paths of the font files of a split. FileNotFoundError names the file that is not installed."""
-    return tuple(str(package_file(name)) for name in _FACES[split])
 
 
 def package_file(name: str) -> Path:
-    """A file of an installed package, by its path in there. FileNotFoundError if it is not installed."""
+    """A file or folder of an installed package, by its path in there; FileNotFoundError without it."""
     package, _, rest = name.partition("/")
     spec = find_spec(package)
     path = Path(spec.submodule_search_locations[0]) / rest if spec else Path(name)  # type: ignore[index]
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"{name}: not installed; pip install -r requirements-shapes.txt")
     return path
 
 
 def colour(rng: random.Random, name: str, split: str) -> tuple[int, int, int]:
-    """An RGB that `name` may mean."""
-    known = _TRAIN_COLOURS if split == TRAIN else _HELDOUT_COLOURS
-    shade = rng.choice((*known[name], "")) if split == TRAIN else rng.choice(known[name])
-    red, green, blue = bytes.fromhex(shade) if shade else RGB[name]
-    return tuple(min(255, max(0, c + rng.randint(-6, 6))) for c in (red, green, blue))  # type: ignore
+    """An RGB that `name` may mean: of a known palette, or near the line between two shades of it."""
+    if split != TRAIN:
+        shade = bytes.fromhex(rng.choice(_HELDOUT_COLOURS[name]))
+    else:
+        known = [RGB[name], *(tuple(bytes.fromhex(one)) for one in _TRAIN_COLOURS[name])]
+        one, other = rng.choice(known), rng.choice(known)
+        part = rng.random() if rng.random() < 0.3 else 0.0
+        shade = bytes(round(a + part * (b - a)) for a, b in zip(one, other))
+    return tuple(min(255, max(0, c + rng.randint(-6, 6))) for c in shade)  # type: ignore
 
 
 def word(rng: random.Random, letters: float = 0.4) -> str:
@@ -129,7 +110,30 @@ def word(rng: random.Random, letters: float = 0.4) -> str:
         return rng.choice(WORDS)
     if which < 1:
         return rng.choice(MORE_WORDS)
-    return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, MAX_LETTERS)))
+    if rng.random() < 0.5:
+        return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, MAX_LETTERS)))
+    return _invented(rng)
+
+
+@cache
+def _followers() -> dict[str, str]:
+    """What letters follow each pair of letters in the words, as often as they do; "" ends one."""
+    found: dict[str, str] = {}
+    for known in (*WORDS, *MORE_WORDS):
+        for i in range(len(known) + 1):
+            before = f"^^{known}"[i : i + 2]
+            found[before] = found.get(before, "") + f"{known}$"[i]
+    return found
+
+
+def _invented(rng: random.Random) -> str:
+    """Letters that follow one another as in words: mostly no word, and sometimes one that is not listed."""
+    while True:
+        made = ""
+        while len(made) <= MAX_LETTERS and (letter := rng.choice(_followers()[f"^^{made}"[-2:]])) != "$":
+            made += letter
+        if 2 <= len(made) <= MAX_LETTERS:
+            return made
 
 
 def contrast(a, b) -> float:

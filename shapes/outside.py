@@ -14,8 +14,9 @@ from functools import cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from shapes import looks
+from shapes import looks, signs
 from shapes.drawing import paint_background
+from shapes.faces import face
 
 # Files of packages; docs/embedded-model.md has their licences.
 _PHOTOGRAPHS = {
@@ -112,7 +113,7 @@ def _texture(rng: random.Random, size, split) -> Image.Image:
 
 
 def _font(rng: random.Random, split, pixels: float):
-    return ImageFont.truetype(rng.choice(looks.fonts(split)), max(6, round(pixels)))
+    return ImageFont.truetype(face(rng, split).partition("@")[0], max(6, round(pixels)))
 
 
 def _sentence(rng: random.Random, words: int) -> str:
@@ -214,7 +215,9 @@ def _scribble(rng: random.Random, size, split) -> Image.Image:
 
 _Draw = Callable[[random.Random, tuple[int, int], str], Image.Image]
 KINDS_OUTSIDE: tuple[tuple[str, _Draw], ...] = (
-    ("photograph", _photo), ("photograph", _photo), ("photograph", _photo), ("blank", _blank),
-    ("noise", _noise), ("texture", _texture), ("page", _page), ("screen", _screen), ("chart", _chart),
-    ("scribble", _scribble),
+    ("photograph", _photo), ("photograph", _photo), ("photograph", _photo), ("photograph", _photo),
+    ("blank", _blank), ("noise", _noise), ("texture", _texture), ("page", _page), ("screen", _screen),
+    ("chart", _chart), ("chart", signs.chart), ("chart", signs.chart), ("scribble", _scribble),
+    ("icon", signs.icons), ("icon", signs.icons), ("emoji", signs.emoji), ("emoji", signs.emoji),
+    ("code", signs.code),
 )  # fmt: skip

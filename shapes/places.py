@@ -129,12 +129,12 @@ def follow_up(scene: Scene, rng: random.Random) -> list[QA]:
         first = QA("colour", rng.choice(TEMPLATES["colour"]).format(t=phrase), thing.colour)
     else:
         first = is_there(phrase, rng)
-    alone = {"things": (thing,)}
+    one = (thing,)
     return [first, rng.choice((
         QA("colour", rng.choice(_OF_IT["colour"]), thing.colour),
         QA("shape", rng.choice(_OF_IT["shape"]), thing.name),
-        QA("place", rng.choice(("Where is it?", "Give its box.")), boxes(scene, [thing], phrase), **alone),
-        QA("place", rng.choice(("Point at it.", "Point to it.")), points(scene, [thing], phrase), **alone),
+        QA("place", rng.choice(("Where is it?", "Give its box.")), boxes(scene, [thing], phrase), things=one),
+        QA("place", rng.choice(("Point at it.", "Point to it.")), points(scene, [thing], phrase), things=one),
     ))]  # fmt: skip
 
 

@@ -181,9 +181,10 @@ def unique_phrases(scene):
     """[(thing, the noun phrases that mean only it)], for things that have one."""
     names, _, pairs = tally(scene)
     found = []
+    kinds = Counter(t.kind for t in scene.things)
     for t in scene.things:
         if t.kind != "shape":
-            found.append((t, (t.kind,)))
+            found += [(t, (t.kind,))] if kinds[t.kind] == 1 else []
         elif names[t.name] == 1:
             found.append((t, (t.name, f"{t.colour} {t.name}")))
         elif pairs[t.colour, t.name] == 1:
@@ -253,11 +254,11 @@ def absent(scene, rng):
 
 
 def _ask_colour(scene, rng):
-    names, _, _ = tally(scene)
+    names, kinds = tally(scene)[0], Counter(t.kind for t in scene.things)
     targets = [
         (t.colour, t.name if t.kind == "shape" else t.kind)
         for t in scene.things
-        if t.kind != "shape" or names[t.name] == 1
+        if (names[t.name] if t.kind == "shape" else kinds[t.kind]) == 1
     ]
     biggest, _ = _extremes(scene)
     if biggest:
@@ -350,7 +351,8 @@ def _ask_size(scene, rng):
 
 
 def _ask_word(scene, rng):
-    word = scene.first("word")
+    words = [t for t in scene.things if t.kind == "word"]
+    word = words[0] if len(words) == 1 else None
     return word and _qa(rng, "word", "word", word.name)
 
 

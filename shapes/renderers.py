@@ -92,8 +92,7 @@ def _line(thing: Thing, side: float):
 def _text_path(thing: Thing, scales):
     """The outlines of a word or digit, put into its box."""
 
-    text = thing.name.upper() if thing.upper else thing.name
-    path = TextPath((0, 0), text, size=100, prop=FontProperties(fname=thing.font))
+    path = TextPath((0, 0), thing.text, size=100, prop=FontProperties(fname=thing.font.partition("@")[0]))
     box, width, height = path.get_extents(), thing.width * scales[2], thing.height * scales[3]
     place = Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2)
     place = place.scale(width / box.width, -height / box.height)

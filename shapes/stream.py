@@ -27,6 +27,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from data.packing import IGNORE_INDEX, dense_mask
 from data.smolvlm import IdeficsImages
 from shapes import FAMILIES, ask, ask_list, looks, render_with_map, sample_questions, sample_scene
+from shapes.asking import as_json, ask_both, ask_either, ask_more, of_one, thing_as_json
 from shapes.drawing import DENSE, box_of, dense_map, letter_edges, owners
 from shapes.drawings import paint, sample_drawing, sample_rows, sample_words, weather
 from shapes.outside import outside_image
@@ -43,6 +44,7 @@ _MIX = (*_SHORT, *("position",) * 3, *("size",) * 2, "count", "compare")
 _MIX_OF_DRAWINGS = (*_SHORT, *("position",) * 2, *("size",) * 2, *("count",) * 7, *("compare",) * 2)
 
 _IN_ROWS = 0.12  # share of drawings that show shapes in a row or two, in the end
+_AS_JSON = 0.07  # share of questions about drawings whose answer is short JSON
 _OF_TILES = "pixel_values", "dense", "places"  # parts of a batch that have a row for each tile
 
 
@@ -58,13 +60,15 @@ class ShapesStreamConfig:
     seed: int = 0
     split: str = "train"
     drawings: str = "plain"  # or any
-    outside: float = 0.1  # any: images that show nothing of the world
+    outside: float = 0.13  # any: images that show nothing of the world
     only_words: float = 0.4  # any: images of several words after the first stage, which has more
     curriculum_pictures: int = 60_000  # images until scenes reach their full difficulty
     vision_steps: int = 0  # batches for the vision tower alone at the start; the curriculum begins anew after
     vision_batch_size: int = 64  # images in one of these
     describe_probability: float = 0.3  # images with a full description among their questions
     list_probability: float = 0.7  # images with a list (see `questions.ask_list`)
+    pairs: float = 0.0  # any: batches of two images a row
+    text_first: float = 0.0  # any: rows whose first question stands before the image
 
     @property
     def vision_pictures(self) -> int:
@@ -98,7 +102,7 @@ def place_of(thing: Thing, scene: Scene) -> list[int]:
 def letter_places(word: Thing, scene: Scene) -> list[list[int]]:
     """`place_of` for each letter of a printed word."""
     left, top, right, bottom, _, _ = place_of(word, scene)
-    shares = letter_edges(word.name.upper() if word.upper else word.name, word.font)
+    shares = letter_edges(word.text, word.font)
     edges = [round(left + (right - left) * share) for share in (0.0, *shares)]
     middle = (top + bottom) // 2
     return [[x1, top, x2, bottom, (x1 + x2) // 2, middle] for x1, x2 in pairwise(edges)]
@@ -142,7 +146,12 @@ class ShapesStream(IterableDataset):
             orient = random.Random(f"{self.config.seed}:{index}")
             across = self._tiles_across(orient)
             wide = orient.random() < 0.5
-            rows = [self.drawing_row(number, across, wide) for number in self.numbers(index)]
+            numbers = self.numbers(index)
+            if self._in_pairs(index, orient):
+                pairs = zip(numbers[::2], numbers[1::2])
+                rows = [self.drawing_row(one, across, wide, other) for one, other in pairs]
+            else:
+                rows = [self.drawing_row(number, across, wide) for number in numbers]
         else:
             rows = [self.row(number) for number in self.numbers(index)]
         batch = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
@@ -183,12 +192,63 @@ class ShapesStream(IterableDataset):
         most = self.images.longest_side // self.images.tile_size
         return most if rng.random() < 0.65 else rng.randint(1, most)
 
-    def drawing_row(self, index: int, across: int, wide: bool) -> dict[str, np.ndarray]:
+    def _in_pairs(self, index: int, rng: random.Random) -> bool:
+        """Whether a batch's rows show two images each; not before scenes are hardest."""
+        config = self.config
+        ready = (index - config.vision_steps) * config.batch_size >= config.curriculum_pictures
+        drawn = rng.random() < config.pairs
+        return drawn and ready and len(self.numbers(index)) % 2 == 0 and index >= config.vision_steps
+
+    def drawing_row(self, index: int, across: int, wide: bool, second: int = -1) -> dict[str, np.ndarray]:
         """Drawing number `index`, `across` tiles high if `wide`, else wide: its tiles with their dense
-        targets, and its packed questions. Of those for the tower alone, two of them."""
+        targets, and its packed questions. Of those for the tower alone, two of them. With drawing number
+        `second` the row shows that one after it, and is asked about either and both."""
         config, images = self.config, self.images
         assert images is not None
         rng = random.Random(f"{config.split}:{config.seed}:{index}")
+        alone = index < config.vision_pictures
+        shown = [self._drawn(number, across, wide) for number in (index, second) if number >= 0]
+        if alone:
+            _, only_words, pixels, dense, *_ = shown[0]
+            parts = len(pixels) - 1
+            two = only_words and parts > 0  # in the whole of most images letters are too narrow to tell
+            kept = rng.sample(range(parts), 2) if two else [rng.randrange(parts + 1), parts]
+            row: dict[str, np.ndarray] = {"pixel_values": pixels[kept], "dense": dense[kept]}
+            return row | self._branches(self._prefix("<|im_start|>User:"), [], None, rng)
+        row = {
+            name: np.concatenate([one[at] for one in shown])
+            for name, at in (("pixel_values", 2), ("dense", 3))
+        }
+        row["places"] = np.concatenate(
+            [self._places(scene, rows, columns) for scene, _, _, _, rows, columns in shown]
+        )
+        prompt = "".join(
+            images.prompt(rows, columns, i, len(shown)) for i, (*_, rows, columns) in enumerate(shown)
+        )
+        scene, only_words = shown[0][:2]
+        if len(shown) > 1:
+            questions, scene = self._of_two([one[0] for one in shown], rng), None
+        elif scene is None:
+            questions = self._of_outside(rng)
+        else:
+            questions = self._of_words(scene, rng) if only_words else self._of_drawing(scene, rng)
+        questions = [[self._worded(qa, rng) for qa in turns] for turns in questions]
+        opening = None
+        if rng.random() < config.text_first:
+            questions = [turns for turns in questions if turns[0].family != "alone"]
+            (opening, *later), *questions = questions
+            questions = [later, *questions] if later else questions
+            text = f"<|im_start|>User: {opening.question}{prompt}"
+        else:
+            text = "<|im_start|>User:" + prompt
+        return row | self._branches(self._prefix(text), questions, scene, rng, opening)
+
+    def _drawn(self, index: int, across: int, wide: bool):
+        """Drawing number `index`: its scene, or None outside of the world; whether it shows words alone; its
+        tiles (n, 3, S, S) and their dense targets; rows and columns of tiles."""
+        config, images = self.config, self.images
+        assert images is not None
+        rng = random.Random(f"{config.split}:{config.seed}:{index}:drawn")
         alone = index < config.vision_pictures
         since = index if alone else index - config.vision_pictures
         difficulty = min(1.0, (since + 1) / max(config.curriculum_pictures, 1))
@@ -201,38 +261,24 @@ class ShapesStream(IterableDataset):
                 1.03 * most / across, 0.97 * most / (across - 1) if across > 1 else 1.6 * most
             )
         aspect = aspect if wide else 1 / aspect
-        scene, only_words = None, False
-        if rng.random() < config.outside * difficulty:
-            image = weather(outside_image(rng, config.split, aspect), rng)
-        else:
-            only_words = rng.random() < (0.5 if alone else config.only_words)
-            if only_words:
-                scene = sample_words(rng, config.split, aspect)
-            elif rng.random() < _IN_ROWS * difficulty:
-                scene = sample_rows(rng, config.split, aspect)
+        while True:
+            scene, only_words = None, False
+            if rng.random() < config.outside * difficulty:
+                image = weather(outside_image(rng, config.split, aspect), rng)
             else:
-                scene = sample_drawing(rng, config.split, difficulty, aspect)
-            image = paint(scene, rng, 160 if only_words else looks.SMALLEST_IMAGE)
-        tiles, rows, columns = images.tiles(image)
+                only_words = rng.random() < (0.5 if alone else config.only_words)
+                if only_words:
+                    scene = sample_words(rng, config.split, aspect)
+                elif rng.random() < _IN_ROWS * difficulty:
+                    scene = sample_rows(rng, config.split, aspect)
+                else:
+                    scene = sample_drawing(rng, config.split, difficulty, aspect)
+                image = paint(scene, rng, 160 if only_words else looks.SMALLEST_IMAGE)
+            tiles, rows, columns = images.tiles(image)
+            if min(rows, columns) == (across if most > 1 else 0):
+                break  # else the pixels of a small image, which are whole, made it longer or shorter
         pixels = np.stack([tile.pixels.numpy() for tile in tiles.tiles])
-        dense = self._dense_tiles(scene, rows, columns)
-        if alone:
-            parts = len(pixels) - 1
-            two = only_words and parts > 0  # in the whole of most images letters are too narrow to tell
-            kept = rng.sample(range(parts), 2) if two else [rng.randrange(parts + 1), parts]
-            pixels, dense = pixels[kept], dense[kept]
-        row: dict[str, np.ndarray] = {"pixel_values": pixels, "dense": dense}
-        text = "<|im_start|>User:" + images.prompt(rows, columns, 0, 1)
-        if not alone:
-            row["places"] = self._places(scene, rows, columns)
-        if alone:
-            questions = []
-        elif scene is None:
-            questions = self._of_outside(rng)
-        else:
-            questions = self._of_words(scene, rng) if only_words else self._of_drawing(scene, rng)
-        questions = [[self._worded(qa, rng) for qa in turns] for turns in questions]
-        return row | self._branches(self._prefix(text), questions, scene, rng)
+        return scene, only_words, pixels, self._dense_tiles(scene, rows, columns), rows, columns
 
     def _dense_tiles(self, scene: Scene | None, rows: int, columns: int) -> np.ndarray:
         """`dense_map` for each tile, (n, P, DENSE), with lengths in eighths of a tile."""
@@ -277,8 +323,11 @@ class ShapesStream(IterableDataset):
         asked += [ask_absent(scene, rng) for _ in range(rng.choice((1, 2, 2, 3)))]
         for _ in range(rng.choice((0, 1, 2))):
             asked.append(QA("outside", ask_outside(rng, config.split), REFUSAL))
+        asked += ask_more(scene, rng, rng.randint(4, 7))
+        if rng.random() < 0.2:
+            asked.append(thing_as_json(scene, rng))
         asked += sample_questions(scene, rng, 24, _MIX_OF_DRAWINGS)
-        single = [qa for qa in asked if qa is not None]
+        single = [self._as_json(qa, rng) for qa in asked if qa is not None]
         rng.shuffle(single)
         found, at = [], 0
         while at < len(single):
@@ -293,6 +342,32 @@ class ShapesStream(IterableDataset):
             found.insert(0, [QA("alone", rng.choice(single).question, NO_IMAGE)])
         return found
 
+    def _as_json(self, qa: QA, rng: random.Random) -> QA:
+        """Mostly the question as it is."""
+        return as_json(qa, rng) or qa if rng.random() < _AS_JSON else qa
+
+    def _of_two(self, scenes: list[Scene | None], rng: random.Random) -> list[list[QA]]:
+        """What can be asked about two images, of which one or both may show nothing of the world."""
+        drawn = [scene for scene in scenes if scene is not None]
+        asked: list[QA | None] = []
+        for which, scene in enumerate(scenes):
+            if scene is None:
+                other = sample_scene(rng, self.config.split)
+                about: list[QA | None] = [*sample_questions(other, rng, 3)]
+                about = [QA("outside", qa.question, REFUSAL) for qa in about if qa is not None]
+            else:
+                about = [*sample_questions(scene, rng, 8, _MIX_OF_DRAWINGS), *ask_more(scene, rng, 2)]
+                about += [ask_place(scene, rng, most=MAX_THINGS), ask_absent(scene, rng)]
+                about += [ask(scene, rng, "describe")] * (rng.random() < 0.2)
+            asked += [of_one(replace(qa, scene=scene), which, rng) for qa in about if qa is not None]
+        if len(drawn) == 2:
+            both = drawn[0], drawn[1]
+            asked += [ask_both(both, rng) for _ in range(6)] + [ask_either(both, rng) for _ in range(2)]
+        asked.append(QA("outside", ask_outside(rng, self.config.split), REFUSAL))
+        found = [self._as_json(qa, rng) for qa in asked if qa is not None]
+        rng.shuffle(found)
+        return [[qa] for qa in found]
+
     def _worded(self, qa: QA, rng: random.Random) -> QA:
         """What is evaluated keeps its wording, and so does half of what is trained."""
         if self.config.split == looks.HELDOUT or rng.random() < 0.5:
@@ -303,7 +378,10 @@ class ShapesStream(IterableDataset):
         """What can be asked about several words: a language model learns to read from them as well."""
         asked = [ask_list(scene, rng, "across"), ask_list(scene, rng, "down"), ask(scene, rng, "describe")]
         asked += [ask_absent_place(scene, rng), QA("outside", ask_outside(rng, self.config.split), REFUSAL)]
-        asked += [*ask_words(scene, rng), ask_everything(scene, rng)]
+        asked += [*ask_words(scene, rng), ask_everything(scene, rng), *ask_more(scene, rng, 4)]
+        if len(scene.things) == 1:
+            asked += [ask(scene, rng, kind) for kind in ("word", "word", "colour", "exists")]
+        asked = [self._as_json(qa, rng) for qa in asked if qa is not None]
         rng.shuffle(asked)
         return [[qa] for qa in asked if qa is not None]
 
@@ -330,9 +408,16 @@ class ShapesStream(IterableDataset):
         questions += sample_questions(scene, rng, 18, _MIX)
         return self._branches(self.pieces.prefix, [[qa] for qa in questions if qa is not None], scene, rng)
 
-    def _branches(self, prefix, conversations, scene, rng: random.Random) -> dict[str, np.ndarray]:
-        """Branches until the row is full; a branch that does not fit is left out, never cut."""
+    def _branches(
+        self, prefix, conversations, scene, rng: random.Random, opening: QA | None = None
+    ) -> dict[str, np.ndarray]:
+        """Branches until the row is full; a branch that does not fit is left out, never cut. `scene` is what
+        questions are about that do not name another. `opening` is a question that stands in the prefix: it is
+        answered there, and the others are asked after it."""
         config, pieces = self.config, self.pieces
+        answered = self._answer(opening) if opening else ([], [])
+        if opening:
+            prefix = [*prefix, pieces.end, *pieces.middle, *answered[0]]
         length, start = config.sequence_length, len(prefix)
         row: dict[str, np.ndarray] = {
             "input_ids": np.full(length, pieces.pad, np.int64),
@@ -347,16 +432,20 @@ class ShapesStream(IterableDataset):
         row["input_ids"][:start] = prefix
         row["position_ids"][:start] = np.arange(start)
         row["segment_ids"][:start] = 0
+        if opening:
+            first = start - len(answered[0])
+            row["labels"][first:start] = answered[1]
+            self._mark_answer(row, first, answered[0], opening, opening.scene or scene)
         at, document = start, 0
         for turns in conversations:
             blind = turns[0].family == "alone"
-            texts = [("User: " if blind else "") + turns[0].question]
+            texts = [("User: " if blind else "\nUser: " if opening else "") + turns[0].question]
             texts += ["\nUser: " + qa.question for qa in turns[1:]]
             questions = [[*self.encode(text), pieces.end, *pieces.middle] for text in texts]
             if blind:
                 questions[0].insert(0, prefix[0])
-            answers = [[*self.encode(" " + qa.answer), pieces.end] for qa in turns]
-            end = at + sum(map(len, questions)) + sum(map(len, answers))
+            answers = [self._answer(qa) for qa in turns]
+            end = at + sum(map(len, questions)) + sum(len(ids) for ids, _ in answers)
             if end > length:
                 continue
             document += 1
@@ -365,17 +454,29 @@ class ShapesStream(IterableDataset):
             row["segment_ids"][at:end] = document + ALONE * blind
             family = turns[0].family if len(turns) == 1 else ""
             row["families"][at:end] = FAMILIES.index(family) if family in FAMILIES else -1
-            for qa, text, question, answer in zip(turns, texts, questions, answers):
+            for qa, text, question, (answer, labels) in zip(turns, texts, questions, answers):
                 stop = at + len(question) + len(answer)
                 row["input_ids"][at:stop] = question + answer
-                row["labels"][stop - len(answer) : stop] = answer
-                if scene is not None and not blind:
-                    self._mark_nouns(row, at, text, at + len(question) - 1, scene)
-                    tokens = self.tokenizer.convert_ids_to_tokens(answer)
-                    self._mark_items(row, stop - len(answer), tokens, qa.things, scene)
-                    self._mark_letters(row, stop - len(answer), tokens, qa.things or scene.things, scene)
+                row["labels"][stop - len(answer) : stop] = labels
+                about = qa.scene or scene
+                if about is not None and not blind:
+                    self._mark_nouns(row, at, text, at + len(question) - 1, about)
+                    self._mark_answer(row, stop - len(answer), answer, qa, about)
                 at = stop
         return row
+
+    def _answer(self, qa: QA) -> tuple[list[int], list[int]]:
+        """An answer's ids with the end of its turn, and which of them are to be learnt."""
+        ids = [*self.encode(" " + qa.answer), self.pieces.end]
+        forced = len(self.encode(" " + qa.answer[: qa.forced])) if qa.forced else 0
+        return ids, [IGNORE_INDEX] * forced + ids[forced:]
+
+    def _mark_answer(self, row, at: int, answer: list[int], qa: QA, scene: Scene | None) -> None:
+        """Mark where the things of an answer that begins at `at` lie."""
+        if scene is not None:
+            tokens = self.tokenizer.convert_ids_to_tokens(answer)
+            self._mark_items(row, at, tokens, qa.things, scene)
+            self._mark_letters(row, at, tokens, qa.things or scene.things, scene)
 
     def _mark_items(self, row, at: int, tokens: list[str], things: tuple[Thing, ...], scene) -> None:
         """Mark in an answer that begins at `at` where the thing lies that comes next: before each item, and

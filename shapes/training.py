@@ -49,8 +49,11 @@ from shapes import (
     sample_questions,
     sample_scene,
 )
+from shapes.asking import as_json, ask_both, ask_more, of_one, thing_as_json
+from shapes.faces import families
 from shapes.places import DESCRIBE, FORM, ask_absent, ask_place, follow_up
 from shapes.settings import images_after, total_steps, vision_steps
+from shapes.signs import check_installed
 from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig, branch_mask
 from shapes.wording import reword
 from shapes.world import KNOWS, NO_IMAGE, REFUSAL
@@ -63,6 +66,8 @@ from training.task import Question, Task
 
 EVALUATION_SEED = 1_000_003  # of the images for `evaluate`: held-out digits, seeds that training never uses
 SAMPLE_SIZE = 128  # pixels a side of an image whose answer is kept
+_IN_PAIRS = 0.12  # share of batches of drawings that show two images in each row
+_TEXT_FIRST = 0.12  # share of rows of drawings whose first question stands before the image
 _COUNTS = 3 * MAX_THINGS  # one class for each count, for each of three ways of being alike
 _LETTERS = 26
 _PARTS = NUM_KINDS, len(COLOURS), 3, 1, _COUNTS, 4, _LETTERS  # of the dense head's predictions
@@ -100,11 +105,15 @@ def _texts_of_drawings(rng: random.Random) -> Iterator[str]:
             ask_place(scene, rng),
             ask_absent(scene, rng),
             *follow_up(scene, rng),
+            *ask_more(scene, rng, 3),
+            thing_as_json(scene, rng),
         ]
+        asked += [of_one(qa, rng.randrange(2), rng) for qa in asked[:3] if qa is not None]
+        asked += [ask_both((scene, sample_scene(rng)), rng), *(as_json(qa, rng) for qa in asked[:2] if qa)]
         word = scene.first("word")
         for qa in asked:
             if qa is not None and qa.family != "word":
-                answer = re.sub(rf" \b{word.name}\b", "", qa.answer) if word else qa.answer
+                answer = re.sub(rf"(?<=[ \"])\b{word.name}\b", "", qa.answer) if word else qa.answer
                 question = reword(qa.question, rng)
                 yield from (question, " " + question, " " + answer)  # at first, and in a later turn
         yield from (" " + REFUSAL, " " + NO_IMAGE)
@@ -167,6 +176,8 @@ def stream_config(config: TrainConfig) -> ShapesStreamConfig:
         curriculum_pictures=config.curriculum_pictures,
         vision_steps=vision_steps(config),
         vision_batch_size=config.vision_batch_size,
+        pairs=_IN_PAIRS if config.drawings == "any" else 0.0,
+        text_first=_TEXT_FIRST if config.drawings == "any" else 0.0,
     )
 
 
@@ -439,7 +450,8 @@ class ShapesTask(Task):
             if getattr(config, name) % ranks.world_size:
                 raise ValueError(f"{flag(name)}: expected a multiple of {ranks.world_size} ranks")
         if config.drawings == "any":
-            looks.fonts(looks.TRAIN)  # what is not installed is said here, and not by each worker
+            families(looks.TRAIN)  # what is not installed is said here, and not by each worker
+            check_installed()
         self.steps, self.second_stage, device = total_steps(config), vision_steps(config), ranks.device
         if config.init_from:
             self.model, self.processor = open_model(config, device)
@@ -455,7 +467,7 @@ class ShapesTask(Task):
         stream = stream_config(config)
         heldout = replace(
             stream, seed=EVALUATION_SEED, split="heldout", curriculum_pictures=0, vision_steps=0,
-            list_probability=0.0, only_words=0.0,
+            list_probability=0.0, only_words=0.0, pairs=0.0, text_first=0.0,
         )  # fmt: skip
         pieces = chat_pieces(self.processor.tokenizer, self.model.config.tokens_per_tile)
         if config.sequence_length <= len(pieces.prefix):

@@ -58,33 +58,70 @@ _ABOUT = {  # something that is not in the world
 _WORDINGS = {  # beside those of `questions.TEMPLATES`
     "count": ("How many {t}?", "How many {t} are in the image?", "How many {t} are in this picture?",
               "Number of {t}?", "What's the number of {t}?", "Please count the {t}.",
-              "How many {t} do you see?", "How many {t} are shown?"),
+              "How many {t} do you see?", "How many {t} are shown?", "How many {t} exist?",
+              "How many {t} does the image contain?", "What is the count of {t}?", "Can you count the {t}?",
+              "Tell me the number of {t}.", "How many {t} in total?", "How many {t} have been drawn?",
+              "Give the number of {t}.", "Count of {t}?", "How many {t} here?"),
     "colour": ("What's the colour of the {t}?", "What is the color of the {t}?", "Colour of the {t}?",
                "What colour does the {t} have?", "Tell me what colour the {t} is.", "Which color is the {t}?",
-               "What's the color of the {t} in the image?"),
+               "What's the color of the {t} in the image?", "What is the colour of the {t}?",
+               "In what colour is the {t}?", "What colour has the {t}?", "Give the colour of the {t}.",
+               "What color does the {t} have?", "Name the color of the {t}.", "The {t} has which colour?"),
     "shape": ("Which shape is {t} here?", "What shape is {t} in the picture?", "Which of the shapes is {t}?",
-              "What's the shape that is {t}?"),
+              "What's the shape that is {t}?", "Which one is {t}?", "Which thing is {t}?", "What is {t}?",
+              "Which object is {t}?", "What object is {t}?"),
     "exists": ("Is {t} in the picture?", "Is there {t} in the image?", "Is {t} there?", "Do you see {t}?",
-               "Does it show {t}?", "Is there {t} here?", "Can {t} be seen?"),
+               "Does it show {t}?", "Is there {t} here?", "Can {t} be seen?", "Does the drawing contain {t}?",
+               "Do you spot {t}?", "Is there {t} in this image?", "Is there {t} to be seen?"),
     "position": ("Is the {a} {r} the {b} here?", "In the image, is the {a} {r} the {b}?",
-                 "Do you see the {a} {r} the {b}?"),
+                 "Do you see the {a} {r} the {b}?", "Is the {a} located {r} the {b}?",
+                 "Is the {a} positioned {r} the {b}?", "Is the {a} placed {r} the {b}?",
+                 "Does the {a} stand {r} the {b}?", "Is the {a} situated {r} the {b}?",
+                 "Looking at the image, is the {a} {r} the {b}?", "Is it true that the {a} is {r} the {b}?"),
     "where": ("Where is the {a}, seen from the {b}?", "Where is the {a} from the {b}?",
               "In which direction from the {b} is the {a}?"),
+    "size": ("Is the {a} {r} in size than the {b}?", "Is the {a} drawn {r} than the {b}?",
+             "In the image, is the {a} {r} than the {b}?", "Is it true that the {a} is {r} than the {b}?"),
+    "more": ("Is the number of {a} greater than the number of {b}?", "Are there more {a} here than {b}?",
+             "Does the image have more {a} than {b}?"),
+    "either": ("What are there more of, {a} or {b}?", "Which is more common, {a} or {b}?",
+               "Which are more, {a} or {b}?"),
+    "equal": ("Are there equally many {a} and {b}?", "Is there the same number of {a} and {b}?",
+              "Does the image show as many {a} as {b}?"),
     "which": ("Which of them is {r}, the {a} or the {b}?", "Which is the {r} one, the {a} or the {b}?"),
     "word": ("What word is written?", "What is the word?", "What does it say?", "What is written here?",
              "What is written in the picture?", "Read the text.", "What text do you see?",
              "Which word is it?", "What does the text say?", "Which word do you see?", "What word is shown?",
-             "What word is this?"),
+             "What word is this?", "What text is written?", "Transcribe the text.",
+             "What does the image say?", "What is the text?", "Read the word in the image.",
+             "What does this say?", "Read this.",
+             "What does the picture say?", "Read the writing.", "What's the word?", "Tell me the word."),
     "digit": ("Which digit do you see?", "What number is it?", "Which digit is it?", "What digit is written?",
               "What number do you see?", "What is the number?", "Which number is written here?",
-              "What digit is shown?", "Read the digit.", "What digit is this?"),
+              "What digit is shown?", "Read the digit.", "What digit is this?", "Which numeral do you see?",
+              "What's the digit?", "Tell me the digit.", "Which figure is written?", "What's the number?"),
     "describe": ("What is shown?", "What is this?", "What's in the image?", "What does the image show?",
                  "What do you see in the picture?", "What is in this image?", "Describe what you see.",
-                 "Describe this image.", "Describe this."),
+                 "Describe this image.", "Describe this.", "Describe.", "Describe the drawing.",
+                 "What can you see?", "Tell me what you see.", "What is in the image?",
+                 "What does it show?", "Describe everything.",
+                 "Give a description.", "What's in the picture?", "What is on the picture?",
+                 "Can you describe the image?", "Please describe the image."),
     "place": ("Where's the {t}?", "Where in the picture is the {t}?", "Where is the {t} in the image?",
-              "Can you find the {t}?", "Show me where the {t} is.", "What is the box of the {t}?"),
+              "Can you find the {t}?", "Show me where the {t} is.", "What is the box of the {t}?",
+              "Where can I find the {t}?", "Box the {t}.", "Mark the {t}."),
 }  # fmt: skip
 _PLACES = ("Where is the {t}?", "Find the {t}.", "Locate the {t}.", "Give the bounding box of the {t}.")
+
+_ALIKE = {  # words of a question that others may stand for
+    "below": ("beneath", "under", "underneath"), "above": ("over",), "bigger": ("larger",),
+    "biggest": ("largest",), "can you see": ("do you notice",),
+}  # fmt: skip
+_FIRST = (
+    "Please tell me: ", "Hi, ", "Hello, ", "Question: ", "Tell me, ", "Please, ", "Hey, ", "Look closely: ",
+    "I want to know: ", "Now tell me: ", "In this image, ", "In the picture, ", "Look at the image: ",
+)  # fmt: skip
+_LAST = (" Answer briefly.", " Be brief.", " Please.", " Thanks.", " Thank you!", " Keep it short.")
 
 
 @cache
@@ -110,6 +147,17 @@ def reword(question: str, rng: random.Random) -> str:
                 break
     if rng.random() < 0.2:
         question = question.replace("picture", rng.choice(("image", "drawing")))
+    for said, others in _ALIKE.items():
+        if rng.random() < 0.15:
+            question = re.sub(rf"\b{said}\b", rng.choice(others), question)
+    which = rng.random()
+    if which < 0.05:
+        return question.upper()
+    if which < 0.09:
+        return question + rng.choice(_LAST)
+    if which < 0.15:
+        shown = any(word in question for word in ("picture", "image", "drawing"))
+        return rng.choice(_FIRST[: 10 if shown else None]) + question[0].lower() + question[1:]
     if rng.random() < 0.2:
         question = question[0].lower() + question[1:]
     return question.rstrip("?.") if rng.random() < 0.2 else question

@@ -20,7 +20,8 @@ NUM_KINDS = len(KINDS)
 KIND_CLASS = {name: i for i, name in enumerate(KINDS)}
 ABSENT = "There is none."  # the answer to what a drawing does not show
 KNOWS = "drawn shapes, words and digits"
-REFUSAL = f"I only know {KNOWS}."
+ASKS = "how many there are, which colour or shape it is, where it is, how big it is or what is written"
+REFUSAL = f"I only know {KNOWS}. Ask me {ASKS}."
 NO_IMAGE = "There is no image."
 HELDOUT_SEED = 1 << 40  # training scenes must use seeds below this one
 
@@ -67,6 +68,11 @@ class Thing:
     hollow: thickness of the line that is drawn in place of a filled shape; 0: it is filled.
     border: the colour of a line around a filled shape.
     form: from -1 to 1, what an outline may vary in (see `drawing.outline`).
+    outline: a shape's corners in place of that one's (see `forms`).
+    fill: what is drawn inside of its line in place of nothing (see `forms.random_fill`).
+    shadow: how far it throws one to the right and down.
+    tint: the colour that its own fades to from left to right.
+    wobble: how far its line strays, as a shaky hand draws it.
     font: the file that a word or digit is printed with; "": Pillow's own font, or a digit of UCI's.
     strokes: the seed of a digit that is drawn with a mouse; -1: it is not.
     """
@@ -88,6 +94,17 @@ class Thing:
     form: float = 0.0
     font: str = ""
     strokes: int = -1
+    title: bool = False
+    outline: tuple[tuple[float, float], ...] = ()
+    fill: tuple = ()
+    shadow: float = 0.0
+    tint: tuple | None = None
+    wobble: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """A word or digit as it is printed."""
+        return self.name.upper() if self.upper else self.name.capitalize() if self.title else self.name
 
     @property
     def kind_class(self) -> int:
@@ -133,10 +150,14 @@ class Scene:
 @dataclass(frozen=True)
 class QA:
     """A question with its canonical answer and other answers that count as right. `things`: what each item of
-    the answer is about, in its order; empty where the items are not things."""
+    the answer is about, in its order; empty where the items are not things. `forced`: characters at its
+    start that a grammar would force, so that they are not learnt. `scene`: the drawing that it is about,
+    where several are shown; None: all of them."""
 
     family: str
     question: str
     answer: str
     accept: tuple = ()
     things: tuple[Thing, ...] = ()
+    forced: int = 0
+    scene: Scene | None = None
