@@ -13,9 +13,9 @@ from generation.options import GenerationOptions
 from inference import draft
 from inference.answer import ask_each
 from inference.attribution import draw
-from inference.attribution.attention import AttentionMaps, attention_maps, attention_rows
-from inference.attribution.occlusion import OcclusionMaps, Region, greyed, occlusion_maps
-from inference.attribution.teacher_forcing import Word, answer_words, place_on_image
+from inference.attribution.attention import AttentionMaps, attention_maps, attention_rows, attention_steps
+from inference.attribution.occlusion import OcclusionMaps, Region, greyed, occlusion_maps, occlusion_steps
+from inference.attribution.teacher_forcing import Word, answer_words, drained, place_on_image
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.conversation import Conversation
 from models import VisionLanguageModel
@@ -64,7 +64,7 @@ def test_weights_are_transformers_eager_ones(name, tmp_path):
         ([1], [3, 0]),
         *(([layer], [head]) for layer in (0, 1) for head in range(4)),
     ]:
-        got = attention_rows(ours.language_model, x, queries, chosen, heads)
+        got = drained(attention_rows(ours.language_model, x, queries, chosen, heads))
         theirs_mean = expected[chosen or [0, 1]][:, heads or range(4)].mean((0, 1))
         assert (got - theirs_mean).abs().max() <= 1e-5, (chosen, heads)
 
@@ -207,6 +207,23 @@ def test_what_the_answer_was_made_from_is_not_encoded_again(model_folder, monkey
     kept = len(checkpoint.features)
     occlusion_maps(checkpoint, [image], "how many?", ANSWER, window=1)
     assert seen and len(checkpoint.features) == kept  # what was greyed is kept by nobody
+
+
+@pytest.mark.parametrize("look", [attention_steps, occlusion_steps])
+def test_nobody_waits_for_more_than_a_tile_or_a_block(model_folder, monkeypatch, look):
+    """Others are answered between two steps: what a step does at most is what they wait for."""
+    checkpoint, work = open_checkpoint(model_folder, device="cpu"), []
+    model = checkpoint.model
+    encode = model.encode_images
+    monkeypatch.setattr(model, "encode_images", lambda t, *a: work.append(len(t)) or encode(t, *a))
+    for block in model.language_model.layers:
+        block.register_forward_hook(lambda *_: work.append(1))
+    steps, most = look(checkpoint, [draw_image(40, 30)], "how many?", ANSWER), 0
+    for done, of in steps:
+        assert 0 <= done < of
+        most = max(most, sum(work))
+        work.clear()
+    assert most == 1 >= sum(work)
 
 
 def test_only_changed_tiles_are_seen_again(checkpoint, monkeypatch):

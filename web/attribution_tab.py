@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -11,20 +11,25 @@ import gradio as gr
 from PIL import Image
 
 from data.errors import ImageError
+from data.images import TiledImage
 from data.processor import EncodedConversation
 from generation.decoding import GenerationOptions
 from inference.answer import answer_text, encode
 from inference.attribution import METHODS
-from inference.attribution.attention import attention_maps
+from inference.attribution.attention import AttentionMaps, attention_steps
 from inference.attribution.draw import draw_maps
-from inference.attribution.occlusion import occlusion_steps
-from inference.attribution.teacher_forcing import answer_words
+from inference.attribution.occlusion import OcclusionMaps, occlusion_steps
+from inference.attribution.teacher_forcing import Word, answer_words
 from inference.checkpoint import Checkpoint, RequestError
 from web.engine import EngineRequest
 from web.parts import message_box, model_choice, notice, visitor_of
 from web.service import AskRequest, Service, Visitor, queue_notice, user_message
 
 MAX_NEW_TOKENS = 64  # of an answer: every word gets a map
+_STEPS: dict[str, tuple[Callable[..., Iterator[tuple[int, int]]], str]] = {
+    "attention": (attention_steps, "Looking: {} of {} steps"),
+    "occlusion": (occlusion_steps, "Greying out one place after another: {} of {}"),
+}
 _ABOUT = (
     "**attention**: what the decoder read for each word of the answer, averaged over its layers and heads. "
     "**occlusion**: how much each word's probability falls when a part of the image is greyed out. It is "
@@ -33,10 +38,12 @@ _ABOUT = (
 
 
 class Progress(NamedTuple):
-    """The answer so far, what is being done, and in the end the maps."""
+    """The answer so far, what is being done, and in the end the maps, their words and the sheet of both."""
 
     answer: str = ""
     doing: str = ""
+    maps: AttentionMaps | OcclusionMaps | None = None
+    words: tuple[Word, ...] = ()
     sheet: Image.Image | None = None
 
 
@@ -100,10 +107,13 @@ class AttributionTab:
                 async with aclosing(service.follow(visitor, service.engine.submit(looking))) as bursts:
                     async for pieces, place in bursts:
                         for piece in pieces:
-                            now = piece.made or Progress(now.answer + piece.text, "Answering …")
+                            now = piece.made or Progress(doing="Answering …")
                         yield self._shown(now._replace(doing=queue_notice(place) or now.doing))
-            if now.sheet is None:
-                raise RequestError("Stopped before there was anything to see.")
+                if now.maps is None:
+                    raise RequestError("Stopped before there was anything to see.")
+                # Not in the models' thread, nor in the one of all visitors: a sheet takes a second.
+                sheet = await asyncio.to_thread(draw_maps, now.maps, now.words, question)
+                yield self._shown(Progress(now.answer, sheet=sheet))
         except Exception as error:  # the page goes on in any case
             failed = {self.notice: notice(user_message(error), True)}
             # A request that was refused before it began changes nothing else: another one may be in work.
@@ -123,30 +133,29 @@ class AttributionTab:
         }
 
     def _request(self, visitor: Visitor, asked: AskRequest, method: str) -> EngineRequest:
-        """The answer, then its maps."""
-        images: list[Image.Image] = []
+        """The answer, then its maps, in short steps between those of other visitors' answers."""
+        images, tiled, rows = list[Image.Image](), list[TiledImage](), list[EncodedConversation]()
         options, question = GenerationOptions(max_new_tokens=asked.max_new_tokens), asked.question
 
         def prompt(checkpoint: Checkpoint) -> tuple[EncodedConversation, GenerationOptions]:
             images.extend(map(self.service.load, asked.images))
-            return encode(checkpoint, images, question), options
+            tiled.extend(self.service.tiled(checkpoint, image) for image in asked.images)
+            rows.append(encode(checkpoint, tiled, question))
+            return rows[0], options
 
         def steps(checkpoint: Checkpoint, ids: list[int]) -> Iterator[Progress]:
-            words, answer = answer_words(checkpoint, ids), answer_text(checkpoint, ids)
+            words = tuple(answer_words(checkpoint, ids))
+            answer = checkpoint.pixels(rows[0]).whole(answer_text(checkpoint, ids))
             if not words:
                 raise RequestError("The answer has no word to draw a map for.")
-            yield Progress(answer, "Looking …")
-            if method == "attention":
-                maps = attention_maps(checkpoint, images, question, ids)
-            else:
-                places = occlusion_steps(checkpoint, images, question, ids)
-                while True:
-                    try:
-                        done, windows = next(places)
-                    except StopIteration as end:
-                        maps = end.value
-                        break
-                    yield Progress(answer, f"Greying out one place after another: {done} of {windows}")
-            yield Progress(answer, "", draw_maps(maps, words, question))
+            looking, doing = _STEPS[method]
+            places = looking(checkpoint, images, question, ids, tiled=tiled)
+            while True:
+                try:
+                    done, of = next(places)
+                except StopIteration as end:
+                    yield Progress(answer, "Drawing …", end.value, words)
+                    return
+                yield Progress(answer, doing.format(done, of))
 
         return EngineRequest(asked.model, prompt, options, client=visitor.client, then=steps)

@@ -11,8 +11,9 @@ it and computes no weights. What a head attends to is not why the answer came ou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from inference.attribution.teacher_forcing import ForcedAnswer, place_on_image
+from data.images import TiledImage
+from inference.attribution.teacher_forcing import (
+    ForcedAnswer,
+    Rope,
+    Steps,
+    drained,
+    place_on_image,
+    saying,
+    through_blocks,
+)
 from inference.checkpoint import Checkpoint, RequestError
-from models.language_model import Attention, DecoderBlock, LanguageModel, rope_tables
+from models.language_model import Attention, LanguageModel
 
 Indices = Sequence[int] | None  # of layers or heads, from 0; None is all
 
@@ -55,7 +65,12 @@ class AttentionMaps:
         return f"{share:.0%} of it on the image{'s' * (len(self.maps) > 1)}"
 
 
-def attention_maps(
+def attention_maps(*arguments: Any, **more: Any) -> AttentionMaps:
+    """`attention_steps` to their end."""
+    return drained(attention_steps(*arguments, **more))
+
+
+def attention_steps(
     checkpoint: Checkpoint,
     images: Sequence[Any],
     question: str,
@@ -63,14 +78,21 @@ def attention_maps(
     layers: Indices = None,
     heads: Indices = None,
     system: str | None = None,
-) -> AttentionMaps:
+    tiled: Sequence[TiledImage] | None = None,
+) -> Generator[tuple[int, int], None, AttentionMaps]:
     """Each answer token's attention to the images' tokens, put in place on the images: at least one image,
-    anything that `load_image` takes. A token's attention is that of the position before it, which chose it.
+    anything that `load_image` takes, with `tiled` as in `ForcedAnswer`. A token's attention is that of the
+    position before it, which chose it. Yields (steps done, all steps), returns the maps.
     """
     check_layers(checkpoint, layers, heads)
-    forced = ForcedAnswer(checkpoint, images, question, answer_ids, system)
-    x = forced.embed(forced.features()[None])
-    rows = attention_rows(checkpoint.model.language_model, x, forced.queries, layers, heads)
+    forced = ForcedAnswer(checkpoint, images, question, answer_ids, system, tiled)
+    tiles = sum(len(image.tiles) for image in forced.tiled)
+    steps = tiles + len(checkpoint.model.language_model.layers)
+    features = yield from saying((0, steps), forced.features())
+    reading = attention_rows(
+        checkpoint.model.language_model, forced.embed(features[None]), forced.queries, layers, heads
+    )
+    rows = yield from saying((tiles, steps), reading)
     counts = [len(image.tiles) * checkpoint.model.config.tokens_per_tile for image in forced.tiled]
     by_image = rows[:, forced.image_positions].split(counts, dim=1)
     whole_first = checkpoint.processor.images.whole_first
@@ -89,23 +111,22 @@ def attention_rows(
     queries: Sequence[int],
     layers: Indices = None,
     heads: Indices = None,
-) -> Tensor:
+) -> Steps[Tensor]:
     """What Q positions of a text, embedded as x (1, T, D), attend to, averaged over layers and heads:
     (Q, T) float32, rows of sum 1."""
     chosen = set(range(len(language_model.layers)) if layers is None else layers)
     positions = torch.as_tensor(list(queries), device=x.device)
-    rope = rope_tables(language_model.inv_freq(x.device), torch.arange(x.shape[1], device=x.device), x.dtype)
     total = torch.zeros(len(positions), x.shape[1], device=x.device)
-    for index, block in enumerate(list(language_model.layers)[: max(chosen) + 1]):
-        assert isinstance(block, DecoderBlock), "layers are decoder blocks"
+    blocks = islice(through_blocks(language_model, x), max(chosen) + 1)
+    for index, (block, rope, x) in enumerate(blocks):
         if index in chosen:
             weights = _weights(block.self_attn, block.input_layernorm(x), rope, positions)
             total += (weights if heads is None else weights[sorted(set(heads))]).mean(0)
-        x = block(x, rope, None, None, 0, x.shape[1])
+        yield
     return total / len(chosen)
 
 
-def _weights(attention: Attention, x: Tensor, rope: tuple[Tensor, Tensor], positions: Tensor) -> Tensor:
+def _weights(attention: Attention, x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
     """One layer's weights (H, Q, T) from the input of its attention, x (1, T, D)."""
     length, groups = x.shape[1], attention.num_heads // attention.num_kv_heads
     q, k, _ = attention.project(x, rope)

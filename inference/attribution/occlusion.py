@@ -20,9 +20,10 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
+from data.images import TiledImage
 from data.tiles import Tiles
 from inference.attribution import MIN_WINDOW, WINDOW
-from inference.attribution.teacher_forcing import ForcedAnswer
+from inference.attribution.teacher_forcing import ForcedAnswer, Steps, saying
 from inference.checkpoint import Checkpoint, RequestError
 
 GREY = (127, 127, 127)
@@ -117,18 +118,17 @@ def occlusion_steps(
     answer_ids: Sequence[int],
     window: float = WINDOW,
     system: str | None = None,
+    tiled: Sequence[TiledImage] | None = None,
 ) -> Generator[tuple[int, int], None, OcclusionMaps]:
-    """How much the answer's probability falls when a window is greyed, for windows all over the images, a few
-    windows at a time: yields (windows done, all windows), returns the maps.
+    """How much the answer's probability falls when a window is greyed, for windows all over the images, in
+    short steps: yields (windows done, all windows), returns the maps.
 
     `window` is its side, a share of the image's longer side; 1 greys the whole image. Only the tiles that a
     window changes are encoded again. Raises RequestError, and as `ForcedAnswer`.
     """
     if not MIN_WINDOW <= window <= 1:
         raise RequestError(f"window: expected a share from {MIN_WINDOW:g} to 1, got {window:g}")
-    forced = ForcedAnswer(checkpoint, images, question, answer_ids, system)
-    features = forced.features()  # (n, S, D)
-    base = forced.log_probabilities(features[None])[0]
+    forced = ForcedAnswer(checkpoint, images, question, answer_ids, system, tiled)
     shapes, regions, sizes, cells = [], [], [], max(_STEPS, round(_STEPS / window))
     for number, image in enumerate(forced.images):
         width, height = (max(1, min(side, round(cells * side / max(image.size)))) for side in image.size)
@@ -143,11 +143,13 @@ def occlusion_steps(
         box = _box(image, Region(number, 0, 0, min(_STEPS, height), min(_STEPS, width)), shapes[-1])
         sizes.append(f"{box[2]} x {box[3]} of {image.width} x {image.height} pixels")
     at_once = max(1, _POSITIONS_AT_ONCE // forced.queries.stop)
+    features = yield from saying((0, len(regions)), forced.features())  # (n, S, D)
+    (base,) = yield from saying((0, len(regions)), forced.log_probabilities(features[None]))
     occluded: list[Tensor] = []
     for begin in range(0, len(regions), at_once):
-        yield begin, len(regions)
-        part = _without(forced, features, regions[begin : begin + at_once], shapes)
-        occluded.append(forced.log_probabilities(part))
+        done = begin, len(regions)
+        part = yield from saying(done, _without(forced, features, regions[begin : begin + at_once], shapes))
+        occluded.append((yield from saying(done, forced.log_probabilities(part))))
     setting = f"grey window of {' and '.join(dict.fromkeys(sizes))}, moved by half its side"
     falls = (base.double().cpu().numpy(), torch.cat(occluded).double().cpu().numpy())
     return OcclusionMaps(forced.images, shapes, regions, *falls, setting)
@@ -162,7 +164,7 @@ def greyed(image: Image.Image, region: Region, shape: tuple[int, int]) -> Image.
 
 def _without(
     forced: ForcedAnswer, features: Tensor, regions: list[Region], shapes: list[tuple[int, int]]
-) -> Tensor:
+) -> Steps[Tensor]:
     """Features with each of the regions greyed, (R, n, S, D), from those of the images (n, S, D)."""
     versions = features.repeat(len(regions), 1, 1, 1)
     changed: list[Tiles] = []
@@ -175,9 +177,10 @@ def _without(
         changed.append(tiles[differs])
         before = sum(len(tiled.tiles) for tiled in forced.tiled[: region.image])
         places += [(version, before + tile) for tile in differs]
+        yield
     if places:
         rows, columns = torch.tensor(places, device=features.device).T
-        versions[rows, columns] = forced.encode(changed)
+        versions[rows, columns] = yield from forced.encode(changed)
     return versions
 
 

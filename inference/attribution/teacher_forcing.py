@@ -1,27 +1,56 @@
-"""A question with a given answer: where its images' tokens lie, and how likely its own tokens are."""
+"""A question with a given answer: where its images' tokens lie, and how likely its own tokens are.
+
+All that takes long is done in short steps, none longer than a tile or a block of the decoder: a server gives
+others their turn between two of them. `drained` does the steps at once.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from data.images import TiledImage, load_image
 from data.tiles import Tiles
-from generation.decoding import encode_once
 from inference.answer import TextStream, encode, prompt_tokens
 from inference.checkpoint import Checkpoint, RequestError
+from models.language_model import DecoderBlock, LanguageModel, rope_tables
 
-_TILES_AT_ONCE = 16
+T = TypeVar("T")
+P = TypeVar("P")
+Steps: TypeAlias = Generator[None, None, T]
+Rope: TypeAlias = tuple[Tensor, Tensor]
+
+
+def drained(steps: Generator[Any, None, T]) -> T:
+    """What steps return at their end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def saying(progress: P, steps: Generator[Any, None, T]) -> Generator[P, None, T]:
+    """Steps that yield this, whatever theirs yield."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+        yield progress
 
 
 class ForcedAnswer:
     """Images, question and answer as tiles, ids and positions.
+
+    Args:
+        tiled: the images as tiles, if whoever asks has them.
 
     images: upright RGB. tiled: the same as tiles.
     answer: its A token ids.
@@ -38,6 +67,7 @@ class ForcedAnswer:
         question: str,
         answer_ids: Sequence[int],
         system: str | None = None,
+        tiled: Sequence[TiledImage] | None = None,
     ):
         vocab = checkpoint.model.config.text.vocab_size
         self.checkpoint, self.answer = checkpoint, list(answer_ids)
@@ -46,7 +76,7 @@ class ForcedAnswer:
         if not self.answer or not 0 <= min(self.answer) <= max(self.answer) < vocab:
             raise RequestError(f"answer_ids: expected ids from 0 to {vocab - 1}, got {self.answer}")
         self.images = [load_image(image) for image in images]
-        self.tiled = [checkpoint.processor.tile(image) for image in self.images]
+        self.tiled = list(tiled or map(checkpoint.processor.tile, self.images))
         row = encode(checkpoint, self.tiled, question, system)
         prompt = prompt_tokens(checkpoint, row)
         if prompt + len(self.answer) > checkpoint.context:
@@ -66,17 +96,24 @@ class ForcedAnswer:
         assert config.image_token_id is not None, "placeholders have an id"
         return (self._input_ids[0] == config.image_token_id).nonzero()[:, 0]
 
-    def features(self) -> Tensor:
+    def features(self) -> Steps[Tensor]:
         """Of the images' tiles, (n, S, D): those that the answer was made from, where they are still kept."""
-        kept = self.checkpoint.features
-        parts = _few_at_a_time(Tiles.cat([image.tiles for image in self.tiled]))
-        return torch.cat([kept.encode(tiles, None, tiles.digests)[0] for tiles in parts])
+        kept, found = self.checkpoint.features, list[Tensor]()
+        for tiles in _one_by_one(Tiles.cat([image.tiles for image in self.tiled])):
+            found.append(kept.encode(tiles, None, tiles.digests)[0])
+            yield
+        return torch.cat(found)
 
     @torch.no_grad()
-    def encode(self, changed: Sequence[Tiles]) -> Tensor:
-        """Tiles, n in all in several parts → image features (n, S, D), of which nothing is kept."""
-        parts = _few_at_a_time(Tiles.cat(changed))
-        return torch.cat([encode_once(self.checkpoint.model, tiles) for tiles in parts])
+    def encode(self, changed: Sequence[Tiles]) -> Steps[Tensor]:
+        """Tiles, n in all in several parts → image features (n, S, D), of which nothing is kept. Equal tiles
+        are encoded once."""
+        tiles, found = Tiles.cat(changed), dict[bytes, Tensor]()
+        for one in _one_by_one(tiles):
+            if one.digests[0] not in found:
+                found[one.digests[0]] = self.checkpoint.model.encode_images(one)
+                yield
+        return torch.cat([found[digest] for digest in tiles.digests])
 
     @torch.no_grad()
     def embed(self, features: Tensor) -> Tensor:
@@ -90,18 +127,32 @@ class ForcedAnswer:
         return torch.cat((x, table(answer).to(x.dtype).expand(versions, -1, -1)), dim=1)
 
     @torch.no_grad()
-    def log_probabilities(self, features: Tensor) -> Tensor:
+    def log_probabilities(self, features: Tensor) -> Steps[Tensor]:
         """Of each answer token given those before it, (R, A) float32, for R versions of the features."""
         language_model = self.checkpoint.model.language_model
-        hidden, _ = language_model(self.embed(features))
+        hidden = yield from saying(None, through_blocks(language_model, self.embed(features)))
         scores = language_model.logits(hidden[:, self.queries.start :]).float().log_softmax(-1)  # (R, A, V)
         targets = torch.tensor(self.answer, device=scores.device)[:, None].expand(len(features), -1, -1)
         return scores.gather(2, targets)[..., 0]
 
 
-def _few_at_a_time(tiles: Tiles) -> list[Tiles]:
-    starts = range(0, len(tiles), _TILES_AT_ONCE)
-    return [tiles[start : start + _TILES_AT_ONCE] for start in starts]
+def _one_by_one(tiles: Tiles) -> list[Tiles]:
+    return [tiles[place : place + 1] for place in range(len(tiles))]
+
+
+@torch.no_grad()
+def through_blocks(
+    language_model: LanguageModel, x: Tensor
+) -> Generator[tuple[DecoderBlock, Rope, Tensor], None, Tensor]:
+    """A whole text, embedded as x (B, T, D), through the decoder: yields each block with what goes into it,
+    and returns the hidden states (B, T, D)."""
+    length = x.shape[1]
+    rope = rope_tables(language_model.inv_freq(x.device), torch.arange(length, device=x.device), x.dtype)
+    for block in language_model.layers:
+        assert isinstance(block, DecoderBlock), "layers are decoder blocks"
+        yield block, rope, x
+        x = block(x, rope, None, None, 0, length)
+    return language_model.norm(x)
 
 
 def place_on_image(weights: Tensor, image: TiledImage, whole_first: bool) -> Tensor:
