@@ -17,8 +17,9 @@ from inference.answer import AnswerText, ask, encode
 from inference.attribution.attention import attention_maps
 from inference.checkpoint import RequestError, open_checkpoint
 from inference.draft import wholes
+from inference.grammar import choice_grammar
 from tests.documents import ROOT
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 from web.engine import (
     DRAFT,
     Engine,
@@ -146,6 +147,41 @@ def test_who_gives_up_leaves_the_queue_at_once(models, monkeypatch):
         assert asyncio.run(asked()) == ["blue"]
     finally:
         goes_on.set()
+        engine.close()
+
+
+def test_a_form_that_takes_long_to_compile_holds_up_other_new_ones_alone(models, checkpoint, monkeypatch):
+    """Two clients send forms that are compiled for ever; who asks without a form, or with one that is known,
+    is answered. Who leaves, waiting or not, leaves nothing behind."""
+    known, slow = choice_grammar(["yes", "no"]), [choice_grammar([one]) for one in ("slow", "slower")]
+    engine, go_on, compiling = Engine(models, EngineLimits(slots=2)), threading.Event(), threading.Event()
+    compiled = type(checkpoint).constraint
+
+    def constraint(self, grammar: str):
+        if grammar in slow:
+            compiling.set()
+            assert go_on.wait(PATIENCE)
+        return compiled(self, grammar)
+
+    async def asked() -> list[list[str]]:
+        first = await answers(engine.submit(request(grammar=known)))
+        held = [engine.submit(request(grammar=one, client=one)) for one in slow for _ in range(8)]
+        await asyncio.to_thread(compiling.wait, PATIENCE)
+        asking = [request(client="b", grammar=grammar) for grammar in (None, known)]
+        told = [await answers(engine.submit(one)) for one in asking]
+        assert told[1] == first and first[0] in ("yes", "no")
+        for ticket in held[1:]:
+            ticket.cancel()
+        go_on.set()
+        return [told[0], await answers(held[0])]
+
+    monkeypatch.setattr(type(checkpoint), "constraint", constraint)
+    try:
+        plain, last = asyncio.run(asyncio.wait_for(asked(), PATIENCE))
+        assert plain == ask(checkpoint, [IMAGES[0]], QUESTIONS[0], GenerationOptions()).finish()["answers"]
+        assert last == ["slow"]
+        assert wait_for(lambda: not engine._tickets and engine.stats.waiting == 0)
+    finally:
         engine.close()
 
 

@@ -46,6 +46,7 @@ from inference.prefix_files import with_prefixes
 from web.models import Models
 
 OPENERS = 2  # threads that open images and encode prompts
+FORMS = 64  # grammars whose requests do not wait for those that are new
 LONGEST_WAIT = 60.0  # seconds that a refused client is asked to wait at most
 FORGETTING = 0.9  # weight of the seconds that requests took so far, after each one more
 END = object()  # of an iterator
@@ -280,12 +281,15 @@ class Engine:
         models.closed = lambda checkpoint: self._wake.set()
         self._lock = threading.Lock()  # of all that follows, but the schedulers
         self._queue, self._opening = _Queue(), 0
+        self._forms, self._forming = _Queue(), False  # whose grammars are to be compiled first
+        self._formed: OrderedDict[tuple[str, str | None], None] = OrderedDict()  # models, grammars
         self._ready: deque[Ticket] = deque()
         self._tickets: set[Ticket] = set()  # not ended
         self._seconds = 1.0  # that a request takes, lately
         self._closed, self._draining = False, False
         self._wake = threading.Event()
         self._openers = ThreadPoolExecutor(OPENERS, thread_name_prefix="openers")
+        self._former = ThreadPoolExecutor(1, thread_name_prefix="forms")
         # Of the models' thread: schedulers by the id of the model, and work that follows answers.
         self._schedulers: dict[int, tuple[Checkpoint, Scheduler, PrefixStore | None]] = {}
         self._later: deque[tuple[Ticket, Iterator[Any]]] = deque()
@@ -307,7 +311,8 @@ class Engine:
             if self.stats.waiting - max(0, self.limits.slots - running) >= self.limits.max_queue:
                 rounds = self.stats.waiting / self.limits.slots
                 raise QueueFull(min(max(1.0, math.ceil(rounds * self._seconds)), LONGEST_WAIT))
-            self._queue.put(ticket)
+            formed = request.grammar is None or (request.model, request.grammar) in self._formed
+            (self._queue if formed else self._forms).put(ticket)
             self._tickets.add(ticket)
             self.stats.requests += 1
             self.stats.waiting += 1
@@ -316,13 +321,13 @@ class Engine:
 
     def place(self, ticket: Ticket) -> int:
         with self._lock:
-            waiting = [one for one in (*self._ready, *self._queue) if one.started is None]
+            waiting = [one for one in (*self._ready, *self._queue, *self._forms) if one.started is None]
             return waiting.index(ticket) + 1 if ticket in waiting else 0
 
     def withdraw(self, ticket: Ticket) -> None:
         """See `Ticket.cancel`."""
         with self._lock:
-            waited = self._queue.remove(ticket)
+            waited = self._queue.remove(ticket) or self._forms.remove(ticket)
         if waited:
             self._end(ticket)
         self._wake.set()
@@ -335,6 +340,30 @@ class Engine:
                     break
                 self._opening += 1
                 self._openers.submit(self._open, ticket)
+            if not self._closed and not self._forming and (ticket := self._forms.get()) is not None:
+                self._forming = True
+                self._former.submit(self._form, ticket)
+
+    def _form(self, ticket: Ticket) -> None:
+        """In a thread of its own, because it may take a second: compile a grammar. Only others that are new
+        wait for it."""
+        request, error = ticket.request, None
+        try:
+            if request.grammar is not None and not ticket.cancelled:
+                self.models.open(request.model).constraint(request.grammar)
+        except Exception as caught:
+            error = caught
+        with self._lock:
+            self._forming = False
+            formed = error is None and not ticket.cancelled
+            if formed:
+                self._queue.put(ticket)
+                self._formed[request.model, request.grammar] = None
+                while len(self._formed) > FORMS:
+                    self._formed.popitem(last=False)
+        if not formed:
+            self._end(ticket, error)
+        self._open_next()
 
     def _open(self, ticket: Ticket) -> None:
         """In a worker thread: the model, the images, the prompt."""
@@ -594,7 +623,8 @@ class Engine:
         with self._lock:  # what is taken in before is ended below, and what comes later is refused
             self._closed = True
         self._wake.set()
-        self._openers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._openers, self._former):
+            pool.shutdown(wait=False, cancel_futures=True)
         if threading.current_thread() is not self._thread:
             self._thread.join(10)
         for key in list(self._schedulers):
