@@ -319,7 +319,7 @@ def libraries(checkpoint: Checkpoint) -> list[str]:
 def device_kind(device: torch.device) -> list[str]:
     """The kind of a device, not which of several alike it is, and what of its vendor's computes there."""
     if device.type == "cuda":
-        kind = [torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)]
+        kind: list[object] = [torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)]
         kind += [torch.version.cuda, torch.backends.cudnn.version()]
         with suppress(PackageNotFoundError):
             kind.append(version("triton"))
