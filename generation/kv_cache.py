@@ -11,7 +11,6 @@ the padding was, so that prefill is plain causal for every batch and position eq
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -137,12 +136,6 @@ def fork(source: KVCache, length: int, n: int, new_capacity: int) -> KVCache:
             filled = old[name][:, :, :length]  # (B, H_kv, length, D_h)
             new[name][:, :, :length] = filled if n == 1 else filled.repeat_interleave(n, 0)
     return target
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether no number of it is NaN or infinite. Waits for the device."""
-    # NaN and infinity go into any sum; so would numbers far beyond what a cache holds.
-    return math.isfinite(tensor.sum(dtype=torch.float32).item())
 
 
 def copy_row(kv_cache: KVCache, source: int, target: int, length: int) -> None:

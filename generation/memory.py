@@ -1,9 +1,16 @@
-"""Whether a cache fits the memory that there is."""
+"""Whether a cache fits the memory that there is now, and what all caches of this process were promised.
+
+A CPU's memory is taken when it is first written to, and until then the system says that it is free. So caches
+that are kept say how much of theirs is unused, and nobody is promised the same bytes twice.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
+from typing import Protocol
+from weakref import WeakSet
 
 import psutil
 import torch
@@ -16,6 +23,31 @@ SPARE = 0.1  # share of the free memory that is left to activations
 # Files of a control group, version 2 and 1: its limit, its use, and which part of that are droppable files.
 _CGROUP_V2 = ("memory.max", "memory.current", "inactive_file")
 _CGROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+class Keeper(Protocol):
+    """A cache that outlives a request."""
+
+    @property
+    def unused_bytes(self) -> int:
+        """Of its memory on a CPU, what has never been written to."""
+
+
+_keepers: WeakSet[Keeper] = WeakSet()
+_lock = Lock()  # for adding to them
+
+
+def register(keeper: Keeper) -> None:
+    """Have its unused memory count as taken, for as long as it lives."""
+    with _lock:
+        _keepers.add(keeper)
+
+
+def promised_bytes() -> int:
+    """Of a CPU's memory, what caches have and have not used yet."""
+    with _lock:
+        keepers = list(_keepers)
+    return sum(keeper.unused_bytes for keeper in keepers)
 
 
 def check_caches_fit(language_model: Decoder, caches: Sequence[tuple[int, int]], held: int = 0) -> None:
@@ -44,6 +76,7 @@ def available_bytes(device: torch.device) -> int | None:
         free = torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
     elif device.type == "cpu":
         free = min([psutil.virtual_memory().available, *cgroup_available(Path("/"))])
+        return max(0, int(free * (1 - SPARE)) - promised_bytes())
     else:
         return None
     return int(free * (1 - SPARE))

@@ -15,8 +15,9 @@ Two prompts with the same keys from the front have the same keys and values ther
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from generation import kv_cache as kv
+from generation import memory
 from generation.kv_cache import KVCache, bytes_per_position, prompt_lengths
 from generation.options import CacheMemoryError, check_integer
 from generation.protocol import Decoder, Pixels, VisionLanguage
@@ -212,27 +214,31 @@ def embed_rest(
 class CacheBudget:
     """Memory of a cache: `slots` rows of `positions` to begin with and of `context` at most.
 
-    available: bytes that the cache may take; None for no limit.
+    available: asked whenever the cache is to grow: bytes that it may take besides those it has; None for no
+        limit.
     """
 
     slots: int
     positions: int
     context: int
     bytes_per_position: int
-    available: int | None = None
+    available: Callable[[], int | None] = lambda: None
 
     @classmethod
-    def of(cls, language_model: Decoder, slots: int, available: int | None = None) -> CacheBudget:
+    def of(
+        cls, language_model: Decoder, slots: int, available: Callable[[], int | None] = lambda: None
+    ) -> CacheBudget:
         context = language_model.config.max_position_embeddings
         return cls(slots, min(kv.STEP, context), context, bytes_per_position(language_model), available)
 
-    def check(self, positions: int) -> None:
-        """Raise CacheMemoryError if slots of so many positions are too large."""
-        needed = self.slots * positions * self.bytes_per_position
-        if self.available is not None and needed > self.available:
+    def check(self, positions: int, held: int = 0) -> None:
+        """Raise CacheMemoryError if slots of so many positions are too large now, for a cache that has `held`
+        bytes of them."""
+        needed, available = self.slots * positions * self.bytes_per_position, self.available()
+        if available is not None and needed > available + held:
             raise CacheMemoryError(
                 f"{self.slots} slots of {positions} positions need {needed} bytes of cache, but only "
-                f"{self.available} are available: use fewer slots"
+                f"{available + held} are available: ask for a shorter answer, or use fewer slots"
             )
 
     def __str__(self) -> str:
@@ -241,14 +247,20 @@ class CacheBudget:
             for positions in (self.positions, self.context)
         )
         more = "" if self.positions == self.context else f", up to {grown} if they grow"
-        available = "unknown" if self.available is None else f"{self.available / 2**20:.1f} MiB"
-        return (
-            f"{self.slots} slots of {self.positions} positions: {begin} of cache{more}; {available} available"
-        )
+        available = self.available()
+        there = "unknown" if available is None else f"{available / 2**20:.1f} MiB"
+        return f"{self.slots} slots of {self.positions} positions: {begin} of cache{more}; {there} available"
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no number of it is NaN or infinite. Waits for the device."""
+    # NaN and infinity go into any sum; so would numbers far beyond what a cache holds.
+    return math.isfinite(tensor.sum(dtype=torch.float32).item())
 
 
 class SlotCache:
-    """A cache whose rows are slots for one prompt each. Allocated when first needed, grown by `kv.STEP`.
+    """A cache whose rows are slots for one prompt each. Allocated when first needed, grown by `kv.STEP`, and
+    made smaller by `shrink`.
 
     A slot remembers the keys of its positions, also after its request has ended. A new prompt is compared
     with all of them: what it shares with one from the front is copied from there, or stays where it is when
@@ -261,14 +273,25 @@ class SlotCache:
     def __init__(self, language_model: Decoder, budget: CacheBudget):
         self._language_model, self._budget = language_model, budget
         self.kv_cache: KVCache = []  # until the first `reserve`
+        self.filled, self._used = [0] * budget.slots, [0] * budget.slots  # _used: see `unused_bytes`
         self.forget()
+        memory.register(self)
 
     @property
     def capacity(self) -> int:
         return kv.capacity(self.kv_cache) if self.kv_cache else 0
 
+    @property
+    def unused_bytes(self) -> int:
+        """See `memory.Keeper`."""
+        if not self.kv_cache or self.kv_cache[0]["key"].device.type != "cpu":
+            return 0
+        unused = sum(max(0, self.capacity - most) for most in map(max, self._used, self.filled))
+        return unused * self._budget.bytes_per_position
+
     def forget(self) -> None:
         """Hold nothing any more; the memory stays."""
+        self._used = list(map(max, self._used, self.filled))
         self.filled = [0] * self._budget.slots  # positions of each slot that are computed
         # Key of what is, or is about to be, at each position of each slot: (slots, S), on the host.
         self._keys = torch.full((self._budget.slots, self.capacity), NO_KEY)
@@ -277,14 +300,33 @@ class SlotCache:
         """Have `needed` positions in every slot. Raises CacheMemoryError if the budget is too small."""
         budget, model = self._budget, self._language_model
         if needed > self.capacity:
-            wanted = min(max(budget.positions, kv.round_up(needed, kv.STEP)), budget.context)
-            budget.check(wanted)
+            wanted = self._rounded(needed)
+            budget.check(wanted, kv.size_in_bytes(self.kv_cache))
             if self.kv_cache:
+                self._used = [self.capacity] * budget.slots  # copied, and so written
                 kv.grow(self.kv_cache, wanted, budget.context)
             else:
                 like, dtype = model.norm.weight, model.cache_dtype
                 self.kv_cache = kv.allocate_for(model.config, budget.slots, wanted, like, dtype)
         self._keys = F.pad(self._keys, (0, self.capacity - self._keys.shape[1]), value=NO_KEY)
+
+    def _rounded(self, needed: int) -> int:
+        """Positions of a slot that has room for so many."""
+        return min(max(self._budget.positions, kv.round_up(needed, kv.STEP)), self._budget.context)
+
+    def spare(self, needed: int) -> bool:
+        """Whether half of each slot or more would do where so many positions are needed."""
+        return 2 * self._rounded(needed) <= self.capacity
+
+    def shrink(self, needed: int) -> None:
+        """Give back what lies after the first `needed` positions of each slot, or where slots began."""
+        if (length := self._rounded(needed)) < self.capacity:
+            self.filled = [min(filled, length) for filled in self.filled]
+            self._keys = self._keys[:, :length].clone()
+            self._used = [length] * self._budget.slots
+            for layer in self.kv_cache:  # one tensor after another, as they grow
+                for name, tensor in layer.items():
+                    layer[name] = tensor[:, :, :length].clone(memory_format=torch.contiguous_format)
 
     def keys(self, slot: int) -> Tensor:
         """Of the positions of a slot that are computed: (filled,)."""
@@ -305,6 +347,7 @@ class SlotCache:
         if source != slot:
             self.filled[slot] = 0
             kv.copy_row(self.kv_cache, source, slot, shared)
+        self._used[slot] = max(self._used[slot], self.filled[slot])
         self.filled[slot] = min(self.filled[slot], shared)
         self._keys[slot, : len(keys)] = keys
         self._keys[slot, len(keys) :] = NO_KEY
@@ -326,11 +369,11 @@ class SlotCache:
     def is_finite(self, slot: int) -> bool:
         """Whether what is computed of a slot can be used."""
         parts = (tensor[slot, :, : self.filled[slot]] for layer in self.kv_cache for tensor in layer.values())
-        return all(map(kv.is_finite, parts))
+        return all(map(is_finite, parts))
 
     def clear(self, slot: int) -> None:
         """Zero a row that holds NaN, which would reach the slot's next request through the mask."""
         for layer in self.kv_cache:
             for tensor in layer.values():
                 tensor[slot].zero_()
-        self._keys[slot], self.filled[slot] = NO_KEY, 0
+        self._keys[slot], self.filled[slot], self._used[slot] = NO_KEY, 0, self.capacity

@@ -19,6 +19,7 @@ and a block never before those that follow it, which could not be found without 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,12 +29,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from generation.kv_cache import KVCache, bytes_per_position, is_finite
+from generation.kv_cache import KVCache, bytes_per_position
+from generation.memory import available_bytes
 from generation.options import check_integer
-from generation.prefix import KeyedPrompt, SlotCache
+from generation.prefix import KeyedPrompt, SlotCache, is_finite
 from generation.protocol import VisionLanguage
 
 PREFIX_BYTES = 2**30  # in memory: 23 images of 17 tiles for SmolVLM-256M in float32
+LOOK_EVERY = 1.0
 TEXT_BLOCK = 32  # positions of text that are worth a block of their own
 FORMAT = b"ocelli prefix 1"  # another one where blocks are cut, named or laid out otherwise
 
@@ -97,7 +100,7 @@ class PrefixStore:
 
     Args:
         model: whose keys and values these are. Call `clear` when its weights change.
-        max_bytes: of blocks in memory.
+        max_bytes: of blocks in memory. Where less is free, what was used longest ago makes room.
         files: blocks outlive the process there.
         identity: all that the numbers depend on besides the prompt; needed with files, as others write there.
     """
@@ -113,6 +116,7 @@ class PrefixStore:
         if files is not None and not identity:
             raise ValueError("identity: expected what the weights and the arithmetic are, with files")
         self.model, self.max_bytes, self.size_in_bytes = model, max_bytes, 0
+        self._most, self._next_look = max_bytes, 0.0  # see `_look`
         self._files, self._root = files, hashlib.sha256(FORMAT + identity).digest()
         self._blocks: OrderedDict[bytes, Tensor] = OrderedDict()  # (2 · layers, H_kv, n, D_h); the last is
         self._lock = Lock()  # the one used last
@@ -173,10 +177,11 @@ class PrefixStore:
         caller knows that it is."""
         chain = self._cut(keys, tiles)
         new, size = {}, 0
+        self._look()
         for number, block in enumerate(chain):
             nbytes = (block.end - block.start) * bytes_per_position(self.model.language_model)
             size += nbytes
-            fits = size <= self.max_bytes and block.name not in self._blocks
+            fits = size <= self._most and block.name not in self._blocks
             if fits or (self._files and not self._files.holds(block.name)):
                 held = self._blocks.get(block.name)
                 if held is None:
@@ -193,6 +198,13 @@ class PrefixStore:
                 event.record()
                 ready = event.synchronize  # the copies are under way
             self._files.keep([(block.name, new.get(block.name)) for block in chain], ready)
+
+    def _look(self) -> None:
+        """How much memory is left for blocks, at most once in `LOOK_EVERY` seconds: asking takes a while."""
+        if (now := time.monotonic()) >= self._next_look:
+            free = available_bytes(torch.device("cpu"))
+            self._most = self.max_bytes if free is None else min(self.max_bytes, self.size_in_bytes + free)
+            self._next_look = now + LOOK_EVERY
 
     def extend(self, slots: SlotCache, slot: int, prompt: KeyedPrompt, shared: int) -> int:
         """Load what is held of a prompt beyond the `shared` positions that its slot was assigned with.
@@ -221,7 +233,7 @@ class PrefixStore:
         for block in chain:
             tensor = self._blocks.get(block.name, numbers.get(block.name))
             size += 0 if tensor is None else tensor.nbytes
-            if tensor is None or size > self.max_bytes:
+            if tensor is None or size > self._most:
                 break
             fitting.append((block.name, tensor))
         with self._lock:
@@ -230,7 +242,7 @@ class PrefixStore:
                     self._blocks[name] = tensor
                     self.size_in_bytes += tensor.nbytes
                 self._blocks.move_to_end(name)
-            while self.size_in_bytes > self.max_bytes:
+            while self.size_in_bytes > self._most:
                 self.size_in_bytes -= self._blocks.popitem(last=False)[1].nbytes
 
 

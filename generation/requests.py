@@ -141,6 +141,11 @@ class Sequence:
         return len(self.prompt) + self.launched - 1
 
     @property
+    def room(self) -> int:
+        """Positions that it needs in its slot."""
+        return len(self.prompt) + self.options.max_new_tokens - 1
+
+    @property
     def decodes(self) -> bool:
         """Whether the next step chooses a token for it."""
         return 0 < self.launched < self.options.max_new_tokens and self.embeds is None and not self.ended

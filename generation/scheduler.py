@@ -76,6 +76,7 @@ from generation.steps import DecodeStep, PromptStep, RecordingStep, eager_step
 
 REQUEST_ERRORS = (ValueError, OSError)  # what may be wrong with one request; anything else ends the run
 PADDED_AT_MOST = 1.25  # prompts are prefilled together while padding costs no more than this ...
+SPARE_FROM = 16  # requests one after another, for all of which half of the slots' length would do
 LAG = 1  # steps of a GPU that are launched before the tokens of one are read
 _BAD = -1  # in place of a token id, where logits are not finite
 
@@ -112,7 +113,8 @@ class Scheduler:
         decode_step: replaces the eager one: (ids (B, 1), kv_cache, start_pos int or (B,)) -> logits (B, V),
             for every B up to `slots`.
         feature_cache: of this model, for images that come again after their slots have gone to others.
-        prefixes: of this model: what a row held is kept, for prompts that begin alike.
+        prefixes: of this model: what a row held is kept, for prompts that begin alike. May be given later,
+            or taken away.
         prefill_chunk: positions of prompts that are computed between two decode steps at most, or one tile,
             so that a long prompt holds nobody up; None computes prompts at once.
 
@@ -134,10 +136,10 @@ class Scheduler:
         self.model, self.slots, self._chunk = model, slots, prefill_chunk
         self._step = decode_step or eager_step(model.language_model)
         self._features = FeatureCache(model, 0) if feature_cache is None else feature_cache
-        self._prefixes = prefixes
+        self.prefixes = prefixes
         self._limits = LIMITS.get(model.device.type, LIMITS["cpu"])
         self.lag = LAG if model.device.type == "cuda" else 0
-        self.budget = CacheBudget.of(model.language_model, slots, available_bytes(model.device))
+        self.budget = CacheBudget.of(model.language_model, slots, lambda: available_bytes(model.device))
         self.budget.check(self.budget.positions)
         self._cache = SlotCache(model.language_model, self.budget)
         # Of each slot: the token to be fed; its position, the row's seed, how many numbers it has drawn, and
@@ -147,6 +149,7 @@ class Scheduler:
         self._logprobs = torch.zeros(2, slots, device=model.device)  # `chosen_logprobs` of a recorded step
         self._records = isinstance(self._step, RecordingStep)
         self._running = False
+        self._spared = 0  # see SPARE_FROM
         self.stats = Stats()
         self.reset()
 
@@ -222,8 +225,22 @@ class Scheduler:
             ready = request.prepare() if isinstance(request, LazyRequest) else request
             row = self._read(ready, request.key)
         self._view = self._replay = None  # they would keep the old buffers beside the grown ones
-        self._cache.reserve(len(row.prompt) + row.options.max_new_tokens - 1)
+        self._cache.reserve(row.room)
         self._entered.append(row)
+        self._spared = self._spared + 1 if self._cache.spare(self._room) else 0
+        if self._spared >= SPARE_FROM:
+            self.give_back()
+
+    @property
+    def _room(self) -> int:
+        """Positions that the requests in work need in a slot."""
+        return max((row.room for row in (*self._entered, *self._rows) if row is not None), default=0)
+
+    def give_back(self) -> None:
+        """Give back the memory of slots that a long request has grown and none in work needs. Where they hold
+        more of a prompt, that part is computed again or taken from `prefixes`."""
+        self._spared, self._view, self._replay = 0, None, None
+        self._cache.shrink(self._room)
 
     @torch.no_grad()
     def step(self) -> list[NewTokens | RequestOutput]:
@@ -315,7 +332,7 @@ class Scheduler:
         ready = [min(shared, filled) for shared, filled in zip(common, self._cache.filled)]
         coming = max((common[other.slot] for other in self._waiting), default=0)
         if row.worth_sharing(max(ready), coming):
-            held = self._prefixes.match(row.prompt.keys, row.prompt.digests) if self._prefixes else 0
+            held = self.prefixes.match(row.prompt.keys, row.prompt.digests) if self.prefixes else 0
             if row.worth_sharing(held, coming):
                 return False
         source = max(range(self.slots), key=ready.__getitem__)
@@ -325,8 +342,8 @@ class Scheduler:
             source = slot
         row.reused = row.start = ready[source] if row.worth_sharing(0, ready[source]) else 0
         self._cache.assign(slot, row.prompt.keys, source, row.reused)
-        if self._prefixes is not None:
-            row.reused = row.start = self._prefixes.extend(self._cache, slot, row.prompt, row.reused)
+        if self.prefixes is not None:
+            row.reused = row.start = self.prefixes.extend(self._cache, slot, row.prompt, row.reused)
         row.tile, _ = first_tile(self.model, row.prompt, row.reused)
         row.slot, self._rows[slot] = slot, row
         self._waiting.append(row)
@@ -614,9 +631,9 @@ class Scheduler:
         elif row.tokens and self._cache.filled[row.slot] == len(row.prompt):
             fed = len(row.tokens) - 1 if row.embeds is None else row.start - len(row.prompt)
             self._cache.append(row.slot, torch.tensor(row.tokens[:fed], dtype=torch.int64))
-        if kept and self._prefixes is not None:
+        if kept and self.prefixes is not None:
             keys = self._cache.keys(row.slot)
-            self._prefixes.save(keys, row.prompt.digests, self._cache.kv_cache, row.slot)
+            self.prefixes.save(keys, row.prompt.digests, self._cache.kv_cache, row.slot)
 
     def _failed(self, key: Any, error: Exception) -> RequestOutput:
         self.stats.failed += 1

@@ -45,7 +45,7 @@ from data.files import expanded
 from generation.fast.native.build import BITS, PanelWeight, digest_of, load_panels, processor
 from generation.fast.native.step import NativeStep
 from generation.fast.tower import FastTower
-from generation.kv_cache import is_finite
+from generation.prefix import is_finite
 from generation.prefix_store import PREFIX_BYTES, PrefixStore
 from inference.checkpoint import Checkpoint
 from inference.errors import RequestError

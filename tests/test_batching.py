@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch
 from generation.decoding import eager_step
 from generation.fast.quantized import pack
 from generation.options import CacheMemoryError, GenerationOptions, NotFiniteError
-from generation.requests import LazyRequest, Request
+from generation.requests import LazyRequest, Request, RequestOutput
 from generation.scheduler import Scheduler
 from tests.invariants import run_all as run
 from tests.prompts import (
@@ -119,6 +121,37 @@ def test_a_cache_in_fewer_bits_than_the_activations(precision):
     text = model.config.text
     per_position = 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * 2
     assert scheduler.kv_cache_bytes == 3 * 400 * per_position
+
+
+def test_a_long_request_s_memory_is_given_back():
+    """After many that need less, or when whoever runs the scheduler has nothing to do; answers stay right,
+    of rows in the middle of theirs as well."""
+    model = tiny_vlm(max_position_embeddings=3000, num_hidden_layers=1)
+    long = [request(words(1, 2500), "long", max_new_tokens=2)]
+    scheduler = Scheduler(model, 2)
+    base = 2 * 1024 * scheduler.budget.bytes_per_position
+    for way in ("many short ones", "idle"):
+        assert_as_alone(model, long, {output.key: output for output in scheduler.run(long)})
+        assert scheduler.kv_cache_bytes > 2 * base
+        if way == "idle":
+            scheduler.give_back()
+            assert scheduler.kv_cache_bytes == base
+        short = [request(words(key, 5 + key), key, max_new_tokens=4 + key) for key in range(20)]
+        assert_as_alone(model, short, {output.key: output for output in scheduler.run(short)})
+        assert scheduler.kv_cache_bytes == base
+
+
+def test_what_a_long_request_in_work_needs_is_not_given_back():
+    model = tiny_vlm(max_position_embeddings=3000, num_hidden_layers=1)
+    scheduler, long = Scheduler(model, 2), request(words(1, 2200), "long", max_new_tokens=60, **NO_STOP)
+    scheduler.add(long)
+    outputs, queue = {}, [request(words(key, 5), key, max_new_tokens=2, **NO_STOP) for key in range(20)]
+    while queue or not scheduler.idle:
+        while queue and scheduler.free:
+            scheduler.add(queue.pop())
+        scheduler.give_back()
+        outputs |= {event.key: event for event in scheduler.step() if isinstance(event, RequestOutput)}
+    assert_as_alone(model, [long], {"long": outputs["long"]})
 
 
 # ------------------------------------------------------------------------------------------------ less work
@@ -327,12 +360,48 @@ def test_memory_is_counted_and_more_than_there_is_refused_up_front(vlm, monkeypa
             Scheduler(vlm, bad)
 
 
+def free_memory(monkeypatch, count: int) -> None:
+    """So many bytes are free, of which caches have not used any yet: the system counts what is untouched."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=count))
+    monkeypatch.setattr("generation.memory.cgroup_available", lambda root: [])
+
+
+def test_several_models_are_not_promised_the_same_memory(monkeypatch):
+    """The second is refused in a sentence; else both would write to it, and the system end the process."""
+    models = [tiny_vlm(max_position_embeddings=1024, num_hidden_layers=1) for _ in range(2)]
+    gc.collect()  # of earlier tests
+    schedulers = [Scheduler(model, 4) for model in models]
+    each = 4 * 1024 * schedulers[0].budget.bytes_per_position
+    free_memory(monkeypatch, int(1.8 * each))
+    first, second = ([request(words(key, 5), key, max_new_tokens=2)] for key in (0, 1))
+    assert_as_alone(models[0], first, {output.key: output for output in schedulers[0].run(first)})
+    (refused,) = schedulers[1].run(second)
+    assert isinstance(refused.error, CacheMemoryError)
+    del schedulers[0]
+    gc.collect()
+    (answered,) = schedulers[0].run(second)
+    assert answered.error is None
+
+
+def test_memory_is_counted_when_it_is_needed(monkeypatch):
+    """Not when the scheduler was made: what was free then, others have taken since, or given back."""
+    model = tiny_vlm(max_position_embeddings=3000, num_hidden_layers=1)
+    gc.collect()
+    scheduler, long = Scheduler(model, 2), request(words(1, 2500), "long", max_new_tokens=2)
+    free_memory(monkeypatch, 3 * 1024 * scheduler.budget.bytes_per_position)
+    assert isinstance(next(scheduler.run([long])).error, CacheMemoryError)
+    free_memory(monkeypatch, 2**30)
+    assert next(scheduler.run([long])).error is None
+
+
 def test_a_request_that_needs_more_than_the_memory_fails_alone(monkeypatch):
     model = tiny_vlm(max_position_embeddings=1500, num_hidden_layers=1)
     each = Scheduler(model, 2).budget.bytes_per_position
-    monkeypatch.setattr("generation.scheduler.available_bytes", lambda device: 2 * 1024 * each)
     requests = [request(words(1, 5), 0), request(words(2, 1100), 1), request(words(3, 5), 2)]
-    results, _ = run(model, requests, 2)
+    scheduler = Scheduler(model, 2)
+    left = lambda device: 2 * 1024 * each - scheduler.kv_cache_bytes
+    monkeypatch.setattr("generation.scheduler.available_bytes", left)
+    results = {output.key: output for output in scheduler.run(requests)}
     error = results.pop(1).error
     assert isinstance(error, CacheMemoryError) and f"{2 * 1500 * each} bytes" in str(error)
     assert_as_alone(model, [requests[0], requests[2]], results)

@@ -122,6 +122,22 @@ def test_an_answer_and_a_prompt_that_was_given_up_are_kept():
     assert outputs["next turn"].reused_tokens == 4 * TEXT_BLOCK
 
 
+def test_less_is_kept_where_less_memory_is_left(monkeypatch):
+    """Kept prefixes are worth less than room for what is asked now."""
+    block = bytes_per_position(small_model().language_model) * TEXT_BLOCK
+    monkeypatch.setattr("generation.prefix_store.LOOK_EVERY", 0)
+    store, left = PrefixStore(small_model()), [10 * block]
+    monkeypatch.setattr("generation.prefix_store.available_bytes", lambda device: left[0])
+    chains = [torch.arange(2 * TEXT_BLOCK) + 1000 * number for number in range(3)]
+    for keys in chains[:2]:
+        store.save(keys, [], filled_cache(keys, []), 1)
+    assert store.size_in_bytes == 4 * block
+    left[0] = 0
+    store.save(chains[2], [], filled_cache(chains[2], []), 1)
+    assert store.size_in_bytes == 4 * block and store.match(chains[2], []) == 2 * TEXT_BLOCK
+    assert store.match(chains[0], []) == 0
+
+
 def test_what_is_not_finite_is_never_kept(monkeypatch):
     vlm = tiny_vlm()
     store, logits = PrefixStore(vlm), vlm.language_model.logits
