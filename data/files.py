@@ -6,12 +6,13 @@ import difflib
 import errno
 import glob
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
-from data.errors import DatasetError
+from data.errors import DatasetError, one_line
 
 
 @contextmanager
@@ -67,7 +68,11 @@ def nearest_file(path: str | os.PathLike, alike: float = 0.6) -> str:
 
 def check_rows_path(path: str) -> None:
     """Refuse a path of rows that can be nothing but a file or folder here, where there is none, and a file of
-    another kind, with a DatasetError."""
+    another kind, with a DatasetError. Of an address (s3://, gs://, hf://, https://) it refuses a scheme that
+    cannot be read here; whether it exists, nobody knows yet."""
+    if is_address(path):
+        _check_scheme(path)
+        return
     local = Path(expanded(path))
     if local.is_file() and local.suffix not in ROWS:
         got = local.suffix or "no ending"
@@ -77,6 +82,25 @@ def check_rows_path(path: str) -> None:
     if path.startswith((".", "/", "~")) or local.suffix in ROWS or "*" in path:
         hint = nearest_file(path) or f" (looked in {Path.cwd()}); check the path"
         raise DatasetError(f"{path}: no such file or folder{hint}")
+
+
+def is_address(path: str) -> bool:
+    """Whether rows lie somewhere else, at an address such as s3://bucket/rows.parquet."""
+    return re.match(r"[a-z][a-z0-9+.-]*://", path, re.IGNORECASE) is not None
+
+
+def _check_scheme(path: str) -> None:
+    import fsspec  # takes a tenth of a second
+
+    scheme = path.partition("://")[0]
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ValueError as error:
+        known = "s3://, gs://, az://, hf:// or https://"
+        raise DatasetError(f"{path}: expected an address like {known}, got {scheme}://") from error
+    except ImportError as error:
+        missing = f"reading {scheme}:// takes a package that is not installed"
+        raise DatasetError(f"{path}: {missing} ({one_line(error)})") from error
 
 
 def expanded(path: str) -> str:

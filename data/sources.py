@@ -23,13 +23,14 @@ from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, get_type_hints, runtime_checkable
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from data.box_rows import CATEGORIES, NAMES, BoxRows
 from data.coordinates import COORDINATES
 from data.errors import DatasetError, one_line
-from data.files import check_rows_path
+from data.files import check_rows_path, is_address
 from data.row_schemas import RowSchema, find_images, find_schema, no_images
 
 TRAIN = "train"
@@ -180,7 +181,8 @@ def open_rows(
 
     Args:
         path: a folder (of `save_to_disk`, images with metadata.jsonl, JSON lines, or anything else that the
-            `datasets` library knows), a file, a pattern like "rows/*.parquet", or a Hub id.
+            `datasets` library knows), a file, a pattern like "rows/*.parquet", the same at an address that
+            fsspec reads (s3://, gs://, hf://, https://), where an ending says what it is, or a Hub id.
         subset: a Hub dataset's configuration.
         split: as in `datasets`, with slices such as "train[:90%]" unless streaming. Files that are named
             themselves are all train. "" is all JSON lines of a folder; if they lie in several folders, and
@@ -188,8 +190,17 @@ def open_rows(
 
     Returns:
         (rows, folder): a sequence or a `Stream`, and the folder that relative image paths start from, None
-        for a dataset on the Hub.
+        for a dataset on the Hub or at an address.
     """
+    if is_address(path):
+        check_rows_path(path)
+        ending = Path(urlsplit(path).path).suffix
+        if (builder := _BUILDERS.get(ending, "json" if ending in (".json", ".jsonl") else None)) is None:
+            endings = ", ".join((".jsonl", ".json", *_BUILDERS))
+            raise DatasetError(
+                f"{path}: expected an address that ends in one of {endings}, as s3://b/*.parquet"
+            )
+        return _load(builder, path, None, split, streaming, data_files=[path]), None
     local = Path(os.path.expanduser(path))
     if _is_saved(local):
         rows = _open_saved(path, _name_of(split) or TRAIN)
@@ -376,7 +387,7 @@ class DatasetConfig:
     """One dataset of a recipe.
 
     Args:
-        path: Hub id, folder, file or pattern; see `open_rows`.
+        path: Hub id, folder, file, pattern or address; see `open_rows`.
         name: what sample ids and messages call it; path and subset by default.
         subset: a Hub dataset's configuration.
         split: as in `datasets`.

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import tarfile
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import datasets
+import fsspec
 import pytest
 
 from data.errors import DatasetError
@@ -155,6 +160,52 @@ def test_a_stream_of_the_library_is_read_file_by_file():
     seen = [row["question"] for file in range(stream.num_files) for row in stream.open(file, 0)]
     assert stream.num_files == 3 and sorted(seen) == sorted(rows["question"])
     assert [row["question"] for row in stream.open(0, 2)] == seen[2:4]
+
+
+@pytest.fixture
+def addresses(layouts):
+    """Rows where fsspec finds them: in its own memory, and at a server."""
+    memory = fsspec.filesystem("memory")
+    for name in ("rows.jsonl", "parquet/all.parquet", "rows.csv"):
+        memory.pipe(f"/bucket/{name}", (layouts / name).read_bytes())
+    handler = partial(SimpleHTTPRequestHandler, directory=layouts)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield {"memory": "memory://bucket", "http": f"http://127.0.0.1:{server.server_port}"}
+        server.shutdown()
+    memory.rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("where", ["memory", "http"])
+@pytest.mark.parametrize("name", ["parquet/all.parquet", "rows.jsonl"])
+def test_rows_at_an_address_are_read_as_files_here(addresses, where, name, streaming):
+    """An object store's, or a server's: to train on, and to evaluate with."""
+    entry = {"path": f"{addresses[where]}/{name}", "streaming": streaming, "allow_text_only": True}
+    mixture = open_datasets([entry])
+    reader = ShardReader(mixture, 0, 1, seed=0, epochs=1)
+    assert len([*iter(reader.next, None)]) == COUNT
+    if not streaming and name == "parquet/all.parquet":
+        task = data_task(DataConfig(entry["path"], allow_text_only=True), find_metric("exact_match"))
+        assert len(task.samples) == COUNT and task.samples[1].images()
+
+
+@pytest.mark.parametrize(
+    "path, said",
+    [
+        ("s3://bucket/rows.parquet", "s3fs"),
+        ("telepathy://bucket/rows.parquet", "telepathy://"),
+        ("memory://bucket/rows", r"\.parquet"),
+        ("memory://bucket/none.parquet", "none.parquet"),
+        ("http://127.0.0.1:1/rows.parquet", "rows.parquet"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_refused_in_a_sentence(monkeypatch, path, said):
+    """A package that is missing is named, and no file or folder here is looked for."""
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(DatasetError, match=said) as caught:
+        open_datasets([{"path": path}])
+    assert "\n" not in str(caught.value) and "folder" not in str(caught.value)
 
 
 GOOD = {"path": "{}/good.jsonl"}
