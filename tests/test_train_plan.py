@@ -272,8 +272,9 @@ def test_the_world_is_the_model_that_comes_with_ocelli():
     config, _ = parse_arguments([str(CONFIGS / "world.yaml")])
     shape = model_config(config, build_processor(config).tokenizer)
     comes = VisionLanguageModel.from_pretrained(DEFAULT_MODEL).config
-    for part in ("vision", "text", "scale_factor"):
-        assert getattr(shape, part) == getattr(comes, part)
+    assert shape.vision == comes.vision and shape.scale_factor == comes.scale_factor
+    # The weights that are there were made with fewer words.
+    assert replace(shape.text, vocab_size=comes.text.vocab_size) == comes.text
 
 
 def test_the_plan_of_plain_drawings():

@@ -88,7 +88,7 @@ def test_every_number_has_bounds(capsys):
 
 
 def test_fonts_that_are_not_installed_are_said_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(looks, "fonts", lambda split: looks.package_file("nothing/Sans.ttf"))
+    monkeypatch.setattr("shapes.training.families", lambda split: looks.package_file("nothing/Sans.ttf"))
     said = refused(capsys, ["configs/world.yaml", "--output", str(tmp_path / "run")])
     assert "requirements-shapes.txt" in said
 
