@@ -268,12 +268,13 @@ def test_the_page_says_pixels():
     asked = AskRequest((str(IMAGE),), "Where is the star?", EMBEDDED, max_new_tokens=60)
 
     async def ask() -> list[list[dict]]:
-        return [_messages(view.log) async for view in service.ask(visitor, asked)]
+        return [_messages(view.log, service.models) async for view in service.ask(visitor, asked)]
 
-    shown = asyncio.run(ask())
+    *growing, (*question, answer) = asyncio.run(ask())
     service.close()
-    assert re.fullmatch(r"star: box( \d+){4}", shown[-1][-1]["content"])
-    assert "bbox" not in json.dumps(shown)  # nor while it was made
+    # With the image, in the answer's own bubble.
+    assert re.search(r"<rect .*<p class=\"said\">star: box( \d+){4}</p>$", answer["content"].value)
+    assert "bbox" not in json.dumps([*growing, question])  # nor while it was made
 
 
 def test_the_page_shows_what_an_answer_locates():
@@ -284,15 +285,16 @@ def test_the_page_shows_what_an_answer_locates():
     model = SimpleNamespace(generation_config={"coordinates": "qwen3-vl"})
 
     def shown(answer: str, **changes) -> str:
-        return overlay([Exchange(replace(asked, **changes), (), [answer], ["stop"])], models)
+        return overlay(Exchange(replace(asked, **changes), (), [answer], ["stop"], size=SIZE), models)
 
     html = shown(QWEN.write([RED, hostile], SIZE) + broken)
-    assert html.count("<rect") == 2 and "<script" not in html and "<b>" not in html and "notice" in html
+    assert html.count("<rect") == 2 and "<script" not in html and "<b>" not in html
     assert f'viewBox="0 0 {SIZE[0]} {SIZE[1]}"' in html and "<circle" in shown(QWEN.write([STAR], SIZE))
-    assert not shown("2") and not shown("[]") and not overlay([], models)
+    assert not shown("2") and not shown("[]")
     assert not shown(QWEN.write([RED], SIZE), images=(str(IMAGE), str(IMAGE)))
     assert not shown(QWEN.write([RED], SIZE), images=("gone.png",))
-    running = Exchange(asked, (), [QWEN.write([RED], SIZE)], [])
-    assert not overlay([running], models)
+    running = Exchange(asked, (), [QWEN.write([RED], SIZE)], [], size=SIZE)
+    for unknown in (running, Exchange(asked, (), [QWEN.write([RED], SIZE)], ["stop"])):
+        assert not overlay(unknown, models)
     model.generation_config = {}
     assert not shown(QWEN.write([RED], SIZE))

@@ -175,8 +175,8 @@ def test_questions_and_answers_are_text(browser, house, monkeypatch):
     text = "<b>a</b> <image>b</image> <img src='/none.png'> <form><input></form> <loc_5> &lt; <!-- c -->"
     messages = page_module._messages
 
-    def says(log):
-        return messages([replace(exchange, answers=[text]) for exchange in log])
+    def says(log, models):
+        return messages([replace(exchange, answers=[text]) for exchange in log], models)
 
     monkeypatch.setattr(page_module, "_messages", says)
     visit = Visit(browser, house.url)
@@ -292,6 +292,43 @@ def test_stop_ends_the_answer_and_the_next_question_is_answered(browser, slow_ho
     visit.page.locator("#notice", has_text="Stopped before the first word.").wait_for()
     visit.ended()
     assert visit.answers() == [] and visit.question() == "Which colour?"
+    visit.context.close()
+
+
+@pytest.mark.parametrize("width, height", [(1280, 800), (390, 844)])
+def test_what_is_needed_is_seen_without_scrolling(browser, house, width, height):
+    """Before and after an answer, one with a box and a mistake; the box is in the answer's bubble."""
+    visit = Visit(browser, house.url, width=width, height=height)
+    page = visit.page
+
+    def seen(*selectors: str) -> None:
+        for selector in selectors:
+            frame = page.locator(selector).last.bounding_box()
+            assert frame["y"] >= 0 and frame["y"] + frame["height"] <= height, selector
+            assert frame["x"] >= 0 and frame["x"] + frame["width"] <= width, selector
+        assert (
+            page.evaluate("document.documentElement.scrollWidth") <= width and page.evaluate("scrollY") == 0
+        )
+
+    always = ("#message textarea", "#message .submit-button", "#undo", "#clear")
+    seen(*always, "#chat")
+    assert not page.locator("#figures").is_visible()  # nor anything else that says nothing yet
+    visit.ask()
+    visit.answered("blue")
+    assert page.locator("#figures dd").count() >= 3
+    visit.ask("Where is the star?")
+    page.locator("#chat .located img").wait_for()
+    visit.ended()
+    page.wait_for_function(  # Gradio scrolls the conversation a moment later
+        """() => document.querySelector("#chat .said").getBoundingClientRect().bottom
+            < document.querySelector("#message").getBoundingClientRect().top"""
+    )
+    seen(*always, "#chat .user.message", "#chat .located .frame", "#chat .located button", "#chat .said")
+    assert page.locator("#chat .said").inner_text() == "star: box 157 25 245 115"
+    visit.ask(" ")
+    visit.refuses("Type a question")
+    seen(*always, "#notice")
+    assert visit.errors == []
     visit.context.close()
 
 

@@ -3,48 +3,34 @@ and its name together, under the mouse and the keyboard."""
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Sequence
+import os
 from html import escape
+from urllib.parse import quote
 
-from data.coordinates import Box, Located, Point, form_of
-from data.errors import ImageError
-from data.images import load_image
+from data.coordinates import Box, Located, Point
 from inference.boxes import COLOURS
+from inference.checkpoint import spoken_form
 from web.models import Models
 from web.service import Exchange
 
-LONGEST_SIDE = 768  # of the copy that is shown
+HIGHEST = 320  # pixels of a page that an image takes, so that its question and the names are seen with it
 
 
-def overlay(log: Sequence[Exchange], models: Models) -> str:
-    """HTML of the last question's image with what its answer locates, or "" where that is nothing, or where
-    several images or answers leave open which is meant. Nothing that was asked or answered is HTML here."""
-    last = log[-1] if log else None
-    if last is None or not last.stop_reasons or len(last.answers) != 1 or len(last.request.images) != 1:
+def overlay(exchange: Exchange, models: Models) -> str:
+    """HTML of a question's image with what its answer locates, or "" where that is nothing, or where several
+    images or answers leave open which is meant. Nothing that was asked or answered is HTML here."""
+    request, size = exchange.request, exchange.size
+    if not exchange.stop_reasons or size is None or len(exchange.answers) != 1 or len(request.images) != 1:
         return ""
-    checkpoint = models.held(last.request.model or models.default)
-    try:
-        form = form_of(checkpoint.model.generation_config) if checkpoint is not None else None
-        if form is None or form.read(last.answers[0], (1, 1)) == Located():
-            return ""
-        image = load_image(last.request.images[0])
-    except (ValueError, ImageError, OSError):  # the file has been deleted, or the model's file says nonsense
+    if not os.path.isfile(request.images[0]):  # it has been deleted meanwhile
         return ""
-    width, height = image.size
-    found = form.read(last.answers[0], (width, height))
+    checkpoint = models.held(request.model or models.default)
+    form = spoken_form(checkpoint.model.generation_config) if checkpoint is not None else None
+    found = Located() if form is None else form.read(exchange.answers[0], size)
     things: list[Box | Point] = [*found.boxes, *found.points]
-    broken = "".join(
-        f'<p class="notice failed">Malformed: {escape(one.reason)}: <code>{escape(one.text)}</code></p>'
-        for one in found.malformed
-    )
     if not things:
-        return broken
-    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=85)
-    source = "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+        return ""
+    width, height = size
     labels = list(dict.fromkeys(thing.label for thing in things))
     shapes, names = [], []
     for number, thing in enumerate(things):
@@ -61,9 +47,11 @@ def overlay(log: Sequence[Exchange], models: Models) -> str:
         names.append(f'<button type="button" {mark}>{label}</button>')
     # Small things lie over large ones, so that the mouse reaches both.
     over = "".join(shape for _, shape in sorted(shapes, key=lambda one: -one[0]))
+    # The file may be a smaller copy of the image: what is drawn over it is stretched to it.
+    wide = f"width: min(100%, {HIGHEST * width / height:.0f}px); aspect-ratio: {width} / {height}"
     return (
-        f'<div class="located"><svg viewBox="0 0 {width} {height}" role="img" '
-        'aria-label="The image, with what the answer locates">'
-        f'<image href="{source}" width="{width}" height="{height}"/>{over}</svg>'
-        f"{''.join(names)}</div>{broken}"
+        f'<div class="located"><div class="frame" style="{wide}">'
+        f'<img src="gradio_api/file={quote(request.images[0])}" alt="The image">'
+        f'<svg viewBox="0 0 {width} {height}" preserveAspectRatio="none" role="img" '
+        f'aria-label="What the answer locates on the image">{over}</svg></div>{"".join(names)}</div>'
     )

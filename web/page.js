@@ -18,4 +18,14 @@
 	for (const event of ["mouseover", "focusin", "focusout"]) {
 		document.addEventListener(event, light);
 	}
+	// The conversation's column ends with the window: see page.css.
+	const measure = () => {
+		const talk = document.getElementById("talk");
+		if (talk?.offsetParent) {
+			const above = talk.getBoundingClientRect().top + window.scrollY;
+			document.documentElement.style.setProperty("--above", `${Math.round(above)}px`);
+		}
+	};
+	new ResizeObserver(measure).observe(document.body);
+	measure();
 }

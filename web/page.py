@@ -32,6 +32,7 @@ from gradio.utils import get_upload_folder
 from web.attribution_tab import AttributionTab
 from web.boxes import overlay
 from web.guard import Guard, Hosts, Uploads
+from web.models import Models
 from web.parts import EXAMPLES, message_box, model_choice, notice, visitor_of
 from web.service import AskRequest, Exchange, Service, View, Visitor
 
@@ -80,10 +81,10 @@ class AskTab:
     def __init__(self, service: Service, remember: bool, title: gr.HTML):
         self.service, self.title = service, title
         with gr.Row(equal_height=False):
-            with gr.Column(scale=7, min_width=300):
+            with gr.Column(scale=7, min_width=300, elem_id="talk"):
                 self.chat = gr.Chatbot(
-                    label="Answers",
-                    height=440,
+                    show_label=False,
+                    height="auto",  # page.css: what the question and the buttons leave of the window
                     render_markdown=False,  # but HTML, which `_messages` escapes
                     layout="bubble",
                     buttons=["copy"],
@@ -91,18 +92,16 @@ class AskTab:
                     group_consecutive_messages=False,
                     allow_file_downloads=False,
                     feedback_options=None,
-                    placeholder="Drop or paste images below, and type a question.",
+                    placeholder="Drop or paste an image anywhere here, and ask about it.",
                     elem_id="chat",
                 )
                 self.message = message_box(service, "message")
                 self.notice = gr.HTML("", elem_id="notice")
-                with gr.Row():
+                with gr.Row(elem_id="back"):
                     self.undo = gr.Button("Undo", size="sm", min_width=80, elem_id="undo")
                     self.clear = gr.Button("Clear", size="sm", min_width=80, elem_id="clear")
-            with gr.Column(scale=4, min_width=300):
+            with gr.Column(scale=4, min_width=300, elem_id="beside"):
                 self.model = model_choice(service, "model")
-                self.settings = self._lay_out_settings(remember)
-                self.stats = gr.HTML(_stats({}), elem_id="figures")
                 gr.Examples(
                     [[example] for example in EXAMPLES],
                     inputs=[self.message],
@@ -111,6 +110,8 @@ class AskTab:
                     preload=False,
                     elem_id="examples",
                 )
+                self.settings = self._lay_out_settings(remember)
+                self.stats = gr.HTML("", elem_id="figures")
         self._connect()
 
     def _lay_out_settings(self, remember: bool) -> list[gr.components.Component]:
@@ -175,7 +176,8 @@ class AskTab:
         """Take everything back from a question on, and ask it anew."""
         visitor = visitor_of(self.service, request)
         message = edited.index[0] if isinstance(edited.index, list | tuple) else edited.index
-        number = [n for n, exchange in enumerate(visitor.log) for _ in _messages([exchange])][message]
+        shown = (_messages([exchange], self.service.models) for exchange in visitor.log)
+        number = [n for n, messages in enumerate(shown) for _ in messages][message]
         images = visitor.log[number].request.images
         while len(visitor.log) > number:
             await self.service.undo(visitor)
@@ -221,10 +223,9 @@ class AskTab:
 
     def _changes(self, now: View) -> dict[Any, Any]:
         return {
-            self.chat: _messages(now.log),
+            self.chat: _messages(now.log, self.service.models),
             self.stats: _stats(now.log[-1].stats if now.log else {}),
-            self.notice: notice(now.notice, now.failed)
-            + ("" if now.busy else overlay(now.log, self.service.models)),
+            self.notice: notice(now.notice, now.failed),
             self.message: gr.update(submit_btn=not now.busy, stop_btn=now.busy),
         }
 
@@ -245,9 +246,9 @@ def _request(images: tuple[str, ...], question: str, *settings: Any) -> AskReque
 
 
 # ---------------------------------------------------------------------------------- values of components
-def _messages(log: Sequence[Exchange]) -> list[dict[str, Any]]:
+def _messages(log: Sequence[Exchange], models: Models) -> list[dict[str, Any]]:
     """Questions and answers for `gr.Chatbot`, which takes text for HTML: escaped, so that visitors read what
-    was typed and generated."""
+    was typed and generated. An answer that locates something is the image with that over it, and its text."""
     shown: list[dict[str, Any]] = []
     for exchange in log:
         shown += [
@@ -265,13 +266,16 @@ def _messages(log: Sequence[Exchange]) -> list[dict[str, Any]]:
                 text = (exchange.readable(answer).rstrip() or "(no words)") + (
                     f" [{reason}]" if reason else ""
                 )
-            shown.append({"role": "assistant", "content": escape(text, quote=False)})
+            content: Any = escape(text, quote=False)
+            if located := overlay(exchange, models):
+                content = gr.HTML(f'{located}<p class="said">{content}</p>', padding=False)
+            shown.append({"role": "assistant", "content": content})
     return shown
 
 
 def _stats(stats: dict[str, Any]) -> str:
-    """HTML of what an answer took. Before there is one, the table is empty, so that nothing moves later."""
-    rows = {"first words": "–", "tokens a second": "–", "cache": "–", "tokens reused": "–"}
+    """HTML of what an answer took, or "" before there is one."""
+    rows: dict[str, str] = {}
     below = ""
     words = [f"{stats['first_words']:.2f} s"] if "first_words" in stats else []
     if "drafted_words" in stats:
@@ -288,6 +292,8 @@ def _stats(stats: dict[str, Any]) -> str:
         sure = "".join(f", confidence {one:.1%}" for one in stats["confidences"])
         machine = f"{stats['dtype']} on {stats['device']}, {stats['decode_step']}"
         below = f"{tokens:,} new tokens{sure}, {machine}{seed}"
+    if not rows:
+        return ""
     cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in rows.items())
     return f'<dl class="figures">{cells}</dl><p class="below">{escape(below)}</p>'
 

@@ -27,8 +27,8 @@ def message_box(service: Service, name: str) -> gr.MultimodalTextbox:
     """The box for a question and its images, with an example in it."""
     return gr.MultimodalTextbox(
         EXAMPLES[0],
-        label="Images and question",
-        placeholder="Type a question; drop, paste or add images",
+        show_label=False,
+        placeholder="Ask about the image",
         file_types=["image"],
         file_count="multiple",
         sources=["upload"],

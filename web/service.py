@@ -120,7 +120,8 @@ class Exchange:
     draft: what is shown until an answer begins.
     turn: once all answers have ended, for the prompts of later questions, of a model from `origin`; without
         its images, which are the request's.
-    pixels: makes pixels of the coordinates in an answer, for a person; set when the prompt is made.
+    size: (width, height) in pixels of the image that coordinates in an answer are of, if it is known, and
+    pixels: what makes pixels of them, for a person. Both are set when the prompt is made.
     """
 
     request: AskRequest
@@ -131,6 +132,7 @@ class Exchange:
     draft: str = ""
     turn: Turn | None = None
     origin: Origin | None = None
+    size: tuple[int, int] | None = None
     pixels: Callable[[], PixelText] | None = None
 
     def readable(self, text: str) -> str:
@@ -216,6 +218,7 @@ class Question:
         asked = next_turn(checkpoint, None, before, images, self._request.question, self._options)
         self.asked, self.checkpoint = asked.without_tiles(), checkpoint
         said = checkpoint.model.generation_config  # not the checkpoint, which would outlive its closing
+        self._exchange.size = asked.row.image_size
         self._exchange.pixels = partial(PixelText, said, asked.row.image_size)
         return asked.row, asked.options
 
